@@ -1,0 +1,27 @@
+"""dissensus: deep ensembles whose members disagree where it counts."""
+
+from dissensus import data, diversity, losses, nets, objectives, pooling, train
+from dissensus.axes import Decomposition, LossParts
+from dissensus.ensemble import Ensemble
+from dissensus.storage import StorageError
+from dissensus.train import History, Progress, TrainingDiverged, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Decomposition",
+    "Ensemble",
+    "History",
+    "LossParts",
+    "Progress",
+    "StorageError",
+    "TrainingDiverged",
+    "data",
+    "diversity",
+    "fit",
+    "losses",
+    "nets",
+    "objectives",
+    "pooling",
+    "train",
+]

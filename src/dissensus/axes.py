@@ -1,0 +1,51 @@
+"""The axis alphabet, and the records that every room hands on.
+
+Axes always come in this order, and every shape in this package is written in these letters:
+
+====== ==========================================================================
+letter meaning
+====== ==========================================================================
+``R``  runs of a sweep
+``M``  members of an ensemble
+``B``  examples of a batch
+``C``  outputs per example: classes, or regression targets
+====== ==========================================================================
+
+``logits``, ``log_probs`` and ``probs`` are three different words and are never converted by guessing.
+``member_*`` keeps the axis M, ``ensemble_*`` has pooled it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+Pool: TypeAlias = Literal["probability", "score", "vote"]
+"""How members become one prediction: mean of probabilities, mean of raw outputs, or majority vote."""
+
+PerExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``(outputs [B, C], targets [B, ...]) -> [B]``."""
+
+
+class LossParts(NamedTuple):
+    """What an objective returns: the number to minimise, and the numbers a person wants to see.
+
+    ``total`` sums over members and averages over the batch. ``parts`` maps names to scalars, or to one number per
+    member (``[M]``); they carry no meaning for training.
+    """
+
+    total: Float[Tensor, ""]
+    parts: Mapping[str, Tensor]
+
+
+class Decomposition(NamedTuple):
+    """Ensemble loss = individual loss − diversity, per example."""
+
+    ensemble: Float[Tensor, " B"]
+    individual: Float[Tensor, " B"]
+    diversity: Float[Tensor, " B"]
+
+
+Objective: TypeAlias = Callable[[Tensor, Tensor], LossParts]
+"""``(outputs [M, B, C], targets) -> LossParts``; hyperparameters are bound beforehand (``functools.partial``)."""

@@ -1,0 +1,137 @@
+"""Every check of user input. One message format: name, requirement, what came, the likely fix.
+
+Checks of shapes and dtypes are free of values, so they run under ``vmap`` and inside captured graphs. Checks of values
+look at concrete numbers only: a Python number, or a tensor on the CPU that no transform has wrapped.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+def refuse(name: str, requirement: str, got: object, fix: str = "", error: type[Exception] = ValueError) -> NoReturn:
+    """Raise the one kind of message users see.
+
+    >>> refuse("labels", "have shape [B=128]", "[128, 10]", "One-hot? Use labels.argmax(-1).")
+    Traceback (most recent call last):
+    ValueError: `labels` must have shape [B=128]; got [128, 10]. One-hot? Use labels.argmax(-1).
+    """
+    raise error(f"`{name}` must {requirement}; got {got}." + (f" {fix}" if fix else ""))
+
+
+def shape_text(shape: Sequence[int], letters: str = "") -> str:
+    """``[M=5, B=32]`` for a shape and its letters.
+
+    >>> shape_text((5, 32), "MB"), shape_text((5, 32))
+    ('[M=5, B=32]', '[5, 32]')
+    """
+    names = letters.ljust(len(shape))
+    return "[" + ", ".join(f"{n}={s}" if n.strip() else str(s) for n, s in zip(names, shape, strict=False)) + "]"
+
+
+def one_of(name: str, value: object, options: Iterable[str]) -> None:
+    """Refuse a word that is not in ``options``, and point at the nearest one that is."""
+    options = list(options)
+    if value in options:
+        return
+    near = difflib.get_close_matches(str(value), options, n=1)
+    refuse(
+        name, "be one of " + ", ".join(map(repr, options)), repr(value), f"Did you mean {near[0]!r}?" if near else ""
+    )
+
+
+def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, int]:
+    """Check ``[M, B, C]``, floating point and not empty; return the three sizes."""
+    if outputs.ndim != 3:
+        fixes = {2: f"One output per example? Use {name}.unsqueeze(-1). One network? Use {name}.unsqueeze(0)."}
+        refuse(name, "have shape [M, B, C]", shape_text(outputs.shape), fixes.get(outputs.ndim, ""))
+    if not outputs.is_floating_point():
+        refuse(name, "be floating point", str(outputs.dtype), f"Use {name}.float().", TypeError)
+    members, batch, width = outputs.shape
+    if 0 in (members, batch, width):
+        refuse(name, "hold at least one member, example and output", shape_text(outputs.shape, "MBC"))
+    return members, batch, width
+
+
+def class_targets(targets: Tensor, batch: int, classes: int, *, soft: bool = True) -> bool:
+    """Check class labels ``[B]`` (whole numbers) or soft labels ``[B, C]`` (floats); return whether they are soft."""
+    if targets.is_floating_point():
+        if not soft:
+            refuse(
+                "targets",
+                "be class labels",
+                f"floats {shape_text(targets.shape)}",
+                "Use targets.argmax(-1).",
+                TypeError,
+            )
+        if tuple(targets.shape) != (batch, classes):
+            fix = "Class labels must be whole numbers: use targets.long()." if targets.ndim == 1 else ""
+            refuse(
+                "targets", f"have shape [B={batch}, C={classes}] when they are floats", shape_text(targets.shape), fix
+            )
+        return True
+    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        refuse("targets", "be whole numbers (labels) or floats (soft labels)", str(targets.dtype), "", TypeError)
+    if tuple(targets.shape) != (batch,):
+        onehot = targets.ndim == 2 and targets.shape[1] == classes
+        fix = "One-hot? Use targets.argmax(-1)." if onehot else "A column? Use targets.squeeze(-1)."
+        refuse("targets", f"have shape [B={batch}]", shape_text(targets.shape), fix if targets.ndim == 2 else "")
+    return False
+
+
+def value_targets(targets: Tensor, batch: int, width: int) -> Tensor:
+    """Check regression targets ``[B, C]``; ``[B]`` is taken as ``[B, 1]`` when there is one output."""
+    if width == 1 and tuple(targets.shape) == (batch,):
+        return targets.unsqueeze(-1)
+    if tuple(targets.shape) != (batch, width):
+        refuse(
+            "targets",
+            f"have shape [B={batch}, C={width}]",
+            shape_text(targets.shape),
+            "Outputs and targets must agree.",
+        )
+    return targets
+
+
+def is_concrete(tensor: Tensor) -> bool:
+    """Whether the tensor's values may be read without a device sync and outside any transform."""
+    return tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
+
+
+def member_weights(weights: Tensor | Sequence[float] | None, members: int, like: Tensor) -> Tensor:
+    """Weights ``[M]``, non-negative, with sum one, in the dtype of ``like``; None gives equal weights."""
+    if weights is None:
+        return like.new_full((members,), 1.0 / members)
+    given = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+    if tuple(given.shape) != (members,):
+        refuse("weights", f"have shape [M={members}]", shape_text(given.shape))
+    if is_concrete(given):
+        if not bool((given >= 0).all()):
+            refuse("weights", "be non-negative numbers", given.tolist())
+        total = float(given.sum())
+        if not math.isclose(total, 1.0, abs_tol=1e-4):
+            refuse("weights", "sum to 1", f"a sum of {total:g}", "Divide them by their sum.")
+    return given
+
+
+def number(name: str, value: float, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False) -> float:
+    """A finite Python number within its range."""
+    words = f"be a number {'above' if open_low else 'of at least'} {low:g}" if low > -math.inf else "be a finite number"
+    words += f" and at most {high:g}" if high < math.inf else ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(name, words, repr(value), error=TypeError)
+    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        refuse(name, words, repr(value))
+    return float(value)
+
+
+def count(name: str, value: int, low: int = 1) -> int:
+    """A whole number of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        refuse(name, f"be a whole number of at least {low}", repr(value))
+    return value

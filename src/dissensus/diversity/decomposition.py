@@ -1,0 +1,84 @@
+"""Ensemble loss = individual loss − diversity, for any loss (collusion paper, definitions 4.1 and 4.2)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks, losses, pooling
+from dissensus.axes import Decomposition, PerExampleLoss, Pool
+from dissensus.pooling import Weights
+
+POOLS: tuple[Pool, ...] = ("probability", "score", "vote")
+
+
+def decompose(
+    outputs: Float[Tensor, "M B C"],
+    targets: Tensor,
+    *,
+    loss: str | PerExampleLoss,
+    pool: Pool,
+    weights: Weights = None,
+) -> Decomposition:
+    r"""Split the ensemble's loss into the members' own loss and their diversity, per example.
+
+    .. math:: \mathrm{DIV} = \sum_j w_j L(f_j, y) - L(\bar f, y) = \overline{\mathrm{ERR}} - \mathrm{ERR}
+
+    (collusion paper, definition 4.2.) The members' losses say how good they are alone, the ensemble's how good they are
+    pooled, and diversity is the difference: what pooling is worth.
+
+    Args:
+        outputs: Raw member outputs f_j ``[M, B, C]``, of the kind that the loss takes (see `dissensus.losses`).
+        targets: y, as the loss takes them.
+        loss: A name from `dissensus.losses`, or a callable ``(outputs [B, C], targets) -> [B]``. A callable sees raw
+            outputs under ``pool="score"``, log-probabilities under ``"probability"``, votes under ``"vote"``.
+        pool: ``"probability"`` and ``"vote"`` need logits; ``"score"`` averages raw outputs of any kind.
+        weights: w_j ``[M]``, non-negative with sum one; equal by default.
+
+    Returns:
+        ``ensemble``, ``individual`` and ``diversity``, each ``[B]``, with diversity = individual − ensemble. Diversity
+        is at least zero wherever the loss is convex in what is averaged. It is zero for M=1 and for identical members.
+        NaN outputs give NaN at their own examples only.
+
+    >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
+    >>> decompose(outputs, targets, loss="mse", pool="score")
+    Decomposition(ensemble=tensor([0.2500]), individual=tensor([1.2500]), diversity=tensor([1.]))
+    """
+    members, _, _ = checks.member_outputs(outputs)
+    check_pool(loss, pool)
+    member_weights = None if weights is None else checks.member_weights(weights, members, outputs)
+    member_loss, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=member_weights)
+    individual = pooling.mean_output(member_loss, member_weights)
+    return Decomposition(ensemble, individual, individual - ensemble)
+
+
+def check_pool(loss: str | PerExampleLoss, pool: str) -> None:
+    """Refuse a pool that the loss's outputs cannot go through."""
+    checks.one_of("pool", pool, POOLS)
+    if not isinstance(loss, str):
+        return
+    takes = losses.named(loss).takes
+    if pool != "score" and takes != "logits":
+        checks.refuse("pool", f"be 'score' for loss {loss!r}, which takes {takes}", repr(pool))
+    if pool == "vote" and loss != "zero_one":
+        checks.refuse("loss", "be 'zero_one' for pool 'vote', since votes are no probabilities", repr(loss))
+
+
+def member_and_ensemble_loss(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool, weights: Tensor | None
+) -> tuple[Float[Tensor, "M B"], Float[Tensor, " B"]]:
+    """Every member's loss and the pooled prediction's loss, each per example, without checks of values."""
+    if pool == "probability":
+        outputs = outputs.log_softmax(-1)
+        if loss == "cross_entropy" and not checks.class_targets(targets, *outputs.shape[-2:]):
+            # Only the true class enters (theorem 4.3), and picking commutes with averaging: pool [M, B], not [M, B, C].
+            member = losses.at_label(outputs, targets)
+            return -member, -pooling.pooled_log_probs(member, weights)
+        pooled = pooling.pooled_log_probs(outputs, weights)
+    elif pool == "score":
+        pooled = pooling.mean_output(outputs, weights)
+    else:
+        pooled = pooling.vote_share(outputs, weights)
+        if not isinstance(loss, str):
+            outputs = torch.nn.functional.one_hot(outputs.argmax(-1), outputs.shape[-1]).to(outputs.dtype)
+    ensemble = losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
+    return losses.per_member(loss, outputs, targets), ensemble

@@ -1,0 +1,63 @@
+"""Dropout whose masks are keyed by run, member, layer and step, so that every backend drops the same units."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dissensus.randomness import derived_seed, keep_mask
+
+
+class KeyedDropout(nn.Dropout):
+    """Dropout with a counter instead of a global generator.
+
+    ``key`` says whose mask it is (run, member and layer), ``step`` counts the training passes. Both are buffers that
+    ``state_dict`` leaves out, so a network with this layer loads weights of the same network with ordinary dropout.
+    """
+
+    key: Tensor
+    step: Tensor
+
+    def __init__(self, p: float = 0.5, channel_axes: int = 0) -> None:
+        super().__init__(p)
+        self.channel_axes = channel_axes
+        """Trailing axes that are dropped together: 0 for `nn.Dropout`, 2 for `nn.Dropout2d`."""
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's names it `input`
+        """Drop units of one member's activations."""
+        if not self.training or self.p == 0:
+            return x
+        shape = x.shape[: x.ndim - self.channel_axes] + (1,) * self.channel_axes
+        self.step.add_(1)
+        return dropped(x, keep_mask(tuple(shape), self.p, self.key, self.step), self.p)
+
+
+def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
+    """Zero what is not kept and rescale the rest; ``p=1`` drops everything."""
+    return x * keep if p == 1 else x * (keep.to(x.dtype) / (1 - p))
+
+
+_CHANNEL_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def keyed(network: nn.Module) -> nn.Module:
+    """Replace every dropout layer of a network by a keyed one, in place; other random layers stay as they are."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _CHANNEL_AXES:
+                assert isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+                layer = KeyedDropout(child.p, _CHANNEL_AXES[type(child)]).train(child.training)
+                setattr(parent, name, layer)
+    if type(network) in _CHANNEL_AXES:
+        raise TypeError("a network that is nothing but a dropout layer has no member to train")
+    return network
+
+
+def set_keys(network: nn.Module, seed: int, member_ids: list[int]) -> None:
+    """Key the stacked dropout layers of members for a run, and set their counters back."""
+    layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
+    for index, layer in enumerate(layers):
+        keys = [derived_seed(seed, 0xD0, member, index) for member in member_ids]
+        layer.key = torch.tensor(keys, dtype=torch.int64, device=layer.key.device).view(layer.key.shape)
+        layer.step = torch.zeros_like(layer.key)

@@ -1,0 +1,223 @@
+"""Stacked members behind one callable: ``x [B, ...] -> [M, B, ...]``."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import checks, storage
+from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers
+from dissensus.randomness import derived_seed, seeded
+
+Build = Callable[[], nn.Module]
+KIND = "dissensus.ensemble"
+
+
+class Ensemble(nn.Module):
+    """M members, initialised one by one and stored stacked; ``ens(x)`` gives ``[M, B, ...]``.
+
+    Args:
+        build: Returns a new, freshly initialised member: any ``nn.Module`` that maps one tensor to one tensor.
+        members: M.
+        seed: Determines every member's initial weights and dropout. Member i's do not depend on M.
+        backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
+            batched products; ``"auto"`` measures on the first batch, remembers, and tells in `choices`.
+
+    Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
+    buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
+
+    >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=5)
+    >>> ens(torch.zeros(7, 3)).shape
+    torch.Size([5, 7, 2])
+    """
+
+    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str = "auto") -> None:
+        super().__init__()
+        checks.count("members", members)
+        checks.count("seed", seed, 0)
+        self.seed = seed
+        self.member_ids = list(range(members))
+        try:
+            self.body: StackedMembers | MixedMembers = StackedMembers.of(_built(build, seed, members))
+        except ValueError as reason:
+            raise ValueError(
+                f"`build` must return the same architecture at every call: {reason}. "
+                "Different architectures? Use Ensemble.from_modules."
+            ) from reason
+        self._set_up(backend)
+
+    def _set_up(self, backend: str) -> None:
+        checks.one_of("backend", backend, ["auto", *BACKENDS])
+        if isinstance(self.body, StackedMembers):
+            self.body.backend = backend
+        self.body.set_keys(self.seed, self.member_ids)
+
+    @classmethod
+    def from_modules(cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str = "auto") -> "Ensemble":
+        """An ensemble of modules that exist, trained or not; they are copied.
+
+        Modules of one architecture are stacked. Different ones are allowed as long as their outputs agree in shape, and
+        run in a loop.
+        """
+        modules = list(modules)
+        checks.count("number of modules", len(modules))
+        wrong = next((m for m in modules if not isinstance(m, nn.Module)), None)
+        if wrong is not None:
+            checks.refuse("modules", "be instances of nn.Module", type(wrong).__name__, error=TypeError)
+        try:
+            body: StackedMembers | MixedMembers = StackedMembers.of(copy.deepcopy(module) for module in modules)
+        except ValueError:
+            body = MixedMembers([copy.deepcopy(module) for module in modules])
+        return cls._around(body, seed, list(range(len(modules))), backend)
+
+    @classmethod
+    def _around(cls, body: StackedMembers | MixedMembers, seed: int, member_ids: list[int], backend: str) -> "Ensemble":
+        ensemble = cls.__new__(cls)
+        nn.Module.__init__(ensemble)
+        ensemble.seed, ensemble.member_ids, ensemble.body = seed, member_ids, body
+        ensemble.train(body.training)
+        ensemble._set_up(backend)
+        return ensemble
+
+    def forward(self, x: Tensor, *, per_member: bool = False) -> Tensor:
+        """Member outputs ``[M, B, ...]`` for a batch ``[B, ...]``, or ``[M, B, ...]`` with ``per_member=True``."""
+        return self.body.run(None, x, per_member)
+
+    def __len__(self) -> int:
+        return len(self.member_ids)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.member_ids)
+
+    @property
+    def backend(self) -> str:
+        """The backend that was asked for."""
+        return self.body.backend
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What ran so far, one entry per mode of use, with the times that decided and the reasons of refusals."""
+        return list(self.body.choices.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members are."""
+        return next(self.parameters()).device
+
+    def member(self, index: int) -> nn.Module:
+        """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""
+        return self.body.member(self._index(index)).train(self.training)
+
+    def subset(self, indices: Sequence[int]) -> "Ensemble":
+        """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
+        chosen = [self._index(i) for i in indices]
+        checks.count("number of indices", len(chosen))
+        return self._around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
+
+    def _index(self, index: int) -> int:
+        if not -self.members <= index < self.members:
+            raise IndexError(f"there is no member {index}: the ensemble has members 0 to {self.members - 1}.")
+        return index % self.members
+
+    def soup(self, data: Tensor | None = None, *, batch_size: int = 256) -> nn.Module:
+        """One ordinary module whose weights are the members' mean.
+
+        Batch-norm statistics of members do not fit averaged weights: given inputs ``data`` ``[N, ...]`` they are
+        computed anew, else they are averaged.
+        """
+        network = self.body.mean().eval()
+        norms = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        if data is not None and norms:
+            momenta = [norm.momentum for norm in norms]
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the plain average over all batches
+                norm.train()
+            with torch.no_grad():
+                for batch in data.split(batch_size):
+                    network(batch.to(self.device))
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return network.train(self.training)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, batch_size: int = 1024) -> Tensor:
+        """Member outputs ``[M, N, ...]`` in evaluation mode, batch by batch; the mode is put back."""
+        checks.count("batch_size", batch_size)
+        if len(x) == 0:
+            checks.refuse("x", "hold at least one example", checks.shape_text(x.shape))
+        was_training = self.training
+        self.eval()
+        try:
+            return torch.cat([self(batch.to(self.device)) for batch in x.split(batch_size)], 1)
+        finally:
+            self.train(was_training)
+
+    def save(self, path: str | Path) -> None:
+        """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""
+        details: dict[str, Any] = {
+            "members": self.members,
+            "seed": self.seed,
+            "member_ids": self.member_ids,
+            "backend": self.backend,
+            "mixed": isinstance(self.body, MixedMembers),
+            "training": self.training,
+        }
+        storage.write_folder(path, KIND, self.body.tensors(), details)
+
+    @classmethod
+    def load(cls, path: str | Path, build: Build | Sequence[Build]) -> "Ensemble":
+        """Load what `save` wrote. ``build`` gives the architecture, one for all members or one per member."""
+        tensors, manifest = storage.read_folder(path, KIND)
+        try:
+            members, member_ids, seed = int(manifest["members"]), list(manifest["member_ids"]), int(manifest["seed"])
+            mixed, backend, training = bool(manifest["mixed"]), str(manifest["backend"]), bool(manifest["training"])
+        except (KeyError, TypeError, ValueError) as reason:
+            raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
+        body = _empty_body(build, members, mixed)
+        storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
+        ensemble = cls._around(body, seed, member_ids, "auto" if mixed else backend)
+        with torch.no_grad():
+            for name, tensor in body.tensors().items():
+                tensor.data = tensors[name].to(tensor.device)
+        return ensemble.train(training)
+
+    def extra_repr(self) -> str:
+        """Members, seed and backend."""
+        return f"members={self.members}, seed={self.seed}, backend={self.backend!r}"
+
+
+def _built(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
+    for index in range(members):
+        with seeded(derived_seed(seed, index)):
+            yield _checked(build())
+
+
+def _checked(network: object) -> nn.Module:
+    if not isinstance(network, nn.Module):
+        checks.refuse("build", "return an nn.Module", type(network).__name__, error=TypeError)
+    tensors = [*network.parameters(), *network.buffers()]
+    if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+        checks.refuse(
+            "build", "return initialised layers", "a lazy one", "Give its sizes, or run it once inside `build`."
+        )
+    if not any(True for _ in network.parameters()):
+        checks.refuse("build", "return a network with parameters", "one without", "There is nothing to stack.")
+    return network
+
+
+def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> StackedMembers | MixedMembers:
+    """A body of the right shapes, to be filled with stored tensors."""
+    builds = [build] * members if callable(build) else list(build)
+    if len(builds) != members:
+        checks.refuse("build", f"be one function, or one per member ({members})", f"{len(builds)} functions")
+    with seeded(0):
+        if mixed:
+            return MixedMembers([_checked(each()) for each in builds])
+        one = StackedMembers.of([_checked(builds[0]())])
+    return one.subset([0] * members)

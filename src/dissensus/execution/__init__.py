@@ -1,0 +1,12 @@
+"""How stacked members run: one network's code, M sets of weights, several ways to get ``[M, B, ...]``.
+
+Every way has the same signature, ``(skeleton, params, buffers, x, per_member) -> outputs``, writes batch-norm
+statistics and dropout counters back into the stacked ``buffers``, and gives what M separate modules would give.
+"""
+
+from dissensus.execution.choice import BACKENDS, Choice
+from dissensus.execution.mixed import MixedMembers
+from dissensus.execution.skeleton import Unsupported
+from dissensus.execution.stacked import StackedMembers
+
+__all__ = ["BACKENDS", "Choice", "MixedMembers", "StackedMembers", "Unsupported"]

@@ -1,0 +1,111 @@
+"""Chains of linear layers and pointwise functions as batched matrix products over all members."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from dissensus.dropout import KeyedDropout, dropped
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.randomness import keep_mask
+
+POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus,
+    nn.Softsign, nn.Hardtanh, nn.ReLU6, nn.Hardswish, nn.Identity,
+)  # fmt: skip
+
+POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
+    F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.tanh, F.sigmoid, torch.relu, torch.tanh, torch.sigmoid,
+    torch.sin, torch.cos, torch.exp, torch.add, torch.mul, torch.sub, operator.add, operator.mul, operator.sub,
+    operator.neg,
+}  # fmt: skip
+
+
+def run_batched(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+    """Run all members as one chain of ``baddbmm``; raises `Unsupported` where the network is no such chain."""
+    graph = skeleton.trace
+    reason = unsupported(skeleton)
+    if reason:
+        raise Unsupported(reason)
+    members = next(iter(params.values())).shape[0]
+    value: dict[fx.Node, Tensor] = {}
+
+    def resolved(argument: Any) -> Any:
+        return value[argument] if isinstance(argument, fx.Node) else argument
+
+    with skeleton.lending(params, buffers) as network:
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                value[node] = x if per_member else x.expand(members, *x.shape)
+            elif node.op == "call_module":
+                layer = network.get_submodule(str(node.target))
+                value[node] = _layer(layer, resolved(node.args[0]))
+            elif node.op == "call_function":
+                kwargs = {name: argument for name, argument in node.kwargs.items() if name != "inplace"}
+                value[node] = node.target(*map(resolved, node.args), **kwargs)
+            else:
+                return resolved(node.args[0])
+    raise AssertionError("a traced graph ends with an output")
+
+
+def unsupported(skeleton: Skeleton) -> str:
+    """Why the network is no chain of linear layers and pointwise functions; empty where it is one."""
+    graph = skeleton.trace
+    layers = dict(skeleton.network.named_modules())
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        return f"its forward pass takes {len(inputs)} inputs"
+    for node in graph.nodes:
+        if node.op == "call_module":
+            layer = layers[str(node.target)]
+            if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
+                return f"layer {node.target} ({type(layer).__name__}) is neither linear nor pointwise"
+        elif node.op == "call_function":
+            named_tensors = any(isinstance(argument, fx.Node) for argument in node.kwargs.values())
+            if node.target not in POINTWISE_FUNCTIONS or named_tensors or any(a is True for a in node.args):
+                return f"function {getattr(node.target, '__name__', node.target)} is not known to be pointwise"
+        elif node.op not in ("placeholder", "output"):
+            return f"it uses {node.op} {node.target}"
+    if not isinstance(next(reversed(graph.nodes)).args[0], fx.Node):
+        return "it returns more than one tensor"
+    return ""
+
+
+def _is_supported(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Flatten):
+        return layer.start_dim == 1
+    return type(layer) in (nn.Linear, KeyedDropout) or type(layer) in POINTWISE_LAYERS
+
+
+def _layer(layer: nn.Module, x: Tensor) -> Tensor:
+    """One layer for all members at once; its weights are stacked ``[M, ...]``."""
+    if isinstance(layer, nn.Linear):
+        return stacked_linear(x, layer.weight, layer.bias)
+    if isinstance(layer, KeyedDropout):
+        return _stacked_dropout(layer, x)
+    if isinstance(layer, nn.Flatten):
+        return x.flatten(2, layer.end_dim + 1 if layer.end_dim >= 0 else layer.end_dim)
+    # In-place activations would write into the shared input, or into what a later operation of the graph still needs.
+    if getattr(layer, "inplace", False):
+        x = x.clone()
+    return layer(x)
+
+
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
+    flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
+    transposed = weight.transpose(1, 2)
+    y = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, transposed)
+    return y if x.ndim == 3 else y.view(*x.shape[:-1], -1)
+
+
+def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
+    if not layer.training or layer.p == 0:
+        return x
+    layer.step.add_(1)
+    shape = tuple(x.shape[1 : x.ndim - layer.channel_axes]) + (1,) * layer.channel_axes
+    masks = torch.func.vmap(lambda key, step: keep_mask(shape, layer.p, key, step))(layer.key, layer.step)
+    return dropped(x, masks, layer.p)

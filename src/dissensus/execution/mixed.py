@@ -1,0 +1,93 @@
+"""Members of different architectures: a loop over modules behind the same interface."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from dissensus.dropout import keyed, set_keys
+from dissensus.execution.choice import Choice
+from dissensus.execution.skeleton import Skeleton, Tensors
+
+
+class MixedMembers(nn.Module):
+    """M networks, each with its own structure, run one after the other."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(keyed(network) for network in networks)
+        self.skeletons = [Skeleton(network) for network in self.networks]
+        self.backend = "loop"
+        self.choices: dict[tuple[object, ...], Choice] = {}
+
+    def __len__(self) -> int:
+        return len(self.networks)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of every member, by ``index.name``."""
+        return {f"{i}.{name}": t for i, skeleton in enumerate(self.skeletons) for name, t in skeleton.tensors().items()}
+
+    def trainable(self) -> list[dict[str, nn.Parameter]]:
+        """Each member's parameters that want a gradient."""
+        return [{n: p for n, p in network.named_parameters() if p.requires_grad} for network in self.networks]
+
+    def packed(self) -> Tensor:
+        """All trainable parameters as one matrix ``[M, P]``, shorter rows padded with zeros."""
+        rows = [torch.cat([p.detach().flatten() for p in params.values()]) for params in self.trainable()]
+        flat = pad_sequence(rows, batch_first=True)
+        for params, views in zip(self.trainable(), self.views(flat), strict=True):
+            for name, p in params.items():
+                p.data = views[name]
+        return flat
+
+    def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each member's parameters as views of its row."""
+        result: list[dict[str, Tensor]] = []
+        for row, params in zip(flat.unbind(0), self.trainable(), strict=True):
+            sizes = [p.numel() for p in params.values()]
+            pieces = row[: sum(sizes)].split(sizes)
+            result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
+        return result
+
+    def run(self, params: Sequence[Tensors] | None, x: Tensor, per_member: bool) -> Tensor:
+        """Outputs ``[M, B, ...]``."""
+        outputs: list[Tensor] = []
+        for i, skeleton in enumerate(self.skeletons):
+            inputs = x[i] if per_member else x
+            with skeleton.lending(params[i] if params is not None else {}) as network:
+                outputs.append(network(inputs))
+        shapes = {tuple(output.shape) for output in outputs}
+        if len(shapes) > 1:
+            raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
+        return torch.stack(outputs)
+
+    def member(self, index: int) -> nn.Module:
+        """A copy of one member."""
+        return copy.deepcopy(self.networks[index])
+
+    def mean(self) -> nn.Module:
+        """Refused: weights of different architectures have no mean."""
+        raise ValueError("members of different architectures cannot be averaged; `soup` needs one architecture.")
+
+    def subset(self, indices: Sequence[int]) -> "MixedMembers":
+        """The members at these indices, copied."""
+        return MixedMembers([self.member(i) for i in indices]).train(self.training)
+
+    def set_keys(self, seed: int, member_ids: list[int]) -> None:
+        """Key dropout for a run."""
+        for network, member in zip(self.networks, member_ids, strict=True):
+            set_keys(network, seed, [member])
+
+    def state(self) -> dict[str, Tensor]:
+        """Each member's buffers, by ``index.name``."""
+        return {f"{i}.{n}": b for i, network in enumerate(self.networks) for n, b in network.named_buffers()}
+
+    def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
+        """Write some members' (bool ``[M]``) tensors of ``source`` into ``into``, both as `state` gives them."""
+        chosen = members.tolist()
+        with torch.no_grad():
+            for name, tensor in into.items():
+                if chosen[int(name.split(".", 1)[0])]:
+                    tensor.copy_(source[name])

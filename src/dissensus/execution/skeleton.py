@@ -1,0 +1,88 @@
+"""One network whose weights can be lent to it for the length of a call."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+Tensors = Mapping[str, Tensor]
+
+
+class Unsupported(Exception):
+    """A backend cannot run this network; the message says why in one line."""
+
+
+class Skeleton:
+    """The structure of a network, apart from its weights.
+
+    ``network``'s own tensors are stacked (``[M, ...]``) and never used in a forward pass: they are swapped for one
+    member's (or, under ``vmap``, for all members') by `lending`. Differs from ``torch.func.functional_call`` in speed
+    only: the places where tensors hang are looked up once, not at every call. A tensor that hangs in several places
+    (shared parameters) has one name, that of its first place.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        first_name: dict[int, str] = {}
+        for path, module in network.named_modules():
+            for store in (module._parameters, module._buffers):
+                for key, tensor in store.items():
+                    if tensor is not None:
+                        name = first_name.setdefault(id(tensor), f"{path}.{key}" if path else key)
+                        self._places.setdefault(name, []).append((store, key))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer that hangs in the network now, by name, shared ones once."""
+        hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+        return {name: tensor for name, tensor in hanging.items() if tensor is not None}
+
+    @contextmanager
+    def lending(self, *tensors: Tensors) -> Iterator[nn.Module]:
+        """Lend tensors to the network, by name; what hung there before comes back afterwards."""
+        lent = {name: tensor for group in tensors for name, tensor in group.items()}
+        own = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
+        self.hang(lent)
+        try:
+            yield self.network
+            self._keep_reassigned(lent)
+        finally:
+            self.hang(own)
+
+    def hang(self, tensors: Mapping[str, Tensor | None]) -> None:
+        """Hang tensors at every place of their names, for good."""
+        for name, tensor in tensors.items():
+            for store, key in self._places[name]:
+                store[key] = tensor
+
+    def _keep_reassigned(self, lent: Tensors) -> None:
+        """A forward pass may assign a new tensor to a buffer instead of writing into it: write it through."""
+        for name, tensor in lent.items():
+            store, key = self._places[name][0]
+            now = store[key]
+            if now is not tensor and now is not None:
+                tensor.copy_(now)
+
+    @cached_property
+    def trace(self) -> fx.Graph:
+        """The network's graph of operations, or `Unsupported` where its forward pass cannot be traced."""
+        try:
+            return _LeafTracer().trace(self.network)
+        except Exception as reason:  # a tracer runs foreign code: anything may come out of it
+            raise Unsupported(f"its forward pass cannot be traced ({first_line(reason)})") from reason
+
+
+class _LeafTracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
+        return not list(m.children()) and type(m).forward is not nn.Module.forward and _is_layer(m)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for notices of one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

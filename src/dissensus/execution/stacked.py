@@ -1,0 +1,184 @@
+"""Members of one architecture: every parameter and buffer stored once, stacked ``[M, ...]``."""
+
+import copy
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.dropout import keyed, set_keys
+from dissensus.execution.choice import BACKENDS, Choice, fastest
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+
+log = logging.getLogger("dissensus")
+
+
+class StackedMembers(nn.Module):
+    """M networks of one architecture as one network whose tensors have a leading member axis."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.skeleton = Skeleton(network)
+        self.backend = "auto"
+        self.choices: dict[tuple[object, ...], Choice] = {}
+
+    @classmethod
+    def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
+        """Stack networks; `ValueError` names the first member and tensor that does not fit."""
+        first: nn.Module | None = None
+        settings: list[tuple[object, ...]] = []
+        held: dict[str, list[Tensor]] = {}
+        for index, network in enumerate(networks):
+            network = keyed(network)
+            tensors = Skeleton(network).tensors()
+            if first is None:
+                first, settings = network, signature(network)
+                held = {name: [tensor.detach()] for name, tensor in tensors.items()}
+                continue
+            _check_same(index, held, tensors)
+            if signature(network) != settings:
+                raise ValueError(f"member {index} has the same tensors as member 0 but other settings")
+            for name, tensor in tensors.items():
+                held[name].append(tensor.detach())
+        if first is None:
+            raise ValueError("an ensemble needs at least one member")
+        return cls(_hung(first, {name: torch.stack(tensors) for name, tensors in held.items()}))
+
+    def __len__(self) -> int:
+        return next(iter(self.tensors().values())).shape[0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every stacked tensor by name, dropout's counters included."""
+        return self.skeleton.tensors()
+
+    def state(self) -> dict[str, Tensor]:
+        """Stacked tensors that training moves without a gradient, and frozen parameters."""
+        return {name: t for name, t in self.tensors().items() if not (isinstance(t, nn.Parameter) and t.requires_grad)}
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Stacked parameters that want a gradient."""
+        return {name: p for name, p in self.tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
+
+    def packed(self) -> Tensor:
+        """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
+        params = self.trainable()
+        flat = torch.cat([p.detach().flatten(1) for p in params.values()], 1)
+        for p, view in zip(params.values(), self.views(flat).values(), strict=True):
+            p.data = view
+        return flat
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters as views of the matrix ``[M, P]``: one split, whose gradient is one concatenation."""
+        params = self.trainable()
+        pieces = flat.split([p[0].numel() for p in params.values()], 1)
+        return {name: piece.unflatten(1, p.shape[1:]) if p.ndim > 1 else piece.squeeze(1)
+                for (name, p), piece in zip(params.items(), pieces, strict=True)}  # fmt: skip
+
+    def run(self, params: Tensors | None, x: Tensor, per_member: bool) -> Tensor:
+        """Outputs ``[M, B, ...]`` for these parameters (None: its own); buffers are its own, and are written to."""
+        params = self.trainable() if params is None else params
+        buffers = self.state()
+        if per_member and x.shape[0] != len(self):
+            raise ValueError(f"`x` must have shape [M={len(self)}, B, ...] with per_member=True; got {list(x.shape)}.")
+        backend = self._backend_for(params, buffers, x, per_member)
+        output = BACKENDS[backend](self.skeleton, params, buffers, x, per_member)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
+        return output
+
+    def _backend_for(self, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> str:
+        """The backend to use in this mode; the first call in a mode tries, and remembers."""
+        mode = (self.backend, self.training, torch.is_grad_enabled(), per_member, x.device.type)
+        if mode not in self.choices:
+            if self.backend == "auto":
+                self.choices[mode] = choice = fastest(self.skeleton, params, buffers, x, per_member)
+                refusal = choice.refused.get("vmap") if choice.backend == "loop" else None
+            else:
+                refusal = self._refusal(params, buffers, x, per_member)
+                given = "loop" if refusal else self.backend
+                self.choices[mode] = Choice(given, {}, {self.backend: refusal} if refusal else {})
+            if refusal:
+                log.warning("members run in a loop: %s", refusal)
+        return self.choices[mode].backend
+
+    def _refusal(self, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
+        """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""
+        if self.backend == "loop":
+            return None
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            copies = {name: tensor.clone() for name, tensor in buffers.items()}
+            try:
+                BACKENDS[self.backend](self.skeleton, params, copies, x, per_member)
+            except Unsupported as reason:
+                return str(reason)
+        return None
+
+    def member(self, index: int) -> nn.Module:
+        """A copy of one member as an ordinary module."""
+        return self._reduced(lambda tensor: tensor[index].clone())
+
+    def mean(self) -> nn.Module:
+        """An ordinary module whose floating-point tensors are the members' means; whole numbers are the first's."""
+        return self._reduced(lambda t: t.mean(0) if t.is_floating_point() else t[0].clone())
+
+    def subset(self, indices: Sequence[int]) -> "StackedMembers":
+        """The members at these indices, copied."""
+        body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
+        body.backend = self.backend
+        return body.train(self.training)
+
+    def _reduced(self, reduce: Any) -> nn.Module:
+        memo: dict[int, Any] = {}
+        with torch.no_grad():
+            for tensor in self.tensors().values():
+                new = reduce(tensor.detach())
+                memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+        return copy.deepcopy(self.network, memo)
+
+    def set_keys(self, seed: int, member_ids: list[int]) -> None:
+        """Key dropout for a run."""
+        set_keys(self.network, seed, member_ids)
+
+    def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
+        """Write some members' (bool ``[M]``) rows of ``source`` into ``into``, both as `state` gives them."""
+        with torch.no_grad():
+            for name, tensor in into.items():
+                tensor[members] = source[name][members]
+
+
+def signature(network: nn.Module) -> list[tuple[object, ...]]:
+    """What two networks must share to be run by one's code: layers, and their plain settings."""
+    plain = (int, float, str, bool, tuple, type(None))
+
+    def settings(layer: nn.Module) -> list[tuple[str, str]]:
+        return sorted((k, repr(v)) for k, v in vars(layer).items() if isinstance(v, plain) and k != "training")
+
+    return [(name, type(layer), *settings(layer)) for name, layer in network.named_modules()]
+
+
+def _check_same(index: int, held: dict[str, list[Tensor]], tensors: Tensors) -> None:
+    for name in [*held, *tensors]:
+        if name not in tensors or name not in held:
+            where = "member 0" if name not in held else f"member {index}"
+            raise ValueError(f"tensor {name!r} is missing in {where}")
+        first, own = held[name][0], tensors[name]
+        if first.shape != own.shape or first.dtype != own.dtype:
+            raise ValueError(
+                f"tensor {name!r} is {list(own.shape)} {own.dtype} in member {index}"
+                f" and {list(first.shape)} {first.dtype} in member 0"
+            )
+
+
+def _hung(network: nn.Module, stacked: Tensors) -> nn.Module:
+    """Hang stacked tensors where a network's own tensors were."""
+    skeleton = Skeleton(network)
+    own = skeleton.tensors()
+    ready = {
+        name: nn.Parameter(tensor, own[name].requires_grad) if isinstance(own[name], nn.Parameter) else tensor
+        for name, tensor in stacked.items()
+    }
+    skeleton.hang(ready)
+    return network

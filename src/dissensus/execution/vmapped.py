@@ -1,0 +1,22 @@
+"""All members at once by ``torch.func.vmap``: convolutions become grouped ones, linear layers batched products."""
+
+import torch
+from torch import Tensor
+
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line
+
+
+def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+    """Run members under ``vmap``; raises `Unsupported` with the first line of the reason where it cannot."""
+
+    def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        with skeleton.lending(own, state) as network:
+            return network(inputs)
+
+    in_dims = (0, 0, 0 if per_member else None)
+    try:
+        return torch.func.vmap(one, in_dims=in_dims, randomness="different")(dict(params), dict(buffers), x)
+    except RuntimeError as reason:
+        if any(word in str(reason) for word in ("vmap", "functorch", "Batching rule")):
+            raise Unsupported(f"vmap cannot take it ({first_line(reason)})") from reason
+        raise

@@ -1,0 +1,153 @@
+"""Losses per example: ``(outputs [..., B, C], targets) -> [..., B]``, never averaged.
+
+Each entry of `LOSSES` states which kind of output it takes:
+
+============ ===================================================== ==========================
+kind         meaning                                               targets
+============ ===================================================== ==========================
+``logits``   unnormalised log-probabilities of C classes           labels ``[B]``, or soft ``[B, C]``
+``values``   predictions of C real targets                         reals ``[B, C]``
+``margin``   C real scores whose sign is the decision              −1 or +1, ``[B, C]``
+``log_rate`` logarithms of C expected counts                       counts ``[B, C]``
+============ ===================================================== ==========================
+
+With one output, targets ``[B]`` serve as ``[B, 1]``. Log-probabilities are logits, so what `pooling` returns for
+classes can be passed on as it is.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from dissensus import checks
+from dissensus.axes import PerExampleLoss
+
+Kind = Literal["logits", "values", "margin", "log_rate"]
+
+
+def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Squared error, ‖f − y‖², summed over outputs. Takes ``values``.
+
+    Differs from ``torch.nn.functional.mse_loss``, which averages over outputs as well.
+
+    >>> mse(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([5.])
+    """
+    return (values - _values(values, targets)).square().sum(-1)
+
+
+def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Negative log-likelihood, −Σ_k y(k) log p(k), on labels or soft labels. Takes ``logits``.
+
+    >>> cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    tensor([0.6931])
+    """
+    log_probs = logits.log_softmax(-1)
+    if checks.class_targets(targets, *logits.shape[-2:]):
+        # 0 · log 0 is 0: a class without label mass may have no probability either.
+        return -torch.where(targets > 0, targets * log_probs, 0.0).sum(-1)
+    return -at_label(log_probs, targets)
+
+
+def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Brier score, ‖p − y‖², summed over classes: from 0 to 2. Takes ``logits``.
+
+    >>> brier(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    tensor([0.5000])
+    """
+    probs = logits.softmax(-1)
+    if not checks.class_targets(targets, *logits.shape[-2:]):
+        targets = F.one_hot(targets.long(), logits.shape[-1])
+    return (probs - targets.to(probs.dtype)).square().sum(-1)
+
+
+def zero_one(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """One where the first choice is wrong, else zero; ties go to the lowest class. Takes ``logits`` (or votes).
+
+    >>> zero_one(torch.tensor([[0.2, 0.1], [0.2, 0.1]]), torch.tensor([0, 1]))
+    tensor([0., 1.])
+    """
+    checks.class_targets(targets, *logits.shape[-2:], soft=False)
+    return (logits.argmax(-1) != targets).to(logits.dtype)
+
+
+def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Logistic loss, log(1 + exp(−y f)), y in {−1, +1}. Takes ``margin``.
+
+    >>> logistic(torch.tensor([[0.0], [1e4]]), torch.tensor([1.0, -1.0]))
+    tensor([6.9315e-01, 1.0000e+04])
+    """
+    return F.softplus(-_values(margin, targets) * margin).sum(-1)
+
+
+def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Exponential loss, exp(−y f), y in {−1, +1}: overflows to infinity, not to NaN. Takes ``margin``.
+
+    >>> exponential(torch.tensor([[2.0]]), torch.tensor([-1.0]))
+    tensor([7.3891])
+    """
+    return (-_values(margin, targets) * margin).exp().sum(-1)
+
+
+def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Poisson negative log-likelihood without its constant, exp(f) − y f. Takes ``log_rate``.
+
+    >>> poisson(torch.tensor([[0.0]]), torch.tensor([3.0]))
+    tensor([1.])
+    """
+    return (log_rate.exp() - _values(log_rate, targets) * log_rate).sum(-1)
+
+
+class Loss(NamedTuple):
+    """A per-example loss and the kind of output it takes."""
+
+    function: PerExampleLoss
+    takes: Kind
+
+
+LOSSES: dict[str, Loss] = {
+    "mse": Loss(mse, "values"),
+    "cross_entropy": Loss(cross_entropy, "logits"),
+    "brier": Loss(brier, "logits"),
+    "zero_one": Loss(zero_one, "logits"),
+    "logistic": Loss(logistic, "margin"),
+    "exponential": Loss(exponential, "margin"),
+    "poisson": Loss(poisson, "log_rate"),
+}
+
+
+def named(loss: str) -> Loss:
+    """The loss of that name, or an error that lists the names."""
+    checks.one_of("loss", loss, LOSSES)
+    return LOSSES[loss]
+
+
+def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targets: Tensor) -> Float[Tensor, "M B"]:
+    """Every member's loss on every example; a user's callable sees one batch ``[M·B, C]``, no loop over members."""
+    if isinstance(loss, str):
+        return named(loss).function(outputs, targets)
+    members, batch = outputs.shape[:2]
+    flat = custom(loss, outputs.flatten(0, 1), targets.repeat(members, *[1] * (targets.ndim - 1)))
+    return flat.reshape(members, batch)
+
+
+def custom(loss: PerExampleLoss, outputs: Float[Tensor, "B C"], targets: Tensor) -> Float[Tensor, " B"]:
+    """A user's loss, held to its promise of one number per example."""
+    values = loss(outputs, targets)
+    if tuple(values.shape) != (outputs.shape[0],):
+        fix = "Leave out the mean over the batch (reduction='none')." if values.ndim == 0 else ""
+        checks.refuse("loss", f"return one number per example, [B={outputs.shape[0]}]", list(values.shape), fix)
+    return values
+
+
+def at_label(values: Float[Tensor, "*S B C"], labels: Tensor) -> Float[Tensor, "*S B"]:
+    """Pick each example's entry at its label, for all leading axes at once."""
+    index = labels.long().expand(values.shape[:-1]).unsqueeze(-1)
+    return values.gather(-1, index).squeeze(-1)
+
+
+def _values(outputs: Tensor, targets: Tensor) -> Tensor:
+    return checks.value_targets(targets, *outputs.shape[-2:]).to(outputs.dtype)

@@ -1,0 +1,89 @@
+"""From independent to joint training, and in between (collusion paper, equation 2)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.axes import LossParts, PerExampleLoss, Pool
+from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
+from dissensus.pooling import Weights
+
+
+def augmented(
+    outputs: Float[Tensor, "M B C"],
+    targets: Tensor,
+    *,
+    beta: float | Float[Tensor, ""],
+    loss: str | PerExampleLoss,
+    pool: Pool,
+    weights: Weights = None,
+    allow_pathological: bool = False,
+) -> LossParts:
+    r"""Reward diversity by β: M · (mean member loss − β · diversity), averaged over the batch.
+
+    .. math:: L^\beta = \overline{\mathrm{ERR}} - \beta\,\mathrm{DIV}
+        = (1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}
+
+    (collusion paper, equation 2; ``total`` is M · L^β.) β = 0 trains members independently, β = 1 trains the ensemble
+    as one model, and values near 1 are where members collude. β < 0 rewards agreement: members pull towards each other.
+
+    Args:
+        outputs: Raw member outputs f_j ``[M, B, C]``.
+        targets: y, as the loss takes them.
+        beta: β, at most 1. Above 1 the objective is not bounded from below (theorem 5.1).
+        loss: A name from `dissensus.losses`, or a callable per example (see `dissensus.diversity.decompose`).
+        pool: How the ensemble predicts.
+        weights: w_j ``[M]``.
+        allow_pathological: Permit β > 1, for those who study what happens.
+
+    Returns:
+        ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``.
+
+    >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
+    >>> augmented(outputs, targets, beta=0.5, loss="mse", pool="score").total
+    tensor(1.5000)
+    """
+    members, _, _ = checks.member_outputs(outputs)
+    check_pool(loss, pool)
+    if loss == "zero_one":
+        checks.refuse("loss", "be differentiable to be trained on", "'zero_one'", "Use 'cross_entropy' or 'brier'.")
+    if isinstance(beta, int | float):
+        _check_beta(float(beta), allow_pathological)
+    w = None if weights is None else checks.member_weights(weights, members, outputs)
+    member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=w)
+    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
+    individual = member_loss.mean() if w is None else torch.dot(w, member_loss)
+    diversity = individual - ensemble_loss
+    parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss, "diversity": diversity}
+    return LossParts(members * ((1 - beta) * individual + beta * ensemble_loss), parts)
+
+
+def joint(
+    outputs: Float[Tensor, "M B C"],
+    targets: Tensor,
+    *,
+    loss: str | PerExampleLoss,
+    pool: Pool,
+    weights: Weights = None,
+) -> LossParts:
+    """Train the ensemble as one model: M · L(f̄, y), averaged over the batch. β = 1 of `augmented`.
+
+    >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
+    >>> joint(outputs, targets, loss="mse", pool="score").total
+    tensor(0.5000)
+    """
+    return augmented(outputs, targets, beta=1.0, loss=loss, pool=pool, weights=weights)
+
+
+def _check_beta(beta: float, allow_pathological: bool) -> None:
+    if beta != beta or beta in (float("inf"), float("-inf")):
+        checks.refuse("beta", "be a finite number", repr(beta))
+    if beta > 1 and not allow_pathological:
+        checks.refuse(
+            "beta",
+            "be at most 1: above it the objective has no lower bound, since members gain by moving apart without end "
+            "(theorem 5.1)",
+            f"{beta:g}",
+            "To study that, pass allow_pathological=True.",
+        )

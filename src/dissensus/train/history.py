@@ -1,0 +1,77 @@
+"""What a training tells: while it runs, afterwards, and when it breaks."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A moment of training, for a progress bar."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    """Steps done so far and in all."""
+    loss: float
+    parts: dict[str, float]
+    member_loss: list[float]
+    seconds: float
+
+    @property
+    def spread(self) -> float:
+        """How far members' losses lie apart: the largest less the smallest."""
+        return max(self.member_loss) - min(self.member_loss) if self.member_loss else 0.0
+
+    def __str__(self) -> str:
+        parts = "".join(f"  {name} {value:.4g}" for name, value in self.parts.items())
+        spread = f"  spread {self.spread:.3g}" if self.member_loss else ""
+        return f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.4g}{parts}{spread}"
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class History:
+    """The record of a training: one entry per epoch, and how it ended.
+
+    An entry holds ``epoch``, ``seconds``, ``lr`` (a factor), ``loss`` and the objective's parts as means over the
+    epoch's examples, and with validation data ``validation``: one number, or one per member.
+    """
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    stopped_early: bool = False
+    best_epoch: int | list[int] | None = None
+    """The epoch whose weights were kept, for the ensemble or per member; None without validation data."""
+    backend: str = ""
+
+    def column(self, name: str) -> list[Any]:
+        """One quantity over the epochs."""
+        if self.epochs and name not in self.epochs[0]:
+            raise KeyError(f"there is no {name!r} in this history; it holds {', '.join(self.epochs[0])}.")
+        return [entry[name] for entry in self.epochs]
+
+    def to_json(self) -> str:
+        """The whole record as JSON."""
+        return json.dumps(vars(self), indent=2)
+
+
+class TrainingDiverged(RuntimeError):
+    """Training met NaN or infinity and stopped; the ensemble holds the last good weights.
+
+    ``step`` counts from 0, ``part`` names what was not finite, ``members`` whose it was, ``history`` holds the epochs
+    before.
+    """
+
+    def __init__(self, step: int, part: str, members: Sequence[int], history: History) -> None:
+        who = "members " + ", ".join(map(str, members)) if members else "no single member"
+        super().__init__(
+            f"training met NaN or infinity at step {step}, in {part} ({who}). The ensemble holds the weights from "
+            "before that step. A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
+        )
+        self.step, self.part, self.members, self.history = step, part, list(members), history

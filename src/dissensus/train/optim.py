@@ -1,0 +1,106 @@
+"""Optimisers on the matrix of all weights, ``[M, P]``: one update for all members, each with its own hyperparameters.
+
+Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` on the device. A member whose ``active``
+entry is 0 is left exactly as it is: weights, moments and step count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks
+
+Column = Float[Tensor, "M 1"]
+Matrix = Float[Tensor, "M P"]
+PerMember = float | Sequence[float] | Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyperparameters of an optimiser, one row per member."""
+
+    lr: Column
+    weight_decay: Column
+    momentum: Column
+    beta1: Column
+    beta2: Column
+    eps: float
+    nesterov: bool
+    decays: bool
+    """Whether any weight decay is not zero, known on the host."""
+
+
+State = dict[str, Tensor]
+Update = Callable[[Matrix, Matrix, State, Settings, Column], None]
+
+
+def column(name: str, value: PerMember, members: int, like: Tensor, low: float = 0.0) -> Column:
+    """A number, or one per member, as a column ``[M, 1]``."""
+    values = [value] * members if isinstance(value, int | float) else [float(v) for v in value]
+    if len(values) != members:
+        checks.refuse(name, f"be one number, or one per member (M={members})", f"{len(values)} numbers")
+    for each in values:
+        checks.number(name, each, low)
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def sgd(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+    """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
+    if settings.decays:
+        grad = grad + settings.weight_decay * flat
+    if "velocity" in state:
+        velocity = state["velocity"]
+        moved = velocity * settings.momentum + grad
+        velocity.copy_(torch.where(active > 0, moved, velocity))
+        grad = grad + settings.momentum * moved if settings.nesterov else moved
+    flat.sub_(grad * (settings.lr * active))
+
+
+def adam(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+    """Adam, with weight decay as an L2 penalty in the gradient."""
+    if settings.decays:
+        grad = grad + settings.weight_decay * flat
+    _adam_step(flat, grad, state, settings, active)
+
+
+def adamw(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+    """Adam with decoupled weight decay."""
+    if settings.decays:
+        flat.mul_(1 - settings.lr * settings.weight_decay * active)
+    _adam_step(flat, grad, state, settings, active)
+
+
+def _adam_step(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+    mean, square, steps = state["mean"], state["square"], state["steps"]
+    steps.add_(active)
+    first, second = (1 - settings.beta1) * active, (1 - settings.beta2) * active
+    mean.lerp_(grad, first)
+    square.mul_(1 - second).addcmul_(grad * second, grad)
+    bias1, bias2 = 1 - settings.beta1**steps, 1 - settings.beta2**steps
+    # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
+    slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
+    spread = square.sqrt().mul_(bias2.clamp_min(torch.finfo(flat.dtype).tiny).rsqrt())
+    flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness), value=-1)
+
+
+OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
+    """An optimiser's state before its first step."""
+    if name == "sgd":
+        return {"velocity": torch.zeros_like(flat)} if bool((momentum != 0).any()) else {}
+    return {
+        "mean": torch.zeros_like(flat),
+        "square": torch.zeros_like(flat),
+        "steps": torch.zeros_like(flat[:, :1]),
+    }
+
+
+def clipped(grad: Matrix, limit: Column) -> Matrix:
+    """Scale each member's gradient down to a norm of at most ``limit``."""
+    norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+    return grad * (limit / (norm + 1e-6)).clamp(max=1.0)

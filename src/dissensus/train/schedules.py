@@ -1,0 +1,61 @@
+"""Learning-rate schedules: ``(epoch, epochs) -> factor``, on whole tensors of fractional epochs at once.
+
+A step's epoch is its number divided by the steps per epoch, so the first step of epoch 3 has epoch 3.0.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks
+
+Schedule = Callable[[Float[Tensor, "*S"], float], Float[Tensor, "*S"]]
+
+
+def constant() -> Schedule:
+    """Always 1."""
+    return lambda epoch, epochs: torch.ones_like(epoch)  # noqa: ARG005
+
+
+def step(at: Sequence[float], factor: float = 0.1) -> Schedule:
+    """Multiply by ``factor`` from each epoch in ``at`` on.
+
+    >>> step([2, 4], 0.5)(torch.tensor([0.0, 2.0, 3.9, 4.0]), 5)
+    tensor([1.0000, 0.5000, 0.5000, 0.2500])
+    """
+    checks.number("factor", factor, 0)
+    return lambda epoch, epochs: factor ** sum(((epoch >= e).to(epoch.dtype) for e in at), torch.zeros_like(epoch))  # noqa: ARG005
+
+
+def cosine(floor: float = 0.0) -> Schedule:
+    """Half a cosine from 1 to ``floor`` over all epochs.
+
+    >>> cosine()(torch.tensor([0.0, 5.0, 10.0]), 10)
+    tensor([1.0000, 0.5000, 0.0000])
+    """
+    checks.number("floor", floor, 0, 1)
+    return lambda epoch, epochs: floor + (1 - floor) * (1 + torch.cos(torch.pi * (epoch / epochs).clamp(max=1))) / 2
+
+
+def warmup(epochs: float, then: Schedule | None = None) -> Schedule:
+    """Rise linearly from 0 over the first epochs, times another schedule.
+
+    >>> warmup(2)(torch.tensor([0.0, 1.0, 2.0, 3.0]), 4)
+    tensor([0.0000, 0.5000, 1.0000, 1.0000])
+    """
+    checks.number("epochs", epochs, 0, open_low=True)
+    after = then or constant()
+    return lambda epoch, total: (epoch / epochs).clamp(max=1) * after(epoch, total)
+
+
+NAMED: dict[str, Callable[[], Schedule]] = {"constant": constant, "cosine": cosine}
+
+
+def resolved(schedule: str | Schedule) -> Schedule:
+    """A schedule from a name or as it is."""
+    if callable(schedule):
+        return schedule
+    checks.one_of("schedule", schedule, NAMED)
+    return NAMED[schedule]()

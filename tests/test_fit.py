@@ -1,0 +1,369 @@
+"""`fit`: equal to separate trainings, and what it promises around that."""
+
+import logging
+import math
+from functools import partial
+
+import pytest
+import torch
+from networks import NETWORKS
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import dissensus as ds
+from dissensus.data import TensorBatches
+
+M, N, BATCH = 3, 22, 8  # the last batch of an epoch holds 6
+mse = partial(ds.objectives.independent, loss="mse")
+OPTIMISERS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.01}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.01}),
+}
+
+
+def regression(shape=(6,), n=N, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n, *shape, generator=generator, dtype=dtype)
+    return x, torch.randn(n, 3, generator=generator, dtype=dtype)
+
+
+def ensemble_of(name, backend="auto", members=M):
+    return ds.Ensemble(NETWORKS[name][0], members, seed=1, backend=backend).double()
+
+
+def weights(ensemble):
+    return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+@pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "tied", "plain_average_norm"])
+def test_fit_equals_separate_trainings(name, optimizer):
+    theirs, options = OPTIMISERS[optimizer]
+    x, y = regression(NETWORKS[name][1])
+    rates = [0.01, 0.003, 0.02]
+    ensemble = ensemble_of(name)
+    ensemble.body.set_keys(5, ensemble.member_ids)
+    alone = [ensemble.member(i) for i in range(M)]
+    schedule = ds.train.schedules.step([4], 0.3)
+    ds.fit(ensemble, (x, y), mse, epochs=7, batch_size=BATCH, lr=rates, optimizer=optimizer, schedule=schedule,
+           clip_norm=2.0, seed=5, **options)  # fmt: skip
+    loader = TensorBatches(x, y, batch_size=BATCH, seed=5, device=torch.device("cpu"))
+    for i, module in enumerate(alone):
+        optimiser = theirs(module.parameters(), lr=rates[i], **options)
+        for epoch in range(7):
+            optimiser.param_groups[0]["lr"] = rates[i] * (0.3 if epoch >= 4 else 1.0)
+            for xs, ys in loader.epoch(epoch):
+                optimiser.zero_grad()
+                (module(xs) - ys).square().sum(-1).mean().backward()
+                nn.utils.clip_grad_norm_(module.parameters(), 2.0)
+                optimiser.step()
+        assert_same(ensemble.member(i).state_dict(), module.state_dict())
+
+
+@pytest.mark.parametrize("name", ["mlp", "two_dropouts", "cnn_batch_norm"])
+def test_backends_train_to_the_same_weights_under_an_interacting_objective(name):
+    x, y = regression(NETWORKS[name][1])
+    objective = partial(ds.objectives.augmented, beta=0.8, loss="mse", pool="score")
+    found = []
+    for backend in ("loop", "vmap", "batched"):
+        ensemble = ensemble_of(name, backend)
+        ds.fit(ensemble, (x, y), objective, epochs=7, batch_size=BATCH, lr=0.01, seed=2)
+        found.append(weights(ensemble))
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
+def test_members_of_different_architectures_train_together():
+    modules = [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.BatchNorm1d(5), nn.Linear(5, 3))]
+    x, y = regression()
+    ensemble = ds.Ensemble.from_modules(modules).double()
+    ds.fit(ensemble, (x, y), mse, epochs=7, batch_size=BATCH, lr=0.01, seed=4)
+    loader = TensorBatches(x, y, batch_size=BATCH, seed=4, device=torch.device("cpu"))
+    for i, module in enumerate(modules):
+        module.double()
+        optimiser = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0)
+        for epoch in range(7):
+            for xs, ys in loader.epoch(epoch):
+                optimiser.zero_grad()
+                (module(xs) - ys).square().sum(-1).mean().backward()
+                optimiser.step()
+        assert_same(ensemble.member(i).state_dict(), module.state_dict())
+
+
+def test_sources_agree():
+    x, y = regression()
+
+    class Items(Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            return x[index], y[index]
+
+    ordered = []
+    for data in ((x, y), TensorDataset(x, y), Items(), DataLoader(TensorDataset(x, y), batch_size=BATCH)):
+        ensemble = ensemble_of("mlp", "loop")
+        history = ds.fit(ensemble, data, mse, epochs=2, batch_size=BATCH, shuffle=False)
+        assert history.steps == 6
+        ordered.append(weights(ensemble))
+    for other in ordered[1:]:
+        assert_same(other, ordered[0])
+    shuffled = []
+    for seed in (0, 0, 1):
+        ensemble = ensemble_of("mlp", "loop")
+        ds.fit(ensemble, Items(), mse, epochs=2, batch_size=BATCH, seed=seed)
+        shuffled.append(weights(ensemble)["0.weight"])
+    assert torch.equal(shuffled[0], shuffled[1])
+    assert not torch.equal(shuffled[0], shuffled[2])
+
+
+def test_drop_last_and_augment():
+    x, y = regression()
+    seen = []
+
+    def augment(batch, generator):
+        seen.append((len(batch), torch.rand(1, generator=generator).item()))
+        return batch + 1
+
+    ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=2, batch_size=BATCH, drop_last=True, augment=augment)
+    assert [size for size, _ in seen] == [8] * 4
+    assert len({draw for _, draw in seen}) == 4
+    again = list(seen)
+    seen.clear()
+    ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=2, batch_size=BATCH, drop_last=True, augment=augment)
+    assert seen == again
+    with pytest.raises(ValueError, match="at most 22 with drop_last"):
+        ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=1, batch_size=64, drop_last=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+def test_frozen_members_do_not_move(optimizer):
+    x, y = regression((2, 8, 8))
+    ensemble = ensemble_of("cnn_batch_norm")
+    before = weights(ensemble)
+    ds.fit(ensemble, (x, y), mse, epochs=2, batch_size=BATCH, frozen=[1], optimizer=optimizer, weight_decay=0.1)
+    for name, tensor in weights(ensemble).items():
+        assert torch.equal(tensor[1], before[name][1]), f"{name} of a frozen member moved"
+        assert not torch.equal(tensor[0], before[name][0]), f"{name} of a member in training stood still"
+    with pytest.raises(ValueError, match="at least one member"):
+        ds.fit(ensemble, (x, y), mse, epochs=1, frozen=[0, 1, 2])
+
+
+def overfitting():
+    """Noise as targets: validation loss rises soon."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=generator), torch.randn(40, 3, generator=generator)
+    return (x[:20], y[:20]), (x[20:], y[20:])
+
+
+def test_early_stopping_keeps_the_ensembles_best_weights():
+    train, held_out = overfitting()
+    objective = partial(ds.objectives.augmented, beta=0.5, loss="mse", pool="score")
+    ensemble = ds.Ensemble(NETWORKS["norm_first"][0], M)
+    history = ds.fit(ensemble, train, objective, epochs=200, batch_size=5, lr=0.01, validation=held_out, patience=3)
+    curve = history.column("validation")
+    assert history.stopped_early
+    assert len(curve) < 200
+    assert history.best_epoch == min(range(len(curve)), key=curve.__getitem__) == len(curve) - 1 - 3
+    outputs = ensemble.predict(held_out[0])
+    assert objective(outputs, held_out[1]).parts["ensemble"].item() == pytest.approx(min(curve), rel=1e-5)
+
+
+def test_early_stopping_per_member_keeps_each_members_own_best():
+    train, held_out = overfitting()
+    ensemble = ds.Ensemble(NETWORKS["norm_first"][0], M)
+    options = {"epochs": 60, "batch_size": 5, "lr": [0.01, 0.001, 0.05]}
+    history = ds.fit(ensemble, train, mse, validation=held_out, patience=4, watch="member", **options)
+    curves = list(zip(*history.column("validation"), strict=True))
+    own = mse(ensemble.predict(held_out[0]), held_out[1]).parts["member_loss"]
+    assert len(set(history.best_epoch)) > 1
+    for member, curve in enumerate(curves):
+        assert history.best_epoch[member] == curve.index(min(curve))
+        assert own[member].item() == pytest.approx(min(curve), rel=1e-5)
+    lone = ds.Ensemble(NETWORKS["norm_first"][0], M).subset([1])
+    lone_history = ds.fit(lone, train, mse, validation=held_out, patience=4, watch="member",
+                          **{**options, "lr": 0.001})  # fmt: skip
+    assert lone_history.best_epoch[0] == history.best_epoch[1], "a member's stopping depends on its neighbours"
+
+
+def test_validation_by_fraction_and_own_metric():
+    x, y = regression(n=30)
+    seen = []
+
+    def metric(outputs, targets):
+        seen.append((tuple(outputs.shape), tuple(targets.shape)))
+        return float(len(seen))  # rises: the first epoch is the best
+
+    history = ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=3, validation=0.2, metric=metric)
+    assert seen == [((M, 6, 3), (6, 3))] * 3
+    assert history.best_epoch == 0
+    assert history.column("validation") == [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="`metric` must give one number per member; got \\[\\]"):
+        ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=1, validation=0.2, metric=metric, watch="member")
+
+
+def test_history_and_progress():
+    x, y = regression()
+    moments = []
+    history = ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=3, batch_size=BATCH, progress=moments.append)
+    assert (history.steps, len(history.epochs)) == (9, 3)
+    assert moments[-1].step == moments[-1].steps == 9
+    assert moments[-1].epoch == 3
+    assert moments[-1].spread == max(moments[-1].member_loss) - min(moments[-1].member_loss) > 0
+    assert "spread" in str(moments[-1])
+    last = history.epochs[-1]
+    assert last["loss"] == pytest.approx(sum(last["member_loss"]))
+    assert last["individual"] == pytest.approx(sum(last["member_loss"]) / M)
+    assert '"steps": 9' in history.to_json()
+    with pytest.raises(KeyError, match="there is no 'accuracy'"):
+        history.column("accuracy")
+
+
+def test_epoch_means_weigh_examples_not_batches():
+    x, y = regression()
+    ensemble = ensemble_of("mlp")
+    expected = mse(ensemble(x), y).total.item()
+    history = ds.fit(ensemble, (x, y), mse, epochs=1, batch_size=BATCH, lr=0.0)
+    assert history.epochs[0]["loss"] == pytest.approx(expected)
+
+
+def test_divergence_names_step_part_and_members_and_keeps_the_last_good_weights():
+    x, y = regression((2, 8, 8))
+    ensemble = ensemble_of("cnn_batch_norm")
+    steps = []
+
+    def breaks_later(outputs, targets):
+        steps.append(1)
+        if len(steps) == 5:
+            outputs = outputs * torch.tensor([1.0, math.nan, 1.0], dtype=outputs.dtype).view(3, 1, 1)
+        return mse(outputs, targets)
+
+    expected = ensemble_of("cnn_batch_norm")
+    with pytest.raises(ds.TrainingDiverged, match=r"step 4, in `member_loss` \(members 1\).*smaller `lr`") as caught:
+        ds.fit(ensemble, (x, y), breaks_later, epochs=5, batch_size=BATCH, lr=0.01)
+    assert (caught.value.step, caught.value.members) == (4, [1])
+    assert len(caught.value.history.epochs) == 1
+    assert not any(p.requires_grad and not p.isfinite().all() for p in ensemble.parameters())
+
+    class Enough(Exception):
+        pass
+
+    def stops_later(outputs, targets):
+        steps.append(1)
+        if len(steps) == 10:
+            raise Enough
+        return mse(outputs, targets)
+
+    with pytest.raises(Enough):
+        ds.fit(expected, (x, y), stops_later, epochs=5, batch_size=BATCH, lr=0.01)
+    assert_same(
+        {k: v for k, v in weights(ensemble).items() if k in ensemble.body.trainable()},
+        {k: v for k, v in weights(expected).items() if k in expected.body.trainable()},
+    )
+
+
+def test_divergence_in_a_gradient_alone_is_caught():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return (self.scale * x).abs().sqrt() * 0 + self.scale
+
+    ensemble = ds.Ensemble(Root, 2)
+    with pytest.raises(ds.TrainingDiverged, match=r"step 0, in the gradient \(members 0, 1\)"):
+        ds.fit(ensemble, (torch.ones(4, 1), torch.ones(4, 1)), mse, epochs=1)
+    assert all(p.isfinite().all() for p in ensemble.parameters())
+
+
+def test_divergence_does_not_spoil_batch_norm_statistics():
+    x, y = regression()
+    calls = []
+
+    def poison(batch, _generator):
+        calls.append(1)
+        return batch * math.inf if len(calls) == 4 else batch
+
+    ensemble = ensemble_of("norm_first")
+    with pytest.raises(ds.TrainingDiverged, match="step 3, in the outputs"):
+        ds.fit(ensemble, (x, y), mse, epochs=3, batch_size=BATCH, augment=poison)
+    assert all(tensor.isfinite().all() for tensor in ensemble.body.tensors().values() if tensor.is_floating_point())
+    assert ensemble.predict(x).isfinite().all()
+
+
+def test_bf16_runs_networks_under_autocast_and_the_objective_in_float32():
+    seen = set()
+
+    def objective(outputs, targets):
+        seen.add(outputs.dtype)
+        return mse(outputs, targets)
+
+    x, y = regression(dtype=torch.float32)
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M)
+    history = ds.fit(ensemble, (x, y), objective, epochs=3, lr=0.01, precision="bf16", validation=(x, y))
+    assert seen == {torch.float32}
+    assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+
+
+def test_fit_leaves_mode_and_other_generators_alone():
+    x, y = regression()
+    ensemble = ensemble_of("two_dropouts", "loop").eval()
+    state = torch.get_rng_state()
+    ds.fit(ensemble, (x, y), mse, epochs=1)
+    assert not ensemble.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.requires_grad and p.is_leaf for p in ensemble.parameters())
+    ds.fit(ensemble, (x, y), mse, epochs=1)
+    ensemble(x).sum().backward()
+
+
+def test_parameters_without_gradient_stay(caplog):
+    def build():
+        net = NETWORKS["mlp"][0]()
+        net[0].weight.requires_grad_(False)
+        return net
+
+    ensemble = ds.Ensemble(build, M).double()
+    before = weights(ensemble)
+    with caplog.at_level(logging.WARNING):
+        ds.fit(ensemble, regression(), mse, epochs=1, weight_decay=0.1)
+    after = weights(ensemble)
+    assert torch.equal(after["0.weight"], before["0.weight"])
+    assert not torch.equal(after["2.weight"], before["2.weight"])
+
+
+def test_bad_input_is_refused_with_a_fix(unchecked):
+    x, y = regression()
+    labels = torch.zeros(N, dtype=torch.int64)
+    ce = partial(ds.objectives.independent, loss="cross_entropy")
+
+    def refused(match, data=(x, y), objective=mse, error=ValueError, **options):
+        with pytest.raises(error, match=match):
+            ds.fit(ensemble_of("mlp"), data, objective, **{"epochs": 1, **options})
+
+    refused("`epochs` must be a whole number of at least 1; got 0", epochs=0)
+    refused("`batch_size` must be", batch_size=0)
+    refused("Did you mean 'adamw'", optimizer="adamww")
+    refused("as many targets as inputs", data=(x, y[:-1]))
+    refused("at least one example", data=(x[:0], y[:0]))
+    refused("pair of tensors", data=(x, y, y), error=TypeError)
+    refused("a Dataset or a DataLoader; got str", data="cifar", error=TypeError)
+    refused("`patience` must come with `validation`", patience=3)
+    refused("name members 0 to 2", frozen=[7])
+    refused(r"got labels from 0 to 5", data=(x, labels + 5 * (torch.arange(N) == 3)), objective=ce)
+    refused(r"`targets` must have shape \[B=22, C=3\]; got \[22, 2\]", data=(x, y[:, :2]), batch_size=64)
+    bad = x.clone()
+    bad[17, 2] = math.nan
+    refused("in 1 examples, first in 17", data=(bad, y))
+    refused("or a fraction", validation=3)
+    refused("loss scaling", precision="fp16")

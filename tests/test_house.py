@@ -1,0 +1,83 @@
+"""The house: imports point one way, and the front door is light."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dissensus
+
+SOURCE = Path(dissensus.__file__).parent
+FLOORS = [
+    "axes", "checks", "randomness", "pooling", "losses", "diversity", "objectives", "nets", "dropout", "execution",
+    "storage", "ensemble", "data", "train", "studies", "cli",
+]  # fmt: skip
+"""Each room may use rooms before it in this list, and its own."""
+CORE = {"torch", "numpy", "safetensors", "jaxtyping"}
+
+
+def imports_of(path):
+    """Every name a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(name):
+    parts = name.split(".")
+    return parts[1] if parts[0] == "dissensus" and len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def test_imports_point_one_way_between_rooms():
+    for path in SOURCE.rglob("*.py"):
+        relative = path.relative_to(SOURCE)
+        if relative.parts == ("__init__.py",):
+            continue
+        room = relative.parts[0].removesuffix(".py")
+        assert room in FLOORS, f"{relative} is a room without a floor: add it to FLOORS"
+        for name in imports_of(path):
+            other = room_of(name)
+            assert other is None or FLOORS.index(other) <= FLOORS.index(room), f"{relative} imports {name} from above"
+
+
+def test_only_the_command_line_prints():
+    for path in SOURCE.rglob("*.py"):
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        printing = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+        assert not printing or path.name == "cli.py", f"{path.relative_to(SOURCE)} prints"
+
+
+def test_import_needs_the_core_dependencies_only():
+    script = """
+import json, sys
+import torch, numpy, safetensors.torch
+before = set(sys.modules)
+import dissensus
+print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
+"""
+    found = set(json.loads(subprocess.check_output([sys.executable, "-c", script], text=True)))
+    allowed = CORE | {"dissensus", "wadler_lindig"} | set(sys.stdlib_module_names)  # wadler_lindig: jaxtyping's own
+    assert found <= allowed, f"import dissensus also loads {sorted(found - allowed)}"
+
+
+def test_import_is_light():
+    """Processor time, least of three: what other programs do to the clock does not count."""
+    script = """
+import time, torch
+start = time.process_time()
+import dissensus
+print(time.process_time() - start)
+"""
+    times = [float(subprocess.check_output([sys.executable, "-c", script], text=True)) for _ in range(3)]
+    assert min(times) < 0.3, f"import dissensus takes {min(times):.2f} s beyond importing torch"
+
+
+def test_files_are_one_thought_long():
+    for path in SOURCE.rglob("*.py"):
+        lines = len(path.read_text().splitlines())
+        assert lines <= 420, f"{path.relative_to(SOURCE)} has {lines} lines"

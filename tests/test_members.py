@@ -1,0 +1,266 @@
+"""The master oracle: M stacked members are M ordinary modules, in every backend, statistics and dropout included."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from networks import BATCHED, NETWORKS
+from torch import nn
+
+import dissensus as ds
+
+M, B, STEPS = 3, 5, 20
+BACKENDS = ("loop", "vmap", "batched", "auto")
+
+
+def data_for(shape, *, per_member, batch=B):
+    lead = (M, batch) if per_member else (batch,)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(STEPS, *lead, *shape, generator=generator, dtype=torch.float64)
+    y = torch.randn(STEPS, *lead, 3, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def trained_alone(modules, x, y, per_member):
+    """Ordinary modules, ordinary optimisers, one after the other."""
+    for i, module in enumerate(modules):
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+        for xs, ys in zip(x, y, strict=True):
+            optimiser.zero_grad()
+            inputs, targets = (xs[i], ys[i]) if per_member else (xs, ys)
+            (module(inputs) - targets).square().sum(-1).mean().backward()
+            optimiser.step()
+    return modules
+
+
+def trained_stacked(ensemble, x, y, per_member):
+    """The ensemble as one module under an ordinary optimiser."""
+    optimiser = torch.optim.SGD(ensemble.parameters(), lr=0.01, momentum=0.9)
+    for xs, ys in zip(x, y, strict=True):
+        optimiser.zero_grad()
+        (ensemble(xs, per_member=per_member) - ys).square().sum(-1).mean(-1).sum().backward()
+        optimiser.step()
+    return ensemble
+
+
+@pytest.mark.parametrize("per_member", [False, True], ids=["shared", "per_member"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_members_train_as_separate_modules_do(name, backend, per_member):
+    build, shape = NETWORKS[name]
+    ensemble = ds.Ensemble(build, M, seed=3, backend=backend).double()
+    alone = [ensemble.member(i) for i in range(M)]
+    x, y = data_for(shape, per_member=per_member)
+    trained_alone(alone, x, y, per_member)
+    trained_stacked(ensemble, x, y, per_member)
+    for i, module in enumerate(alone):
+        stacked = ensemble.member(i).state_dict()
+        assert stacked.keys() == module.state_dict().keys() == build().state_dict().keys()
+        for key, tensor in module.state_dict().items():
+            torch.testing.assert_close(stacked[key], tensor, rtol=1e-9, atol=1e-11, msg=lambda m, k=key: f"{k}: {m}")
+    ensemble.eval()
+    inputs = x[0]
+    for i, module in enumerate(alone):
+        expected = module.eval()(inputs[i] if per_member else inputs)
+        torch.testing.assert_close(ensemble(inputs, per_member=per_member)[i], expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_named_backends_run_what_they_can(name, caplog):
+    build, shape = NETWORKS[name]
+    x = data_for(shape, per_member=False)[0][0].float()
+    batched = ds.Ensemble(build, M, backend="batched")
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        batched(x)
+    assert (batched.choices[0].backend == "batched") == (name in BATCHED)
+    assert (len(caplog.records) == 0) == (name in BATCHED)
+    vmapped = ds.Ensemble(build, M, backend="vmap")
+    vmapped(x)
+    assert (vmapped.choices[0].backend == "vmap") == (name != "plain_average_norm")
+
+
+def test_fallback_notice_is_one_line_that_names_the_reason(caplog):
+    ensemble = ds.Ensemble(NETWORKS["plain_average_norm"][0], M, backend="vmap")
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        for _ in range(3):
+            ensemble(torch.randn(B, 6))
+    (record,) = caplog.records
+    assert "loop" in record.getMessage()
+    assert "item()" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert ensemble.body.tensors()["norm.num_batches_tracked"].tolist() == [3, 3, 3], "the failed try left a trace"
+
+
+def test_auto_measures_once_per_mode_and_leaves_no_trace():
+    build, shape = NETWORKS["norm_first"]
+    ensemble, reference = (ds.Ensemble(build, M, backend=b) for b in ("auto", "loop"))
+    x = torch.randn(B, *shape)
+    for each in (ensemble, reference):
+        each(x)
+        each(x)
+    assert len(ensemble.choices) == 1
+    assert ensemble.choices[0].milliseconds.keys() == {"loop", "vmap"}
+    assert "batched" in ensemble.choices[0].refused
+    assert "BatchNorm1d" in str(ensemble.choices[0])
+    for own, other in zip(ensemble.body.tensors().values(), reference.body.tensors().values(), strict=True):
+        torch.testing.assert_close(own, other)
+    ensemble.eval()
+    with torch.no_grad():
+        ensemble(x)
+    assert len(ensemble.choices) == 2
+
+
+def test_auto_refuses_a_backend_whose_outputs_differ(monkeypatch):
+    from dissensus.execution import choice
+
+    wrong = {**choice.BACKENDS, "vmap": lambda *a: choice.BACKENDS["loop"](*a) + 1, "batched": choice.BACKENDS["loop"]}
+    monkeypatch.setattr(choice, "BACKENDS", wrong)
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M)
+    ensemble(torch.randn(B, 6))
+    assert "differ" in ensemble.choices[0].refused["vmap"]
+
+
+def test_functional_dropout_in_a_foreign_forward_runs_in_every_backend():
+    class Foreign(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(nn.functional.dropout(x, 0.5, self.training))
+
+    for backend in BACKENDS:
+        outputs = ds.Ensemble(Foreign, M, backend=backend)(torch.randn(B, 6))
+        assert outputs.shape == (M, B, 3)
+        assert outputs.isfinite().all()
+
+
+def test_initial_weights_depend_on_seed_and_member_alone():
+    build = NETWORKS["mlp"][0]
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    few, many = ds.Ensemble(build, 2, seed=7), ds.Ensemble(build, 6, seed=7)
+    assert torch.equal(torch.get_rng_state(), state), "building disturbed the global generator"
+    weights = many.body.tensors()["0.weight"]
+    assert torch.equal(few.body.tensors()["0.weight"], weights[:2])
+    assert not torch.equal(weights[0], weights[1])
+    assert not torch.equal(ds.Ensemble(build, 2, seed=8).body.tensors()["0.weight"], weights[:2])
+
+
+def test_dropout_masks_differ_between_members_layers_and_steps():
+    ensemble = ds.Ensemble(lambda: nn.Sequential(nn.Dropout(0.5), nn.Identity(), nn.Linear(1, 1)), 4)
+    layer = ensemble.body.network[0]
+    assert len(set(layer.key.tolist())) == 4
+    two = ds.Ensemble(NETWORKS["two_dropouts"][0], 1)
+    assert len({int(m.key) for m in two.body.network.modules() if isinstance(m, nn.Dropout)}) == 2
+    x = torch.ones(1000, 6)
+    net = ds.Ensemble(lambda: nn.Sequential(nn.Dropout(0.25), nn.Linear(6, 3)), 1, backend="loop")
+    first, second = net(x), net(x)
+    assert not torch.equal(first, second)
+    dropout = net.member(0)[0]
+    kept = (dropout(torch.ones(100_000)) > 0).double().mean()
+    assert abs(kept - 0.75) < 0.005
+    torch.testing.assert_close(dropout(torch.ones(100_000)).mean(), torch.tensor(1.0), atol=0.01, rtol=0)
+
+
+def test_from_modules_copies_and_stacks():
+    modules = [nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3)) for _ in range(M)]
+    before = copy.deepcopy(modules[0].state_dict())
+    ensemble = ds.Ensemble.from_modules(modules).eval()
+    x = torch.randn(B, 6)
+    for i, module in enumerate(modules):
+        torch.testing.assert_close(ensemble(x)[i], module.eval()(x))
+    with torch.no_grad():
+        for p in ensemble.parameters():
+            p.zero_()
+    assert all(torch.equal(modules[0].state_dict()[k], v) for k, v in before.items())
+    assert type(modules[0][1]) is nn.Dropout
+
+
+def test_from_modules_with_other_settings_or_shapes_runs_a_loop():
+    narrow, wide = nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 3))
+    x = torch.randn(B, 6)
+    mixed = ds.Ensemble.from_modules([narrow, wide])
+    torch.testing.assert_close(mixed(x)[0], narrow(x))
+    torch.testing.assert_close(mixed.eval()(x)[1], mixed.member(1)(x))
+    same_tensors = [nn.Sequential(nn.Linear(6, 3), nn.LeakyReLU(slope)) for slope in (0.1, 0.9)]
+    leaky = ds.Ensemble.from_modules(same_tensors)
+    for i, module in enumerate(same_tensors):
+        torch.testing.assert_close(leaky(x)[i], module(x))
+    with pytest.raises(ValueError, match="agree on the shape"):
+        ds.Ensemble.from_modules([nn.Linear(6, 3), nn.Linear(6, 4)])(x)
+    with pytest.raises(ValueError, match="one architecture"):
+        mixed.soup()
+
+
+def test_subset_keeps_identities():
+    ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], 4, backend="loop")
+    part = ensemble.subset([2, -1])
+    assert part.member_ids == [2, 3]
+    x = torch.randn(B, 6)
+    torch.testing.assert_close(part(x), ensemble(x)[[2, 3]])
+    with pytest.raises(IndexError, match="members 0 to 3"):
+        ensemble.subset([4])
+
+
+def test_soup_averages_weights_and_recomputes_statistics():
+    ensemble = ds.Ensemble(NETWORKS["norm_first"][0], M).double()
+    x = torch.randn(64, 6, dtype=torch.float64) * 3 + 1
+    soup = ensemble.soup(x, batch_size=64)
+    weights = ensemble.body.tensors()
+    torch.testing.assert_close(soup.net[1].weight, weights["net.1.weight"].mean(0))
+    torch.testing.assert_close(soup.net[0].running_mean, x.mean(0))
+    assert soup.net[0].momentum == 0.1
+    torch.testing.assert_close(ensemble.soup().net[0].running_mean, weights["net.0.running_mean"].mean(0))
+
+
+def test_members_are_ordinary_modules():
+    ensemble = ds.Ensemble(NETWORKS["tied"][0], M)
+    member = ensemble.member(1)
+    assert type(member) is type(NETWORKS["tied"][0]())
+    assert member.encode.weight is member.decode.weight
+    assert ensemble.body.network.encode.weight is ensemble.body.network.decode.weight
+    with torch.no_grad():
+        member.head.weight.zero_()
+    assert ensemble.body.tensors()["head.weight"].abs().sum() > 0
+
+
+def test_gradients_reach_the_inputs_in_every_backend():
+    x = torch.randn(B, 6, dtype=torch.float64)
+    found = []
+    for backend in BACKENDS:
+        ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend=backend).double()
+        inputs = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(ensemble(inputs).square().sum(), inputs)
+        found.append(grad)
+    for grad in found[1:]:
+        torch.testing.assert_close(grad, found[0])
+
+
+def test_predict_equals_one_pass_and_puts_the_mode_back():
+    ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M)
+    x = torch.randn(11, 6)
+    outputs = ensemble.predict(x, batch_size=4)
+    assert ensemble.training
+    torch.testing.assert_close(outputs, ensemble.eval()(x))
+    with pytest.raises(ValueError, match="at least one example"):
+        ensemble.predict(x[:0])
+
+
+def test_bad_builds_are_refused_with_a_fix(unchecked):
+    widths = iter([3, 4])
+    with pytest.raises(ValueError, match=r"'weight' is \[4, 6\].*from_modules"):
+        ds.Ensemble(lambda: nn.Linear(6, next(widths)), 2)
+    with pytest.raises(TypeError, match="return an nn.Module; got int"):
+        ds.Ensemble(lambda: 3, 2)
+    with pytest.raises(ValueError, match="lazy"):
+        ds.Ensemble(lambda: nn.Sequential(nn.LazyLinear(3)), 2)
+    with pytest.raises(ValueError, match="with parameters"):
+        ds.Ensemble(nn.ReLU, 2)
+    with pytest.raises(ValueError, match="`members` must be a whole number of at least 1; got 0"):
+        ds.Ensemble(lambda: nn.Linear(1, 1), 0)
+    with pytest.raises(ValueError, match="Did you mean 'vmap'"):
+        ds.Ensemble(lambda: nn.Linear(1, 1), 2, backend="vmapp")
+    with pytest.raises(ValueError, match=r"\[M=2, B, ...\]"):
+        ds.Ensemble(lambda: nn.Linear(1, 1), 2)(torch.ones(3, 4, 1), per_member=True)

@@ -1,0 +1,116 @@
+"""Stacked optimisers equal torch's, and a member that rests does not move."""
+
+import pytest
+import torch
+
+from dissensus.train import optim, schedules
+
+M, P = 3, 11
+CASES = {
+    "sgd": ("sgd", torch.optim.SGD, {}),
+    "sgd decay": ("sgd", torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": ("sgd", torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    "nesterov": ("sgd", torch.optim.SGD, {"momentum": 0.8, "nesterov": True}),
+    "adam": ("adam", torch.optim.Adam, {"weight_decay": 0.1}),
+    "adamw": ("adamw", torch.optim.AdamW, {"weight_decay": 0.1}),
+    "adamw betas": ("adamw", torch.optim.AdamW, {"betas": (0.7, 0.95), "eps": 1e-3, "weight_decay": 0.0}),
+}
+
+
+def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=(0.9, 0.999), eps=1e-8):
+    def column(name, value):
+        return optim.column(name, value, M, flat)
+
+    return optim.Settings(
+        lr=column("lr", lr), weight_decay=column("weight_decay", weight_decay), momentum=column("momentum", momentum),
+        beta1=column("betas", betas[0]), beta2=column("betas", betas[1]), eps=eps, nesterov=nesterov,
+        decays=weight_decay != 0,
+    )  # fmt: skip
+
+
+def gradients(steps):
+    return torch.randn(steps, M, P, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_torch_with_a_rate_per_member(case):
+    name, theirs, options = CASES[case]
+    rates = [0.1, 0.01, 0.3]
+    start = torch.randn(M, P, dtype=torch.float64)
+    flat = start.clone()
+    given = settings(flat, rates, **options)
+    state = optim.fresh_state(name, flat, given.momentum)
+    rows = [torch.nn.Parameter(row.clone()) for row in start]
+    others = [theirs([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]
+    for grad in gradients(20):
+        optim.OPTIMIZERS[name](flat, grad.clone(), state, given, torch.ones(M, 1, dtype=torch.float64))
+        for row, other, own in zip(rows, others, grad, strict=True):
+            row.grad = own.clone()
+            other.step()
+    torch.testing.assert_close(flat, torch.stack([row.detach() for row in rows]), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resting_member_keeps_weights_and_state(case):
+    name, _, options = CASES[case]
+    flat = torch.randn(M, P, dtype=torch.float64)
+    given = settings(flat, 0.1, **options)
+    state = optim.fresh_state(name, flat, given.momentum)
+    plan = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
+    expected = []
+    for member in range(M):
+        lone = flat[member : member + 1].clone()
+        own = optim.Settings(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
+        lone_state = optim.fresh_state(name, lone, own.momentum)
+        for step, grad in enumerate(gradients(6)):
+            if plan[member, step]:
+                optim.OPTIMIZERS[name](lone, grad[member : member + 1], lone_state, own, lone.new_ones(1, 1))
+        expected.append(lone)
+    for step, grad in enumerate(gradients(6)):
+        optim.OPTIMIZERS[name](flat, grad.clone(), state, given, plan[:, step : step + 1])
+    torch.testing.assert_close(flat, torch.cat(expected), rtol=1e-12, atol=1e-14)
+
+
+def test_clipping_is_per_member_and_equals_torch():
+    grad = gradients(1)[0] * torch.tensor([[0.01], [1.0], [100.0]])
+    expected = []
+    for row in grad:
+        p = torch.nn.Parameter(torch.zeros(P, dtype=torch.float64))
+        p.grad = row.clone()
+        torch.nn.utils.clip_grad_norm_([p], 1.5)
+        expected.append(p.grad)
+    limit = torch.full((M, 1), 1.5, dtype=torch.float64)
+    torch.testing.assert_close(optim.clipped(grad, limit), torch.stack(expected))
+    torch.testing.assert_close(optim.clipped(grad, limit)[0], grad[0], rtol=0, atol=0)
+
+
+def test_hyperparameters_are_checked():
+    flat = torch.zeros(M, P)
+    with pytest.raises(ValueError, match=r"one per member \(M=3\)\)?; got 2 numbers"):
+        optim.column("lr", [0.1, 0.2], M, flat)
+    with pytest.raises(ValueError, match="`lr` must be a number of at least 0; got -1"):
+        optim.column("lr", -1.0, M, flat)
+    with pytest.raises(ValueError, match="nan"):
+        optim.column("lr", float("nan"), M, flat)
+
+
+def test_schedules_follow_torch():
+    def torch_factors(make, epochs):
+        optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        scheduler, found = make(optimiser), []
+        for _ in range(epochs):
+            found.append(optimiser.param_groups[0]["lr"])
+            optimiser.step()
+            scheduler.step()
+        return torch.tensor(found, dtype=torch.float64)
+
+    epochs = torch.arange(10, dtype=torch.float64)
+    steps = torch_factors(lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 7], 0.2), 10)
+    torch.testing.assert_close(schedules.step([3, 7], 0.2)(epochs, 10.0), steps)
+    cosine = torch_factors(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10, 0.1), 10)
+    torch.testing.assert_close(schedules.cosine(0.1)(epochs, 10.0), cosine)
+    both = schedules.warmup(4.0, schedules.cosine())(epochs, 10.0)
+    torch.testing.assert_close(both[:4], epochs[:4] / 4 * schedules.cosine()(epochs, 10.0)[:4])
+    torch.testing.assert_close(schedules.resolved("constant")(epochs, 10.0), torch.ones(10, dtype=torch.float64))
+    with pytest.raises(ValueError, match="Did you mean 'cosine'"):
+        schedules.resolved("cosin")
