@@ -264,3 +264,17 @@ def test_bad_builds_are_refused_with_a_fix(unchecked):
         ds.Ensemble(lambda: nn.Linear(1, 1), 2, backend="vmapp")
     with pytest.raises(ValueError, match=r"\[M=2, B, ...\]"):
         ds.Ensemble(lambda: nn.Linear(1, 1), 2)(torch.ones(3, 4, 1), per_member=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_deep_copy_is_on_its_own(backend):
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend=backend)
+    x = torch.randn(B, 6)
+    before = ensemble(x)
+    twin = copy.deepcopy(ensemble)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(2)
+    assert torch.equal(ensemble(x), before)
+    assert not torch.allclose(twin(x), before)
+    torch.testing.assert_close(twin(x)[0], twin.member(0)(x))

@@ -125,6 +125,32 @@ def named(loss: str) -> Loss:
     return LOSSES[loss]
 
 
+def check_trainable(loss: str | PerExampleLoss) -> None:
+    """Refuse a loss without a gradient."""
+    if loss == "zero_one":
+        checks.refuse("loss", "be differentiable to be trained on", "'zero_one'", "Use 'cross_entropy' or 'brier'.")
+
+
+def check_target_values(loss: str | PerExampleLoss, targets: Tensor, width: int) -> None:
+    """Refuse targets outside the range of a named loss, where their values can be read."""
+    if not isinstance(loss, str) or not checks.is_concrete(targets):
+        return
+    takes = named(loss).takes
+    if takes == "logits" and not targets.is_floating_point() and targets.numel():
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= width:
+            checks.refuse("targets", f"be labels from 0 to {width - 1}", f"labels from {low} to {high}")
+    elif takes == "logits" and targets.ndim == 2:
+        off = float((targets.sum(-1) - 1).abs().max()) if len(targets) else 0.0
+        if off > 1e-3 or bool((targets < 0).any()):
+            checks.refuse("targets", "be soft labels: non-negative, with sum one", f"sums off by up to {off:.3g}")
+    elif takes == "margin" and not bool((targets.abs() == 1).all()):
+        found = targets.unique().tolist()[:3]
+        checks.refuse("targets", "be -1 or +1", f"values such as {found}", "Labels 0 and 1? Use 2 * targets - 1.")
+    elif takes == "log_rate" and bool((targets < 0).any()):
+        checks.refuse("targets", "be counts of at least 0", float(targets.min()))
+
+
 def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targets: Tensor) -> Float[Tensor, "M B"]:
     """Every member's loss on every example; a user's callable sees one batch ``[M·B, C]``, no loop over members."""
     if isinstance(loss, str):

@@ -50,7 +50,7 @@ def keep_mask(shape: tuple[int, ...], drop: float, key: Int[Tensor, ""], step: I
     first = _mixed(_mixed(low ^ step.to(torch.int32)) + high)
     second = _mixed(first + 0x3C6EF372)
     bits = _mixed(_mixed(position + first) ^ second) & 0x7FFFFFFF
-    return bits >= int(drop * 2**31)
+    return bits > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
 
 
 def _mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

@@ -7,7 +7,7 @@ manifest is replaced last, in one step, so whatever happens in between, the mani
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,15 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
 
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write a file so that readers see the old one or the new one, whole, and never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

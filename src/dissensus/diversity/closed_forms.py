@@ -139,16 +139,25 @@ def hessian_form(
     .. math:: \sum_j w_j \int_0^1 (1 - t)\, d_j^\top H(\bar f + t\, d_j, y)\, d_j \, dt, \qquad d_j = f_j - \bar f
 
     Theorem 4.5 of the collusion paper with its remainder in integral form. Differs from the theorem as printed, which
-    holds for points c_j that nobody knows; this form is exact up to Gauss-Legendre quadrature with ``nodes`` points.
+    holds for points c_j that nobody knows; this form is exact up to Gauss-Legendre quadrature with ``nodes`` points
+    (scores that lie tens of units apart bend the loss sharply and want more of them).
     Curvature along d_j is a second derivative in t, so no Hessian is ever stored. The result carries no gradient.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> hessian_form(outputs, targets, loss="mse")
     tensor([1.0000])
     """
-    members, batch, _ = checks.member_outputs(outputs)
+    checks.member_outputs(outputs)
+    losses.check_trainable(loss)
     checks.count("nodes", nodes)
-    outputs = outputs.detach()
+    with torch.inference_mode(False):
+        return _curvature_times_spread(outputs.detach().clone(), targets.clone(), loss, weights, nodes)
+
+
+def _curvature_times_spread(
+    outputs: Tensor, targets: Tensor, loss: str | PerExampleLoss, weights: Weights, nodes: int
+) -> Tensor:
+    members, batch, _ = outputs.shape
     mean = pooling.mean_output(outputs, weights)
     start, direction = mean.repeat(nodes * members, 1), (outputs - mean).flatten(0, 1).repeat(nodes, 1)
     repeated = targets.repeat(nodes * members, *[1] * (targets.ndim - 1))
@@ -183,8 +192,8 @@ def exponential_family(scores: Float[Tensor, "M B C"], *, family: str, weights: 
     """Σ_j w_j KL(q̄ ‖ p_j) when scores are natural parameters and are averaged (section 4.2, "beyond the softmax").
 
     KL(q̄ ‖ p_j) = A(f_j) − A(f̄) − ⟨∇A(f̄), f_j − f̄⟩ for a family with log-partition A. ``"categorical"`` is
-    cross-entropy, ``"poisson"`` the Poisson loss, ``"gaussian"`` half the squared error; ``"bernoulli"`` treats each score as one
-    log-odds (the logistic loss).
+    cross-entropy, ``"poisson"`` the Poisson loss, ``"gaussian"`` half the squared error; ``"bernoulli"`` treats
+    each score as one log-odds (the logistic loss).
 
     >>> exponential_family(torch.tensor([[[0.0]], [[2.0]]]), family="poisson")
     tensor([1.4762])

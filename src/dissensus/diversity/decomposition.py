@@ -43,8 +43,9 @@ def decompose(
     >>> decompose(outputs, targets, loss="mse", pool="score")
     Decomposition(ensemble=tensor([0.2500]), individual=tensor([1.2500]), diversity=tensor([1.]))
     """
-    members, _, _ = checks.member_outputs(outputs)
+    members, _, width = checks.member_outputs(outputs)
     check_pool(loss, pool)
+    losses.check_target_values(loss, targets, width)
     member_weights = None if weights is None else checks.member_weights(weights, members, outputs)
     member_loss, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=member_weights)
     individual = pooling.mean_output(member_loss, member_weights)

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,29 +27,52 @@ POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
 
 def run_batched(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
     """Run all members as one chain of ``baddbmm``; raises `Unsupported` where the network is no such chain."""
-    graph = skeleton.trace
+    plan = skeleton.once("batched plan", _plan)
+    members = next(iter(params.values())).shape[0]
+    values: list[Any] = [x if per_member else x.expand(members, *x.shape)]
+    with skeleton.lending(params, buffers):
+        for step in plan:
+            values.append(step(values))
+    return values[-1]
+
+
+Step = Callable[[list[Any]], Any]
+
+
+def _plan(skeleton: Skeleton) -> list[Step]:
+    """The network as steps that each read earlier values and give one more; the input is the first value."""
     reason = unsupported(skeleton)
     if reason:
         raise Unsupported(reason)
-    members = next(iter(params.values())).shape[0]
-    value: dict[fx.Node, Tensor] = {}
-
-    def resolved(argument: Any) -> Any:
-        return value[argument] if isinstance(argument, fx.Node) else argument
-
-    with skeleton.lending(params, buffers) as network:
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                value[node] = x if per_member else x.expand(members, *x.shape)
-            elif node.op == "call_module":
-                layer = network.get_submodule(str(node.target))
-                value[node] = _layer(layer, resolved(node.args[0]))
-            elif node.op == "call_function":
-                kwargs = {name: argument for name, argument in node.kwargs.items() if name != "inplace"}
-                value[node] = node.target(*map(resolved, node.args), **kwargs)
-            else:
-                return resolved(node.args[0])
+    place: dict[fx.Node, int] = {}
+    steps: list[Step] = []
+    for node in skeleton.trace.nodes:
+        if node.op == "output":
+            return [*steps, itemgetter(place[_only_input(node)])]
+        if node.op == "call_module":
+            layer = skeleton.network.get_submodule(str(node.target))
+            steps.append(_layer_step(layer, place[_only_input(node)]))
+        elif node.op == "call_function":
+            steps.append(_function_step(node, place))
+        place[node] = len(steps)
     raise AssertionError("a traced graph ends with an output")
+
+
+def _only_input(node: fx.Node) -> fx.Node:
+    (before,) = node.args
+    assert isinstance(before, fx.Node)
+    return before
+
+
+def _layer_step(layer: nn.Module, at: int) -> Step:
+    return lambda values: _layer(layer, values[at])
+
+
+def _function_step(node: fx.Node, place: dict[fx.Node, int]) -> Step:
+    arguments: list[tuple[Any, bool]] = [(place[a], True) if isinstance(a, fx.Node) else (a, False) for a in node.args]
+    options = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+    function: Any = node.target
+    return lambda values: function(*(values[a] if is_value else a for a, is_value in arguments), **options)
 
 
 def unsupported(skeleton: Skeleton) -> str:

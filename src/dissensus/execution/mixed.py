@@ -19,7 +19,7 @@ class MixedMembers(nn.Module):
         super().__init__()
         self.networks = nn.ModuleList(keyed(network) for network in networks)
         self.skeletons = [Skeleton(network) for network in self.networks]
-        self.backend = "loop"
+        self.backend = self.ran = "loop"
         self.choices: dict[tuple[object, ...], Choice] = {}
 
     def __len__(self) -> int:

@@ -1,13 +1,14 @@
 """One network whose weights can be lent to it for the length of a call."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
 
 Tensors = Mapping[str, Tensor]
+Made = TypeVar("Made")
 
 
 class Unsupported(Exception):
@@ -25,6 +26,7 @@ class Skeleton:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
+        self._made: dict[str, Any] = {}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         first_name: dict[int, str] = {}
         for path, module in network.named_modules():
@@ -33,6 +35,12 @@ class Skeleton:
                     if tensor is not None:
                         name = first_name.setdefault(id(tensor), f"{path}.{key}" if path else key)
                         self._places.setdefault(name, []).append((store, key))
+
+    def __getstate__(self) -> nn.Module:
+        return self.network  # a copy finds its own places: ours hang on our network
+
+    def __setstate__(self, network: nn.Module) -> None:
+        self.__init__(network)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and buffer that hangs in the network now, by name, shared ones once."""
@@ -64,6 +72,12 @@ class Skeleton:
             now = store[key]
             if now is not tensor and now is not None:
                 tensor.copy_(now)
+
+    def once(self, name: str, make: Callable[["Skeleton"], Made]) -> Made:
+        """What ``make`` gives for this skeleton, made at the first call; a refusal is not remembered."""
+        if name not in self._made:
+            self._made[name] = make(self)
+        return self._made[name]
 
     @cached_property
     def trace(self) -> fx.Graph:

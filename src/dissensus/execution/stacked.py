@@ -23,6 +23,8 @@ class StackedMembers(nn.Module):
         self.network = network
         self.skeleton = Skeleton(network)
         self.backend = "auto"
+        self.ran = ""
+        """The backend of the latest pass."""
         self.choices: dict[tuple[object, ...], Choice] = {}
 
     @classmethod
@@ -83,8 +85,8 @@ class StackedMembers(nn.Module):
         buffers = self.state()
         if per_member and x.shape[0] != len(self):
             raise ValueError(f"`x` must have shape [M={len(self)}, B, ...] with per_member=True; got {list(x.shape)}.")
-        backend = self._backend_for(params, buffers, x, per_member)
-        output = BACKENDS[backend](self.skeleton, params, buffers, x, per_member)
+        self.ran = self._backend_for(params, buffers, x, per_member)
+        output = BACKENDS[self.ran](self.skeleton, params, buffers, x, per_member)
         if not isinstance(output, Tensor):
             raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
         return output

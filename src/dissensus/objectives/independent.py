@@ -30,6 +30,7 @@ def independent(
     tensor(2.5000)
     """
     members, _, _ = checks.member_outputs(outputs)
+    losses.check_trainable(loss)
     member_loss = losses.per_member(loss, outputs, targets).mean(-1)
     individual = torch.dot(checks.member_weights(weights, members, member_loss), member_loss)
     return LossParts(members * individual, {"member_loss": member_loss, "individual": individual})

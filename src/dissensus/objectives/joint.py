@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
 from dissensus.pooling import Weights
@@ -46,8 +46,7 @@ def augmented(
     """
     members, _, _ = checks.member_outputs(outputs)
     check_pool(loss, pool)
-    if loss == "zero_one":
-        checks.refuse("loss", "be differentiable to be trained on", "'zero_one'", "Use 'cross_entropy' or 'brier'.")
+    losses.check_trainable(loss)
     if isinstance(beta, int | float):
         _check_beta(float(beta), allow_pathological)
     w = None if weights is None else checks.member_weights(weights, members, outputs)

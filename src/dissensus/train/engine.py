@@ -183,8 +183,6 @@ def _run(
 ) -> None:  # fmt: skip
     ensemble, history = training.ensemble, training.history
     generator = torch.Generator(training.flat.device)
-    if isinstance(loader, TensorBatches):
-        _check_labels(training, loader.y, loader.x)
     for epoch in range(training.epochs):
         ensemble.train()
         backup = {name: tensor.clone() for name, tensor in ensemble.body.state().items()}
@@ -195,7 +193,7 @@ def _run(
             if training.augment is not None:
                 generator.manual_seed(derived_seed(training.seed, _AUGMENT, history.steps))
                 x = training.augment(x, generator)
-            parts = _step(training, x, y, factor, backup)
+            parts = _step(training, x, y, factor, backup, loader)
             means.add(parts, len(x))
             history.steps += 1
             _report(training, epoch, means, last=False)
@@ -212,10 +210,11 @@ def _run(
         if not bool(training.active.any()):
             history.stopped_early = epoch + 1 < training.epochs
             break
-    history.backend = ensemble.choices[0].backend if ensemble.choices else ensemble.backend
 
 
-def _step(training: _Training, x: Tensor, y: Tensor, factor: Tensor, backup: dict[str, Tensor]) -> LossParts:
+def _step(
+    training: _Training, x: Tensor, y: Tensor, factor: Tensor, backup: dict[str, Tensor], loader: Batches
+) -> LossParts:
     """One step of all members: forward, objective, backward, clip, update."""
     body, flat, active = training.ensemble.body, training.flat, training.active
     resting = not bool(active.all())
@@ -224,15 +223,18 @@ def _step(training: _Training, x: Tensor, y: Tensor, factor: Tensor, backup: dic
         outputs = body.run(body.views(flat), x, False)  # type: ignore[arg-type]  # each body takes its own views
     if outputs.dtype in (torch.bfloat16, torch.float16):
         outputs = outputs.float()
+    if training.history.steps == 0:
+        _check_labels(outputs, loader.y if isinstance(loader, TensorBatches) else y)
+        training.history.backend = body.ran
     parts = training.objective(outputs, y)
     (grad,) = torch.autograd.grad(parts.total, flat)
     with torch.no_grad():
         if resting:
             body.merge(body.state(), before, ~active)
             grad = torch.where(active.unsqueeze(1), grad, 0.0)
-        sizes = torch.linalg.vector_norm(grad, math.inf, dim=1)
-        if not bool(sizes.isfinite().all() & parts.total.isfinite()):
-            _diverged(training, outputs, parts, sizes, backup)
+        # A sum is finite only if every entry is, and it is one number to read back.
+        if not math.isfinite(float(parts.total + grad.sum())):
+            _diverged(training, outputs, parts, grad, backup)
         if training.limit is not None:
             grad = optim.clipped(grad, training.limit)
         now = _with_rate(training.settings, factor)
@@ -244,9 +246,7 @@ def _with_rate(settings: optim.Settings, factor: Tensor) -> optim.Settings:
     return optim.Settings(**{**vars(settings), "lr": settings.lr * factor})
 
 
-def _diverged(
-    training: _Training, outputs: Tensor, parts: LossParts, gradient_sizes: Tensor, backup: dict[str, Tensor]
-) -> None:
+def _diverged(training: _Training, outputs: Tensor, parts: LossParts, grad: Tensor, backup: dict[str, Tensor]) -> None:
     """Put spoilt statistics back, and raise the error that names step, part and members."""
     body = training.ensemble.body
     own = body.state()
@@ -256,7 +256,7 @@ def _diverged(
                 tensor.copy_(backup[name])
     spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
     spoilt |= {f"`{name}`": ~part.isfinite() for name, part in parts.parts.items() if part.ndim == 1}
-    spoilt |= {"the gradient": ~gradient_sizes.isfinite()}
+    spoilt |= {"the gradient": ~grad.isfinite().all(1)}
     scalars = [f"`{name}`" for name, part in parts.parts.items() if part.ndim == 0 and not bool(part.isfinite())]
     for name, members in spoilt.items():
         if bool(members.any()):
@@ -354,14 +354,11 @@ def _autocast(precision: str | None, device: torch.device) -> Any:
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def _check_labels(training: _Training, y: Tensor, x: Tensor) -> None:
-    """Class labels must lie within the outputs: one look at all of them, before the first step."""
-    if y.is_floating_point() or y.ndim != 1:
+def _check_labels(outputs: Tensor, y: Tensor) -> None:
+    """Class labels must lie within the outputs: one look at all of them, at the first step."""
+    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 3:
         return
-    outputs = training.ensemble.predict(x[:1])
-    low, high = int(y.min()), int(y.max())
-    if outputs.ndim == 3 and (low < 0 or high >= outputs.shape[-1]):
-        checks.refuse(
-            "targets", f"lie between 0 and {outputs.shape[-1] - 1}, since members have {outputs.shape[-1]} outputs",
-            f"labels from {low} to {high}",
-        )  # fmt: skip
+    classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        given = f"labels from {low} to {high}"
+        checks.refuse("targets", f"lie between 0 and {classes - 1}, since members have {classes} outputs", given)

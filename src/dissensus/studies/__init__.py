@@ -1,0 +1,1 @@
+"""Studies: what is trained, what is drawn, and the page that shows it."""

@@ -1,0 +1,172 @@
+"""The demo's page: figures, a table, and sentences that are computed from the numbers they speak of."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from dissensus.studies import figures, page
+
+Run = dict[str, Any]
+Quantity = Callable[[Run], float]
+
+QUANTITIES: dict[str, Quantity] = {
+    "ensemble": lambda run: run["test"]["ensemble"],
+    "member": lambda run: run["test"]["individual"],
+    "diversity": lambda run: run["test"]["diversity"],
+    "relative": lambda run: run["test"]["diversity"] / run["test"]["ensemble"],
+    "train": lambda run: run["train"]["ensemble"],
+    "gap": lambda run: run["test"]["ensemble"] - run["train"]["ensemble"],
+}
+
+
+def over_seeds(result: dict[str, Any], problem: str, quantity: Quantity) -> list[list[float]]:
+    """For every β the values over seeds, seeds in one order throughout."""
+    return [
+        [quantity(run) for run in result["runs"] if run["problem"] == problem and run["beta"] == beta]
+        for beta in result["settings"]["betas"]
+    ]
+
+
+def summary_rows(result: dict[str, Any], problem: str) -> list[dict[str, float]]:
+    """One row per β: means over seeds of every quantity."""
+    columns = {name: over_seeds(result, problem, quantity) for name, quantity in QUANTITIES.items()}
+    return [
+        {"beta": beta, **{name: sum(values[i]) / len(values[i]) for name, values in columns.items()}}
+        for i, beta in enumerate(result["settings"]["betas"])
+    ]
+
+
+def finding(result: dict[str, Any], problem: str) -> str:
+    """What the numbers say about the largest β against the smallest, in plain words."""
+    rows, betas = summary_rows(result, problem), result["settings"]["betas"]
+    first, last = rows[0], rows[-1]
+    errors = over_seeds(result, problem, QUANTITIES["ensemble"])
+    differences = [b - a for a, b in zip(errors[0], errors[-1], strict=True)]
+    change = _change(differences, first["ensemble"])
+    ratio = last["diversity"] / first["diversity"] if first["diversity"] > 0 else math.inf
+    member = last["member"] / first["member"]
+    how = "worse" if member > 1 else "better"
+    return (
+        f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity grew {ratio:.2g}-fold "
+        f"({first['diversity']:.3g} to {last['diversity']:.3g}), and members on their own got {how}: their error is "
+        f"{member:.2g} times what it was. {change}"
+    )
+
+
+STUDENT_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""How many standard errors make a 95 % interval of a mean over so many seeds."""
+
+
+def _change(differences: list[float], base: float) -> str:
+    """Whether the ensemble's own error moved: a paired t interval over seeds."""
+    n = len(differences)
+    mean, error = sum(differences) / n, figures.standard_error(differences)
+    size = f"{abs(mean) / base:.0%}"
+    if n < 2 or abs(mean) <= STUDENT_95.get(n, 2.2) * error:
+        tail = "so what was added mostly cancels out when members are averaged."
+        return f"The ensemble's error moved by no more than {n} seeds can tell ({mean:+.2g} ± {error:.2g}), {tail}"
+    if mean > 0:
+        return f"The ensemble's error rose by {size} ({mean:+.2g} ± {error:.2g}): the added diversity did harm."
+    return (
+        f"The ensemble's error fell by {size} ({mean:+.2g} ± {error:.2g}): here some of the added diversity is useful."
+    )
+
+
+def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tuple[Any, str, str]]:
+    """Figure, spoken description and caption of every figure of a problem."""
+    name, loss = problem["name"], problem["loss_name"]
+
+    def line(label: str, quantity: str) -> figures.Line:
+        return figures.Line(label, over_seeds(result, name, QUANTITIES[quantity]))
+
+    parts = [line("members on their own", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
+    panels = [
+        (
+            figures.Panel("Error and diversity", f"{loss}, test data", parts),
+            "The ensemble's error is the members' own error less their diversity, exactly. Where members' error and "
+            "diversity rise together, the rise cancels: members disagree more, and the ensemble gains nothing.",
+        ),
+        (
+            figures.Panel("Diversity relative to error", "diversity / ensemble error", [line("", "relative")]),
+            "How far members stray from each other, in units of the error that is left. Trained on their own (β = 0), "
+            "members settle at a level that the data gives them. A steep rise at the right end is diversity made for "
+            "its own sake.",
+        ),
+        (
+            figures.Panel("Train-test gap", f"{loss}", [line("test less training error", "gap")]),
+            "The ensemble's error on new data less its error on the data it was trained on. Diversity that only fits "
+            "the training data makes this gap wider.",
+        ),
+    ]
+    drawn = []
+    for panel, caption in panels:
+        figure = figures.draw(result["settings"]["betas"], "β (0: members alone, 1: joint training)", panel)
+        drawn.append((figure, f"{problem['title']}. {panel.title} against beta.", caption))
+    return drawn
+
+
+def html(result: dict[str, Any]) -> str:
+    """The whole page."""
+    settings, made = result["settings"], result["made"]
+    members, seeds = settings["members"], len(settings["seeds"])
+    body = [
+        page.heading("What joint training does to an ensemble's diversity", 1),
+        page.paragraph(
+            f"An ensemble of {members} networks predicts by its average. One can train each network on its own, or "
+            "train the average itself. The second sounds better. But then networks are free to err in opposite directions, "
+            "since their errors cancel on the training data. That is called collusion: it looks like diversity and "
+            "helps little.",
+            "lead",
+        ),
+        page.paragraph(
+            "The knob β goes from one to the other. At β = 0 every member is trained alone; at β = 1 only the "
+            f"average counts; in between, diversity is rewarded by β. Every point below is the mean of {seeds} "
+            "trainings with other splits of the data and other initial weights; bands are one standard error to either side."
+        ),
+    ]
+    for problem in result["problems"]:
+        body += [
+            page.heading(problem["title"]),
+            page.paragraph(finding(result, problem["name"]), "finding"),
+            page.figures(
+                [(figures.as_svg(fig, spoken), text) for fig, spoken, text in problem_figures(result, problem)]
+            ),
+            page.table(TABLE_HEADER, table_rows(result, problem["name"])),
+        ]
+    body += [page.heading("How this page was made"), page.facts(_provenance(result, made))]
+    return page.page("dissensus: what joint training does to diversity", body)
+
+
+TABLE_HEADER = ("β", "ensemble", "members", "diversity", "diversity/error", "train error", "gap")
+
+
+def table_rows(result: dict[str, Any], problem: str) -> list[list[str]]:
+    """The numbers behind the figures, as text."""
+    names = ("ensemble", "member", "diversity", "relative", "train", "gap")
+    return [[f"{row['beta']:g}", *(f"{row[n]:.3g}" for n in names)] for row in summary_rows(result, problem)]
+
+
+def _provenance(result: dict[str, Any], made: dict[str, Any]) -> list[tuple[str, str]]:
+    settings = result["settings"]
+    return [
+        ("command", made["command"]),
+        ("version", f"dissensus {made['version']}, torch {made['torch']}, Python {made['python']}"),
+        ("machine", made["machine"]),
+        ("duration", f"{made['seconds']:.0f} seconds for {made['networks']} networks"),
+        ("seeds", ", ".join(map(str, settings["seeds"]))),
+        ("data", "diabetes and digits as scikit-learn ships them; 30 % held out for testing, split by the seed"),
+        ("networks", "; ".join(f"{p['name']}: hidden layers of {_list(p['hidden'])}" for p in result["problems"])),
+        (
+            "training",
+            "; ".join(
+                f"{p['name']}: AdamW {p['lr']:g}, {max(1, round(p['epochs'] * settings['epoch_share']))} epochs, "
+                f"batches of {p['batch_size']}"
+                for p in result["problems"]
+            ),
+        ),
+        ("numbers", "results.json beside this page"),
+    ]
+
+
+def _list(values: Any) -> str:
+    return " and ".join(map(str, values))

@@ -1,0 +1,107 @@
+"""Figures as SVG that take their ink from the page, so that they read in light, in dark and in print."""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+INK = "#010203"
+"""Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
+COLOURS = ("#0a7f83", "#d1495b", "#7a5cc2")
+DASHES = ("-", "--", ":")
+
+
+class Line(NamedTuple):
+    """One line: a name, and for every x the values over seeds."""
+
+    name: str
+    values: Sequence[Sequence[float]]
+
+
+class Panel(NamedTuple):
+    """One pair of axes."""
+
+    title: str
+    y_label: str
+    lines: Sequence[Line]
+    log_scale: bool = False
+    reference: tuple[float, str] | None = None
+    """A horizontal line, and what it means."""
+
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dissensus",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 2,
+}
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of a mean over seeds; zero for one seed.
+
+    >>> standard_error([1.0, 3.0])
+    1.0
+    """
+    n = len(values)
+    mean = sum(values) / n
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / max(n - 1, 1) / n)
+
+
+def draw(x: Sequence[float], x_label: str, panel: Panel) -> Any:
+    """A matplotlib figure of one panel: means over seeds as lines, bands of one standard error around them."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as reason:
+        raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+        figure = Figure(figsize=(5.2, 3.3), layout="constrained")
+        axes = figure.add_subplot()
+        for line, colour, dash in zip(panel.lines, COLOURS, DASHES, strict=False):
+            mean = [sum(values) / len(values) for values in line.values]
+            errors = [standard_error(values) for values in line.values]
+            axes.plot(x, mean, dash, color=colour, marker="o", markersize=4, label=line.name)
+            low = [m - e for m, e in zip(mean, errors, strict=True)]
+            high = [m + e for m, e in zip(mean, errors, strict=True)]
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        if panel.reference is not None:
+            level, meaning = panel.reference
+            axes.axhline(level, color=INK, linewidth=1, linestyle=(0, (4, 4)), alpha=0.6, label=meaning)
+        if panel.log_scale:
+            axes.set_yscale("log")
+        elif all(value >= 0 for line in panel.lines for values in line.values for value in values):
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
+        if len(panel.lines) > 1 or panel.reference is not None:
+            axes.legend(loc="best")
+    return figure
+
+
+def as_svg(figure: Any, description: str) -> str:
+    """The figure as inline SVG with a spoken description and the page's ink."""
+    from matplotlib import rc_context
+
+    held = io.StringIO()
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # as above
+        figure.savefig(held, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = held.getvalue()
+    body = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    body = body.replace(INK, "currentColor")
+    start, rest = body.split(">", 1)
+    return f'{start} role="img" aria-label="{description}">{rest}'

@@ -1,0 +1,166 @@
+"""The demo as a user runs it: the command, its page, and the page in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import dissensus
+from dissensus import cli
+from dissensus.studies import demo, demo_page
+
+TINY = demo.Settings(betas=(0.0, 0.5, 0.75, 0.9, 1.0), seeds=(0, 1), members=3, epoch_share=0.05)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return demo.run(TINY)
+
+
+@pytest.fixture(scope="module")
+def report(result, tmp_path_factory):
+    path = tmp_path_factory.mktemp("demo") / "report.html"
+    path.write_text(demo_page.html(result))
+    return path
+
+
+def test_defaults_keep_the_promise():
+    for settings in (demo.Settings(), demo.FAST):
+        assert len(settings.betas) >= 5
+        assert all(0 <= beta <= 1 for beta in settings.betas)
+        assert settings.members == 5
+    assert len(demo.Settings().seeds) >= 3
+
+
+def test_result_holds_every_run_and_decomposes(result):
+    runs = result["runs"]
+    assert len(runs) == 2 * 5 * 2
+    assert json.loads(json.dumps(result)) == json.loads(json.dumps(result))
+    for run in runs:
+        for part in (run["train"], run["test"]):
+            assert part["individual"] - part["diversity"] == pytest.approx(part["ensemble"], rel=1e-5)
+
+
+def test_runs_are_reproducible(result):
+    again = demo.run(TINY)
+    for one, other in zip(result["runs"], again["runs"], strict=True):
+        assert one["test"]["ensemble"] == pytest.approx(other["test"]["ensemble"], rel=1e-4)
+
+
+def fake(errors_first, errors_last):
+    """A result of two β whose ensemble errors over seeds are given."""
+    runs = [
+        {"problem": "p", "beta": beta, "seed": seed, "train": {"ensemble": 0.1},
+         "test": {"ensemble": error, "individual": error + spread, "diversity": spread}}
+        for beta, errors, spread in ((0.0, errors_first, 0.1), (1.0, errors_last, 0.4))
+        for seed, error in enumerate(errors)
+    ]  # fmt: skip
+    return {"settings": {"betas": [0.0, 1.0]}, "runs": runs}
+
+
+def test_findings_follow_the_numbers():
+    rose = demo_page.finding(fake([0.20, 0.20, 0.20], [0.30, 0.30, 0.31]), "p")
+    assert "rose by 52%" in rose
+    assert "4-fold" in rose
+    fell = demo_page.finding(fake([0.30, 0.30, 0.31], [0.20, 0.20, 0.20]), "p")
+    assert "fell by 34%" in fell
+    unclear = demo_page.finding(fake([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
+    assert "no more than 3 seeds can tell" in unclear
+
+
+def test_page_is_self_contained(report):
+    text = report.read_text()
+    assert text.count("<figure>") == 6
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+    assert "<script" not in text
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http://www.w3.org", "")
+    assert dissensus.__version__ in text
+
+
+PROBE = """<script>
+const errors = [];
+window.addEventListener("error", e => errors.push(String(e.message)));
+console.error = (...words) => errors.push(words.join(" "));
+window.addEventListener("load", () => {
+  const svgs = [...document.querySelectorAll("figure svg")].map(svg => {
+    const box = svg.getBoundingClientRect();
+    const marks = [...svg.querySelectorAll("path, text, use")].filter(e => e.getBoundingClientRect().width > 0);
+    return [box.width, box.height, marks.length];
+  });
+  const found = document.createElement("pre");
+  found.id = "found";
+  const wide = document.documentElement.scrollWidth;
+  found.textContent = JSON.stringify({svgs, errors, wide, inner: window.innerWidth});
+  document.body.append(found);
+});
+</script>"""
+
+
+@pytest.mark.parametrize("width", [1280, 500], ids=["desktop", "phone"])
+def test_page_in_a_real_browser(report, tmp_path, width):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed; `apt-get install chromium` brings one")
+    probed = tmp_path / "probed.html"
+    probed.write_text(report.read_text().replace("<head>", "<head>" + PROBE, 1))
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", profile, "--enable-logging=stderr"]
+    command = [browser, *options, f"--window-size={width},900", "--dump-dom", probed.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout).group(1))
+    assert found["errors"] == []
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert len(found["svgs"]) == 6
+    for box_width, box_height, marks in found["svgs"]:
+        assert box_width > 200
+        assert box_height > 100
+        assert marks > 20
+    assert found["wide"] <= found["inner"], "the page scrolls sideways"
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "FAST", TINY)
+    done = CliRunner().invoke(cli.app, ["demo", "--fast", "--out", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
+    assert "diversity" in done.output
+    assert "report.html" in done.output.replace("\n", "")
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+    assert len(json.loads((tmp_path / "demo" / "results.json").read_text())["runs"]) == 20
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "file")])
+    assert refused.exit_code == 2
+    assert "is a file" in refused.output.replace("\n", " ")
+
+
+def test_help_is_enough_to_work_from():
+    top = CliRunner().invoke(cli.app, ["--help"]).output
+    assert "demo" in top
+    assert "dissensus demo" in top
+    help_text = CliRunner().invoke(cli.app, ["demo", "--help"]).output
+    for word in ("--fast", "--out", "report.html", "runs/demo"):
+        assert word in help_text
+    assert dissensus.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
+
+
+EXTRAS = [("typer", "dissensus[cli]"), ("matplotlib", "dissensus[report]"), ("sklearn", "dissensus[data]")]
+
+
+@pytest.mark.parametrize(("missing", "fix"), EXTRAS)
+def test_missing_extras_name_the_install(missing, fix, tmp_path):
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+sys.argv = ["dissensus", "demo", "--fast", "--out", {str(tmp_path)!r}]
+from dissensus.studies import demo
+demo.FAST = demo.Settings(betas=(0.0, 1.0), seeds=(0,), members=2, epoch_share=0.01)
+from dissensus.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert fix in (done.stdout + done.stderr).replace("\n", "")
+    assert "Traceback" not in done.stderr
