@@ -51,12 +51,12 @@ def test_fit_equals_separate_trainings(name, optimizer):
     x, y = regression(NETWORKS[name][1])
     rates = [0.01, 0.003, 0.02]
     ensemble = ensemble_of(name)
-    ensemble.body.set_keys(5, ensemble.member_ids)
+    ensemble.body.set_keys([(5, member) for member in range(M)])
     alone = [ensemble.member(i) for i in range(M)]
     schedule = ds.train.schedules.step([4], 0.3)
     ds.fit(ensemble, (x, y), mse, epochs=7, batch_size=BATCH, lr=rates, optimizer=optimizer, schedule=schedule,
            clip_norm=2.0, seed=5, **options)  # fmt: skip
-    loader = TensorBatches(x, y, batch_size=BATCH, seed=5, device=torch.device("cpu"))
+    loader = TensorBatches(x, y, batch_size=BATCH, seeds=[5], device=torch.device("cpu"))
     for i, module in enumerate(alone):
         optimiser = theirs(module.parameters(), lr=rates[i], **options)
         for epoch in range(7):
@@ -87,7 +87,7 @@ def test_members_of_different_architectures_train_together():
     x, y = regression()
     ensemble = ds.Ensemble.from_modules(modules).double()
     ds.fit(ensemble, (x, y), mse, epochs=7, batch_size=BATCH, lr=0.01, seed=4)
-    loader = TensorBatches(x, y, batch_size=BATCH, seed=4, device=torch.device("cpu"))
+    loader = TensorBatches(x, y, batch_size=BATCH, seeds=[4], device=torch.device("cpu"))
     for i, module in enumerate(modules):
         module.double()
         optimiser = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0)

@@ -1,5 +1,7 @@
 """Dropout whose masks are keyed by run, member, layer and step, so that every backend drops the same units."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -54,10 +56,10 @@ def keyed(network: nn.Module) -> nn.Module:
     return network
 
 
-def set_keys(network: nn.Module, seed: int, member_ids: list[int]) -> None:
-    """Key the stacked dropout layers of members for a run, and set their counters back."""
+def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
+    """Key stacked dropout layers, one row per owner (run seed, member), and set their counters back."""
     layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
     for index, layer in enumerate(layers):
-        keys = [derived_seed(seed, 0xD0, member, index) for member in member_ids]
+        keys = [derived_seed(seed, 0xD0, member, index) for seed, member in owners]
         layer.key = torch.tensor(keys, dtype=torch.int64, device=layer.key.device).view(layer.key.shape)
         layer.step = torch.zeros_like(layer.key)

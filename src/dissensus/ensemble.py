@@ -53,7 +53,7 @@ class Ensemble(nn.Module):
         checks.one_of("backend", backend, ["auto", *BACKENDS])
         if isinstance(self.body, StackedMembers):
             self.body.backend = backend
-        self.body.set_keys(self.seed, self.member_ids)
+        self.body.set_keys([(self.seed, member) for member in self.member_ids])
 
     @classmethod
     def from_modules(cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str = "auto") -> "Ensemble":

@@ -1,9 +1,10 @@
 """Batches of an epoch: from tensors on the device, from a ``Dataset``, or from a foreign ``DataLoader``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -12,60 +13,120 @@ from dissensus.randomness import derived_seed
 
 Source = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 
-_SHUFFLE, _SPLIT = 0xDA7A, 0x5911
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""``(x [B, ...], generator) -> x``, on the device."""
+
+_SHUFFLE, _SPLIT, _AUGMENT = 0xDA7A, 0x5911, 0xA06
 
 
 class TensorBatches:
-    """Tensors that lie on the device as a whole; batches are gathered there by index.
+    """Tensors that lie on the device as a whole; batches are gathered there by index, for one run or many.
 
-    The order of an epoch is drawn on the host from (seed, epoch), so it is the same on every device.
+    The order of an epoch is drawn on the host from (seed, epoch), so it is the same on every device. Runs with the same
+    seed and the same rows see the same batches, which are gathered once.
+
+    Args:
+        x: Inputs ``[N, ...]``.
+        y: Targets ``[N, ...]``.
+        batch_size: Examples per step.
+        seeds: One seed per run.
+        rows: The examples of each run, ``[R, n]``; all of them by default.
+        device: Where the tensors go.
+        shuffle: A new order every epoch.
+        drop_last: Leave out a smaller last batch.
+        augment: Applied to every batch, seeded by (seed, epoch, step).
     """
 
+    resumable = True
+    """Whether an epoch can start in its middle."""
+
     def __init__(
-        self, x: Tensor, y: Tensor, *, batch_size: int, seed: int, device: torch.device,
-        shuffle: bool = True, drop_last: bool = False,
+        self, x: Tensor, y: Tensor, *, batch_size: int, seeds: Sequence[int], device: torch.device,
+        rows: Int[Tensor, "R n"] | None = None, shuffle: bool = True, drop_last: bool = False,
+        augment: Augment | None = None,
     ) -> None:  # fmt: skip
         if len(x) != len(y):
             checks.refuse("data", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
         if len(x) == 0:
             checks.refuse("data", "hold at least one example", "none")
-        if drop_last and len(x) < batch_size:
-            checks.refuse(
-                "batch_size", f"be at most {len(x)} with drop_last=True", batch_size, "No batch would be left."
-            )
+        self.examples = len(x) if rows is None else rows.shape[1]
+        if drop_last and self.examples < batch_size:
+            fix = "No batch would be left."
+            checks.refuse("batch_size", f"be at most {self.examples} with drop_last=True", batch_size, fix)
         _check_finite(x)
         self.x, self.y = x.to(device), y.to(device)
-        self.batch_size, self.seed = batch_size, seed
-        self.shuffle, self.drop_last = shuffle, drop_last
+        self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
+        self.seeds, self.rows, self.augment = list(seeds), rows, augment
+        self._group()
+
+    def _group(self) -> None:
+        """Find the runs that see the same batches: those of the same seed and the same rows."""
+        keys = [
+            (seed if self.shuffle or self.augment else 0, None if self.rows is None else self.rows[r].numpy().tobytes())
+            for r, seed in enumerate(self.seeds)
+        ]
+        distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        self._leaders = [keys.index(key) for key in distinct]
+        self._group_of = torch.tensor([distinct[key] for key in keys], device=self.x.device)
+
+    def select(self, runs: Sequence[int]) -> None:
+        """Go on with these runs only."""
+        self.seeds = [self.seeds[r] for r in runs]
+        self.rows = None if self.rows is None else self.rows[list(runs)]
+        self._group()
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.x), self.batch_size)
+        whole, rest = divmod(self.examples, self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
-    def order(self, index: int) -> Tensor:
-        """The order of examples in an epoch, on the device."""
+    def order(self, index: int, run: int = 0) -> Int[Tensor, " n"]:
+        """The order in which a run meets its examples in an epoch, on the host."""
+        rows = torch.arange(self.examples) if self.rows is None else self.rows[run]
         if not self.shuffle:
-            return torch.arange(len(self.x), device=self.x.device)
-        generator = torch.Generator().manual_seed(derived_seed(self.seed, _SHUFFLE, index))
-        return torch.randperm(len(self.x), generator=generator).to(self.x.device)
+            return rows
+        generator = torch.Generator().manual_seed(derived_seed(self.seeds[run], _SHUFFLE, index))
+        return rows[torch.randperm(self.examples, generator=generator)]
 
-    def epoch(self, index: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of one epoch; the last may be smaller."""
-        for chosen in self.order(index).split(self.batch_size)[: len(self)]:
-            yield self.x[chosen], self.y[chosen]
+    def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of an epoch from a step on; the last may be smaller.
+
+        With one run ``x [B, ...], y [B, ...]``. With more, ``y [R, B, ...]``, and ``x [R, B, ...]`` unless all runs see
+        the same batches: then ``x [B, ...]``.
+        """
+        orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
+        steps = list(orders.split(self.batch_size, 1))
+        for step in range(start, len(self)):
+            x, y = self.x[steps[step]], self.y[steps[step]]
+            if self.augment is not None:
+                seeds = [self.seeds[run] for run in self._leaders]
+                x = torch.stack([augmented(self.augment, b, s, index, step) for b, s in zip(x, seeds, strict=True)])
+            if len(self.seeds) == 1:
+                yield x[0], y[0]
+            elif len(self._leaders) == 1:
+                yield x[0], y.expand(len(self.seeds), *y.shape[1:])
+            else:
+                yield x[self._group_of], y[self._group_of]
+
+
+def augmented(augment: Augment, x: Tensor, seed: int, epoch: int, step: int) -> Tensor:
+    """A batch after augmentation, drawn from (seed, epoch, step)."""
+    generator = torch.Generator(x.device).manual_seed(derived_seed(seed, _AUGMENT, epoch, step))
+    return augment(x, generator)
 
 
 class LoadedBatches:
-    """A ``Dataset`` or a foreign ``DataLoader``, moved to the device batch by batch.
+    """A ``Dataset`` or a foreign ``DataLoader``, moved to the device batch by batch, for one run.
 
     A loader of our own making shuffles by (seed, epoch). A foreign one keeps its own order and randomness.
     """
 
+    resumable = False
+
     def __init__(
         self, source: Dataset[Any] | DataLoader[Any], *, batch_size: int, seed: int, device: torch.device,
-        shuffle: bool = True, drop_last: bool = False,
+        shuffle: bool = True, drop_last: bool = False, augment: Augment | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.seed = device, seed
+        self.device, self.seed, self.augment = device, seed, augment
         self.generator: torch.Generator | None = None
         if isinstance(source, DataLoader):
             self.loader = source
@@ -80,49 +141,68 @@ class LoadedBatches:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def epoch(self, index: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of one epoch."""
+    def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of one epoch, from its beginning."""
+        assert start == 0, "a foreign loader cannot start in the middle of an epoch"
         if self.generator is not None:
             self.generator.manual_seed(derived_seed(self.seed, _SHUFFLE, index))
-        for batch in self.loader:
+        for step, batch in enumerate(self.loader):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
-            x, y = batch
-            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            x, y = (part.to(self.device, non_blocking=True) for part in batch)
+            yield (x if self.augment is None else augmented(self.augment, x, self.seed, index, step)), y
 
 
 Batches = TensorBatches | LoadedBatches
 """What training asks of data: ``len``, the steps of an epoch, and ``epoch(i)``, its batches in an order fixed by i."""
 
 
-def batches(
-    data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False
-) -> Batches:
-    """The batches of a source; tensors (also a ``TensorDataset`` of two) take the fast path on the device."""
+def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
+    """``(x, y)`` where the data is a pair of tensors, or a ``TensorDataset`` of two; None otherwise."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
-        data = (data.tensors[0], data.tensors[1])
-    settings = {"batch_size": batch_size, "seed": seed, "device": device, "shuffle": shuffle, "drop_last": drop_last}
+        return data.tensors[0], data.tensors[1]
     if isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
             checks.refuse("data", "be a pair of tensors (x, y)", [type(part).__name__ for part in data], "", TypeError)
-        return TensorBatches(data[0], data[1], **settings)
+        return data[0], data[1]
+    return None
+
+
+def batches(
+    data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False,
+    augment: Augment | None = None,
+) -> Batches:  # fmt: skip
+    """The batches of a source for one run; tensors take the fast path on the device."""
+    settings: dict[str, Any] = {
+        "batch_size": batch_size, "device": device, "shuffle": shuffle, "drop_last": drop_last, "augment": augment
+    }  # fmt: skip
+    pair = as_pair(data)
+    if pair is not None:
+        return TensorBatches(*pair, seeds=[seed], **settings)
     if isinstance(data, Dataset | DataLoader):
-        return LoadedBatches(data, **settings)
+        return LoadedBatches(data, seed=seed, **settings)
     checks.refuse("data", "be (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
 
 
-def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split off a random fraction, drawn from the seed: ``(rest, part)``, each with at least one example.
+def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split row numbers at random, by the seed: ``(rest, part)``, each with at least one row.
 
-    >>> rest, part = split(torch.arange(10.0), torch.arange(10), 0.3, seed=0)
-    >>> len(rest[0]), len(part[0])
-    (7, 3)
+    >>> rest, part = split_rows(10, 0.3, seed=0)
+    >>> len(rest), len(part), sorted([*rest.tolist(), *part.tolist()]) == list(range(10))
+    (7, 3, True)
     """
-    if not 0 < fraction < 1 or len(x) < 2:
-        checks.refuse("fraction", "lie between 0 and 1, with two examples or more to split", f"{fraction} of {len(x)}")
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(seed, _SPLIT))).to(x.device)
-    size = min(max(round(fraction * len(x)), 1), len(x) - 1)
-    part, rest = order[:size], order[size:]
+    if not 0 < fraction < 1 or examples < 2:
+        checks.refuse(
+            "fraction", "lie between 0 and 1, with two examples or more to split", f"{fraction} of {examples}"
+        )
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, _SPLIT)))
+    size = min(max(round(fraction * examples), 1), examples - 1)
+    return order[size:], order[:size]
+
+
+def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
+    rest, part = split_rows(len(x), fraction, seed)
     return (x[rest], y[rest]), (x[part], y[part])
 
 
@@ -131,7 +211,6 @@ def _check_finite(x: Tensor) -> None:
         return
     bad = ~x.isfinite().flatten(1).all(1) if x.ndim > 1 else ~x.isfinite()
     if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        checks.refuse(
-            "x", "be finite", f"NaN or infinity in {int(bad.sum())} examples, first in {first}", "Drop or fill them."
-        )
+        first, found = int(bad.nonzero()[0]), int(bad.sum())
+        got = f"NaN or infinity in {found} examples, first in {first}"
+        checks.refuse("x", "be finite", got, "Drop or fill them.")

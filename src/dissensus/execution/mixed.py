@@ -75,10 +75,18 @@ class MixedMembers(nn.Module):
         """The members at these indices, copied."""
         return MixedMembers([self.member(i) for i in indices]).train(self.training)
 
-    def set_keys(self, seed: int, member_ids: list[int]) -> None:
-        """Key dropout for a run."""
-        for network, member in zip(self.networks, member_ids, strict=True):
-            set_keys(network, seed, [member])
+    def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
+        """Key dropout: whose (run seed, member) each network is."""
+        for network, owner in zip(self.networks, owners, strict=True):
+            set_keys(network, [owner])
+
+    def hang(self, flat: Tensor, state: Tensors) -> None:
+        """Take over other weights: parameters as views of a padded matrix ``[M, P]``, and buffers."""
+        for views, params in zip(self.views(flat.detach()), self.trainable(), strict=True):
+            for name, parameter in params.items():
+                parameter.data = views[name]
+        for name, tensor in self.state().items():
+            tensor.data = state[name]
 
     def state(self) -> dict[str, Tensor]:
         """Each member's buffers, by ``index.name``."""

@@ -140,9 +140,17 @@ class StackedMembers(nn.Module):
                 memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return copy.deepcopy(self.network, memo)
 
-    def set_keys(self, seed: int, member_ids: list[int]) -> None:
-        """Key dropout for a run."""
-        set_keys(self.network, seed, member_ids)
+    def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
+        """Key dropout: whose (run seed, member) each row is."""
+        set_keys(self.network, owners)
+
+    def hang(self, flat: Tensor, state: Tensors) -> None:
+        """Take over other rows: parameters as views of a matrix ``[G, P]``, and buffers."""
+        views = self.views(flat.detach())
+        for name, parameter in self.trainable().items():
+            parameter.data = views[name]
+        for name, tensor in self.state().items():
+            tensor.data = state[name]
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Write some members' (bool ``[M]``) rows of ``source`` into ``into``, both as `state` gives them."""

@@ -1,362 +1,346 @@
-"""`fit`: train all members of an ensemble as one computation."""
+"""The engine: R runs × M members trained as one computation. A single fit is one run."""
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import Batches, Source, TensorBatches, batches, split
-from dissensus.ensemble import Ensemble
-from dissensus.randomness import derived_seed
+from dissensus.axes import LossParts
+from dissensus.data.batches import Batches, TensorBatches
 from dissensus.train import optim, schedules
-from dissensus.train.history import History, OnProgress, Progress, TrainingDiverged
-from dissensus.train.stopping import Watch
+from dissensus.train.history import Failure, OnProgress, Progress
+from dissensus.train.stopping import Body, Watch
 
-log = logging.getLogger("dissensus")
+RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
+"""``(outputs [R, M, B, C], targets [R, B, ...], hyperparameters [R]) -> LossParts``, all entries with an axis R."""
+Validator = Callable[["Engine"], Tensor]
+"""The watched metric of every run, ``[R]``, or of every member, ``[R·M]``."""
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-Metric = Callable[[Tensor, Tensor], Tensor | float]
-
-_AUGMENT = 0xA06
 _SECONDS_BETWEEN_REPORTS = 0.1
 
 
-def fit(
-    ensemble: Ensemble,
-    data: Source,
-    objective: Objective,
-    *,
-    epochs: int,
-    batch_size: int = 128,
-    lr: optim.PerMember = 1e-3,
-    optimizer: str = "adamw",
-    momentum: optim.PerMember = 0.0,
-    nesterov: bool = False,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: optim.PerMember = 0.0,
-    schedule: str | schedules.Schedule = "constant",
-    clip_norm: optim.PerMember | None = None,
-    frozen: Iterable[int] = (),
-    validation: tuple[Tensor, Tensor] | float | None = None,
-    metric: Metric | None = None,
-    watch: Literal["ensemble", "member"] = "ensemble",
-    patience: int | None = None,
-    min_delta: float = 0.0,
-    augment: Augment | None = None,
-    precision: Literal["float32", "bf16"] | None = None,
-    shuffle: bool = True,
-    drop_last: bool = False,
-    progress: OnProgress | None = None,
-    seed: int = 0,
-) -> History:
-    """Train an ensemble in place and return the record of it.
-
-    All members see the same batches and take one stacked step. With an objective that has no interaction, that is what
-    M separate trainings would do, step for step.
-
-    Args:
-        ensemble: Trained where it is (``ensemble.to("cuda")`` first for a GPU). Left in its mode (train or eval).
-        data: ``(x, y)`` tensors, moved to the device whole; a ``Dataset``; or a ``DataLoader``, whose own order stands.
-        objective: ``(outputs [M, B, C], targets) -> LossParts``; bind hyperparameters with ``functools.partial``.
-        epochs: Passes over the data.
-        batch_size: Examples per step; the last batch of an epoch may be smaller.
-        lr: Learning rate, or one per member; so are ``momentum``, ``weight_decay`` and ``clip_norm``.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``, each equal to ``torch.optim``'s.
-        momentum: SGD's.
-        nesterov: SGD's.
-        betas: Adam's.
-        eps: Adam's.
-        weight_decay: L2 penalty, or decoupled decay in AdamW.
-        schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
-        clip_norm: Largest norm of a member's gradient.
-        frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
-        validation: ``(x, y)``, or the fraction of tensor data to split off (by the seed). The best epoch's weights are
-            kept at the end.
-        metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member; lower is better. By default the
-            objective's ``ensemble`` part (or its total), and its ``member_loss`` with ``watch="member"``.
-        watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
-        patience: Stop after so many epochs without an improvement by more than ``min_delta``.
-        min_delta: See ``patience``.
-        augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, step).
-        precision: ``"bf16"`` runs networks under autocast; the objective always sees float32.
-        shuffle: A new order every epoch, from (seed, epoch).
-        drop_last: Leave out a smaller last batch.
-        progress: Called with a `Progress` about ten times a second and at epoch ends.
-        seed: Determines data order, the validation split, dropout and augmentation.
-
-    Raises:
-        TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
-            the weights from before that step.
-    """
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        checks.count(name, value)
-    checks.count("seed", seed, 0)
-    checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
-    checks.one_of("watch", watch, ("ensemble", "member"))
-    device = ensemble.device
-    data, validation = _separated(data, validation, seed)
-    if patience is not None:
-        checks.count("patience", patience)
-        if validation is None:
-            checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
-    loader = batches(data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last)
-    body, members = ensemble.body, ensemble.members
-    body.set_keys(seed, ensemble.member_ids)
-    flat = body.packed()
-
-    def column(name: str, value: optim.PerMember, low: float = 0.0) -> Tensor:
-        return optim.column(name, value, members, flat, low)
-
-    decay = column("weight_decay", weight_decay)
-    settings = optim.Settings(
-        lr=column("lr", lr), weight_decay=decay, momentum=column("momentum", momentum), beta1=column("betas", betas[0]),
-        beta2=column("betas", betas[1]), eps=checks.number("eps", eps, 0), nesterov=nesterov,
-        decays=bool((decay != 0).any()),
-    )  # fmt: skip
-    training = _Training(
-        ensemble=ensemble,
-        flat=flat.requires_grad_(),
-        objective=objective,
-        update=optim.OPTIMIZERS[optimizer],
-        settings=settings,
-        state=optim.fresh_state(optimizer, flat.detach(), settings.momentum),
-        limit=None if clip_norm is None else column("clip_norm", clip_norm),
-        active=_active(frozen, members, device),
-        augment=augment,
-        autocast=_autocast(precision, device),
-        seed=seed,
-        total_steps=epochs * len(loader),
-        epochs=epochs,
-        progress=progress,
-    )
-    best = None
-    if validation is not None:
-        validation = (validation[0].to(device), validation[1].to(device))
-        best = Watch(body, flat, per_member=watch == "member", patience=patience, min_delta=min_delta)
-    was_training = ensemble.training
-    try:
-        _run(training, loader, schedules.resolved(schedule), validation, metric, best)
-    finally:
-        flat.requires_grad_(False)
-        ensemble.train(was_training)
-        if best is not None:
-            best.restore(flat)
-            training.history.best_epoch = best.summary
-    return training.history
-
-
 @dataclass
-class _Training:
-    """Everything a step touches."""
+class Engine:
+    """Everything that training changes, with rows ``G = R·M``, and the loop that changes it."""
 
-    ensemble: Ensemble
-    flat: Tensor
-    objective: Objective
-    update: optim.Update
+    body: Body
+    flat: Float[Tensor, "G P"]
+    members: int
+    losses: RunLosses
+    hyper: dict[str, Float[Tensor, " R"]]
+    optimizer: str
     settings: optim.Settings
-    state: optim.State
-    limit: Tensor | None
-    active: Tensor
-    augment: Augment | None
-    autocast: Any
-    seed: int
-    total_steps: int
+    limit: Float[Tensor, "G 1"] | None
+    active: Bool[Tensor, " G"]
+    feed: Batches
+    schedule: schedules.Schedule
     epochs: int
-    progress: OnProgress | None
-    history: History = field(default_factory=History)
+    autocast: AbstractContextManager[Any]
+    validator: Validator | None = None
+    watch: Watch | None = None
+    progress: OnProgress | None = None
+    after_step: Callable[["Engine"], None] | None = None
+    """Called between steps: the moment for a checkpoint."""
+
+    epoch: int = 0
+    in_epoch: int = 0
+    """Steps done in this epoch."""
+    steps: int = 0
+    run_ids: list[int] = field(default_factory=list)
+    histories: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    best_epochs: dict[int, Any] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Sums over this epoch's examples of every loss, ``[R]`` or ``[R, M]``."""
+    examples: int = 0
+    seconds: float = 0.0
+    """Time spent before the latest start."""
+    backup: dict[str, Tensor] = field(default_factory=dict)
+    """Buffers as they were when the epoch began."""
+    finished: "Finished | None" = None
     started: float = field(default_factory=time.perf_counter)
     reported: float = 0.0
+    backend: str = ""
+    """What ran the latest training step."""
 
+    def __post_init__(self) -> None:
+        self.flat.requires_grad_()
+        self.state = optim.fresh_state(self.optimizer, self.flat.detach(), self.settings.momentum)
+        self.run_ids = list(range(len(self.flat) // self.members))
+        self.histories = {run: [] for run in self.run_ids}
 
-def _run(
-    training: _Training, loader: Batches, schedule: schedules.Schedule, validation: tuple[Tensor, Tensor] | None,
-    metric: Metric | None, best: Watch | None,
-) -> None:  # fmt: skip
-    ensemble, history = training.ensemble, training.history
-    generator = torch.Generator(training.flat.device)
-    for epoch in range(training.epochs):
-        ensemble.train()
-        backup = {name: tensor.clone() for name, tensor in ensemble.body.state().items()}
-        when = epoch + torch.arange(len(loader), dtype=training.flat.dtype) / len(loader)
-        factors = schedule(when, float(training.epochs)).to(training.flat.device)
-        means = _Means()
-        for (x, y), factor in zip(loader.epoch(epoch), factors, strict=False):
-            if training.augment is not None:
-                generator.manual_seed(derived_seed(training.seed, _AUGMENT, history.steps))
-                x = training.augment(x, generator)
-            parts = _step(training, x, y, factor, backup, loader)
-            means.add(parts, len(x))
-            history.steps += 1
-            _report(training, epoch, means, last=False)
-        entry = {"epoch": epoch, "lr": float(factors[-1]), **means.values()}
-        if validation is not None and best is not None:
-            values = _validation(training, validation, metric, best.per_member)
-            entry["validation"] = values.tolist() if best.per_member else float(values[0])
-            if not bool(values.isfinite().all()):
-                log.warning("the validation metric of epoch %d is not finite", epoch)
-            training.active = best.see(epoch, values, training.flat, training.active)
-        history.seconds = entry["seconds"] = time.perf_counter() - training.started
-        history.epochs.append(entry)
-        _report(training, epoch, means, last=True)
-        if not bool(training.active.any()):
-            history.stopped_early = epoch + 1 < training.epochs
-            break
+    @property
+    def runs(self) -> int:
+        """Runs still in training."""
+        return len(self.run_ids)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        return self.seconds + time.perf_counter() - self.started
 
-def _step(
-    training: _Training, x: Tensor, y: Tensor, factor: Tensor, backup: dict[str, Tensor], loader: Batches
-) -> LossParts:
-    """One step of all members: forward, objective, backward, clip, update."""
-    body, flat, active = training.ensemble.body, training.flat, training.active
-    resting = not bool(active.all())
-    before = {name: tensor.clone() for name, tensor in body.state().items()} if resting else {}
-    with training.autocast:
-        outputs = body.run(body.views(flat), x, False)  # type: ignore[arg-type]  # each body takes its own views
-    if outputs.dtype in (torch.bfloat16, torch.float16):
-        outputs = outputs.float()
-    if training.history.steps == 0:
-        _check_labels(outputs, loader.y if isinstance(loader, TensorBatches) else y)
-        training.history.backend = body.ran
-    parts = training.objective(outputs, y)
-    (grad,) = torch.autograd.grad(parts.total, flat)
-    with torch.no_grad():
-        if resting:
-            body.merge(body.state(), before, ~active)
-            grad = torch.where(active.unsqueeze(1), grad, 0.0)
-        # A sum is finite only if every entry is, and it is one number to read back.
-        if not math.isfinite(float(parts.total + grad.sum())):
-            _diverged(training, outputs, parts, grad, backup)
-        if training.limit is not None:
-            grad = optim.clipped(grad, training.limit)
-        now = _with_rate(training.settings, factor)
-        training.update(flat, grad, training.state, now, active.unsqueeze(1).to(flat.dtype))
-    return parts
+    def train(self) -> None:
+        """Train until every run is done; weights end up in the body, best ones where they were watched."""
+        try:
+            while self.epoch < self.epochs and self.runs:
+                self._train_epoch()
+        finally:
+            self._retire(torch.ones(self.runs, dtype=torch.bool))
+            if self.finished is not None:
+                self.flat = self.finished.flat
+                self.body.hang(self.flat, self.finished.state)
+            self.flat.requires_grad_(False)
 
+    def _train_epoch(self) -> None:
+        self.body.train()
+        if self.in_epoch == 0:
+            self.backup = {name: tensor.clone() for name, tensor in self.body.state().items()}
+            self.sums, self.examples = {}, 0
+        when = self.epoch + torch.arange(len(self.feed), dtype=self.flat.dtype) / len(self.feed)
+        factors = self.schedule(when, float(self.epochs)).to(self.flat.device)
+        for x, y in self.feed.epoch(self.epoch, self.in_epoch):
+            self._add(self._step(x, y, factors[self.in_epoch]), len(y) if self.runs == 1 else y.shape[1])
+            self.in_epoch += 1
+            self.steps += 1
+            if self.failures and not bool(self.active.any()):
+                self._retire(torch.ones(self.runs, dtype=torch.bool))
+                return
+            self._report(last=False)
+            if self.after_step is not None:
+                self.after_step(self)
+        self._end_epoch(float(factors[-1]))
+        if self.after_step is not None and self.runs:
+            self.after_step(self)
 
-def _with_rate(settings: optim.Settings, factor: Tensor) -> optim.Settings:
-    return optim.Settings(**{**vars(settings), "lr": settings.lr * factor})
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold, as tensors."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "state": self.state, "buffers": self.body.state(), "backup": self.backup, "sums": self.sums,
+            "watch": self.watch.tensors() if self.watch is not None else {},
+            "finished": {"flat": self.finished.flat, **self.finished.state} if self.finished is not None else {},
+        }  # fmt: skip
+        flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return {"flat": self.flat, "active": self.active, **flat}
 
+    def facts(self) -> dict[str, Any]:
+        """Everything that a checkpoint must hold besides tensors, ready for JSON."""
+        return {
+            "epoch": self.epoch, "in_epoch": self.in_epoch, "steps": self.steps, "run_ids": self.run_ids,
+            "examples": self.examples, "seconds": self.elapsed, "best_epochs": list(self.best_epochs.items()),
+            "histories": list(self.histories.items()),
+            "failures": [(run, vars(failure)) for run, failure in self.failures.items()],
+        }  # fmt: skip
 
-def _diverged(training: _Training, outputs: Tensor, parts: LossParts, grad: Tensor, backup: dict[str, Tensor]) -> None:
-    """Put spoilt statistics back, and raise the error that names step, part and members."""
-    body = training.ensemble.body
-    own = body.state()
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                tensor.copy_(backup[name])
-    spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
-    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in parts.parts.items() if part.ndim == 1}
-    spoilt |= {"the gradient": ~grad.isfinite().all(1)}
-    scalars = [f"`{name}`" for name, part in parts.parts.items() if part.ndim == 0 and not bool(part.isfinite())]
-    for name, members in spoilt.items():
-        if bool(members.any()):
-            chosen = members.nonzero().flatten().tolist()
-            raise TrainingDiverged(training.history.steps, name, chosen, training.history)
-    raise TrainingDiverged(training.history.steps, (scalars or ["the total"])[0], [], training.history)
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go back to the moment of `tensors` and `facts`."""
+        kept = set(facts["run_ids"])
+        if kept and kept != set(self.run_ids):
+            self._select(torch.tensor([run in kept for run in self.run_ids]))
+        self.run_ids = [run for run in self.run_ids if run in kept]
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            group, _, key = name.rpartition("/") if name.count("/") else ("", "", name)
+            groups.setdefault(group, {})[key] = tensor.to(self.flat.device)
+        flat = groups[""]["flat"]
+        self.body.hang(flat, groups.get("buffers", {}))
+        self.flat, self.active = flat.requires_grad_(), groups[""]["active"]
+        self.state, self.backup = groups.get("state", {}), groups.get("backup", {})
+        self.sums = groups.get("sums", {})
+        if self.watch is not None:
+            self.watch.load(groups["watch"])
+        finished = groups.get("finished")
+        self.finished = Finished(finished.pop("flat"), finished) if finished else None
+        self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
+        self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
+        self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
+        self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
 
+    def outputs(self, x: Tensor, params: Any = None) -> Float[Tensor, "R M ..."]:
+        """Member outputs per run for one batch: shared ``[B, ...]``, or one per run ``[R, B, ...]`` when ``R > 1``."""
+        per_run = self.runs > 1 and isinstance(self.feed, TensorBatches) and x.ndim > self.feed.x.ndim
+        if per_run:
+            x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:]).flatten(0, 1)
+        with self.autocast:
+            outputs = self.body.run(params, x, per_run)
+        if outputs.dtype in (torch.bfloat16, torch.float16):
+            outputs = outputs.float()
+        return outputs.unflatten(0, (self.runs, self.members))
 
-def _validation(training: _Training, data: tuple[Tensor, Tensor], metric: Metric | None, per_member: bool) -> Tensor:
-    """The watched metric on validation data: ``[1]``, or ``[M]``."""
-    x, y = data
-    with training.autocast:
-        outputs = (
-            training.ensemble.predict(x).float()
-            if training.flat.dtype != torch.float64
-            else training.ensemble.predict(x)
-        )
-    with torch.no_grad():
-        if metric is not None:
-            values = torch.as_tensor(metric(outputs, y))
-        else:
-            parts = training.objective(outputs, y)
-            values = parts.parts.get("member_loss") if per_member else parts.parts.get("ensemble", parts.total)
-    wanted = (training.ensemble.members,) if per_member else ()
-    if values is None or tuple(values.shape) != wanted:
-        got = "none" if values is None else list(values.shape)
-        checks.refuse("metric", f"give {'one number per member' if per_member else 'one number'}", got)
-    return values.detach().reshape(-1).cpu()
+    def _step(self, x: Tensor, y: Tensor, factor: Tensor) -> LossParts:
+        """One step of all rows: forward, objective, backward, clip, update."""
+        body, flat, active = self.body, self.flat, self.active
+        resting = not bool(active.all())
+        before = {name: tensor.clone() for name, tensor in body.state().items()} if resting else {}
+        outputs = self.outputs(x, body.views(flat))
+        self.backend = body.ran
+        if self.steps == 0:
+            _check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
+        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
+        going = active.view(self.runs, self.members).any(1)
+        total = torch.where(going, parts.total, 0.0).sum() if resting else parts.total.sum()
+        (grad,) = torch.autograd.grad(total, flat)
+        with torch.no_grad():
+            if resting:
+                body.merge(body.state(), before, ~active)
+                grad = torch.where(active.unsqueeze(1), grad, 0.0)
+            # A sum is finite only if every entry is, and it is one number to read back.
+            if not math.isfinite(float(total + grad.sum())):
+                grad, active = self._fail(outputs, parts, grad)
+            if self.limit is not None:
+                grad = optim.clipped(grad, self.limit)
+            now = replace(self.settings, lr=self.settings.lr * factor)
+            optim.OPTIMIZERS[self.optimizer](flat, grad, self.state, now, active.unsqueeze(1).to(flat.dtype))
+        return parts
 
+    def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Freeze the runs that met NaN or infinity, put their statistics back, and note step, part and members."""
+        rows = self.active.view(self.runs, self.members)
+        bad = ~(parts.total.isfinite() & grad.view(self.runs, -1).isfinite().all(1)) & rows.any(1)
+        for run in bad.nonzero().flatten().tolist():
+            part, members = _culprit(outputs[run], parts, grad.view(self.runs, self.members, -1)[run], run)
+            self.failures[self.run_ids[run]] = Failure(self.steps, part, members)
+        bad_rows = bad.repeat_interleave(self.members)
+        own = self.body.state()
+        spoilt = {
+            name: self.backup[name]
+            for name, tensor in own.items()
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+        }
+        self.body.merge({name: own[name] for name in spoilt}, spoilt, bad_rows)
+        self.active = self.active & ~bad_rows
+        return torch.where(self.active.unsqueeze(1), grad, 0.0), self.active
 
-class _Means:
-    """Means of an epoch's losses over examples, gathered on the device."""
+    def _end_epoch(self, factor: float) -> None:
+        values = self._means()
+        watched = None
+        if self.validator is not None and self.watch is not None:
+            watched = self.validator(self)
+            self.active = self.watch.see(self.epoch, watched, self.flat, self.active)
+        going = self.active.view(self.runs, self.members).any(1).cpu()
+        for r, run in enumerate(self.run_ids):
+            entry = {"epoch": self.epoch, "lr": factor, **{name: value[r] for name, value in values.items()}}
+            if watched is not None and self.watch is not None:
+                entry["validation"] = (
+                    watched.view(self.runs, -1)[r].tolist() if self.watch.per_member else float(watched[r])
+                )
+            entry["seconds"] = self.elapsed
+            if run not in self.failures:
+                self.histories[run].append(entry)
+        self._report(last=True)
+        self.epoch, self.in_epoch = self.epoch + 1, 0
+        if not bool(going.all()):
+            self._retire(~going)
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.examples = 0
+    def _retire(self, done: Bool[Tensor, " R"]) -> None:
+        """Put runs that are done aside, with their best weights, and go on with the others as a smaller computation."""
+        if not bool(done.any()):
+            return
+        rows = done.repeat_interleave(self.members).to(self.flat.device)
+        if self.watch is not None:
+            self.watch.restore(self.flat, rows)
+            for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
+                if done[self.run_ids.index(run)]:
+                    self.best_epochs[run] = best
+        if bool(done.all()) and self.finished is None:
+            self.run_ids = []
+            return
+        if self.finished is None:
+            self.finished = Finished.like(self.flat.detach(), self.body.state())
+        retired = [run for run, is_done in zip(self.run_ids, done.tolist(), strict=True) if is_done]
+        self.finished.put(retired, self.members, self.flat.detach()[rows], _rows(self.body.state(), rows))
+        self._select(~done)
 
-    def add(self, parts: LossParts, examples: int) -> None:
+    def _select(self, runs: Bool[Tensor, " R"]) -> None:
+        rows = runs.repeat_interleave(self.members).to(self.flat.device)
+        flat, state = self.flat.detach()[rows], _rows(self.body.state(), rows)
+        self.body.hang(flat, state)
+        self.flat = flat.requires_grad_()
+        self.state = _rows(self.state, rows)
+        self.backup = _rows(self.backup, rows)
+        self.active = self.active[rows]
+        self.limit = None if self.limit is None else self.limit[rows]
+        self.settings = self.settings.select(rows)
+        self.hyper = {name: value[runs.to(value.device)] for name, value in self.hyper.items()}
+        kept = runs.nonzero().flatten().tolist()
+        self.run_ids = [self.run_ids[r] for r in kept]
+        if self.watch is not None:
+            self.watch.select(rows)
+        if isinstance(self.feed, TensorBatches) and kept:
+            self.feed.select(kept)
+
+    def _add(self, parts: LossParts, examples: int) -> None:
         self.examples += examples
         for name, value in (("loss", parts.total), *parts.parts.items()):
             held = self.sums.get(name)
             value = value.detach()
             self.sums[name] = value * examples if held is None else held.add_(value, alpha=examples)
 
-    def values(self) -> dict[str, Any]:
+    def _means(self) -> dict[str, list[Any]]:
         return {name: (total / self.examples).tolist() for name, total in self.sums.items()}
 
-
-def _report(training: _Training, epoch: int, means: _Means, *, last: bool) -> None:
-    now = time.perf_counter()
-    if training.progress is None or (not last and now - training.reported < _SECONDS_BETWEEN_REPORTS):
-        return
-    training.reported = now
-    values = means.values()
-    members = values.pop("member_loss", [])
-    scalars = {name: value for name, value in values.items() if isinstance(value, float) and name != "loss"}
-    training.progress(
-        Progress(
-            epoch=epoch + 1, epochs=training.epochs, step=training.history.steps, steps=training.total_steps,
-            loss=values["loss"], parts=scalars, member_loss=members, seconds=now - training.started,
-        )
-    )  # fmt: skip
+    def _report(self, *, last: bool) -> None:
+        now = time.perf_counter()
+        if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
+            return
+        self.reported = now
+        values = {name: (total / self.examples).mean(0) for name, total in self.sums.items()}
+        members = values.pop("member_loss", torch.zeros(0)).tolist()
+        loss = float(values.pop("loss"))
+        scalars = {name: float(value) for name, value in values.items() if value.ndim == 0}
+        self.progress(
+            Progress(epoch=self.epoch + 1, epochs=self.epochs, step=self.steps, steps=self.epochs * len(self.feed),
+                     loss=loss, parts=scalars, member_loss=members, seconds=self.elapsed, runs=self.runs)
+        )  # fmt: skip
 
 
-def _separated(
-    data: Source, validation: tuple[Tensor, Tensor] | float | None, seed: int
-) -> tuple[Source, tuple[Tensor, Tensor] | None]:
-    if not isinstance(validation, float):
-        if validation is not None and (not isinstance(validation, tuple | list) or len(validation) != 2):
-            checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
-        return data, validation
-    if not isinstance(data, tuple | list):
-        checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)
-    return split(data[0], data[1], validation, seed)
+@dataclass
+class Finished:
+    """Weights of runs that are done, at their places among all runs."""
+
+    flat: Tensor
+    state: dict[str, Tensor]
+
+    @classmethod
+    def like(cls, flat: Tensor, state: Mapping[str, Tensor]) -> "Finished":
+        """Room for as many rows as there are now."""
+        return cls(torch.zeros_like(flat), {name: torch.zeros_like(tensor) for name, tensor in state.items()})
+
+    def put(self, runs: list[int], members: int, flat: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Take the rows of some runs, named by their numbers among all runs."""
+        rows = torch.tensor([run * members + m for run in runs for m in range(members)], device=self.flat.device)
+        self.flat[rows] = flat
+        for name, tensor in state.items():
+            self.state[name][rows] = tensor
 
 
-def _active(frozen: Iterable[int], members: int, device: torch.device) -> Tensor:
-    active = torch.ones(members, dtype=torch.bool)
-    for index in frozen:
-        if not -members <= index < members:
-            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
-        active[index] = False
-    if not bool(active.any()):
-        checks.refuse("frozen", "leave at least one member to train", "all of them")
-    return active.to(device)
+def _rows(tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: tensor[rows] for name, tensor in tensors.items()}
 
 
-def _autocast(precision: str | None, device: torch.device) -> Any:
-    if precision in (None, "float32"):
-        return nullcontext()
-    if precision != "bf16":
-        checks.refuse("precision", "be 'float32' or 'bf16'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        checks.refuse("precision", "be 'float32' on this GPU, which has no bf16", "'bf16'")
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+def _culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
+    """What was not finite in a run, and whose it was."""
+    own = {name: part[run] for name, part in parts.parts.items()}
+    spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
+    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in own.items() if part.ndim == 1}
+    scalars = [f"`{name}`" for name, part in own.items() if part.ndim == 0 and not bool(part.isfinite())]
+    if bool(parts.total[run].isfinite()):
+        spoilt |= {"the gradient": ~grad.isfinite().all(1)}
+    for name, members in spoilt.items():
+        if bool(members.any()):
+            return name, members.nonzero().flatten().tolist()
+    return (scalars or ["the total"])[0], []
 
 
 def _check_labels(outputs: Tensor, y: Tensor) -> None:
     """Class labels must lie within the outputs: one look at all of them, at the first step."""
-    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 3:
+    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4:
         return
     classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
     if low < 0 or high >= classes:

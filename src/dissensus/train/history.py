@@ -1,7 +1,7 @@
 """What a training tells: while it runs, afterwards, and when it breaks."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ class Progress:
     parts: dict[str, float]
     member_loss: list[float]
     seconds: float
+    runs: int = 1
+    """Runs still in training; losses are means over them."""
 
     @property
     def spread(self) -> float:
@@ -28,7 +30,8 @@ class Progress:
     def __str__(self) -> str:
         parts = "".join(f"  {name} {value:.4g}" for name, value in self.parts.items())
         spread = f"  spread {self.spread:.3g}" if self.member_loss else ""
-        return f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.4g}{parts}{spread}"
+        runs = f"  {self.runs} runs" if self.runs > 1 else ""
+        return f"epoch {self.epoch}/{self.epochs}{runs}  loss {self.loss:.4g}{parts}{spread}"
 
 
 OnProgress = Callable[[Progress], None]
@@ -61,6 +64,19 @@ class History:
         return json.dumps(vars(self), indent=2)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Where a run met NaN or infinity."""
+
+    step: int
+    part: str
+    members: list[int]
+
+    def __str__(self) -> str:
+        who = "members " + ", ".join(map(str, self.members)) if self.members else "no single member"
+        return f"NaN or infinity at step {self.step}, in {self.part} ({who})"
+
+
 class TrainingDiverged(RuntimeError):
     """Training met NaN or infinity and stopped; the ensemble holds the last good weights.
 
@@ -68,10 +84,9 @@ class TrainingDiverged(RuntimeError):
     before.
     """
 
-    def __init__(self, step: int, part: str, members: Sequence[int], history: History) -> None:
-        who = "members " + ", ".join(map(str, members)) if members else "no single member"
+    def __init__(self, failure: Failure, history: History) -> None:
         super().__init__(
-            f"training met NaN or infinity at step {step}, in {part} ({who}). The ensemble holds the weights from "
-            "before that step. A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
+            f"training met {failure}. The ensemble holds the weights from before that step. "
+            "A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
         )
-        self.step, self.part, self.members, self.history = step, part, list(members), history
+        self.step, self.part, self.members, self.history = failure.step, failure.part, failure.members, history

@@ -4,8 +4,9 @@ Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` o
 entry is 0 is left exactly as it is: weights, moments and step count.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -32,6 +33,11 @@ class Settings:
     decays: bool
     """Whether any weight decay is not zero, known on the host."""
 
+    def select(self, rows: Tensor) -> "Settings":
+        """The settings of some rows."""
+        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **columns)
+
 
 State = dict[str, Tensor]
 Update = Callable[[Matrix, Matrix, State, Settings, Column], None]
@@ -45,6 +51,22 @@ def column(name: str, value: PerMember, members: int, like: Tensor, low: float =
     for each in values:
         checks.number(name, each, low)
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> Settings:
+    """Settings from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
+    first, second = hyper["betas"]
+    decay = column("weight_decay", hyper["weight_decay"], members, like)
+    return Settings(
+        lr=column("lr", hyper["lr"], members, like),
+        weight_decay=decay,
+        momentum=column("momentum", hyper["momentum"], members, like),
+        beta1=column("betas", first, members, like),
+        beta2=column("betas", second, members, like),
+        eps=checks.number("eps", hyper["eps"], 0),
+        nesterov=nesterov,
+        decays=bool((decay != 0).any()),
+    )
 
 
 def sgd(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:

@@ -1,4 +1,4 @@
-"""Early stopping and best weights, for the ensemble as one or for each member on its own."""
+"""Early stopping and best weights: for each run as one, or for each member on its own."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -6,58 +6,78 @@ from torch import Tensor
 
 from dissensus.execution import MixedMembers, StackedMembers
 
+Body = StackedMembers | MixedMembers
+
 
 class Watch:
-    """Remembers the best weights of each unit: of all members together, or of each member.
+    """Remembers the best weights of each unit: of all members of a run together, or of each member.
 
-    Lower is better. A unit whose metric has not fallen by more than ``min_delta`` for ``patience`` epochs is done.
+    Rows are the members of all runs, ``G = R·M``. Lower is better. A unit whose metric has not fallen by more than
+    ``min_delta`` for ``patience`` epochs is done.
     """
 
     def __init__(
-        self,
-        body: StackedMembers | MixedMembers,
-        flat: Tensor,
-        *,
-        per_member: bool,
-        patience: int | None,
-        min_delta: float,
+        self, body: Body, flat: Tensor, *, members: int, per_member: bool, patience: int | None, min_delta: float
     ) -> None:
-        units = len(body) if per_member else 1
         self.body, self.per_member, self.patience, self.min_delta = body, per_member, patience, min_delta
-        self.best = torch.full((units,), torch.inf)
+        self.rows_per_unit = 1 if per_member else members
+        units = len(flat) // self.rows_per_unit
+        self.best = torch.full((units,), torch.inf, dtype=torch.float64)
         self.best_epoch = torch.full((units,), -1)
         self.best_flat = flat.detach().clone()
         self.best_state = {name: tensor.clone() for name, tensor in body.state().items()}
 
     def see(
-        self, epoch: int, values: Float[Tensor, " U"], flat: Tensor, active: Bool[Tensor, " M"]
-    ) -> Bool[Tensor, " M"]:
-        """Take an epoch's metric into account; return which members go on.
+        self, epoch: int, values: Float[Tensor, " U"], flat: Tensor, active: Bool[Tensor, " G"]
+    ) -> Bool[Tensor, " G"]:
+        """Take an epoch's metric into account; return which rows go on.
 
-        Members that rest keep the best weights they have: an improvement of theirs cannot come from training.
+        A unit that rests keeps the best weights it has: an improvement of its cannot come from training.
         """
-        improved = values.detach().cpu().to(torch.float32) < self.best - self.min_delta
-        if self.per_member:
-            improved &= active.cpu()
-        self.best = torch.where(improved, values.detach().cpu().to(torch.float32), self.best)
+        values = values.detach().cpu().double()
+        training = active.cpu().view(-1, self.rows_per_unit).any(1)
+        improved = (values < self.best - self.min_delta) & training
+        self.best = torch.where(improved, values, self.best)
         self.best_epoch = torch.where(improved, epoch, self.best_epoch)
-        members = improved.expand(len(self.body)).to(flat.device)
         if bool(improved.any()):
-            self.best_flat[members] = flat.detach()[members]
-            self.body.merge(self.best_state, self.body.state(), members)
+            rows = self._rows(improved, flat)
+            self.best_flat[rows] = flat.detach()[rows]
+            self.body.merge(self.best_state, self.body.state(), rows)
         if self.patience is None:
             return active
-        going = (epoch - self.best_epoch < self.patience).expand(len(self.body))
-        return active & going.to(active.device)
+        return active & self._rows(epoch - self.best_epoch < self.patience, flat)
 
-    def restore(self, flat: Tensor) -> None:
-        """Put the best weights back, where there were any."""
-        found = (self.best_epoch >= 0).expand(len(self.body)).to(flat.device)
+    def _rows(self, units: Tensor, like: Tensor) -> Tensor:
+        return units.repeat_interleave(self.rows_per_unit).to(like.device)
+
+    def restore(self, flat: Tensor, rows: Bool[Tensor, " G"]) -> None:
+        """Put the best weights of some rows back, where there were any."""
+        found = self._rows(self.best_epoch >= 0, flat) & rows
         with torch.no_grad():
             flat[found] = self.best_flat[found]
         self.body.merge(self.body.state(), self.best_state, found)
 
-    @property
-    def summary(self) -> int | list[int]:
-        """The best epoch, or one per member."""
-        return self.best_epoch.tolist() if self.per_member else int(self.best_epoch[0])
+    def select(self, rows: Bool[Tensor, " G"]) -> None:
+        """Go on with these rows only."""
+        units = rows.cpu().view(-1, self.rows_per_unit).all(1)
+        self.best, self.best_epoch = self.best[units], self.best_epoch[units]
+        self.best_flat = self.best_flat[rows]
+        self.best_state = {name: tensor[rows] for name, tensor in self.best_state.items()}
+
+    def best_epochs(self, runs: int) -> list[int] | list[list[int]]:
+        """For each run the best epoch, or one per member."""
+        return self.best_epoch.view(runs, -1).tolist() if self.per_member else self.best_epoch.tolist()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint must hold."""
+        state = {f"best_state.{name}": tensor for name, tensor in self.best_state.items()}
+        return {"best": self.best, "best_epoch": self.best_epoch, "best_flat": self.best_flat, **state}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `tensors` gave."""
+        self.best, self.best_epoch, self.best_flat = (
+            tensors["best"].cpu(),
+            tensors["best_epoch"].cpu(),
+            tensors["best_flat"],
+        )
+        self.best_state = {name: tensors[f"best_state.{name}"] for name in self.best_state}

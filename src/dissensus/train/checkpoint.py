@@ -1,0 +1,116 @@
+"""Checkpoints: a training that was killed at any moment goes on as if it had not been.
+
+A folder holds the last two, each a folder of its own, written whole or not at all and verified by checksum. Randomness
+is keyed by (seed, epoch, step) throughout, so counters are all that must be remembered of it; the global generator's
+state is kept too, for networks that draw from it themselves.
+"""
+
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus import storage
+from dissensus.execution import Choice
+from dissensus.train.engine import Engine
+
+log = logging.getLogger("dissensus")
+
+KIND = "dissensus.checkpoint"
+_SHARE_OF_TIME = 0.02
+_SECONDS = 10.0
+
+
+class Checkpointer:
+    """Writes an engine's state between steps, and brings it back.
+
+    Args:
+        folder: Where checkpoints go.
+        fingerprint: What the training is: a checkpoint of another training is refused.
+        seconds: Time between checkpoints. By default ten seconds, and more where writing takes more than 2 % of that.
+    """
+
+    def __init__(self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None) -> None:
+        self.folder, self.fingerprint, self.seconds = Path(folder), dict(fingerprint), seconds
+        self.written = time.perf_counter()
+        self.cost = 0.0
+
+    def __call__(self, engine: Engine) -> None:
+        """Write a checkpoint if one is due."""
+        if engine.in_epoch and not engine.feed.resumable:
+            return
+        waited = time.perf_counter() - self.written
+        if waited >= (max(_SECONDS, self.cost / _SHARE_OF_TIME) if self.seconds is None else self.seconds):
+            self.write(engine)
+
+    def write(self, engine: Engine) -> None:
+        """Write a checkpoint now, and leave the one before it in place."""
+        start = time.perf_counter()
+        tensors = {**engine.tensors(), "global generator": torch.get_rng_state()}
+        details = {
+            "fingerprint": self.fingerprint,
+            "facts": engine.facts(),
+            "threads": torch.get_num_threads(),
+            "choices": [(list(mode), choice.backend) for mode, choice in engine.body.choices.items()],
+        }
+        storage.write_folder(self.folder / f"step-{engine.steps:09d}-{engine.epoch:06d}", KIND, tensors, details)
+        for old in self.found()[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        self.written = time.perf_counter()
+        self.cost = self.written - start
+
+    def found(self) -> list[Path]:
+        """Folders of checkpoints, oldest first."""
+        return sorted(path for path in self.folder.glob("step-*") if (path / storage.MANIFEST).exists())
+
+    def begin(self, engine: Engine, resume: bool) -> bool:
+        """Bring the newest whole checkpoint back if asked to; return whether there was one."""
+        found = self.found()
+        if found and not resume:
+            raise ValueError(
+                f"{self.folder} holds a checkpoint already; pass resume=True to go on from it, or give another folder."
+            )
+        for path in reversed(found):
+            try:
+                tensors, manifest = storage.read_folder(path, KIND)
+            except storage.StorageError as reason:
+                log.warning("checkpoint passed over, going back to the one before it: %s", reason)
+                continue
+            self._check(manifest["fingerprint"], path)
+            self._restore(engine, tensors, manifest)
+            return True
+        if found:
+            raise storage.StorageError(f"no checkpoint in {self.folder} is whole; give another folder to start anew.")
+        return False
+
+    def _check(self, stored: Mapping[str, Any], path: Path) -> None:
+        keys = [key for key in {**stored, **self.fingerprint} if stored.get(key) != self.fingerprint.get(key)]
+        if keys:
+            raise storage.StorageError(
+                f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
+            )
+
+    def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
+        torch.set_rng_state(tensors.pop("global generator"))
+        if manifest["threads"] != torch.get_num_threads():
+            log.warning("using %d threads, as before the interruption", manifest["threads"])
+            torch.set_num_threads(manifest["threads"])
+        engine.body.choices = {tuple(mode): Choice(backend, {}, {}) for mode, backend in manifest["choices"]}
+        facts = manifest["facts"]
+        engine.load(tensors, facts)
+        log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
+
+
+def digest(*tensors: Tensor) -> str:
+    """A checksum of data, so that a training is not resumed on other data."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return found.hexdigest()

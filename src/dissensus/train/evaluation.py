@@ -1,0 +1,96 @@
+"""Objectives over runs, and the metric that training watches."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.axes import LossParts
+from dissensus.train.engine import Engine, RunLosses
+
+log = logging.getLogger("dissensus")
+
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+_BATCH = 1024
+
+
+def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
+    """An objective for ``[M, B, C]`` as one for ``[R, M, B, C]``: as it is for one run, under ``vmap`` for more."""
+
+    def one_by_one(outputs: Tensor, targets: Tensor, hyper: Mapping[str, Tensor]) -> LossParts:
+        each = [
+            objective(outputs[r], targets[r], **{name: value[r] for name, value in hyper.items()})
+            for r in range(len(outputs))
+        ]
+        parts = {name: torch.stack([e.parts[name] for e in each]) for name in each[0].parts}
+        return LossParts(torch.stack([e.total for e in each]), parts)
+
+    if runs == 1:
+        return one_by_one
+
+    def together(outputs: Tensor, targets: Tensor, hyper: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        total, parts = objective(outputs, targets, **hyper)
+        return total, dict(parts)
+
+    refused: list[str] = []
+
+    def batched(outputs: Tensor, targets: Tensor, hyper: Mapping[str, Tensor]) -> LossParts:
+        if not refused:
+            try:
+                return LossParts(*torch.func.vmap(together)(outputs, targets, dict(hyper)))
+            except RuntimeError as reason:
+                if "vmap" not in str(reason):
+                    raise
+                refused.append(str(reason).splitlines()[0][:200])
+                log.warning("the objective runs once per run: %s", refused[0])
+        return one_by_one(outputs, targets, hyper)
+
+    return batched
+
+
+class Validation:
+    """Computes the watched metric of all runs on held-out data."""
+
+    def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None, metric: Metric | None, per_member: bool) -> None:
+        self.x, self.y, self.rows = x, y, rows
+        """``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or None: all examples for all."""
+        self.metric, self.per_member = metric, per_member
+
+    @torch.no_grad()
+    def __call__(self, engine: Engine) -> Tensor:
+        """``[R]``, or ``[R·M]`` per member."""
+        engine.body.eval()
+        x, y = self.x, self.y
+        if self.rows is not None and engine.runs > 1:
+            own = self.rows[engine.run_ids].to(x.device)
+            pieces = [engine.outputs(x[chosen]) for chosen in own.split(_BATCH, 1)]
+            y = y[own]
+        else:
+            if self.rows is not None:
+                own = self.rows[engine.run_ids[0]].to(x.device)
+                x, y = x[own], y[own]
+            pieces = [engine.outputs(batch) for batch in x.split(_BATCH)]
+            y = y.expand(engine.runs, *y.shape)
+        values = self._values(engine, torch.cat(pieces, 2), y)
+        if not bool(values.isfinite().all()):
+            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch)
+        return values.reshape(-1).cpu()
+
+    def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.metric is not None:
+            each = [torch.as_tensor(self.metric(outputs[r], y[r])) for r in range(engine.runs)]
+            return torch.stack([self._checked(value, engine.members) for value in each])
+        total, parts = engine.losses(outputs, y, engine.hyper)
+        values: Any = parts.get("member_loss") if self.per_member else parts.get("ensemble", total)
+        if values is None:
+            checks.refuse("metric", "be given: the objective tells no `member_loss`", "none")
+        return torch.stack([self._checked(value, engine.members) for value in values])
+
+    def _checked(self, value: Tensor, members: int) -> Tensor:
+        if tuple(value.shape) != ((members,) if self.per_member else ()):
+            wanted = "one number per member" if self.per_member else "one number"
+            checks.refuse("metric", f"give {wanted}", list(value.shape))
+        return value.detach().double()

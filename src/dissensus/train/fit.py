@@ -1,0 +1,215 @@
+"""`fit`: train all members of an ensemble as one computation."""
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.axes import Objective
+from dissensus.data.batches import Augment, Source, as_pair, batches, split
+from dissensus.ensemble import Ensemble
+from dissensus.train import optim, schedules
+from dissensus.train.checkpoint import Checkpointer, digest
+from dissensus.train.engine import Engine
+from dissensus.train.evaluation import Metric, Validation, over_runs
+from dissensus.train.history import History, OnProgress, TrainingDiverged
+from dissensus.train.stopping import Watch
+
+
+def fit(
+    ensemble: Ensemble,
+    data: Source,
+    objective: Objective,
+    *,
+    epochs: int,
+    batch_size: int = 128,
+    lr: optim.PerMember = 1e-3,
+    optimizer: str = "adamw",
+    momentum: optim.PerMember = 0.0,
+    nesterov: bool = False,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: optim.PerMember = 0.0,
+    schedule: str | schedules.Schedule = "constant",
+    clip_norm: optim.PerMember | None = None,
+    frozen: Iterable[int] = (),
+    validation: tuple[Tensor, Tensor] | float | None = None,
+    metric: Metric | None = None,
+    watch: Literal["ensemble", "member"] = "ensemble",
+    patience: int | None = None,
+    min_delta: float = 0.0,
+    augment: Augment | None = None,
+    precision: Literal["float32", "bf16"] | None = None,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float | None = None,
+    progress: OnProgress | None = None,
+    seed: int = 0,
+) -> History:
+    """Train an ensemble in place and return the record of it.
+
+    All members see the same batches and take one stacked step. With an objective that has no interaction, that is what
+    M separate trainings would do, step for step.
+
+    Args:
+        ensemble: Trained where it is (``ensemble.to("cuda")`` first for a GPU). Left in its mode (train or eval).
+        data: ``(x, y)`` tensors, moved to the device whole; a ``Dataset``; or a ``DataLoader``, whose own order stands.
+        objective: ``(outputs [M, B, C], targets) -> LossParts``; bind hyperparameters with ``functools.partial``.
+        epochs: Passes over the data.
+        batch_size: Examples per step; the last batch of an epoch may be smaller.
+        lr: Learning rate, or one per member; so are ``momentum``, ``weight_decay`` and ``clip_norm``.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``, each equal to ``torch.optim``'s.
+        momentum: SGD's.
+        nesterov: SGD's.
+        betas: Adam's.
+        eps: Adam's.
+        weight_decay: L2 penalty, or decoupled decay in AdamW.
+        schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
+        clip_norm: Largest norm of a member's gradient.
+        frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
+        validation: ``(x, y)``, or the fraction of tensor data to split off (by the seed). The best epoch's weights are
+            kept at the end.
+        metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member; lower is better. By default the
+            objective's ``ensemble`` part (or its total), and its ``member_loss`` with ``watch="member"``.
+        watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
+        patience: Stop after so many epochs without an improvement by more than ``min_delta``.
+        min_delta: See ``patience``.
+        augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step).
+        precision: ``"bf16"`` runs networks under autocast; the objective always sees float32.
+        shuffle: A new order every epoch, from (seed, epoch).
+        drop_last: Leave out a smaller last batch.
+        checkpoint: A folder for checkpoints, so that a training that was killed can go on (a foreign ``DataLoader``
+            at epoch ends only).
+        resume: Go on from the newest whole checkpoint in that folder, or start where there is none.
+        checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
+        progress: Called with a `Progress` about ten times a second and at epoch ends.
+        seed: Determines data order, the validation split, dropout and augmentation.
+
+    Raises:
+        TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
+            the weights from before that step.
+    """
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        checks.count(name, value)
+    checks.count("seed", seed, 0)
+    checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
+    checks.one_of("watch", watch, ("ensemble", "member"))
+    device = ensemble.device
+    data, held_out = _separated(data, validation, seed)
+    if patience is not None:
+        checks.count("patience", patience)
+        if held_out is None:
+            checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
+    feed = batches(
+        data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
+    )
+    body, members = ensemble.body, ensemble.members
+    body.set_keys([(seed, member) for member in ensemble.member_ids])
+    flat = body.packed()
+    hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
+    settings = optim.settings(hyper, members, flat, nesterov=nesterov)
+    engine = Engine(
+        body=body,
+        flat=flat,
+        members=members,
+        losses=over_runs(objective, 1),
+        hyper={},
+        optimizer=optimizer,
+        settings=settings,
+        limit=None if clip_norm is None else optim.column("clip_norm", clip_norm, members, flat),
+        active=_active(frozen, members, device),
+        feed=feed,
+        schedule=schedules.resolved(schedule),
+        epochs=epochs,
+        autocast=autocast(precision, device),
+        progress=progress,
+    )
+    if held_out is not None:
+        x, y = held_out[0].to(device), held_out[1].to(device)
+        engine.validator = Validation(x, y, rows=None, metric=metric, per_member=watch == "member")
+        engine.watch = Watch(
+            body, flat, members=members, per_member=watch == "member", patience=patience, min_delta=min_delta
+        )
+    checkpointer = None
+    if checkpoint is not None:
+        pair = as_pair(data)
+        told = {
+            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed, "members": members,
+            "parameters": flat.shape[1], "data": digest(*pair) if pair else "a loader",
+            "objective": name_of(objective), "lr": settings.lr.flatten().tolist(), "patience": patience,
+        }  # fmt: skip
+        engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
+        checkpointer.begin(engine, resume)
+    was_training = ensemble.training
+    try:
+        engine.train()
+    finally:
+        ensemble.train(was_training)
+    if checkpointer is not None:
+        checkpointer.write(engine)
+    history = _history(engine)
+    if 0 in engine.failures:
+        raise TrainingDiverged(engine.failures[0], history)
+    return history
+
+
+def _history(engine: Engine) -> History:
+    epochs = engine.histories[0]
+    return History(
+        epochs=epochs,
+        steps=engine.steps,
+        seconds=engine.elapsed,
+        stopped_early=len(epochs) < engine.epochs,
+        best_epoch=engine.best_epochs.get(0),
+        backend=engine.backend,
+    )
+
+
+def name_of(objective: Callable[..., Any]) -> str:
+    """What an objective is, in words, as far as can be told."""
+    if isinstance(objective, functools.partial):
+        bound = ", ".join(f"{k}={name_of(v) if callable(v) else v!r}" for k, v in sorted(objective.keywords.items()))
+        return f"{name_of(objective.func)}({bound})"
+    return getattr(objective, "__qualname__", type(objective).__qualname__)
+
+
+def _separated(
+    data: Source, validation: tuple[Tensor, Tensor] | float | None, seed: int
+) -> tuple[Source, tuple[Tensor, Tensor] | None]:
+    if not isinstance(validation, float):
+        if validation is not None and (not isinstance(validation, tuple | list) or len(validation) != 2):
+            checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
+        return data, validation
+    pair = as_pair(data)
+    if pair is None:
+        checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)
+    return split(*pair, validation, seed)
+
+
+def _active(frozen: Iterable[int], members: int, device: torch.device) -> Tensor:
+    active = torch.ones(members, dtype=torch.bool)
+    for index in frozen:
+        if not -members <= index < members:
+            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
+        active[index] = False
+    if not bool(active.any()):
+        checks.refuse("frozen", "leave at least one member to train", "all of them")
+    return active.to(device)
+
+
+def autocast(precision: str | None, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which networks run."""
+    if precision in (None, "float32"):
+        return nullcontext()
+    if precision != "bf16":
+        checks.refuse("precision", "be 'float32' or 'bf16'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        checks.refuse("precision", "be 'float32' on this GPU, which has no bf16", "'bf16'")
+    return torch.autocast(device.type, dtype=torch.bfloat16)
