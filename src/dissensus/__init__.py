@@ -4,7 +4,7 @@ from dissensus import data, diversity, losses, nets, objectives, pooling, train
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
-from dissensus.train import History, Progress, TrainingDiverged, fit
+from dissensus.train import History, Progress, Sweep, TrainingDiverged, fit, sweep
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "LossParts",
     "Progress",
     "StorageError",
+    "Sweep",
     "TrainingDiverged",
     "data",
     "diversity",
@@ -23,5 +24,6 @@ __all__ = [
     "nets",
     "objectives",
     "pooling",
+    "sweep",
     "train",
 ]

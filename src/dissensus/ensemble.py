@@ -41,19 +41,19 @@ class Ensemble(nn.Module):
         self.seed = seed
         self.member_ids = list(range(members))
         try:
-            self.body: StackedMembers | MixedMembers = StackedMembers.of(_built(build, seed, members))
+            self.body: StackedMembers | MixedMembers = StackedMembers.of(fresh_members(build, seed, members))
         except ValueError as reason:
             raise ValueError(
                 f"`build` must return the same architecture at every call: {reason}. "
                 "Different architectures? Use Ensemble.from_modules."
             ) from reason
-        self._set_up(backend)
+        self.body.set_keys([(seed, member) for member in self.member_ids])
+        self._set_backend(backend)
 
-    def _set_up(self, backend: str) -> None:
+    def _set_backend(self, backend: str) -> None:
         checks.one_of("backend", backend, ["auto", *BACKENDS])
         if isinstance(self.body, StackedMembers):
             self.body.backend = backend
-        self.body.set_keys([(self.seed, member) for member in self.member_ids])
 
     @classmethod
     def from_modules(cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str = "auto") -> "Ensemble":
@@ -71,15 +71,17 @@ class Ensemble(nn.Module):
             body: StackedMembers | MixedMembers = StackedMembers.of(copy.deepcopy(module) for module in modules)
         except ValueError:
             body = MixedMembers([copy.deepcopy(module) for module in modules])
-        return cls._around(body, seed, list(range(len(modules))), backend)
+        body.set_keys([(seed, member) for member in range(len(modules))])
+        return cls.around(body, seed, list(range(len(modules))), backend)
 
     @classmethod
-    def _around(cls, body: StackedMembers | MixedMembers, seed: int, member_ids: list[int], backend: str) -> "Ensemble":
+    def around(cls, body: StackedMembers | MixedMembers, seed: int, member_ids: list[int], backend: str) -> "Ensemble":
+        """An ensemble around members that are stored already."""
         ensemble = cls.__new__(cls)
         nn.Module.__init__(ensemble)
         ensemble.seed, ensemble.member_ids, ensemble.body = seed, member_ids, body
         ensemble.train(body.training)
-        ensemble._set_up(backend)
+        ensemble._set_backend(backend)
         return ensemble
 
     def forward(self, x: Tensor, *, per_member: bool = False) -> Tensor:
@@ -117,7 +119,7 @@ class Ensemble(nn.Module):
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
-        return self._around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
+        return self.around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
 
     def _index(self, index: int) -> int:
         if not -self.members <= index < self.members:
@@ -181,7 +183,7 @@ class Ensemble(nn.Module):
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
         body = _empty_body(build, members, mixed)
         storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
-        ensemble = cls._around(body, seed, member_ids, "auto" if mixed else backend)
+        ensemble = cls.around(body, seed, member_ids, "auto" if mixed else backend)
         with torch.no_grad():
             for name, tensor in body.tensors().items():
                 tensor.data = tensors[name].to(tensor.device)
@@ -192,7 +194,8 @@ class Ensemble(nn.Module):
         return f"members={self.members}, seed={self.seed}, backend={self.backend!r}"
 
 
-def _built(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
+def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
+    """Newly initialised members of a seed, one after the other."""
     for index in range(members):
         with seeded(derived_seed(seed, index)):
             yield _checked(build())

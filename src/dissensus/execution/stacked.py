@@ -75,7 +75,7 @@ class StackedMembers(nn.Module):
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters as views of the matrix ``[M, P]``: one split, whose gradient is one concatenation."""
         params = self.trainable()
-        pieces = flat.split([p[0].numel() for p in params.values()], 1)
+        pieces = flat.split([p.shape[1:].numel() for p in params.values()], 1)
         return {name: piece.unflatten(1, p.shape[1:]) if p.ndim > 1 else piece.squeeze(1)
                 for (name, p), piece in zip(params.items(), pieces, strict=True)}  # fmt: skip
 

@@ -113,15 +113,16 @@ def html(result: dict[str, Any]) -> str:
         page.heading("What joint training does to an ensemble's diversity", 1),
         page.paragraph(
             f"An ensemble of {members} networks predicts by its average. One can train each network on its own, or "
-            "train the average itself. The second sounds better. But then networks are free to err in opposite directions, "
-            "since their errors cancel on the training data. That is called collusion: it looks like diversity and "
-            "helps little.",
+            "train the average itself. The second sounds better. But then networks are free to err in opposite "
+            "directions, since their errors cancel on the training data. That is called collusion: it looks like "
+            "diversity and helps little.",
             "lead",
         ),
         page.paragraph(
             "The knob β goes from one to the other. At β = 0 every member is trained alone; at β = 1 only the "
             f"average counts; in between, diversity is rewarded by β. Every point below is the mean of {seeds} "
-            "trainings with other splits of the data and other initial weights; bands are one standard error to either side."
+            "trainings with other splits of the data and other initial weights; bands are one standard error to either "
+            "side."
         ),
     ]
     for problem in result["problems"]:

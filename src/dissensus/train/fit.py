@@ -52,6 +52,7 @@ def fit(
     checkpoint_seconds: float | None = None,
     progress: OnProgress | None = None,
     seed: int = 0,
+    split_seed: int | None = None,
 ) -> History:
     """Train an ensemble in place and return the record of it.
 
@@ -90,7 +91,8 @@ def fit(
         resume: Go on from the newest whole checkpoint in that folder, or start where there is none.
         checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
         progress: Called with a `Progress` about ten times a second and at epoch ends.
-        seed: Determines data order, the validation split, dropout and augmentation.
+        seed: Determines data order, dropout and augmentation.
+        split_seed: Determines the validation split; by default the seed does.
 
     Raises:
         TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
@@ -102,7 +104,7 @@ def fit(
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
     checks.one_of("watch", watch, ("ensemble", "member"))
     device = ensemble.device
-    data, held_out = _separated(data, validation, seed)
+    data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     if patience is not None:
         checks.count("patience", patience)
         if held_out is None:

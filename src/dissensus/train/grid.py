@@ -1,0 +1,103 @@
+"""Grids: which runs a sweep has, and which of them share shapes."""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dissensus import checks
+
+Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+
+PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
+"""Settings of the optimiser that every run may have its own of."""
+SEEDS = ("seed", "split_seed")
+SHAPES = ("members", "batch_size")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of a grid, sorted by what each setting is for."""
+
+    point: dict[str, Any]
+    seed: int
+    split_seed: int
+    members: int
+    batch_size: int
+    optimiser: dict[str, float]
+    hyper: dict[str, float]
+    """The objective's numbers: one tensor over runs."""
+    words: dict[str, Any]
+    """The objective's other settings: runs that differ in them are trained apart."""
+    build: dict[str, Any]
+
+    @property
+    def shape(self) -> str:
+        """Runs of the same shape are trained as one computation."""
+        return repr((self.members, self.batch_size, sorted(self.words.items()), sorted(self.build.items())))
+
+
+def points(grid: Grid) -> list[dict[str, Any]]:
+    """The cartesian product of a grid in the order of its keys, or an explicit list of points.
+
+    >>> points({"beta": [0, 1], "seed": [7]})
+    [{'beta': 0, 'seed': 7}, {'beta': 1, 'seed': 7}]
+    """
+    if isinstance(grid, Mapping):
+        for key, values in grid.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
+                checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    found = [dict(point) for point in grid]
+    if not found:
+        checks.refuse("grid", "hold at least one point", "none")
+    return found
+
+
+def runs_of(
+    grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any]
+) -> list[Run]:
+    """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
+    of_objective, of_build = _free_parameters(objective), _free_parameters(build)
+    known = [*PER_RUN, *SEEDS, *SHAPES, *of_objective, *of_build]
+    runs: list[Run] = []
+    for point in points(grid):
+        for key in point:
+            checks.one_of("a key of `grid`", key, known)
+        values = {**defaults, **point}
+        hyper = {key: point[key] for key in of_objective if key in point}
+        numbers = {key: float(v) for key, v in hyper.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        seed = checks.count("seed", values["seed"], 0)
+        runs.append(
+            Run(
+                point=point,
+                seed=seed,
+                split_seed=checks.count("split_seed", values.get("split_seed", seed), 0),
+                members=checks.count("members", values["members"]),
+                batch_size=checks.count("batch_size", values["batch_size"]),
+                optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
+                hyper=numbers,
+                words={key: value for key, value in hyper.items() if key not in numbers},
+                build={key: point[key] for key in of_build if key in point and key not in SHAPES},
+            )
+        )
+    return runs
+
+
+def _free_parameters(function: Callable[..., Any]) -> list[str]:
+    """Names that a call may still set: keywords that no ``partial`` has bound, and no data."""
+    bound = set(function.keywords) if isinstance(function, functools.partial) else set()
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
+    return [name for name in names if name not in ("outputs", "targets", "logits", "labels")]
+
+
+def grouped(runs: Sequence[Run]) -> list[list[int]]:
+    """Numbers of the runs that share shapes, group by group, in the order in which they appear."""
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimiser)}", []).append(number)
+    return list(groups.values())

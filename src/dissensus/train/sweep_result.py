@@ -1,0 +1,149 @@
+"""What a sweep gives: one row per run, one ensemble per run, all outputs at once."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import checks, storage
+from dissensus.ensemble import Ensemble
+from dissensus.execution import StackedMembers
+from dissensus.train.history import History
+
+KIND = "dissensus.sweep"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``"done"``, ``"stopped early"`` or ``"failed"`` (then ``reason`` says where)."""
+
+    status: str
+    reason: str
+    history: History
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that were trained as one computation, and their members, stacked run by run."""
+
+    runs: list[int]
+    body: StackedMembers
+    members: int
+    build: dict[str, Any]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trained runs of a grid, in the grid's order."""
+
+    points: list[dict[str, Any]]
+    outcomes: list[Outcome]
+    groups: list[Group]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def run(self, index: int) -> Ensemble:
+        """One run as an ordinary ensemble (a copy)."""
+        group, place = self._find(index)
+        rows = range(place * group.members, (place + 1) * group.members)
+        body = group.body.subset(list(rows))
+        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.backend)
+
+    def _find(self, index: int) -> tuple[Group, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no run {index}: the sweep has runs 0 to {len(self) - 1}.")
+        index %= len(self)
+        return next((group, group.runs.index(index)) for group in self.groups if index in group.runs)
+
+    def history(self, index: int) -> History:
+        """The record of one run."""
+        self._find(index)
+        return self.outcomes[index].history
+
+    def table(self, *, frame: bool | None = None) -> Any:
+        """One row per run: its point, how it ended, and its last numbers.
+
+        A pandas frame where pandas is installed, else a list of dicts; ``frame`` decides between them.
+        """
+        rows = [self._row(index) for index in range(len(self))]
+        if frame is False:
+            return rows
+        try:
+            import pandas
+        except ImportError:
+            if frame:
+                raise ImportError("a frame needs pandas: pip install 'dissensus[data]'") from None
+            return rows
+        return pandas.DataFrame(rows)
+
+    def _row(self, index: int) -> dict[str, Any]:
+        outcome = self.outcomes[index]
+        last = outcome.history.epochs[-1] if outcome.history.epochs else {}
+        numbers = {name: value for name, value in last.items() if isinstance(value, float) and name != "seconds"}
+        numbers.pop("lr", None)
+        return {
+            **self.points[index],
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "epochs": len(outcome.history.epochs),
+            "best_epoch": outcome.history.best_epoch,
+            **{f"final_{name}" if name in self.points[index] else name: value for name, value in numbers.items()},
+        }
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor, batch_size: int = 1024) -> Tensor:
+        """Member outputs ``[R, M, N, ...]`` on the host, in evaluation mode, batch by batch."""
+        checks.count("batch_size", batch_size)
+        if len({group.members for group in self.groups}) > 1:
+            raise ValueError("runs have different numbers of members; use sweep.run(i).predict(x) for each run.")
+        result: Tensor | None = None
+        for group in self.groups:
+            group.body.eval()
+            device = next(group.body.parameters()).device
+            start = 0
+            for batch in x.split(batch_size):
+                found = group.body.run(None, batch.to(device), False).cpu()
+                found = found.unflatten(0, (len(group.runs), group.members))
+                if result is None:
+                    result = found.new_empty(len(self), group.members, len(x), *found.shape[3:])
+                result[group.runs, :, start : start + len(batch)] = found
+                start += len(batch)
+        if result is None:
+            checks.refuse("x", "hold at least one example", checks.shape_text(x.shape))
+        return result
+
+    def save(self, path: str | Path) -> None:
+        """Save into a folder: safetensors weights and a JSON manifest."""
+        tensors = {f"{i}/{name}": t for i, group in enumerate(self.groups) for name, t in group.body.tensors().items()}
+        details = {
+            "points": self.points,
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+            "groups": [
+                {"runs": g.runs, "members": g.members, "build": g.build, "seeds": g.seeds, "backend": g.body.backend}
+                for g in self.groups
+            ],
+        }
+        storage.write_folder(path, KIND, tensors, details)
+
+    @classmethod
+    def load(cls, path: str | Path, build: Callable[..., nn.Module]) -> "Sweep":
+        """Load what `save` wrote; ``build`` is the one the sweep was given."""
+        tensors, manifest = storage.read_folder(path, KIND)
+        groups: list[Group] = []
+        for i, entry in enumerate(manifest["groups"]):
+            one = StackedMembers.of([functools.partial(build, **entry["build"])()])
+            body = one.subset([0] * (len(entry["runs"]) * entry["members"]))
+            own = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
+            storage.check_match(path, own, {name: t.shape for name, t in body.tensors().items()})
+            for name, tensor in body.tensors().items():
+                tensor.data = own[name]
+            body.backend = entry["backend"]
+            groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"]))
+        outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
+        return cls(manifest["points"], outcomes, groups)

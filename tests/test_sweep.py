@@ -1,0 +1,244 @@
+"""Sweeps: every run equals the same run fitted alone, and nothing that happens to one run touches another."""
+
+import logging
+import math
+from functools import partial
+
+import pytest
+import torch
+from networks import NETWORKS
+
+import dissensus as ds
+from dissensus.train import memory
+
+N, BATCH = 22, 8
+augmented = partial(ds.objectives.augmented, loss="mse", pool="score")
+
+
+def regression(shape=(6,), n=N):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, 3, generator=generator, dtype=torch.float64)
+
+
+def tensors_of(ensemble):
+    return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def fitted_alone(build, data, objective, point, *, members=3, **options):
+    """The run of one point through `fit`."""
+    hyper = {key: point[key] for key in ("beta",) if key in point}
+    own = {key: point[key] for key in ("lr", "weight_decay", "momentum", "batch_size", "split_seed") if key in point}
+    seed = point.get("seed", options.pop("seed", 0))
+    ensemble = ds.Ensemble(build, point.get("members", members), seed=seed).double()
+    history = ds.fit(ensemble, data, partial(objective, **hyper), seed=seed, **{**options, **own})
+    return ensemble, history
+
+
+GRIDS = {
+    "betas": {"beta": [0.0, 0.7, 1.0]},
+    "rates and seeds": {"lr": [0.01, 0.003], "seed": [0, 4], "beta": [0.4]},
+    "decay": {"weight_decay": [0.0, 0.1], "beta": [0.4, 0.9]},
+    "shapes": {"batch_size": [8, 5], "members": [1, 3], "beta": [0.4]},
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
+def test_every_run_equals_the_same_run_fitted_alone(name, grid):
+    build, shape = NETWORKS[name]
+    data = regression(shape)
+    options = {"epochs": 7, "batch_size": BATCH, "lr": 0.01, "clip_norm": 2.0, "schedule": "cosine"}
+    swept = ds.sweep(build, data, augmented, grid=GRIDS[grid], members=3, **options)
+    assert len(swept) == math.prod(len(values) for values in GRIDS[grid].values())
+    for i, point in enumerate(swept.points):
+        alone, history = fitted_alone(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        assert swept.history(i).column("loss") == pytest.approx(history.column("loss"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_equality_over_optimisers_with_a_momentum_per_run(optimizer):
+    build, _ = NETWORKS["mlp"]
+    data = regression()
+    grid = {"momentum": [0.0, 0.9], "beta": [0.2, 0.8]}
+    options = {"epochs": 7, "batch_size": BATCH, "lr": 0.01, "optimizer": optimizer}
+    swept = ds.sweep(build, data, augmented, grid=grid, members=3, **options)
+    for i, point in enumerate(swept.points):
+        alone, _ = fitted_alone(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+
+
+@pytest.mark.parametrize("watch", ["ensemble", "member"])
+@pytest.mark.parametrize("name", ["mlp", "norm_first", "two_dropouts"])
+def test_equality_with_early_stopping_own_splits_and_compaction(name, watch):
+    build, shape = NETWORKS[name]
+    data = regression(shape, n=40)
+    grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "split_seed": [5, 6], "beta": [0.3]}
+    options = {"epochs": 25, "batch_size": BATCH, "validation": 0.3, "patience": 2, "watch": watch}
+    sizes = []
+    swept = ds.sweep(build, data, augmented, grid=grid, members=3, progress=lambda p: sizes.append(p.runs), **options)
+    stopped = [outcome.status for outcome in swept.outcomes]
+    assert stopped.count("stopped early") > 2
+    assert min(sizes) < 12, "runs that are done still cost"
+    for i, point in enumerate(swept.points):
+        alone, history = fitted_alone(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        assert swept.history(i).best_epoch == history.best_epoch
+        assert swept.history(i).stopped_early == history.stopped_early
+
+
+def test_equality_with_augmentation_and_shared_validation_data():
+    def noisy(x, generator):
+        return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+    build, _ = NETWORKS["mlp"]
+    data, held_out = regression(), regression(n=9)
+    options = {"epochs": 4, "batch_size": BATCH, "augment": noisy, "validation": held_out, "drop_last": True}
+    swept = ds.sweep(build, data, augmented, grid={"seed": [0, 1], "beta": [0.0, 0.9]}, members=3, **options)
+    for i, point in enumerate(swept.points):
+        alone, history = fitted_alone(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        assert swept.history(i).column("validation") == pytest.approx(history.column("validation"))
+
+
+def test_a_run_that_turns_nan_is_frozen_and_the_others_go_on():
+    build, _ = NETWORKS["norm_first"]
+    data = regression()
+
+    def explodes(outputs, targets, *, fuse):
+        parts = ds.objectives.independent(outputs, targets, loss="mse")
+        return ds.LossParts(parts.total * torch.where(torch.as_tensor(fuse) > 0, math.inf, 1.0), parts.parts)
+
+    options = {"epochs": 4, "batch_size": BATCH, "lr": 0.01}
+    swept = ds.sweep(build, data, explodes, grid=[{"fuse": 0.0}, {"fuse": 1.0}, {"fuse": -1.0}], members=2, **options)
+    assert [outcome.status for outcome in swept.outcomes] == ["done", "failed", "done"]
+    assert "step 0" in swept.outcomes[1].reason
+    assert swept.table(frame=False)[1]["reason"] == swept.outcomes[1].reason
+    assert swept.history(1).epochs == []
+    plain = partial(ds.objectives.independent, loss="mse")
+    alone = ds.Ensemble(build, 2).double()
+    ds.fit(alone, data, plain, **options)
+    assert_same(tensors_of(swept.run(0)), tensors_of(alone))
+    failed, fresh = tensors_of(swept.run(1)), tensors_of(ds.Ensemble(build, 2).double())
+    assert all(tensor.isfinite().all() for tensor in failed.values() if tensor.is_floating_point())
+    assert torch.equal(failed["net.1.weight"], fresh["net.1.weight"])
+
+
+def test_the_grid_reaches_the_network_and_the_objectives_words():
+    def build(width=4, depth=1):
+        return ds.nets.mlp(6, 3, (width,) * depth)
+
+    grid = {"width": [4, 7], "depth": [1, 2], "loss": ["mse", "logistic"]}
+    objective = partial(ds.objectives.joint, pool="score")
+    x, _ = regression()
+    y = torch.randint(0, 2, (N, 3)).double() * 2 - 1
+    swept = ds.sweep(build, (x, y), objective, grid=grid, members=2, epochs=1)
+    assert len(swept.groups) == 8
+    for i, point in enumerate(swept.points):
+        assert swept.run(i).member(0)[0].weight.shape == (point["width"], 6)
+
+
+def test_memory_decides_how_many_runs_go_at_once_and_changes_nothing(caplog):
+    build, _ = NETWORKS["two_dropouts"]
+    data = regression()
+    options = {"grid": {"beta": [0.0, 0.3, 0.6, 0.9, 1.0]}, "members": 3, "epochs": 3, "batch_size": BATCH}
+    whole = ds.sweep(build, data, augmented, **options)
+    with caplog.at_level(logging.INFO, "dissensus"):
+        ds.sweep(build, data, augmented, **options)
+    (told,) = [record.getMessage() for record in caplog.records if "at once" in record.getMessage()]
+    assert told.startswith("5 runs of 3 members, about ")
+    per_run = float(told.split("about ")[1].split(" MiB")[0])
+    cut = ds.sweep(build, data, augmented, max_memory=int(2.5 * max(per_run, 0.05) * 2**20), **options)
+    assert len(whole.groups) == 1
+    assert len(cut.groups) > 1
+    for i in range(5):
+        assert_same(tensors_of(cut.run(i)), tensors_of(whole.run(i)))
+    with pytest.raises(ValueError, match=r"`max_memory` must hold one run, about .* MiB; got .* smaller batches"):
+        ds.sweep(build, data, augmented, max_memory=100, **options)
+
+
+def test_saved_bytes_counts_what_autograd_keeps():
+    x = torch.randn(100, 50)
+    weight = torch.randn(50, 20, requires_grad=True)
+    assert memory.saved_bytes(lambda: (x @ weight).relu()) == 4 * (100 * 50 + 100 * 20 * 2)
+
+
+def test_table_outputs_and_errors():
+    build, _ = NETWORKS["mlp"]
+    data = regression()
+    swept = ds.sweep(build, data, augmented, grid={"beta": [0.0, 1.0], "seed": [0, 1]}, members=2, epochs=2)
+    rows = swept.table(frame=False)
+    assert [row["beta"] for row in rows] == [0.0, 0.0, 1.0, 1.0]
+    assert rows[0]["loss"] == swept.history(0).epochs[-1]["loss"]
+    frame = swept.table()
+    assert list(frame["seed"]) == [0, 1, 0, 1]
+    outputs = swept.outputs(data[0], batch_size=5)
+    assert outputs.shape == (4, 2, N, 3)
+    for i in range(4):
+        torch.testing.assert_close(outputs[i], swept.run(i).predict(data[0]))
+    with pytest.raises(IndexError, match="runs 0 to 3"):
+        swept.run(4)
+    mixed = ds.sweep(build, data, augmented, grid={"members": [1, 2], "beta": [0.0]}, epochs=1)
+    with pytest.raises(ValueError, match="different numbers of members"):
+        mixed.outputs(data[0])
+
+
+def test_save_and_load(tmp_path):
+    def build(width=4):
+        return ds.nets.mlp(6, 3, (width,), dropout=0.2)
+
+    data = regression()
+    swept = ds.sweep(build, data, augmented, grid={"beta": [0.0, 1.0], "width": [4, 6]}, members=2, epochs=2)
+    swept.save(tmp_path / "sweep")
+    loaded = ds.Sweep.load(tmp_path / "sweep", build)
+    assert loaded.table(frame=False) == swept.table(frame=False)
+    for i in range(4):
+        own, other = tensors_of(loaded.run(i)), tensors_of(swept.run(i))
+        assert all(torch.equal(own[key], other[key]) for key in own)
+    with pytest.raises(ds.StorageError, match="does not fit"):
+        ds.Sweep.load(tmp_path / "sweep", lambda width=4: ds.nets.mlp(6, 3, (width, 5)))
+
+
+def test_bad_grids_are_refused_with_a_fix(unchecked):
+    build, _ = NETWORKS["mlp"]
+    data = regression()
+
+    def refused(match, error=ValueError, **options):
+        with pytest.raises(error, match=match):
+            ds.sweep(build, options.pop("data", data), augmented, **{"epochs": 1, "grid": {"beta": [0.5]}, **options})
+
+    refused("Did you mean 'beta'", grid={"betta": [0.5]})
+    refused(r"map 'beta' to a list of values; got 0.5. One value\? Use \[0.5\]", grid={"beta": 0.5})
+    refused("at least one point", grid=[])
+    refused("theorem 5.1", grid={"beta": [0.5, 1.5]})
+    refused("missing 1 required keyword-only argument: 'beta'", error=TypeError, grid={"lr": [0.1]})
+    refused("`lr` must be a number of at least 0; got -1", grid={"lr": [0.1, -1.0], "beta": [0.5]})
+    refused("pair of tensors", data=torch.utils.data.DataLoader([1]))
+    refused("`patience` must come with", patience=2)
+
+
+def test_an_objective_that_vmap_cannot_take_runs_once_per_run(caplog):
+    build, _ = NETWORKS["mlp"]
+    data = regression()
+
+    def stubborn(outputs, targets, *, beta):
+        scale = 1.0 if float(beta) > 0 else 2.0  # reads a value: no vmap
+        total, parts = augmented(outputs, targets, beta=beta)
+        return ds.LossParts(total * scale, parts)
+
+    options = {"epochs": 3, "batch_size": BATCH, "lr": 0.01}
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        swept = ds.sweep(build, data, stubborn, grid={"beta": [0.0, 0.5]}, members=2, **options)
+    assert sum("once per run" in record.getMessage() for record in caplog.records) == 1
+    for i, point in enumerate(swept.points):
+        alone, _ = fitted_alone(build, data, stubborn, point, members=2, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
