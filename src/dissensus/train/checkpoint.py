@@ -9,7 +9,8 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ log = logging.getLogger("dissensus")
 KIND = "dissensus.checkpoint"
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0
+
+
+@contextmanager
+def threads_put_back() -> Iterator[None]:
+    """Whatever a resumed training does to the number of threads ends with it."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 class Checkpointer:
@@ -114,3 +126,14 @@ def digest(*tensors: Tensor) -> str:
         found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return found.hexdigest()
+
+
+def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
+    """Train to the end, from where a checkpoint left off if there is one."""
+    if checkpointer is None:
+        return engine.train()
+    with threads_put_back():
+        checkpointer.begin(engine, resume)
+        engine.train()
+        checkpointer.write(engine)
+    return None

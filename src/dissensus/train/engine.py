@@ -96,6 +96,7 @@ class Engine:
             if self.finished is not None:
                 self.flat = self.finished.flat
                 self.body.hang(self.flat, self.finished.state)
+                self.finished = None
             self.flat.requires_grad_(False)
 
     def _train_epoch(self) -> None:

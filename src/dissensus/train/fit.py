@@ -14,7 +14,7 @@ from dissensus.axes import Objective
 from dissensus.data.batches import Augment, Source, as_pair, batches, split
 from dissensus.ensemble import Ensemble
 from dissensus.train import optim, schedules
-from dissensus.train.checkpoint import Checkpointer, digest
+from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.history import History, OnProgress, TrainingDiverged
@@ -148,14 +148,11 @@ def fit(
             "objective": name_of(objective), "lr": settings.lr.flatten().tolist(), "patience": patience,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
-        checkpointer.begin(engine, resume)
     was_training = ensemble.training
     try:
-        engine.train()
+        train(engine, checkpointer, resume)
     finally:
         ensemble.train(was_training)
-    if checkpointer is not None:
-        checkpointer.write(engine)
     history = _history(engine)
     if 0 in engine.failures:
         raise TrainingDiverged(engine.failures[0], history)

@@ -17,7 +17,7 @@ from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train import memory, optim, schedules
-from dissensus.train.checkpoint import Checkpointer, digest
+from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.fit import autocast, name_of
@@ -173,11 +173,8 @@ def sweep(
         checkpointer = None
         if checkpoint is not None:
             checkpointer = Checkpointer(Path(checkpoint) / f"part-{index:04d}", told, checkpoint_seconds)
-            checkpointer.begin(engine, resume)
             engine.after_step = checkpointer
-        engine.train()
-        if checkpointer is not None:
-            checkpointer.write(engine)
+        train(engine, checkpointer, resume)
         done_steps += epochs * len(engine.feed)
         groups.append(Group(list(part), body, runs[part[0]].members, runs[part[0]].build, [runs[n].seed for n in part]))
         outcomes |= {number: _outcome(engine, place, epochs) for place, number in enumerate(part)}
