@@ -1,7 +1,7 @@
 """A training step of R runs × 20 MLPs (10-30-30-1, batch 32): one sweep against a loop over modules and against fits.
 
-One run, one process, medians. A step is everything: batches, forward, objective, backward, AdamW with a rate per run. The
-loop is M modules and M optimisers in Python, for one run; for R runs it is that, R times. "fits" are R calls of
+One run, one process, medians. A step is everything: batches, forward, objective, backward, AdamW with a rate per run.
+The loop is M modules and M optimisers in Python, for one run; for R runs it is that, R times. "fits" are R calls of
 `dissensus.fit`, one after the other, from one that is measured. On a GPU the sweep's step is captured in a CUDA graph.
 
 Usage: python benchmarks/sweeps.py [--runs 1 11 110] [--device cpu] [--rounds 5] [--json FILE]
@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -63,7 +64,7 @@ def epoch_seconds(runs: int, x: torch.Tensor, y: torch.Tensor, epochs: int, devi
                      backend="batched", progress=mark, device=device)  # fmt: skip
     assert len(swept) == runs
     ends = sorted(set(marks))
-    return [b - a for a, b in zip(ends[2:], ends[3:], strict=False) if b - a > 1e-5]
+    return [b - a for a, b in pairwise(ends[2:]) if b - a > 1e-5]
 
 
 def peak_flops(device: torch.device) -> float:
@@ -73,7 +74,7 @@ def peak_flops(device: torch.device) -> float:
     times = []
     for _ in range(7):
         start = synchronised(device)
-        a @ a
+        torch.mm(a, a)
         times.append(synchronised(device) - start)
     return 2 * size**3 / median(times)
 
@@ -113,8 +114,9 @@ def main() -> None:
         row = {"runs": runs, "networks": networks, "loop_ms": 1e3 * by_loop, "fits_ms": 1e3 * by_fits,
                "sweep_ms": 1e3 * step, "us_per_network": 1e6 * step / networks, "peak_share": share}  # fmt: skip
         rows.append(row)
-        print(f"{runs:6d} {networks:9,d} {1e3 * by_loop:9.1f} {1e3 * by_fits:9.1f} {1e3 * step:9.2f}"
-              f" {1e6 * step / networks:11.2f} {by_loop / step:7.1f}x {by_fits / step:7.1f}x {share:8.1%}", flush=True)  # fmt: skip
+        cells = f"{runs:6d} {networks:9,d} {1e3 * by_loop:9.1f} {1e3 * by_fits:9.1f} {1e3 * step:9.2f}"
+        ratios = f"{by_loop / step:7.1f}x {by_fits / step:7.1f}x {share:8.1%}"
+        print(f"{cells} {1e6 * step / networks:11.2f} {ratios}", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"made": made, "peak_gflops": peak / 1e9, "rows": rows}, indent=1) + "\n")
 

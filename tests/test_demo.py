@@ -33,12 +33,13 @@ def test_defaults_keep_the_promise():
         assert len(settings.betas) >= 5
         assert all(0 <= beta <= 1 for beta in settings.betas)
         assert settings.members == 5
-    assert len(demo.Settings().seeds) >= 3
+    assert demo.Settings().betas == tuple(i / 10 for i in range(11))
+    assert len(demo.Settings().seeds) == 5
 
 
 def test_result_holds_every_run_and_decomposes(result):
     runs = result["runs"]
-    assert len(runs) == 2 * 5 * 2
+    assert len(runs) == 3 * 5 * 2
     assert json.loads(json.dumps(result)) == json.loads(json.dumps(result))
     for run in runs:
         for part in (run["train"], run["test"]):
@@ -55,7 +56,8 @@ def fake(errors_first, errors_last):
     """A result of two β whose ensemble errors over seeds are given."""
     runs = [
         {"problem": "p", "beta": beta, "seed": seed, "train": {"ensemble": 0.1},
-         "test": {"ensemble": error, "individual": error + spread, "diversity": spread}}
+         "test": {"ensemble": error, "individual": error + spread, "diversity": spread},
+         "bias_share": 0.5, "rise": [0.1, 0.2, 0.3]}
         for beta, errors, spread in ((0.0, errors_first, 0.1), (1.0, errors_last, 0.4))
         for seed, error in enumerate(errors)
     ]  # fmt: skip
@@ -74,7 +76,7 @@ def test_findings_follow_the_numbers():
 
 def test_page_is_self_contained(report):
     text = report.read_text()
-    assert text.count("<figure>") == 6
+    assert text.count("<figure>") == 15
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     assert "<script" not in text
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http://www.w3.org", "")
@@ -114,7 +116,7 @@ def test_page_in_a_real_browser(report, tmp_path, width):
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout).group(1))
     assert found["errors"] == []
     assert "CONSOLE" not in done.stderr, done.stderr
-    assert len(found["svgs"]) == 6
+    assert len(found["svgs"]) == 15
     for box_width, box_height, marks in found["svgs"]:
         assert box_width > 200
         assert box_height > 100
@@ -129,7 +131,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert "diversity" in done.output
     assert "report.html" in done.output.replace("\n", "")
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
-    assert len(json.loads((tmp_path / "demo" / "results.json").read_text())["runs"]) == 20
+    assert len(json.loads((tmp_path / "demo" / "results.json").read_text())["runs"]) == 30
     (tmp_path / "file").write_text("")
     refused = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "file")])
     assert refused.exit_code == 2

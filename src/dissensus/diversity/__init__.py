@@ -12,12 +12,16 @@ from dissensus.diversity.closed_forms import (
     score_kl,
     vote_disagreement,
 )
+from dissensus.diversity.collusion import bias_share, codependence, debias
 from dissensus.diversity.decomposition import decompose
 
 __all__ = [
     "ambiguity",
     "beta_approximation",
+    "bias_share",
     "brier_variance",
+    "codependence",
+    "debias",
     "decompose",
     "exponential_family",
     "hessian_form",

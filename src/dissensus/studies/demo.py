@@ -9,15 +9,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import dissensus
 from dissensus import nets
-from dissensus.axes import Decomposition, Pool
+from dissensus.axes import Pool
 from dissensus.data import samples
-from dissensus.diversity import decompose
-from dissensus.ensemble import Ensemble
+from dissensus.diversity import bias_share, codependence, decompose
 from dissensus.objectives import augmented
-from dissensus.train import Progress, fit
+from dissensus.train import Progress, sweep
+
+DROPS = (0.2, 0.4, 0.6)
+"""Shares of members that are left out to see how much the others lean on them."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +28,28 @@ class Problem:
     """One data set of the demo and how it is trained."""
 
     name: str
+    data: str
     title: str
     loss: str
     loss_name: str
     pool: Pool
+    pool_name: str
     hidden: tuple[int, ...]
     epochs: int
     batch_size: int
     lr: float
 
 
+_DIGITS = {"data": "digits", "loss": "cross_entropy", "loss_name": "cross-entropy", "hidden": (64, 64), "epochs": 25,
+           "batch_size": 64, "lr": 2e-3}  # fmt: skip
 PROBLEMS = (
-    Problem("diabetes", "Diabetes: predict a disease score (regression)", "mse", "squared error",
-            "score", (30, 30), 60, 32, 2e-3),
-    Problem("digits", "Digits: recognise handwritten digits (classification)", "cross_entropy", "cross-entropy",
-            "probability", (64, 64), 40, 64, 2e-3),
+    Problem(name="diabetes", data="diabetes", title="Diabetes: predict a disease score", loss="mse",
+            loss_name="squared error", pool="score", pool_name="predictions", hidden=(30, 30), epochs=60, batch_size=32,
+            lr=2e-3),
+    Problem(name="digits", title="Digits: recognise handwritten digits, averaging probabilities", pool="probability",
+            pool_name="probabilities", **_DIGITS),
+    Problem(name="digits, scores", title="Digits: the same, averaging scores before the softmax", pool="score",
+            pool_name="scores", **_DIGITS),
 )  # fmt: skip
 
 
@@ -47,37 +57,36 @@ PROBLEMS = (
 class Settings:
     """What the demo runs."""
 
-    betas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
-    seeds: tuple[int, ...] = (0, 1, 2)
+    betas: tuple[float, ...] = tuple(i / 10 for i in range(11))
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     members: int = 5
     epoch_share: float = 1.0
     """Share of each problem's epochs that is trained."""
 
 
-FAST = Settings(betas=(0.0, 0.5, 0.75, 0.9, 1.0), seeds=(0, 1), epoch_share=0.25)
+FAST = Settings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.3)
 
 OnStep = Callable[[str, float, Progress], None]
 """Called with what is being trained, the share of the whole demo that is done, and the training's progress."""
 
 
 def run(settings: Settings, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Train every ensemble of the demo; the result holds numbers only and goes into a JSON file as it is."""
+    """Train every ensemble of the demo; the result holds numbers only and goes into a JSON file as it is.
+
+    Each seed has a split of the data of its own; on it, all values of β are one sweep.
+    """
     started = time.perf_counter()
-    total = len(PROBLEMS) * len(settings.betas) * len(settings.seeds)
+    sweeps = [(problem, seed) for problem in PROBLEMS for seed in settings.seeds]
     runs: list[dict[str, Any]] = []
-    for problem in PROBLEMS:
-        for seed in settings.seeds:
-            for beta in settings.betas:
-                label = f"{problem.name}  β={beta:g}  seed {seed}"
-                done = len(runs)
+    for done, (problem, seed) in enumerate(sweeps):
 
-                def report(p: Progress, label: str = label, done: int = done) -> None:
-                    if on_step is not None:
-                        on_step(label, (done + p.step / p.steps) / total, p)
+        def report(p: Progress, label: str = f"{problem.name}, seed {seed}", done: int = done) -> None:
+            if on_step is not None:
+                on_step(label, (done + p.step / p.steps) / len(sweeps), p)
 
-                runs.append(_one(problem, beta, seed, settings, report))
+        runs += _swept(problem, seed, settings, report)
     return {
-        "settings": asdict(settings),
+        "settings": {**asdict(settings), "drops": DROPS},
         "problems": [asdict(problem) for problem in PROBLEMS],
         "runs": runs,
         "made": {
@@ -87,29 +96,38 @@ def run(settings: Settings, on_step: OnStep | None = None) -> dict[str, Any]:
             "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
             "command": " ".join(["dissensus", *sys.argv[1:]]),
             "seconds": time.perf_counter() - started,
-            "networks": total * settings.members,
+            "networks": len(runs) * settings.members,
         },
     }
 
 
-def _one(
-    problem: Problem, beta: float, seed: int, settings: Settings, report: Callable[[Progress], None]
-) -> dict[str, Any]:
-    sample = samples.load(problem.name, seed=seed)
-    inputs = sample.train[0].shape[1]
-    ensemble = Ensemble(partial(nets.mlp, inputs, sample.outputs, problem.hidden), settings.members, seed=seed)
-    objective = partial(augmented, beta=beta, loss=problem.loss, pool=problem.pool)
-    epochs = max(1, round(problem.epochs * settings.epoch_share))
-    fit(ensemble, sample.train, objective, epochs=epochs, batch_size=problem.batch_size, lr=problem.lr, seed=seed,
-        progress=report)  # fmt: skip
-    result: dict[str, Any] = {"problem": problem.name, "beta": beta, "seed": seed}
-    for part, (x, y) in (("train", sample.train), ("test", sample.test)):
-        outputs = ensemble.predict(x)
-        result[part] = _means(decompose(outputs, y, loss=problem.loss, pool=problem.pool))
-        if sample.task == "classification":
-            result[part]["wrong"] = _means(decompose(outputs, y, loss="zero_one", pool="probability"))
-    return result
+def epochs_of(problem: dict[str, Any], settings: dict[str, Any]) -> int:
+    """Epochs that were trained."""
+    return max(1, round(problem["epochs"] * settings["epoch_share"]))
 
 
-def _means(split: Decomposition) -> dict[str, Any]:
-    return {name: float(value.mean()) for name, value in split._asdict().items()}
+def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Progress], None]) -> list[dict[str, Any]]:
+    sample = samples.load(problem.data, seed=seed)
+    build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
+    objective = partial(augmented, loss=problem.loss, pool=problem.pool)
+    swept = sweep(
+        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, lr=problem.lr,
+        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, seed=seed, progress=report,
+    )  # fmt: skip
+    outputs = {part: swept.outputs(x) for part, (x, _) in (("train", sample.train), ("test", sample.test))}
+    results: list[dict[str, Any]] = []
+    for i, beta in enumerate(settings.betas):
+        result: dict[str, Any] = {"problem": problem.name, "beta": beta, "seed": seed}
+        for part, (_, y) in (("train", sample.train), ("test", sample.test)):
+            parts = decompose(outputs[part][i], y, loss=problem.loss, pool=problem.pool)
+            result[part] = {name: float(value.mean()) for name, value in parts._asdict().items()}
+        results.append({**result, **_collusion(outputs["test"][i], sample.test[1], problem)})
+    return results
+
+
+def _collusion(outputs: Tensor, y: Tensor, problem: Problem) -> dict[str, Any]:
+    """The share of diversity that is constant bias, and the rise of error when members are dropped."""
+    averaged = outputs.softmax(-1) if problem.pool == "probability" else outputs
+    whole = float(decompose(outputs, y, loss=problem.loss, pool=problem.pool).ensemble.mean())
+    rises = [codependence(outputs, y, loss=problem.loss, pool=problem.pool, drop=drop) for drop in DROPS]
+    return {"bias_share": float(bias_share(averaged)), "rise": [float(rise.mean()) / whole for rise in rises]}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dissensus.studies import figures, page
+from dissensus.studies.demo import epochs_of
 
 Run = dict[str, Any]
 Quantity = Callable[[Run], float]
@@ -16,6 +17,8 @@ QUANTITIES: dict[str, Quantity] = {
     "relative": lambda run: run["test"]["diversity"] / run["test"]["ensemble"],
     "train": lambda run: run["train"]["ensemble"],
     "gap": lambda run: run["test"]["ensemble"] - run["train"]["ensemble"],
+    "bias": lambda run: 100 * run["bias_share"],
+    **{f"rise {i}": lambda run, i=i: 100 * run["rise"][i] for i in range(3)},
 }
 
 
@@ -47,9 +50,9 @@ def finding(result: dict[str, Any], problem: str) -> str:
     member = last["member"] / first["member"]
     how = "worse" if member > 1 else "better"
     return (
-        f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity grew {ratio:.2g}-fold "
+        f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity grew {_round(ratio)}-fold "
         f"({first['diversity']:.3g} to {last['diversity']:.3g}), and members on their own got {how}: their error is "
-        f"{member:.2g} times what it was. {change}"
+        f"{_round(member)} times what it was. {change}"
     )
 
 
@@ -80,6 +83,7 @@ def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tup
         return figures.Line(label, over_seeds(result, name, QUANTITIES[quantity]))
 
     parts = [line("members on their own", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
+    rises = [line(f"{drop:.0%} of members", f"rise {i}") for i, drop in enumerate(result["settings"]["drops"])]
     panels = [
         (
             figures.Panel("Error and diversity", f"{loss}, test data", parts),
@@ -96,6 +100,17 @@ def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tup
             figures.Panel("Train-test gap", f"{loss}", [line("test less training error", "gap")]),
             "The ensemble's error on new data less its error on the data it was trained on. Diversity that only fits "
             "the training data makes this gap wider.",
+        ),
+        (
+            figures.Panel("Diversity that is mere bias", "% of diversity removed", [line("", "bias")]),
+            f"Shift each member's {problem['pool_name']} by a constant so that all agree on average. That changes no "
+            "prediction of the ensemble. The diversity that vanishes was never more than members leaning to opposite "
+            "sides.",
+        ),
+        (
+            figures.Panel("When members are dropped", "% rise of the ensemble's error", rises),
+            "Leave some members out at random and see how much worse the ensemble gets. Members whose errors must "
+            "cancel cannot do without each other.",
         ),
     ]
     drawn = []
@@ -138,12 +153,16 @@ def html(result: dict[str, Any]) -> str:
     return page.page("dissensus: what joint training does to diversity", body)
 
 
-TABLE_HEADER = ("β", "ensemble", "members", "diversity", "diversity/error", "train error", "gap")
+TABLE_HEADER = ("β", "ensemble", "members", "diversity", "div/err", "gap", "bias %", "drop 20%")
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def table_rows(result: dict[str, Any], problem: str) -> list[list[str]]:
     """The numbers behind the figures, as text."""
-    names = ("ensemble", "member", "diversity", "relative", "train", "gap")
+    names = ("ensemble", "member", "diversity", "relative", "gap", "bias", "rise 0")
     return [[f"{row['beta']:g}", *(f"{row[n]:.3g}" for n in names)] for row in summary_rows(result, problem)]
 
 
@@ -160,8 +179,7 @@ def _provenance(result: dict[str, Any], made: dict[str, Any]) -> list[tuple[str,
         (
             "training",
             "; ".join(
-                f"{p['name']}: AdamW {p['lr']:g}, {max(1, round(p['epochs'] * settings['epoch_share']))} epochs, "
-                f"batches of {p['batch_size']}"
+                f"{p['name']}: AdamW {p['lr']:g}, {epochs_of(p, settings)} epochs, batches of {p['batch_size']}"
                 for p in result["problems"]
             ),
         ),

@@ -1,0 +1,95 @@
+"""Is diversity made by opposite biases, and do members lean on each other? (collusion paper, section 6.1)"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks, pooling
+from dissensus.axes import PerExampleLoss, Pool
+from dissensus.diversity.closed_forms import ambiguity
+from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
+from dissensus.pooling import Weights
+
+_NUMBERS_AT_ONCE = 2**24
+
+
+def debias(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "M B C"]:
+    r"""Take each member's constant bias away; the ensemble's mean prediction stays as it is.
+
+    .. math:: f_j(x_i) - b_j, \qquad b_j = \frac1N \sum_i \left(f_j(x_i) - \bar f(x_i)\right)
+
+    (collusion paper, appendix C.1: of all constants that cancel in the mean, these leave the least diversity.) Give it
+    all examples at once: the bias is a mean over them. It acts on what is averaged: values for regression, logits for
+    score averaging, probabilities for probability averaging. Debiased probabilities still sum to one but may leave
+    [0, 1]; measure them by their spread (`ambiguity`), not by a logarithm.
+
+    M=1 and identical members come back unchanged.
+
+    >>> debias(torch.tensor([[[1.0], [2.0]], [[3.0], [6.0]]])).squeeze(-1)
+    tensor([[2.5000, 3.5000],
+            [1.5000, 4.5000]])
+    """
+    checks.member_outputs(outputs)
+    mean = pooling.mean_output(outputs, weights)
+    return outputs - (outputs - mean).mean(1, keepdim=True)
+
+
+def bias_share(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, ""]:
+    """Share of the members' spread that `debias` removes: 1 − DIV_debiased / DIV (collusion paper, Figure 3).
+
+    Spread is squared distance (`ambiguity`): equation 1's diversity for values, the Brier score's for probabilities.
+    From 0 to 1; zero where there is no spread.
+
+    >>> bias_share(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]))
+    tensor(1.)
+    """
+    before, after = ambiguity(outputs, weights).mean(), ambiguity(debias(outputs, weights), weights).mean()
+    return torch.where(before > 0, 1 - after / before.clamp_min(torch.finfo(before.dtype).tiny), 0.0)
+
+
+def codependence(
+    outputs: Float[Tensor, "M B C"],
+    targets: Tensor,
+    *,
+    loss: str | PerExampleLoss,
+    pool: Pool,
+    drop: float = 0.2,
+    repeats: int = 100,
+    seed: int = 0,
+) -> Float[Tensor, " B"]:
+    """How much the ensemble's loss rises, per example, when a share of members is dropped at random.
+
+    (Collusion paper, section 6.1, Figure 4; members weigh equally.) ``int(M · drop)`` members are dropped, a fresh
+    choice for every example and repeat, and the mean over repeats is returned. For squared error no sampling is
+    needed: with K of M members kept, the expected rise is DIV · (M − K) / (K (M − 1)), exactly.
+
+    Dropping fewer than one member gives zeros; so do identical members.
+
+    >>> outputs, targets = torch.tensor([[[0.0]], [[2.0]], [[4.0]]]), torch.tensor([2.0])
+    >>> codependence(outputs, targets, loss="mse", pool="score", drop=0.4)
+    tensor([0.6667])
+    """
+    members, batch, _ = checks.member_outputs(outputs)
+    check_pool(loss, pool)
+    checks.number("drop", drop, 0, 1)
+    checks.count("repeats", repeats)
+    kept = members - int(members * drop)
+    if kept < 1:
+        checks.refuse("drop", f"leave at least one of {members} members", drop)
+    if kept == members:
+        return outputs.new_zeros(batch)
+    if loss == "mse":
+        return ambiguity(outputs) * (members - kept) / (kept * (members - 1))
+    _, whole = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros_like(whole)
+    at_once = max(1, min(repeats, _NUMBERS_AT_ONCE // outputs.numel()))
+    for start in range(0, repeats, at_once):
+        count = min(at_once, repeats - start)
+        draws = torch.rand(members, count * batch, generator=generator).to(outputs.device)
+        chosen = draws.argsort(0)[:kept].unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
+        subset = outputs.repeat(1, count, 1).gather(0, chosen)
+        repeated = targets.repeat(count, *[1] * (targets.ndim - 1))
+        _, reduced = member_and_ensemble_loss(subset, repeated, loss=loss, pool=pool, weights=None)
+        total += reduced.view(count, batch).sum(0)
+    return total / repeats - whole
