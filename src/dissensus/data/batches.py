@@ -93,19 +93,29 @@ class TensorBatches:
         With one run ``x [B, ...], y [B, ...]``. With more, ``y [R, B, ...]``, and ``x [R, B, ...]`` unless all runs see
         the same batches: then ``x [B, ...]``.
         """
-        orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
-        steps = list(orders.split(self.batch_size, 1))
-        for step in range(start, len(self)):
-            x, y = self.x[steps[step]], self.y[steps[step]]
+        for step, chosen in list(enumerate(self.chosen(index)))[start:]:
+            x, y = self.x[chosen], self.y[chosen]
             if self.augment is not None:
                 seeds = [self.seeds[run] for run in self._leaders]
                 x = torch.stack([augmented(self.augment, b, s, index, step) for b, s in zip(x, seeds, strict=True)])
-            if len(self.seeds) == 1:
-                yield x[0], y[0]
-            elif len(self._leaders) == 1:
-                yield x[0], y.expand(len(self.seeds), *y.shape[1:])
-            else:
-                yield x[self._group_of], y[self._group_of]
+            yield self._dealt(x, y)
+
+    def chosen(self, index: int) -> list[Int[Tensor, "U B"]]:
+        """The examples of every step of an epoch, on the device, for each of the U distinct orders."""
+        orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
+        return list(orders.split(self.batch_size, 1))[: len(self)]
+
+    def gathered(self, chosen: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
+        """The batch of one step, without augmentation."""
+        return self._dealt(self.x[chosen], self.y[chosen])
+
+    def _dealt(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Distinct batches ``[U, B, ...]`` as the runs see them."""
+        if len(self.seeds) == 1:
+            return x[0], y[0]
+        if len(self._leaders) == 1:
+            return x[0], y.expand(len(self.seeds), *y.shape[1:])
+        return x[self._group_of], y[self._group_of]
 
 
 def augmented(augment: Augment, x: Tensor, seed: int, epoch: int, step: int) -> Tensor:

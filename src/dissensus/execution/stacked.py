@@ -156,7 +156,8 @@ class StackedMembers(nn.Module):
         """Write some members' (bool ``[M]``) rows of ``source`` into ``into``, both as `state` gives them."""
         with torch.no_grad():
             for name, tensor in into.items():
-                tensor[members] = source[name][members]
+                chosen = members.view(-1, *[1] * (tensor.ndim - 1))
+                tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
 
 
 def signature(network: nn.Module) -> list[tuple[object, ...]]:

@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +24,19 @@ Validator = Callable[["Engine"], Tensor]
 """The watched metric of every run, ``[R]``, or of every member, ``[R·M]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
+
+
+@runtime_checkable
+class CapturedSteps(Protocol):
+    """See `dissensus.train.capture`."""
+
+    def steps(self, engine: "Engine", factors: Tensor) -> Iterator[int]:
+        """Do the steps of the rest of an epoch; give the number of examples of each."""
+        ...
+
+    def forget(self) -> None:
+        """Shapes or branches have changed: capture anew."""
+        ...
 
 
 @dataclass
@@ -48,6 +61,8 @@ class Engine:
     progress: OnProgress | None = None
     after_step: Callable[["Engine"], None] | None = None
     """Called between steps: the moment for a checkpoint."""
+    captured: "CapturedSteps | None" = None
+    """Does steps by replaying a graph, on a GPU."""
 
     epoch: int = 0
     in_epoch: int = 0
@@ -72,6 +87,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.flat.requires_grad_()
+        self.resting = not bool(self.active.all())
         self.state = optim.fresh_state(self.optimizer, self.flat.detach(), self.settings.momentum)
         self.run_ids = list(range(len(self.flat) // self.members))
         self.histories = {run: [] for run in self.run_ids}
@@ -103,11 +119,13 @@ class Engine:
         self.body.train()
         if self.in_epoch == 0:
             self.backup = {name: tensor.clone() for name, tensor in self.body.state().items()}
-            self.sums, self.examples = {}, 0
+            self.examples = 0
+            for total in self.sums.values():
+                total.zero_()
         when = self.epoch + torch.arange(len(self.feed), dtype=self.flat.dtype) / len(self.feed)
         factors = self.schedule(when, float(self.epochs)).to(self.flat.device)
-        for x, y in self.feed.epoch(self.epoch, self.in_epoch):
-            self._add(self._step(x, y, factors[self.in_epoch]), len(y) if self.runs == 1 else y.shape[1])
+        for examples in self._steps(factors):
+            self.examples += examples
             self.in_epoch += 1
             self.steps += 1
             if self.failures and not bool(self.active.any()):
@@ -119,6 +137,15 @@ class Engine:
         self._end_epoch(float(factors[-1]))
         if self.after_step is not None and self.runs:
             self.after_step(self)
+
+    def _steps(self, factors: Tensor) -> Iterator[int]:
+        """Do the steps of the rest of an epoch; give the number of examples of each."""
+        if self.captured is not None:
+            yield from self.captured.steps(self, factors)
+            return
+        for x, y in self.feed.epoch(self.epoch, self.in_epoch):
+            self.step(x, y, factors[self.in_epoch])
+            yield len(y) if self.runs == 1 else y.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold, as tensors."""
@@ -154,6 +181,7 @@ class Engine:
         self.flat, self.active = flat.requires_grad_(), groups[""]["active"]
         self.state, self.backup = groups.get("state", {}), groups.get("backup", {})
         self.sums = groups.get("sums", {})
+        self.resting = not bool(self.active.all())
         if self.watch is not None:
             self.watch.load(groups["watch"])
         finished = groups.get("finished")
@@ -174,56 +202,72 @@ class Engine:
             outputs = outputs.float()
         return outputs.unflatten(0, (self.runs, self.members))
 
-    def _step(self, x: Tensor, y: Tensor, factor: Tensor) -> LossParts:
+    def step(self, x: Tensor, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
-        body, flat, active = self.body, self.flat, self.active
-        resting = not bool(active.all())
-        before = {name: tensor.clone() for name, tensor in body.state().items()} if resting else {}
-        outputs = self.outputs(x, body.views(flat))
+        outputs, parts, grad = self.gradient(x, y)
+        with torch.no_grad():
+            # A sum is finite only if every entry is, and it is one number to read back.
+            going = self.active.view(self.runs, self.members).any(1)
+            if not math.isfinite(float(torch.where(going, parts.total, 0.0).sum() + grad.sum())):
+                grad = self._fail(outputs, parts, grad)
+            self.update(grad, factor)
+            self.add(parts, len(y) if self.runs == 1 else y.shape[1])
+
+    def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+        """Outputs, losses and the gradient of all rows; rows that rest get none, and keep their buffers."""
+        body, active = self.body, self.active
+        before = {name: tensor.clone() for name, tensor in body.state().items()} if self.resting else {}
+        outputs = self.outputs(x, body.views(self.flat))
         self.backend = body.ran
         if self.steps == 0:
             _check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
         parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
-        going = active.view(self.runs, self.members).any(1)
-        total = torch.where(going, parts.total, 0.0).sum() if resting else parts.total.sum()
-        (grad,) = torch.autograd.grad(total, flat)
-        with torch.no_grad():
-            if resting:
-                body.merge(body.state(), before, ~active)
-                grad = torch.where(active.unsqueeze(1), grad, 0.0)
-            # A sum is finite only if every entry is, and it is one number to read back.
-            if not math.isfinite(float(total + grad.sum())):
-                grad, active = self._fail(outputs, parts, grad)
-            if self.limit is not None:
-                grad = optim.clipped(grad, self.limit)
-            now = replace(self.settings, lr=self.settings.lr * factor)
-            optim.OPTIMIZERS[self.optimizer](flat, grad, self.state, now, active.unsqueeze(1).to(flat.dtype))
-        return parts
+        total = parts.total
+        if self.resting:
+            total = torch.where(active.view(self.runs, self.members).any(1), total, 0.0)
+        (grad,) = torch.autograd.grad(total.sum(), self.flat)
+        if self.resting:
+            body.merge(body.state(), before, ~active)
+            grad = torch.where(active.unsqueeze(1), grad, 0.0)
+        return outputs, parts, grad
 
-    def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Freeze the runs that met NaN or infinity, put their statistics back, and note step, part and members."""
+    def update(self, grad: Float[Tensor, "G P"], factor: Tensor) -> None:
+        """Clip and step; reads nothing back from the device."""
+        if self.limit is not None:
+            grad = optim.clipped(grad, self.limit)
+        now = replace(self.settings, lr=self.settings.lr * factor)
+        active = self.active.unsqueeze(1).to(grad.dtype)
+        optim.OPTIMIZERS[self.optimizer](self.flat, grad, self.state, now, active)
+
+    def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> Tensor:
+        """Freeze the runs that met NaN or infinity; the gradient of the others."""
         rows = self.active.view(self.runs, self.members)
         bad = ~(parts.total.isfinite() & grad.view(self.runs, -1).isfinite().all(1)) & rows.any(1)
         for run in bad.nonzero().flatten().tolist():
-            part, members = _culprit(outputs[run], parts, grad.view(self.runs, self.members, -1)[run], run)
+            part, members = culprit(outputs[run], parts, grad.view(self.runs, self.members, -1)[run], run)
             self.failures[self.run_ids[run]] = Failure(self.steps, part, members)
-        bad_rows = bad.repeat_interleave(self.members)
+        self.freeze(bad)
+        return torch.where(self.active.unsqueeze(1), grad, 0.0)
+
+    def freeze(self, runs: Bool[Tensor, " R"]) -> None:
+        """Stop runs where they are, and put statistics that NaN has spoilt back to where the epoch began."""
+        rows = runs.repeat_interleave(self.members)
         own = self.body.state()
         spoilt = {
             name: self.backup[name]
             for name, tensor in own.items()
             if tensor.is_floating_point() and not bool(tensor.isfinite().all())
         }
-        self.body.merge({name: own[name] for name in spoilt}, spoilt, bad_rows)
-        self.active = self.active & ~bad_rows
-        return torch.where(self.active.unsqueeze(1), grad, 0.0), self.active
+        self.body.merge({name: own[name] for name in spoilt}, spoilt, rows)
+        self.active.logical_and_(~rows)
+        self.resting = True
 
     def _end_epoch(self, factor: float) -> None:
         values = self._means()
         watched = None
         if self.validator is not None and self.watch is not None:
             watched = self.validator(self)
-            self.active = self.watch.see(self.epoch, watched, self.flat, self.active)
+            self.active.copy_(self.watch.see(self.epoch, watched, self.flat, self.active))
         going = self.active.view(self.runs, self.members).any(1).cpu()
         for r, run in enumerate(self.run_ids):
             entry = {"epoch": self.epoch, "lr": factor, **{name: value[r] for name, value in values.items()}}
@@ -238,6 +282,10 @@ class Engine:
         self.epoch, self.in_epoch = self.epoch + 1, 0
         if not bool(going.all()):
             self._retire(~going)
+        resting = not bool(self.active.all())
+        if resting != self.resting and self.captured is not None:
+            self.captured.forget()
+        self.resting = resting
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside, with their best weights, and go on with the others as a smaller computation."""
@@ -275,13 +323,16 @@ class Engine:
             self.watch.select(rows)
         if isinstance(self.feed, TensorBatches) and kept:
             self.feed.select(kept)
+        self.sums = {}
+        if self.captured is not None:
+            self.captured.forget()
 
-    def _add(self, parts: LossParts, examples: int) -> None:
-        self.examples += examples
+    def add(self, parts: LossParts, examples: int) -> None:
+        """Add a step's losses to the epoch's sums, on the device."""
         for name, value in (("loss", parts.total), *parts.parts.items()):
-            held = self.sums.get(name)
-            value = value.detach()
-            self.sums[name] = value * examples if held is None else held.add_(value, alpha=examples)
+            if name not in self.sums:
+                self.sums[name] = torch.zeros_like(value)
+            self.sums[name].add_(value.detach(), alpha=examples)
 
     def _means(self) -> dict[str, list[Any]]:
         return {name: (total / self.examples).tolist() for name, total in self.sums.items()}
@@ -325,7 +376,7 @@ def _rows(tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     return {name: tensor[rows] for name, tensor in tensors.items()}
 
 
-def _culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
+def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
     """What was not finite in a run, and whose it was."""
     own = {name: part[run] for name, part in parts.parts.items()}
     spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}

@@ -17,10 +17,11 @@ from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train import memory, optim, schedules
+from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fit import autocast, name_of
+from dissensus.train.fitting import autocast, name_of
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.stopping import Watch
@@ -168,6 +169,7 @@ def sweep(
         body = body_of(part)
         body.backend = backend
         engine = engine_of(part, body)
+        engine.captured = graph_steps(engine)
         if progress is not None:
             engine.progress = functools.partial(_shifted, progress, done_steps, total_steps)
         checkpointer = None

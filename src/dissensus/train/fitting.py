@@ -14,6 +14,7 @@ from dissensus.axes import Objective
 from dissensus.data.batches import Augment, Source, as_pair, batches, split
 from dissensus.ensemble import Ensemble
 from dissensus.train import optim, schedules
+from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
@@ -139,6 +140,7 @@ def fit(
         engine.watch = Watch(
             body, flat, members=members, per_member=watch == "member", patience=patience, min_delta=min_delta
         )
+    engine.captured = graph_steps(engine)
     checkpointer = None
     if checkpoint is not None:
         pair = as_pair(data)

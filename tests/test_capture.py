@@ -1,0 +1,134 @@
+"""Captured steps: the same training as eager steps. On the CPU a "graph" is the captured function itself."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from networks import NETWORKS
+
+import dissensus as ds
+from dissensus.train import capture
+
+augmented = partial(ds.objectives.augmented, loss="mse", pool="score")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+def data(shape, device, n=45):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+    return x.to(device), torch.randn(n, 3, generator=generator, dtype=torch.float64).to(device)
+
+
+def weights(ensemble):
+    return {name: tensor.detach().cpu().clone() for name, tensor in ensemble.body.tensors().items()}
+
+
+def assert_same(found, expected):
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Switch capture off."""
+    return lambda: [
+        monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", lambda engine: None)
+        for room in ("fitting", "sweeping")
+    ]
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """Switch capture on, everywhere, and count captures and replays."""
+    counts = {"captures": 0, "replays": 0}
+
+    def counting(function):
+        counts["captures"] += 1
+        replay = capture.captured_on_cuda(function) if torch.cuda.is_available() else function
+
+        def replayed():
+            counts["replays"] += 1
+            replay()
+
+        return replayed
+
+    def switch():
+        for room in ("fitting", "sweeping"):
+            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", lambda engine: capture.GraphSteps(counting))
+        return counts
+
+    return switch
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+@pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
+def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
+    build, shape = NETWORKS[name]
+    options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "clip_norm": 2.0, "schedule": "cosine", "validation": 0.2}
+    options |= {"frozen": [1], "optimizer": "sgd", "momentum": 0.9} if backend == "vmap" else {}
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        ensemble = ds.Ensemble(build, 3, backend=backend).double().to(device)
+        history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
+        found.append((weights(ensemble), history.column("loss"), history.column("validation")))
+    assert counts["captures"] == 2, "one graph for whole batches, one for the last"
+    assert counts["replays"] == 8 * 5 - 2 * capture.WARM_UP
+    assert_same(found[1][0], found[0][0])
+    assert found[1][1] == pytest.approx(found[0][1])
+    assert found[1][2] == pytest.approx(found[0][2])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["mlp", "norm_first"])
+def test_captured_sweeps_equal_eager_ones(name, device, eager, replays):
+    build, shape = NETWORKS[name]
+    grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "beta": [0.3]}
+    options = {"epochs": 20, "batch_size": 8, "validation": 0.2, "patience": 2, "backend": "vmap"}
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, members=3, device=device, **options))
+    assert counts["captures"] > 2, "compaction asks for new graphs"
+    for i in range(6):
+        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
+        assert found[1].history(i).best_epoch == found[0].history(i).best_epoch
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_fails_inside_a_graph_is_told_with_step_part_and_members(device, replays):
+    replays()
+    build, shape = NETWORKS["norm_first"]
+    x, y = data(shape, device)
+
+    def explodes(outputs, targets, *, fuse):
+        parts = ds.objectives.independent(outputs, targets, loss="mse")
+        grown = parts.parts["member_loss"] * torch.where(parts.total < 4.0 * torch.as_tensor(fuse), math.inf, 1.0)
+        return ds.LossParts(grown.sum(), {"member_loss": grown})
+
+    grid = [{"fuse": 0.0}, {"fuse": 1.0}]
+    swept = ds.sweep(build, (x, y), explodes, grid=grid, members=3, epochs=60, batch_size=15, lr=0.02, device=device)
+    assert [outcome.status for outcome in swept.outcomes] == ["done", "failed"]
+    assert "in `member_loss` (members 0, 1, 2)" in swept.outcomes[1].reason
+    assert all(t.isfinite().all() for t in weights(swept.run(1)).values() if t.is_floating_point())
+    told = int(swept.outcomes[1].reason.split("step ")[1].split(",")[0])
+    assert len(swept.history(1).epochs) == told // 3 > 3
+    ensemble = ds.Ensemble(build, 3).double().to(device)
+    with pytest.raises(ds.TrainingDiverged, match=f"step {told}, in `member_loss`"):
+        ds.fit(ensemble, (x, y), partial(explodes, fuse=1.0), epochs=60, batch_size=15, lr=0.02)
+    assert_same(weights(ensemble), weights(swept.run(1)))
+
+
+def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog):
+    def refuses(function):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(refuses))
+    build, shape = NETWORKS["mlp"]
+    ensemble = ds.Ensemble(build, 3).double()
+    history = ds.fit(ensemble, data(shape, "cpu"), partial(augmented, beta=0.7), epochs=5, batch_size=8)
+    assert history.steps == 30
+    (record,) = [r for r in caplog.records if "not captured" in r.getMessage()]
+    assert record.getMessage().endswith("operation not permitted when stream is capturing")
