@@ -4,7 +4,7 @@ One run, one process, medians. A step is everything: batches, forward, objective
 The loop is M modules and M optimisers in Python, for one run; for R runs it is that, R times. "fits" are R calls of
 `dissensus.fit`, one after the other, from one that is measured. On a GPU the sweep's step is captured in a CUDA graph.
 
-Usage: python benchmarks/sweeps.py [--runs 1 11 110] [--device cpu] [--rounds 5] [--json FILE]
+Usage: python benchmarks/sweeps.py [--runs 1 11 110] [--device cpu] [--rounds 5] [--steps N] [--json FILE]
 """
 
 import argparse
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import dissensus as ds
 
-MEMBERS, BATCH, STEPS = 20, 32, 10
+MEMBERS, BATCH = 20, 32
 build = partial(ds.nets.mlp, 10, 1, (30, 30))
 objective = partial(ds.objectives.augmented, loss="mse", pool="score")
 FLOPS = 2 * BATCH * (10 * 30 + 30 * 30 + 30) * 3
@@ -50,21 +50,22 @@ def loop_step(device: torch.device, x: torch.Tensor, y: torch.Tensor) -> Callabl
     return epoch
 
 
-def epoch_seconds(runs: int, x: torch.Tensor, y: torch.Tensor, epochs: int, device: torch.device) -> list[float]:
-    """Seconds of each epoch of a sweep over β (and, for more than 11 runs, seeds); the first two are not counted."""
+def step_seconds(runs: int, x: torch.Tensor, y: torch.Tensor, epochs: int, device: torch.device) -> list[float]:
+    """Seconds of a step, from each epoch of a sweep over β (and seeds); the first epochs are not counted."""
     betas = [i / 10 for i in range(11)] if runs > 1 else [0.5]
     grid = {"beta": betas, "seed": list(range(max(1, runs // len(betas))))}
     marks: list[float] = []
+    steps = len(x) // BATCH
 
     def mark(moment: ds.Progress) -> None:
-        if moment.step % STEPS == 0:
+        if moment.step % steps == 0:
             marks.append(synchronised(device))
 
     swept = ds.sweep(build, (x, y), objective, grid=grid, members=MEMBERS, epochs=epochs, batch_size=BATCH,
                      backend="batched", progress=mark, device=device)  # fmt: skip
     assert len(swept) == runs
     ends = sorted(set(marks))
-    return [b - a for a, b in pairwise(ends[2:]) if b - a > 1e-5]
+    return [(b - a) / steps for a, b in pairwise(ends[2:]) if b - a > 1e-5]
 
 
 def peak_flops(device: torch.device) -> float:
@@ -84,15 +85,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 11, 110])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="steps an epoch; by default 10 on a CPU and 100 on a GPU")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(BATCH * STEPS, 10, generator=generator), torch.randn(BATCH * STEPS, 1, generator=generator)
+    steps = options.steps or (10 if device.type == "cpu" else 100)
+    x, y = torch.randn(BATCH * steps, 10, generator=generator), torch.randn(BATCH * steps, 1, generator=generator)
     x, y = x.to(device), y.to(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     made = {"device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "torch": torch.__version__, "dissensus": ds.__version__, "rounds": options.rounds}  # fmt: skip
+            "torch": torch.__version__, "dissensus": ds.__version__,
+            "rounds": options.rounds, "steps": steps}  # fmt: skip
     print(", ".join(f"{key} {value}" for key, value in made.items()))
     peak = peak_flops(device)
     print(f"matrix-product peak, measured: {peak / 1e9:,.0f} GFLOP/s")
@@ -105,9 +109,9 @@ def main() -> None:
         for _ in range(options.rounds):
             start = synchronised(device)
             loop()
-            loop_times.append((synchronised(device) - start) / STEPS)
-            per_run += [t / STEPS for t in epoch_seconds(1, x, y, 6, device)]
-            sweep_times += [t / STEPS for t in epoch_seconds(runs, x, y, 7, device)]
+            loop_times.append((synchronised(device) - start) / steps)
+            per_run += step_seconds(1, x, y, 6, device)
+            sweep_times += step_seconds(runs, x, y, 7, device)
         by_loop, by_fits, step = median(loop_times) * runs, median(per_run) * runs, median(sweep_times)
         networks = runs * MEMBERS
         share = FLOPS * networks / step / peak

@@ -17,14 +17,13 @@ CASES = {
 }
 
 
-def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=(0.9, 0.999), eps=1e-8):
+def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=(0.9, 0.999), eps=1e-8, everyone=False):
     def column(name, value):
         return optim.column(name, value, M, flat)
 
     return optim.Settings(
         lr=column("lr", lr), weight_decay=column("weight_decay", weight_decay), momentum=column("momentum", momentum),
-        beta1=column("betas", betas[0]), beta2=column("betas", betas[1]), eps=eps, nesterov=nesterov,
-        decays=weight_decay != 0,
+        betas=betas, eps=eps, nesterov=nesterov, decays=weight_decay != 0, everyone=everyone,
     )  # fmt: skip
 
 
@@ -32,13 +31,14 @@ def gradients(steps):
     return torch.randn(steps, M, P, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.parametrize("everyone", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_torch_with_a_rate_per_member(case):
+def test_equal_to_torch_with_a_rate_per_member(case, everyone):
     name, theirs, options = CASES[case]
     rates = [0.1, 0.01, 0.3]
     start = torch.randn(M, P, dtype=torch.float64)
     flat = start.clone()
-    given = settings(flat, rates, **options)
+    given = settings(flat, rates, everyone=everyone, **options)
     state = optim.fresh_state(name, flat, given.momentum)
     rows = [torch.nn.Parameter(row.clone()) for row in start]
     others = [theirs([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]

@@ -93,7 +93,7 @@ def unsupported(skeleton: Skeleton) -> str:
                 return f"function {getattr(node.target, '__name__', node.target)} is not known to be pointwise"
         elif node.op not in ("placeholder", "output"):
             return f"it uses {node.op} {node.target}"
-    if not isinstance(next(reversed(graph.nodes)).args[0], fx.Node):
+    if not isinstance(list(graph.nodes)[-1].args[0], fx.Node):
         return "it returns more than one tensor"
     return ""
 

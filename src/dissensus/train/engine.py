@@ -235,7 +235,7 @@ class Engine:
         """Clip and step; reads nothing back from the device."""
         if self.limit is not None:
             grad = optim.clipped(grad, self.limit)
-        now = replace(self.settings, lr=self.settings.lr * factor)
+        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not self.resting)
         active = self.active.unsqueeze(1).to(grad.dtype)
         optim.OPTIMIZERS[self.optimizer](self.flat, grad, self.state, now, active)
 

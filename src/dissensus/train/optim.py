@@ -26,12 +26,13 @@ class Settings:
     lr: Column
     weight_decay: Column
     momentum: Column
-    beta1: Column
-    beta2: Column
+    betas: tuple[float, float]
     eps: float
     nesterov: bool
     decays: bool
     """Whether any weight decay is not zero, known on the host."""
+    everyone: bool = False
+    """Whether no row rests, known on the host: moments then need no mask."""
 
     def select(self, rows: Tensor) -> "Settings":
         """The settings of some rows."""
@@ -61,8 +62,7 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
         lr=column("lr", hyper["lr"], members, like),
         weight_decay=decay,
         momentum=column("momentum", hyper["momentum"], members, like),
-        beta1=column("betas", first, members, like),
-        beta2=column("betas", second, members, like),
+        betas=(checks.number("betas", first, 0, 1), checks.number("betas", second, 0, 1)),
         eps=checks.number("eps", hyper["eps"], 0),
         nesterov=nesterov,
         decays=bool((decay != 0).any()),
@@ -97,11 +97,16 @@ def adamw(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: 
 
 def _adam_step(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
     mean, square, steps = state["mean"], state["square"], state["steps"]
-    steps.add_(active)
-    first, second = (1 - settings.beta1) * active, (1 - settings.beta2) * active
-    mean.lerp_(grad, first)
-    square.mul_(1 - second).addcmul_(grad * second, grad)
-    bias1, bias2 = 1 - settings.beta1**steps, 1 - settings.beta2**steps
+    first, second = 1 - settings.betas[0], 1 - settings.betas[1]
+    if settings.everyone:
+        steps.add_(1)
+        mean.lerp_(grad, first)
+        square.mul_(1 - second).addcmul_(grad, grad, value=second)
+    else:
+        steps.add_(active)
+        mean.lerp_(grad, first * active)
+        square.mul_(1 - second * active).addcmul_(grad * (second * active), grad)
+    bias1, bias2 = 1 - settings.betas[0] ** steps, 1 - settings.betas[1] ** steps
     # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
     slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
     spread = square.sqrt().mul_(bias2.clamp_min(torch.finfo(flat.dtype).tiny).rsqrt())
