@@ -25,10 +25,12 @@ lint: $(READY)
 	$(BIN)/pyright
 
 bench: $(READY)
-	$(BIN)/python benchmarks/members.py
+	$(BIN)/python benchmarks/members.py --json benchmarks/results/members.json
+	$(BIN)/python benchmarks/sweeps.py --json benchmarks/results/sweeps.json
+	$(BIN)/python benchmarks/render.py
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
 clean:

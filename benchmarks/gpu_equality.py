@@ -77,7 +77,8 @@ def main() -> None:
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # that some networks are no chains is no news here
     if not torch.cuda.is_available():
         sys.exit("this check needs a CUDA device")
-    made = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
+    made = {"command": " ".join(["python", *sys.argv]),
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
             "dissensus": ds.__version__, "tolerance": TOLERANCE}  # fmt: skip
     rows = []
     for name in NETWORKS:

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import platform
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -85,7 +86,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # that a CNN is no chain of linear layers is no news here
-    made = {"machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version(),
+    made = {"command": " ".join(["python", *sys.argv]),
+            "machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version(),
             "torch": torch.__version__, "dissensus": ds.__version__, "rounds": options.rounds}  # fmt: skip
     print(", ".join(f"{name} {value}" for name, value in made.items()))
     print(f"{'milliseconds a step':28s} {'M':>3s} {'by hand':>9s}", *(f"{b:>16s}" for b in BACKENDS), " auto took")

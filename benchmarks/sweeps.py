@@ -10,6 +10,7 @@ Usage: python benchmarks/sweeps.py [--runs 1 11 110] [--device cpu] [--rounds 5]
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -94,7 +95,8 @@ def main() -> None:
     x, y = torch.randn(BATCH * steps, 10, generator=generator), torch.randn(BATCH * steps, 1, generator=generator)
     x, y = x.to(device), y.to(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    made = {"device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
+    made = {"command": " ".join(["python", *sys.argv]),
+            "device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
             "torch": torch.__version__, "dissensus": ds.__version__,
             "rounds": options.rounds, "steps": steps}  # fmt: skip
     print(", ".join(f"{key} {value}" for key, value in made.items()))

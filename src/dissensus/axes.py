@@ -2,14 +2,12 @@
 
 Axes always come in this order, and every shape in this package is written in these letters:
 
-====== ==========================================================================
-letter meaning
-====== ==========================================================================
-``R``  runs of a sweep
-``M``  members of an ensemble
-``B``  examples of a batch
-``C``  outputs per example: classes, or regression targets
-====== ==========================================================================
+| letter | meaning |
+|---|---|
+| `R` | runs of a sweep |
+| `M` | members of an ensemble |
+| `B` | examples of a batch |
+| `C` | outputs per example: classes, or regression targets |
 
 ``logits``, ``log_probs`` and ``probs`` are three different words and are never converted by guessing.
 ``member_*`` keeps the axis M, ``ensemble_*`` has pooled it.

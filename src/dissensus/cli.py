@@ -61,7 +61,7 @@ def demo(
 
     Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes under two minutes on two cores.
 
-    Writes `report.html`, one file to open in any browser, and `results.json`, the numbers behind it.
+    Writes `report.html`, one file to open in any browser, `overview.png`, and `results.json`, the numbers behind them.
     """
     from dissensus.studies import demo as study
     from dissensus.studies import demo_page
@@ -78,11 +78,12 @@ def demo(
                 bar.update(task, description=label, completed=share, detail=str(progress))
 
             result = study.run(study.FAST if fast else study.Settings(), on_step)
-        report = demo_page.html(result)
+        report, overview = demo_page.html(result), demo_page.overview(result)
     except ImportError as reason:
         _fail(str(reason))
     write_atomically(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
     write_atomically(out / "report.html", report.encode())
+    write_atomically(out / "overview.png", overview)
     for problem in result["problems"]:
         console.print(_table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
         console.print(demo_page.finding(result, problem["name"]), highlight=False)

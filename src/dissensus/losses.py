@@ -2,14 +2,12 @@
 
 Each entry of `LOSSES` states which kind of output it takes:
 
-============ ===================================================== ==========================
-kind         meaning                                               targets
-============ ===================================================== ==========================
-``logits``   unnormalised log-probabilities of C classes           labels ``[B]``, or soft ``[B, C]``
-``values``   predictions of C real targets                         reals ``[B, C]``
-``margin``   C real scores whose sign is the decision              −1 or +1, ``[B, C]``
-``log_rate`` logarithms of C expected counts                       counts ``[B, C]``
-============ ===================================================== ==========================
+| kind | meaning | targets |
+|---|---|---|
+| `logits` | unnormalised log-probabilities of C classes | labels `[B]`, or soft labels `[B, C]` |
+| `values` | predictions of C real targets | reals `[B, C]` |
+| `margin` | C real scores whose sign is the decision | −1 or +1, `[B, C]` |
+| `log_rate` | logarithms of C expected counts | counts `[B, C]` |
 
 With one output, targets ``[B]`` serve as ``[B, 1]``. Log-probabilities are logits, so what `pooling` returns for
 classes can be passed on as it is.

@@ -134,9 +134,9 @@ def hessian_form(
     weights: Weights = None,
     nodes: int = 32,
 ) -> Float[Tensor, " B"]:
-    r"""Diversity as curvature times spread, for any twice differentiable loss with pool ``"score"``.
+    """Diversity as curvature times spread, for any twice differentiable loss with pool ``"score"``.
 
-    .. math:: \sum_j w_j \int_0^1 (1 - t)\, d_j^\top H(\bar f + t\, d_j, y)\, d_j \, dt, \qquad d_j = f_j - \bar f
+    Σ_j w_j ∫₀¹ (1 − t) d_jᵀ H(f̄ + t d_j, y) d_j dt, with d_j = f_j − f̄
 
     Theorem 4.5 of the collusion paper with its remainder in integral form. Differs from the theorem as printed, which
     holds for points c_j that nobody knows; this form is exact up to Gauss-Legendre quadrature with ``nodes`` points

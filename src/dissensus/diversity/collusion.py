@@ -14,9 +14,9 @@ _NUMBERS_AT_ONCE = 2**24
 
 
 def debias(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "M B C"]:
-    r"""Take each member's constant bias away; the ensemble's mean prediction stays as it is.
+    """Take each member's constant bias away; the ensemble's mean prediction stays as it is.
 
-    .. math:: f_j(x_i) - b_j, \qquad b_j = \frac1N \sum_i \left(f_j(x_i) - \bar f(x_i)\right)
+    f_j(x_i) − b_j, with b_j = 1/N Σ_i (f_j(x_i) − f̄(x_i))
 
     (collusion paper, appendix C.1: of all constants that cancel in the mean, these leave the least diversity.) Give it
     all examples at once: the bias is a mean over them. It acts on what is averaged: values for regression, logits for

@@ -19,9 +19,9 @@ def decompose(
     pool: Pool,
     weights: Weights = None,
 ) -> Decomposition:
-    r"""Split the ensemble's loss into the members' own loss and their diversity, per example.
+    """Split the ensemble's loss into the members' own loss and their diversity, per example.
 
-    .. math:: \mathrm{DIV} = \sum_j w_j L(f_j, y) - L(\bar f, y) = \overline{\mathrm{ERR}} - \mathrm{ERR}
+    DIV = Σ_j w_j L(f_j, y) − L(f̄, y)
 
     (collusion paper, definition 4.2.) The members' losses say how good they are alone, the ensemble's how good they are
     pooled, and diversity is the difference: what pooling is worth.

@@ -16,7 +16,7 @@ def independent(
     loss: str | PerExampleLoss,
     weights: Weights = None,
 ) -> LossParts:
-    r"""Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
+    """Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
 
     The usual deep ensemble, and β = 0 of `dissensus.objectives.augmented`. Differs from the collusion paper, which
     divides by M: there each member gets 1/M of the gradient that it would get alone, so a learning rate of the paper's

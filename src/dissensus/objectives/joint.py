@@ -20,10 +20,9 @@ def augmented(
     weights: Weights = None,
     allow_pathological: bool = False,
 ) -> LossParts:
-    r"""Reward diversity by β: M · (mean member loss − β · diversity), averaged over the batch.
+    """Reward diversity by β: M · (mean member loss − β · diversity), averaged over the batch.
 
-    .. math:: L^\beta = \overline{\mathrm{ERR}} - \beta\,\mathrm{DIV}
-        = (1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}
+    L^β = mean member loss − β · DIV = (1 − β) · mean member loss + β · ensemble loss
 
     (collusion paper, equation 2; ``total`` is M · L^β.) β = 0 trains members independently, β = 1 trains the ensemble
     as one model, and values near 1 are where members collude. β < 0 rewards agreement: members pull towards each other.

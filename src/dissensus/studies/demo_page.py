@@ -75,16 +75,19 @@ def _change(differences: list[float], base: float) -> str:
     )
 
 
-def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tuple[Any, str, str]]:
-    """Figure, spoken description and caption of every figure of a problem."""
+X_LABEL = "β (0: members alone, 1: joint training)"
+
+
+def problem_panels(result: dict[str, Any], problem: dict[str, Any]) -> list[tuple[figures.Panel, str]]:
+    """Every panel of a problem, with its caption."""
     name, loss = problem["name"], problem["loss_name"]
 
     def line(label: str, quantity: str) -> figures.Line:
         return figures.Line(label, over_seeds(result, name, QUANTITIES[quantity]))
 
     parts = [line("members on their own", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
-    rises = [line(f"{drop:.0%} of members", f"rise {i}") for i, drop in enumerate(result["settings"]["drops"])]
-    panels = [
+    rises = [line(f"drop {drop:.0%}", f"rise {i}") for i, drop in enumerate(result["settings"]["drops"])]
+    return [
         (
             figures.Panel("Error and diversity", f"{loss}, test data", parts),
             "The ensemble's error is the members' own error less their diversity, exactly. Where members' error and "
@@ -113,11 +116,24 @@ def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tup
             "cancel cannot do without each other.",
         ),
     ]
-    drawn = []
-    for panel, caption in panels:
-        figure = figures.draw(result["settings"]["betas"], "β (0: members alone, 1: joint training)", panel)
-        drawn.append((figure, f"{problem['title']}. {panel.title} against beta.", caption))
-    return drawn
+
+
+def problem_figures(result: dict[str, Any], problem: dict[str, Any]) -> list[tuple[Any, str, str]]:
+    """Figure, spoken description and caption of every figure of a problem."""
+    return [
+        (
+            figures.draw(result["settings"]["betas"], X_LABEL, [panel]),
+            f"{problem['title']}. {panel.title} against beta.",
+            caption,
+        )
+        for panel, caption in problem_panels(result, problem)
+    ]
+
+
+def overview(result: dict[str, Any], problem: int = 0) -> bytes:
+    """The first panels of a problem in a row, as a PNG."""
+    panels = [panel for panel, _ in problem_panels(result, result["problems"][problem])]
+    return figures.as_png(figures.draw(result["settings"]["betas"], X_LABEL, [panels[0], panels[3], panels[4]]))
 
 
 def html(result: dict[str, Any]) -> str:

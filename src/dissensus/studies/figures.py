@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
-COLOURS = ("#0a7f83", "#d1495b", "#7a5cc2")
+COLOURS = ("#149398", "#dc5568", "#8d70d4")
 DASHES = ("-", "--", ":")
 
 
@@ -25,9 +25,6 @@ class Panel(NamedTuple):
     title: str
     y_label: str
     lines: Sequence[Line]
-    log_scale: bool = False
-    reference: tuple[float, str] | None = None
-    """A horizontal line, and what it means."""
 
 
 STYLE: dict[str, Any] = {
@@ -63,34 +60,43 @@ def standard_error(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / max(n - 1, 1) / n)
 
 
-def draw(x: Sequence[float], x_label: str, panel: Panel) -> Any:
-    """A matplotlib figure of one panel: means over seeds as lines, bands of one standard error around them."""
+def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:
+    """A matplotlib figure, panels side by side: means over seeds, with bands of one standard error around them."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as reason:
         raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
     with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
-        figure = Figure(figsize=(5.2, 3.3), layout="constrained")
-        axes = figure.add_subplot()
-        for line, colour, dash in zip(panel.lines, COLOURS, DASHES, strict=False):
-            mean = [sum(values) / len(values) for values in line.values]
-            errors = [standard_error(values) for values in line.values]
-            axes.plot(x, mean, dash, color=colour, marker="o", markersize=4, label=line.name)
-            low = [m - e for m, e in zip(mean, errors, strict=True)]
-            high = [m + e for m, e in zip(mean, errors, strict=True)]
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        if panel.reference is not None:
-            level, meaning = panel.reference
-            axes.axhline(level, color=INK, linewidth=1, linestyle=(0, (4, 4)), alpha=0.6, label=meaning)
-        if panel.log_scale:
-            axes.set_yscale("log")
-        elif all(value >= 0 for line in panel.lines for values in line.values for value in values):
-            axes.set_ylim(bottom=0)
-        axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
-        if len(panel.lines) > 1 or panel.reference is not None:
-            axes.legend(loc="best")
+        figure = Figure(figsize=(5.2 * len(panels), 3.3), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            _draw_panel(axes, x, x_label, panel)
+        if len(panels) == 1 and len(panels[0].lines) > 1:
+            figure.legend(loc="outside lower center", ncols=len(panels[0].lines))
     return figure
+
+
+def _draw_panel(axes: Any, x: Sequence[float], x_label: str, panel: Panel) -> None:
+    for line, colour, dash in zip(panel.lines, COLOURS, DASHES, strict=False):
+        mean = [sum(values) / len(values) for values in line.values]
+        errors = [standard_error(values) for values in line.values]
+        axes.plot(x, mean, dash, color=colour, marker="o", markersize=4, label=line.name)
+        low = [m - e for m, e in zip(mean, errors, strict=True)]
+        high = [m + e for m, e in zip(mean, errors, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    if all(value >= 0 for line in panel.lines for values in line.values for value in values):
+        axes.set_ylim(bottom=0)
+    axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
+
+
+def as_png(figure: Any) -> bytes:
+    """The figure on white, for places that take no SVG."""
+    held = io.BytesIO()
+    for axes in figure.axes:
+        if len(axes.lines) > 1:
+            axes.legend(frameon=False)
+    figure.savefig(held, format="png", dpi=110, facecolor="white", bbox_inches="tight")
+    return held.getvalue()
 
 
 def as_svg(figure: Any, description: str) -> str:

@@ -49,7 +49,8 @@ def heading(text: str, level: int = 2) -> str:
 
 def paragraph(text: str, kind: str = "") -> str:
     """A paragraph of plain text; ``kind`` is ``lead`` or ``finding``."""
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+    text = escape(text).replace("β = ", "β&nbsp;=&nbsp;")
+    return f'<p class="{kind}">{text}</p>' if kind else f"<p>{text}</p>"
 
 
 def figures(entries: Sequence[tuple[str, str]]) -> str:

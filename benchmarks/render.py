@@ -1,0 +1,102 @@
+"""Write docs/speed.md from the results that the benchmarks left in benchmarks/results.
+
+Usage: python benchmarks/render.py [--check]
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
+
+INTRODUCTION = """# Speed
+
+Every number here was written by a benchmark of this project and is rendered from `benchmarks/results`. Times are medians
+of one run in one process; ratios compare things measured side by side. "By hand" is what one would write without this
+library: a Python loop over modules, each with an optimiser of its own.
+"""
+
+
+def header(made: dict[str, Any]) -> str:
+    return (
+        "*"
+        + ", ".join(f"{key}: {value}" for key, value in made.items() if key != "command")
+        + f"*  \n`{made['command']}`"
+    )
+
+
+def members(result: dict[str, Any]) -> str:
+    lines = ["| network | members | by hand | loop | vmap | batched | auto |", "|---|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        times = row["milliseconds"]
+        hand = times["by hand"]
+        cells = [f"{times[b]:.2f} ({hand / times[b]:.1f}×)" if b in times else "–" for b in ("loop", "vmap", "batched")]
+        auto = f"{times['auto']:.2f} ({hand / times['auto']:.1f}×), {row['auto']}"
+        lines.append(f"| {row['case']} | {row['members']} | {hand:.2f} | {' | '.join(cells)} | {auto} |")
+    return "\n".join(lines)
+
+
+def sweeps(result: dict[str, Any]) -> str:
+    lines = ["| runs | networks | by hand | fits in turn | sweep | µs a network | sweep against by hand |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in result["rows"]:
+        cells = [f"{row[key]:,.2f}" for key in ("loop_ms", "fits_ms", "sweep_ms", "us_per_network")]
+        ratio = f"{row['loop_ms'] / row['sweep_ms']:,.0f}×"
+        lines.append(f"| {row['runs']:,} | {row['networks']:,} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def equality(result: dict[str, Any]) -> str:
+    lines = ["| training | backend | captured in a graph | largest difference |", "|---|---|---|---|"]
+    for row in result["rows"]:
+        captured = "yes" if row["captured"] else "no"
+        lines.append(f"| {row['case']} | {row['backend']} | {captured} | {row['difference']:.1e} |")
+    return "\n".join(lines)
+
+
+SECTIONS = (
+    (
+        "members.json",
+        "## A training step of M members, on a CPU",
+        "Milliseconds a step, and how many times faster than by hand. A step is everything: batch, forward, loss, "
+        "backward, AdamW.",
+        members,
+    ),
+    (
+        "sweeps.json",
+        "## A step of many runs, on a CPU",
+        "Milliseconds a step of R runs × 20 MLPs (10-30-30-1, batch 32).",
+        sweeps,
+    ),
+    (
+        "sweeps_gpu.json",
+        "## A step of many runs, on a GPU",
+        "The same; the sweep's whole step is one CUDA graph.",
+        sweeps,
+    ),
+    (
+        "gpu_equality.json",
+        "## Is it still the same training?",
+        "Largest difference of any weight or statistic between a training on the GPU and the same training in a loop on "
+        "the CPU, in float64.",
+        equality,
+    ),
+)
+
+
+def rendered() -> str:
+    parts = [INTRODUCTION]
+    for name, title, text, table in SECTIONS:
+        file = RESULTS / name
+        if file.exists():
+            result = json.loads(file.read_text())
+            parts.append(f"{title}\n\n{text}\n\n{table(result)}\n\n{header(result['made'])}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text() == rendered() else "docs/speed.md is stale: run python benchmarks/render.py")
+    PAGE.write_text(rendered())
