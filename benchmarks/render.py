@@ -13,9 +13,9 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "speed.md"
 
 INTRODUCTION = """# Speed
 
-Every number here was written by a benchmark of this project and is rendered from `benchmarks/results`. Times are medians
-of one run in one process; ratios compare things measured side by side. "By hand" is what one would write without this
-library: a Python loop over modules, each with an optimiser of its own.
+Every number here was written by a benchmark of this project and is rendered from `benchmarks/results`. Times are
+medians of one run in one process; ratios compare things measured side by side. "By hand" is what one would write
+without this library: a Python loop over modules, each with an optimiser of its own.
 """
 
 
@@ -79,8 +79,8 @@ SECTIONS = (
     (
         "gpu_equality.json",
         "## Is it still the same training?",
-        "Largest difference of any weight or statistic between a training on the GPU and the same training in a loop on "
-        "the CPU, in float64.",
+        "Largest difference of any weight or statistic between a training on the GPU and the same training in a loop "
+        "on the CPU, in float64.",
         equality,
     ),
 )

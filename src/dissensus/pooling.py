@@ -17,7 +17,7 @@ Weights = Tensor | Sequence[float] | None
 
 
 def mean_probability(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
-    r"""Log of the mean probability, p̄ = Σ_j w_j softmax(f_j) (collusion paper, section 4.2, case 2).
+    """Log of the mean probability, p̄ = Σ_j w_j softmax(f_j) (collusion paper, section 4.2, case 2).
 
     Log-mean-exp over members of each member's log-softmax, so nothing underflows: finite for logits of ±1e4. M=1 gives
     that member's log-probabilities, and identical members give theirs.
@@ -39,7 +39,7 @@ def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights 
 
 
 def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
-    r"""Log-probabilities of the mean score, q̄ = softmax(Σ_j w_j f_j) (collusion paper, section 4.2, case 1).
+    """Log-probabilities of the mean score, q̄ = softmax(Σ_j w_j f_j) (collusion paper, section 4.2, case 1).
 
     The normalised geometric mean of the members' probabilities.
 

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+import dissensus.train.optim as optim
+import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Batches, TensorBatches
-from dissensus.train import optim, schedules
 from dissensus.train.history import Failure, OnProgress, Progress
 from dissensus.train.stopping import Body, Watch
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import dissensus.train.optim as optim
+import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import Objective
 from dissensus.data.batches import Augment, Source, as_pair, batches, split
 from dissensus.ensemble import Ensemble
-from dissensus.train import optim, schedules
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine

@@ -4,19 +4,22 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+import dissensus.train.memory as memory
+import dissensus.train.optim as optim
+import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augment, TensorBatches, as_pair, split_rows
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
-from dissensus.train import memory, optim, schedules
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
@@ -107,80 +110,143 @@ def sweep(
         checks.refuse("data", "be a pair of tensors (x, y)", type(data).__name__, "Runs share data on the device.")
     if patience is not None and validation is None:
         checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
-    where = torch.device(device) if device is not None else pair[0].device
     defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
                 "members": members, "batch_size": batch_size}  # fmt: skip
-    runs = runs_of(grid, build, objective, defaults)
+    recipe = Recipe(
+        runs=runs_of(grid, build, objective, defaults), build=build, x=pair[0], y=pair[1], objective=objective,
+        epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas, eps=eps,
+        schedule=schedules.resolved(schedule), validation=validation, metric=metric, per_member=watch == "member",
+        patience=patience, min_delta=min_delta, augment=augment, precision=precision, shuffle=shuffle,
+        drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else pair[0].device,
+    )  # fmt: skip
+    folder = None if checkpoint is None else Path(checkpoint)
+    parts = _planned(recipe, max_memory, folder, resume)
+    groups: list[Group] = []
+    outcomes: dict[int, Outcome] = {}
+    done, total = 0, sum(recipe.steps(part[0]) for part in parts)
+    for index, part in enumerate(parts):
+        engine = recipe.engine(part)
+        engine.captured = graph_steps(engine)
+        if progress is not None:
+            engine.progress = functools.partial(_shifted, progress, done, total)
+        checkpointer = None
+        if folder is not None:
+            checkpointer = Checkpointer(folder / f"part-{index:04d}", recipe.told(), checkpoint_seconds)
+            engine.after_step = checkpointer
+        train(engine, checkpointer, resume)
+        done += recipe.steps(part[0])
+        groups.append(recipe.group(part, engine))
+        outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part)}
+    return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
 
-    def engine_of(numbers: Sequence[int], body: StackedMembers) -> Engine:
-        chosen = [runs[n] for n in numbers]
-        first = chosen[0]
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the runs of a sweep have in common, and how an engine is made for some of them."""
+
+    runs: list[Run]
+    build: Callable[..., nn.Module]
+    x: Tensor
+    y: Tensor
+    objective: Callable[..., LossParts]
+    epochs: int
+    optimizer: str
+    nesterov: bool
+    betas: tuple[float, float]
+    eps: float
+    schedule: schedules.Schedule
+    validation: tuple[Tensor, Tensor] | float | None
+    metric: Metric | None
+    per_member: bool
+    patience: int | None
+    min_delta: float
+    augment: Augment | None
+    precision: str | None
+    shuffle: bool
+    drop_last: bool
+    backend: str
+    device: torch.device
+
+    def told(self) -> dict[str, Any]:
+        """What this sweep is, for checkpoints to be recognised by."""
+        points = json.loads(json.dumps([run.point for run in self.runs], default=repr))
+        return {
+            "points": points, "epochs": self.epochs, "optimizer": self.optimizer, "members": self.runs[0].members,
+            "data": digest(self.x, self.y), "objective": name_of(self.objective),
+        }  # fmt: skip
+
+    def engine(self, numbers: Sequence[int]) -> Engine:
+        """An engine for runs of one shape, at their beginning."""
+        runs = [self.runs[n] for n in numbers]
+        first = runs[0]
+        body = _initial(self.build, runs, self.x.dtype).to(self.device)
+        body.backend = self.backend
         flat = body.packed()
-
-        def rows(values: Sequence[float]) -> list[float]:
-            return [value for value in values for _ in range(first.members)]
-
-        hyper = {"betas": betas, "eps": eps, **{k: rows([run.optimiser[k] for run in chosen]) for k in first.optimiser}}
-        limit = hyper.pop("clip_norm", None)
-        held = _held_out(chosen, pair[0], validation)
+        per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
+        limit = per_row.pop("clip_norm", None)
+        held = self._held_out(runs)
         feed = TensorBatches(
-            *pair, batch_size=first.batch_size, seeds=[run.seed for run in chosen], device=where,
-            rows=None if held is None else held[0], shuffle=shuffle, drop_last=drop_last, augment=augment,
+            self.x, self.y, batch_size=first.batch_size, seeds=[run.seed for run in runs], device=self.device,
+            rows=None if held is None else held[0], shuffle=self.shuffle, drop_last=self.drop_last,
+            augment=self.augment,
         )  # fmt: skip
+        hyper = {name: flat.new_tensor([run.hyper[name] for run in runs]) for name in first.hyper}
+        numbers_of = {"betas": self.betas, "eps": self.eps, **per_row}
         engine = Engine(
             body=body,
             flat=flat,
             members=first.members,
-            losses=over_runs(functools.partial(objective, **first.words), len(chosen)),
-            hyper={
-                name: torch.tensor([run.hyper[name] for run in chosen], dtype=flat.dtype, device=where)
-                for name in first.hyper
-            },
-            optimizer=optimizer,
-            settings=optim.settings(hyper, len(flat), flat, nesterov=nesterov),
+            losses=over_runs(functools.partial(self.objective, **first.words), len(runs)),
+            hyper=hyper,
+            optimizer=self.optimizer,
+            settings=optim.settings(numbers_of, len(flat), flat, nesterov=self.nesterov),
             limit=None if limit is None else optim.column("clip_norm", limit, len(flat), flat),
-            active=torch.ones(len(flat), dtype=torch.bool, device=where),
+            active=torch.ones(len(flat), dtype=torch.bool, device=self.device),
             feed=feed,
-            schedule=schedules.resolved(schedule),
-            epochs=epochs,
-            autocast=autocast(precision, where),
+            schedule=self.schedule,
+            epochs=self.epochs,
+            autocast=autocast(self.precision, self.device),
         )
-        if validation is not None:
-            x, y = (feed.x, feed.y) if held is not None else (part.to(where) for part in _as_data(validation))
-            own_rows = None if held is None else held[1]
-            engine.validator = Validation(x, y, rows=own_rows, metric=metric, per_member=watch == "member")
-            engine.watch = Watch(
-                body, flat, members=first.members, per_member=watch == "member", patience=patience, min_delta=min_delta
-            )
+        self._watched(engine, feed, held)
         return engine
 
-    def body_of(numbers: Sequence[int]) -> StackedMembers:
-        return _initial(build, [runs[n] for n in numbers], pair[0].dtype).to(where)
+    def _watched(self, engine: Engine, feed: TensorBatches, held: tuple[Tensor, Tensor] | None) -> None:
+        """Give an engine its validation data, where there is any."""
+        if self.validation is None:
+            return
+        if held is not None:
+            x, y, rows = feed.x, feed.y, held[1]
+        else:
+            pair = as_pair(self.validation)
+            if pair is None:
+                checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(self.validation))
+            x, y, rows = pair[0].to(self.device), pair[1].to(self.device), None
+        engine.validator = Validation(x, y, rows=rows, metric=self.metric, per_member=self.per_member)
+        engine.watch = Watch(
+            engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
+            min_delta=self.min_delta,
+        )  # fmt: skip
 
-    told = {
-        "points": json.loads(json.dumps([run.point for run in runs], default=repr)), "epochs": epochs,
-        "optimizer": optimizer, "members": members, "data": digest(*pair), "objective": name_of(objective),
-    }  # fmt: skip
-    parts = _planned(runs, body_of, engine_of, objective, max_memory, where, checkpoint, resume, told)
-    groups: list[Group] = []
-    outcomes: dict[int, Outcome] = {}
-    done_steps, total_steps = 0, sum(epochs * _steps(runs[part[0]], pair[0], validation, drop_last) for part in parts)
-    for index, part in enumerate(parts):
-        body = body_of(part)
-        body.backend = backend
-        engine = engine_of(part, body)
-        engine.captured = graph_steps(engine)
-        if progress is not None:
-            engine.progress = functools.partial(_shifted, progress, done_steps, total_steps)
-        checkpointer = None
-        if checkpoint is not None:
-            checkpointer = Checkpointer(Path(checkpoint) / f"part-{index:04d}", told, checkpoint_seconds)
-            engine.after_step = checkpointer
-        train(engine, checkpointer, resume)
-        done_steps += epochs * len(engine.feed)
-        groups.append(Group(list(part), body, runs[part[0]].members, runs[part[0]].build, [runs[n].seed for n in part]))
-        outcomes |= {number: _outcome(engine, place, epochs) for place, number in enumerate(part)}
-    return Sweep([run.point for run in runs], [outcomes[n] for n in range(len(runs))], groups)
+    def _held_out(self, runs: Sequence[Run]) -> tuple[Tensor, Tensor] | None:
+        """Each run's training and validation rows, where a fraction is split off."""
+        if not isinstance(self.validation, float):
+            return None
+        splits = [split_rows(len(self.x), self.validation, run.split_seed) for run in runs]
+        return torch.stack([rest for rest, _ in splits]), torch.stack([part for _, part in splits])
+
+    def steps(self, number: int) -> int:
+        """Steps of a run's whole training."""
+        run = self.runs[number]
+        held = self._held_out([run])
+        examples = len(self.x) if held is None else held[0].shape[1]
+        each = examples // run.batch_size if self.drop_last else -(-examples // run.batch_size)
+        return self.epochs * each
+
+    def group(self, numbers: list[int], engine: Engine) -> Group:
+        """The trained members of some runs."""
+        assert isinstance(engine.body, StackedMembers)
+        runs = [self.runs[n] for n in numbers]
+        return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
 
 
 def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.dtype) -> StackedMembers:
@@ -198,30 +264,17 @@ def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.
     return body.to(dtype) if dtype.is_floating_point else body
 
 
-def _planned(
-    runs: list[Run], body_of: Callable[[Sequence[int]], StackedMembers], engine_of: Callable[..., Engine],
-    objective: Callable[..., LossParts], max_memory: int | None, device: torch.device,
-    checkpoint: str | Path | None, resume: bool, told: dict[str, Any],
-) -> list[list[int]]:  # fmt: skip
+def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume: bool) -> list[list[int]]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is kept with the checkpoints."""
-    plan = Path(checkpoint) / "plan.json" if checkpoint is not None else None
+    plan = None if folder is None else folder / "plan.json"
     if plan is not None and plan.exists():
-        if not resume:
-            raise ValueError(
-                f"{plan.parent} holds a sweep already; pass resume=True to go on with it, or another folder."
-            )
-        stored = json.loads(plan.read_text())
-        differing = [key for key in told if stored["told"].get(key) != told[key]]
-        if differing:
-            raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
-        return stored["parts"]
+        return _stored_plan(plan, recipe, resume)
     parts: list[list[int]] = []
-    for group in grouped(runs):
-        body = body_of(group[:1])
-        engine = engine_of(group[:1], body)
+    for group in grouped(recipe.runs):
+        engine = recipe.engine(group[:1])
         size = _bytes_per_run(engine)
-        _probe(engine, [runs[n] for n in group], objective)
-        at_once = memory.runs_at_once(size, len(group), max_memory, device)
+        _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
+        at_once = memory.runs_at_once(size, len(group), max_memory, recipe.device)
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
             len(group), engine.members, memory.megabytes(size), at_once, memory.megabytes(size * at_once),
@@ -229,8 +282,18 @@ def _planned(
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if plan is not None:
         plan.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(plan, json.dumps({"told": told, "parts": parts}).encode())
+        write_atomically(plan, json.dumps({"told": recipe.told(), "parts": parts}).encode())
     return parts
+
+
+def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
+    if not resume:
+        raise ValueError(f"{plan.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
+    stored, told = json.loads(plan.read_text()), recipe.told()
+    differing = [key for key in told if stored["told"].get(key) != told[key]]
+    if differing:
+        raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
+    return stored["parts"]
 
 
 def _first_batch(engine: Engine) -> tuple[Tensor, Tensor]:
@@ -259,39 +322,18 @@ def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossPar
             objective(outputs, y, **hyper, **runs[0].words)
 
 
-def _as_data(validation: Any) -> tuple[Tensor, Tensor]:
-    pair = as_pair(validation)
-    if pair is None:
-        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
-    return pair
-
-
-def _held_out(runs: Sequence[Run], x: Tensor, validation: Any) -> tuple[Tensor, Tensor] | None:
-    """Each run's training and validation rows, where a fraction is split off."""
-    if not isinstance(validation, float):
-        return None
-    splits = [split_rows(len(x), validation, run.split_seed) for run in runs]
-    return torch.stack([rest for rest, _ in splits]), torch.stack([part for _, part in splits])
-
-
-def _steps(run: Run, x: Tensor, validation: Any, drop_last: bool) -> int:
-    held = _held_out([run], x, validation)
-    examples = len(x) if held is None else held[0].shape[1]
-    return examples // run.batch_size if drop_last else -(-examples // run.batch_size)
-
-
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:
     values = {**vars(moment), "step": before + moment.step, "steps": total}
     progress(Progress(**values))
 
 
-def _outcome(engine: Engine, place: int, epochs: int) -> Outcome:
+def _outcome(engine: Engine, place: int) -> Outcome:
     failure = engine.failures.get(place)
     history = History(
         epochs=engine.histories[place],
         steps=failure.step if failure else len(engine.histories[place]) * len(engine.feed),
         seconds=engine.histories[place][-1]["seconds"] if engine.histories[place] else 0.0,
-        stopped_early=failure is None and len(engine.histories[place]) < epochs,
+        stopped_early=failure is None and len(engine.histories[place]) < engine.epochs,
         best_epoch=engine.best_epochs.get(place),
         backend=engine.backend,
     )
