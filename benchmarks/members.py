@@ -11,7 +11,6 @@ import argparse
 import json
 import logging
 import platform
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from provenance import command_line
 from torch import nn
 from torch.nn import functional as F
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # that a CNN is no chain of linear layers is no news here
-    made = {"command": " ".join(["python", *sys.argv]),
+    made = {"command": command_line(),
             "machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version(),
             "torch": torch.__version__, "dissensus": ds.__version__, "rounds": options.rounds}  # fmt: skip
     print(", ".join(f"{name} {value}" for name, value in made.items()))

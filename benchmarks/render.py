@@ -80,7 +80,7 @@ SECTIONS = (
         "gpu_equality.json",
         "## Is it still the same training?",
         "Largest difference of any weight or statistic between a training on the GPU and the same training in a loop "
-        "on the CPU, in float64.",
+        'on the CPU, in float64. "Resumed" is a training that was stopped three times against one that was not.',
         equality,
     ),
 )

@@ -10,7 +10,6 @@ Usage: python benchmarks/sweeps.py [--runs 1 11 110] [--device cpu] [--rounds 5]
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from provenance import command_line
 from torch.nn import functional as F
 
 import dissensus as ds
@@ -95,7 +95,7 @@ def main() -> None:
     x, y = torch.randn(BATCH * steps, 10, generator=generator), torch.randn(BATCH * steps, 1, generator=generator)
     x, y = x.to(device), y.to(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    made = {"command": " ".join(["python", *sys.argv]),
+    made = {"command": command_line(),
             "device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
             "torch": torch.__version__, "dissensus": ds.__version__,
             "rounds": options.rounds, "steps": steps}  # fmt: skip

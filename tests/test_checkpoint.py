@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ from networks import NETWORKS
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
+from dissensus.train import capture
 from dissensus.train import checkpoint as checkpoints
 
 M = 3
@@ -127,10 +129,115 @@ def test_another_training_is_refused(tmp_path):
         run(tmp_path, 5)
     with pytest.raises(ValueError, match="pass resume=True to go on"):
         run(tmp_path)
-    with pytest.raises(ds.StorageError, match="belongs to another training: 'epochs', 'lr' differ"):
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'epochs', 'lr', 'schedule' differ"):
         run(tmp_path, resume=True, epochs=7, lr=0.5)
     with pytest.raises(ds.StorageError, match="'data' differ"):
         run(tmp_path, resume=True, source=data(25))
+
+
+OTHERS = {
+    "weight_decay": 0.1, "schedule": "cosine", "clip_norm": 1.0, "frozen": [0], "validation": 0.2, "shuffle": False,
+    "betas": (0.8, 0.9), "min_delta": 0.1, "drop_last": True, "name": "mlp",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_every_setting_that_changes_the_result_is_part_of_the_fingerprint(key, tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path, 5)
+    with pytest.raises(ds.StorageError, match="belongs to another training"):
+        run(tmp_path, resume=True, **{key: OTHERS[key]})
+
+
+def test_a_sweep_is_known_by_all_its_settings(tmp_path):
+    build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
+    options = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 2, "checkpoint": tmp_path, "resume": True}
+    ds.sweep(build, data(), objective, **options)
+    for other in ({"lr": 0.1}, {"seed": 7}, {"batch_size": 4}, {"schedule": "cosine"}, {"weight_decay": 0.1}):
+        with pytest.raises(ds.StorageError, match="belongs to another sweep"):
+            ds.sweep(build, data(), objective, **options, **other)
+    with pytest.raises(ValueError, match="holds a sweep already"):
+        ds.sweep(build, data(), objective, **{**options, "resume": False})
+
+
+def test_parts_with_a_slash_in_their_name_come_back(tmp_path):
+    def objective(outputs, targets):
+        total, parts = mse(outputs, targets)
+        return ds.LossParts(total, {"train/mse": parts["individual"]})
+
+    def stopping(steps):
+        inner = interrupting(steps)
+
+        def both(outputs, targets):
+            inner(outputs, targets)
+            return objective(outputs, targets)
+
+        return both
+
+    options = {"epochs": 3, "batch_size": 7, "shuffle": False}
+    saving = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0, "resume": True}
+    told = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(10**9), **options)
+    with pytest.raises(Interrupted):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(6), **options, **saving)
+    resumed = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(10**9), **options, **saving)
+    assert resumed.column("train/mse") == told.column("train/mse")
+    assert resumed.backend == "loop"
+
+
+def test_a_loader_with_its_own_generator_resumes(tmp_path):
+    def loader():
+        return DataLoader(
+            TensorDataset(*data()), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(5)
+        )
+
+    def fresh():
+        return ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop")
+
+    expected, resumed = fresh(), fresh()
+    ds.fit(expected, loader(), mse, epochs=4)
+    saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
+    with pytest.raises(Interrupted):
+        ds.fit(fresh(), loader(), interrupting(9), **saving)
+    ds.fit(resumed, loader(), interrupting(10**9), resume=True, **saving)
+    own, other = weights(resumed), weights(expected)
+    assert all(torch.equal(own[key], other[key]) for key in own)
+
+
+def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
+    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f: f))
+
+    def explodes(outputs, targets, *, fuse):
+        total, parts = mse(outputs, targets)
+        return ds.LossParts(torch.where(total < 9.0 * torch.as_tensor(fuse), math.inf, total), parts)
+
+    def swept(steps, folder):
+        write = checkpoints.Checkpointer.write
+
+        def stops(self, engine):
+            write(self, engine)
+            if engine.steps >= steps:
+                raise Interrupted
+
+        monkeypatch.setattr(checkpoints.Checkpointer, "write", stops)
+        options = {"epochs": 4, "batch_size": 2, "lr": 0.01, "checkpoint": folder, "checkpoint_seconds": 0.0}
+        try:
+            build = NETWORKS["norm_first"][0]
+            return ds.sweep(build, data(), explodes, grid={"fuse": [0.0, 1.0]}, members=3, resume=True, **options)
+        finally:
+            monkeypatch.setattr(checkpoints.Checkpointer, "write", write)
+
+    expected = swept(10**9, tmp_path / "whole")
+    assert expected.outcomes[1].status == "failed"
+    step = int(expected.outcomes[1].reason.split("step ")[1].split(",")[0])
+    assert step > 3
+    with pytest.raises(Interrupted):
+        swept(step + 2, tmp_path / "killed")
+    resumed = swept(10**9, tmp_path / "killed")
+    assert resumed.outcomes[1].status == "failed"
+    assert resumed.outcomes[1].reason == expected.outcomes[1].reason
+    for i in range(2):
+        own, other = weights(resumed.run(i)), weights(expected.run(i))
+        assert all(torch.equal(own[key], other[key]) for key in own)
 
 
 def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeypatch, unchecked):

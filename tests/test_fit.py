@@ -367,3 +367,40 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
     refused("in 1 examples, first in 17", data=(bad, y))
     refused("or a fraction", validation=3)
     refused("loss scaling", precision="fp16")
+
+
+def test_whole_numbers_beside_one_output_are_no_labels():
+    ensemble = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
+    x, _ = regression()
+    ds.fit(ensemble, (x, torch.arange(N)), partial(ds.objectives.independent, loss="poisson"), epochs=1)
+    ds.fit(
+        ensemble, (x, torch.ones(N, dtype=torch.int64)), partial(ds.objectives.independent, loss="logistic"), epochs=1
+    )
+
+
+def test_names_that_the_history_uses_are_refused():
+    def clashing(outputs, targets):
+        parts = mse(outputs, targets)
+        return ds.LossParts(parts.total, {"loss": parts.total})
+
+    with pytest.raises(ValueError, match="`parts` must not be named 'loss'"):
+        ds.fit(ensemble_of("mlp"), regression(), clashing, epochs=1)
+
+
+def test_nothing_to_train_is_refused():
+    with pytest.raises(ValueError, match="have parameters to train"):
+        ds.fit(ensemble_of("mlp").requires_grad_(False), regression(), mse, epochs=1)
+
+
+def test_divergence_with_validation_says_that_the_best_weights_are_held():
+    x, y = regression()
+    calls = []
+
+    def breaks(outputs, targets):
+        calls.append(1)
+        parts = mse(outputs, targets)
+        return ds.LossParts(parts.total * (math.nan if len(calls) > 12 else 1.0), parts.parts)
+
+    with pytest.raises(ds.TrainingDiverged, match="holds its best weights up to then") as caught:
+        ds.fit(ensemble_of("mlp"), (x, y), breaks, epochs=9, batch_size=BATCH, validation=0.3)
+    assert not caught.value.history.stopped_early

@@ -278,3 +278,128 @@ def test_a_deep_copy_is_on_its_own(backend):
     assert torch.equal(ensemble(x), before)
     assert not torch.allclose(twin(x), before)
     torch.testing.assert_close(twin(x)[0], twin.member(0)(x))
+
+
+def test_modules_keep_their_mode():
+    modules = [NETWORKS["norm_first"][0]().eval() for _ in range(M)]
+    ensemble = ds.Ensemble.from_modules(modules)
+    assert not ensemble.training
+    x = torch.randn(B, 6)
+    for i, module in enumerate(modules):
+        torch.testing.assert_close(ensemble(x)[i], module(x))
+    mixed = ds.Ensemble.from_modules([nn.Linear(6, 3).eval(), nn.Sequential(nn.Linear(6, 3)).eval()])
+    assert not mixed.training
+
+
+class Held(nn.Module):
+    """A network with a setting that is neither a layer nor a plain number."""
+
+    def __init__(self, setting):
+        super().__init__()
+        self.layer, self.setting = nn.Linear(6, 6), setting
+
+    def forward(self, x):
+        return self.setting(self.layer(x)) if callable(self.setting) else self.layer(x) @ self.setting
+
+
+@pytest.mark.parametrize(
+    "settings", [(torch.relu, torch.tanh), (torch.eye(6), 2 * torch.eye(6))], ids=["function", "tensor"]
+)
+def test_networks_that_differ_in_an_attribute_are_not_stacked_as_one(settings):
+    modules = [Held(setting) for setting in settings]
+    x = torch.randn(B, 6)
+    ensemble = ds.Ensemble.from_modules(modules)
+    for i, module in enumerate(modules):
+        torch.testing.assert_close(ensemble(x)[i], module(x))
+    given = iter(settings)
+    with pytest.raises(ValueError, match="setting of the network differs in member 1.*make it a buffer"):
+        ds.Ensemble(lambda: Held(next(given)), 2)
+
+
+def hooked():
+    layer = nn.Linear(6, 3)
+    layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    return nn.Sequential(layer)
+
+
+class ThroughNumpy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x) * float(self.layer.bias.detach().numpy().shape[0])
+
+
+FOREIGN = {
+    "parametrised": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 3)),
+    "hooks": hooked,
+    "numpy": ThroughNumpy,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_foreign_constructions_run_as_their_modules_do(name, backend):
+    ensemble = ds.Ensemble(FOREIGN[name], M, backend=backend)
+    x = torch.randn(B, 6)
+    outputs = ensemble(x)
+    for i in range(M):
+        torch.testing.assert_close(outputs[i], ensemble.member(i)(x))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_forward_pass_that_looks_at_its_mode(backend):
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x) if self.training else torch.sigmoid(self.layer(x))
+
+    ensemble = ds.Ensemble(Moody, M, backend=backend)
+    x = torch.randn(B, 6)
+    for mode in (True, False, True):
+        ensemble.train(mode)
+        torch.testing.assert_close(ensemble(x)[1], ensemble.member(1)(x))
+
+
+def test_a_dropout_layer_that_hangs_twice_stays_one_keyed_layer():
+    def build():
+        drop = nn.Dropout(0.5)
+        return nn.Sequential(nn.Linear(6, 8), drop, nn.ReLU(), nn.Linear(8, 8), drop, nn.Linear(8, 3))
+
+    found = [ds.Ensemble(build, M, backend=backend)(torch.ones(B, 6)) for backend in BACKENDS]
+    for outputs in found[1:]:
+        torch.testing.assert_close(outputs, found[0])
+    network = ds.Ensemble(build, M).body.network
+    assert network[1] is network[4]
+    assert type(network[1]) is not nn.Dropout
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_ensemble_without_gradients_runs(backend):
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend=backend).requires_grad_(False)
+    assert ensemble(torch.randn(B, 6)).shape == (M, B, 3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_forward_pass_must_return_one_tensor(backend):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x), x
+
+    with pytest.raises(TypeError, match="must return one tensor; got tuple"):
+        ds.Ensemble(Pair, M, backend=backend)(torch.randn(B, 6))
+
+
+def test_soup_takes_any_number_of_examples():
+    ensemble = ds.Ensemble(NETWORKS["norm_first"][0], M).double()
+    x = torch.randn(9, 6, dtype=torch.float64)
+    soup = ensemble.soup(x, batch_size=8)  # batches of 5 and 4, not of 8 and 1
+    torch.testing.assert_close(soup.net[0].running_mean, (x[:5].mean(0) + x[5:].mean(0)) / 2)

@@ -114,3 +114,25 @@ def test_schedules_follow_torch():
     torch.testing.assert_close(schedules.resolved("constant")(epochs, 10.0), torch.ones(10, dtype=torch.float64))
     with pytest.raises(ValueError, match="Did you mean 'cosine'"):
         schedules.resolved("cosin")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_low_precision_weights_follow_float32_ones(name):
+    exact, rough = torch.ones(M, P), torch.ones(M, P, dtype=torch.bfloat16)
+    for flat in (exact, rough):
+        given = settings(flat, 0.01, weight_decay=0.1)
+        state = optim.fresh_state(name, flat, given.momentum)
+        for grad in gradients(30):
+            optim.OPTIMIZERS[name](flat, grad.to(flat.dtype).abs(), state, given, torch.ones(M, 1))
+    assert (exact - 1).abs().min() > 0.05
+    torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.03)
+
+
+def test_settings_that_torch_refuses_are_refused():
+    hyper = {"lr": torch.tensor(0.1), "weight_decay": 0.0, "momentum": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
+    flat = torch.zeros(M, P)
+    assert optim.settings(hyper, M, flat, nesterov=False).lr.flatten().tolist() == pytest.approx([0.1] * M)
+    with pytest.raises(ValueError, match="`betas` must be"):
+        optim.settings({**hyper, "betas": (1.0, 0.9)}, M, flat, nesterov=False)
+    with pytest.raises(ValueError, match="`nesterov` must come with a momentum"):
+        optim.settings(hyper, M, flat, nesterov=True)

@@ -63,6 +63,13 @@ def weights_of(path: Path) -> Path:
     return file
 
 
+def forged(text, key, value):
+    """A manifest with another entry and a checksum to match."""
+    manifest = {**json.loads(text), key: value}
+    manifest["manifest_sha256"] = storage._manifest_digest(manifest)
+    return json.dumps(manifest)
+
+
 def test_damage_is_refused_by_name(tmp_path):
     build = NETWORKS["mlp"][0]
     _, path = saved(tmp_path)
@@ -87,10 +94,12 @@ def test_damage_is_refused_by_name(tmp_path):
     refused("format 99")
     manifest.write_text(text.replace("dissensus.ensemble", "other"))
     refused("holds 'other'")
-    manifest.write_text(text.replace('"weights": "', '"weights": "../'))
+    manifest.write_text(forged(text, "weights", "../" + json.loads(text)["weights"]))
     refused("outside its folder")
-    manifest.write_text(text.replace('"shape": [\n        3,', '"shape": [\n        4,'))
+    manifest.write_text(forged(text, "tensors", {}))
     refused("does not hold the tensors")
+    manifest.write_text(text.replace('"seed": 4', '"seed": 5'))
+    refused("manifest.json was changed after it was saved")
     file.unlink()
     refused("is missing")
     assert ds.Ensemble.load(path, build).members == 3
@@ -125,6 +134,17 @@ def test_a_save_that_breaks_off_leaves_the_old_one(tmp_path, monkeypatch, moment
     assert torch.equal(loaded.body.tensors()["0.weight"], old.body.tensors()["0.weight"])
     new.save(path)
     assert len(list(path.iterdir())) == 2, "stale files stay behind"
+
+
+def test_saving_leaves_what_is_not_its_own(tmp_path):
+    _, path = saved(tmp_path)
+    (path / "weights-final.safetensors").write_text("mine")
+    (path / ".0123.unfinished").write_text("of a save that was killed")
+    ds.Ensemble(NETWORKS["mlp"][0], 3, seed=9).save(path)
+    assert (path / "weights-final.safetensors").read_text() == "mine"
+    assert len(list(path.iterdir())) == 3
+    with pytest.raises(ds.StorageError, match="holds 'dissensus.ensemble'; give another folder"):
+        storage.write_folder(path, "dissensus.sweep", {"a": torch.ones(1)}, {})
 
 
 def test_a_file_in_the_way_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from networks import NETWORKS
 
 import dissensus as ds
 from dissensus.train import memory
+from dissensus.train.evaluation import evaluation_batch
 
 N, BATCH = 22, 8
 augmented = partial(ds.objectives.augmented, loss="mse", pool="score")
@@ -224,6 +225,7 @@ def test_bad_grids_are_refused_with_a_fix(unchecked):
     refused("`lr` must be a number of at least 0; got -1", grid={"lr": [0.1, -1.0], "beta": [0.5]})
     refused("pair of tensors", data=torch.utils.data.DataLoader([1]))
     refused("`patience` must come with", patience=2)
+    refused("`patience` must be a whole number", patience=0, validation=0.3)
 
 
 def test_an_objective_that_vmap_cannot_take_runs_once_per_run(caplog):
@@ -242,3 +244,53 @@ def test_an_objective_that_vmap_cannot_take_runs_once_per_run(caplog):
     for i, point in enumerate(swept.points):
         alone, _ = fitted_alone(build, data, stubborn, point, members=2, **options)
         assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+
+
+def test_functions_in_the_grid_can_be_saved(tmp_path):
+    build = partial(ds.nets.mlp, 6, 3, (4,))
+    grid = {"activation": [torch.nn.ReLU, torch.nn.Tanh], "beta": [0.5]}
+    swept = ds.sweep(build, regression(), augmented, grid=grid, members=2, epochs=1)
+    swept.save(tmp_path / "sweep")
+    builds = [partial(build, activation=activation) for activation in grid["activation"]]
+    loaded = ds.Sweep.load(tmp_path / "sweep", builds)
+    x, _ = regression()
+    torch.testing.assert_close(loaded.outputs(x), swept.outputs(x))
+    assert loaded.points[1]["activation"] == "Tanh"
+    with pytest.raises(ValueError, match="one per group"):
+        ds.Sweep.load(tmp_path / "sweep", builds[:1])
+
+
+def test_runs_come_in_evaluation_mode_whatever_was_called_before():
+    build, _ = NETWORKS["two_dropouts"]
+    x, y = regression()
+    swept = ds.sweep(build, (x, y), augmented, grid={"beta": [0.0, 1.0]}, members=2, epochs=1)
+    before = swept.run(0)
+    assert not before.training
+    swept.outputs(x)
+    torch.testing.assert_close(swept.run(0)(x), before(x))
+
+
+def test_augmentation_may_change_the_number_of_axes():
+    build, _ = NETWORKS["mlp"]
+    x, y = regression((2, 3))
+    options = {"epochs": 2, "batch_size": BATCH, "augment": lambda batch, generator: batch.flatten(1)}
+    swept = ds.sweep(build, (x, y), augmented, grid={"seed": [0, 1], "beta": [0.5]}, members=2, **options)
+    for i, point in enumerate(swept.points):
+        alone, _ = fitted_alone(build, (x, y), augmented, point, members=2, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+
+
+def test_numpy_values_are_fine_in_a_grid():
+    import numpy as np
+
+    build, _ = NETWORKS["mlp"]
+    swept = ds.sweep(build, regression(), augmented, grid={"beta": np.linspace(0, 1, 3)}, members=1, epochs=1)
+    assert [point["beta"] for point in swept.points] == [0.0, 0.5, 1.0]
+    points = [{"beta": np.float64(0.5), "seed": np.int64(3)}]
+    assert ds.sweep(build, regression(), augmented, grid=points, members=1, epochs=1).points[0]["seed"] == 3
+
+
+def test_evaluation_takes_fewer_examples_at_once_with_more_members():
+    assert evaluation_batch(5) == 1024
+    assert evaluation_batch(22_000) * 22_000 <= 2**16
+    assert evaluation_batch(10**6) == 1

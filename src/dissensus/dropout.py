@@ -45,12 +45,15 @@ _CHANNEL_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.
 
 def keyed(network: nn.Module) -> nn.Module:
     """Replace every dropout layer of a network by a keyed one, in place; other random layers stay as they are."""
+    replaced: dict[int, KeyedDropout] = {}  # a layer that hangs in several places stays one layer
     for parent in list(network.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in _CHANNEL_AXES:
-                assert isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+        for name, child in parent._modules.items():
+            if (
+                isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+                and type(child) in _CHANNEL_AXES
+            ):
                 layer = KeyedDropout(child.p, _CHANNEL_AXES[type(child)]).train(child.training)
-                setattr(parent, name, layer)
+                parent._modules[name] = replaced.setdefault(id(child), layer)
     if type(network) in _CHANNEL_AXES:
         raise TypeError("a network that is nothing but a dropout layer has no member to train")
     return network

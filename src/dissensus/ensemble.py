@@ -22,7 +22,7 @@ class Ensemble(nn.Module):
     Args:
         build: Returns a new, freshly initialised member: any ``nn.Module`` that maps one tensor to one tensor.
         members: M.
-        seed: Determines every member's initial weights and dropout. Member i's do not depend on M.
+        seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products; ``"auto"`` measures on the first batch, remembers, and tells in `choices`.
 
@@ -48,6 +48,7 @@ class Ensemble(nn.Module):
                 "Different architectures? Use Ensemble.from_modules."
             ) from reason
         self.body.set_keys([(seed, member) for member in self.member_ids])
+        self.train(self.body.training)
         self._set_backend(backend)
 
     def _set_backend(self, backend: str) -> None:
@@ -141,7 +142,7 @@ class Ensemble(nn.Module):
                 norm.momentum = None  # the plain average over all batches
                 norm.train()
             with torch.no_grad():
-                for batch in data.split(batch_size):
+                for batch in data.tensor_split(-(-len(data) // batch_size)):  # even batches: each weighs the same
                     network(batch.to(self.device))
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_TEMPORARY = ".unfinished"
 
 
 class StorageError(ValueError):
@@ -31,34 +31,69 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; give a folder to save into.")
     folder.mkdir(parents=True, exist_ok=True)
-    payload = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    checksum = hashlib.sha256(payload).hexdigest()
-    weights = f"weights-{checksum[:16]}.safetensors"
+    before = _previous_weights(folder, kind)
+    temporary = folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        checksum, size = file_digest(temporary), temporary.stat().st_size
+        weights = f"weights-{checksum[:16]}.safetensors"
+        _to_disk(temporary, folder / weights)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     manifest = {
         "kind": kind,
         "format": FORMAT,
         "weights": weights,
         "sha256": checksum,
-        "bytes": len(payload),
+        "bytes": size,
         "tensors": {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()},
         **details,
     }
-    write_atomically(folder / weights, payload)
+    manifest["manifest_sha256"] = _manifest_digest(json.loads(json.dumps(manifest)))
     write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    for stale in folder.glob("weights-*.safetensors"):
-        if stale.name != weights:
-            stale.unlink()
+    if before is not None and before != weights:
+        (folder / before).unlink(missing_ok=True)
+    for leftover in folder.glob(f".*{_TEMPORARY}"):  # of saves that were killed
+        leftover.unlink(missing_ok=True)
+
+
+def _previous_weights(folder: Path, kind: str) -> str | None:
+    """The weights file that the folder's manifest names now; a folder of another kind is refused."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        found, name = manifest["kind"], Path(manifest["weights"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if found != kind:
+        raise StorageError(f"{folder} holds {found!r}; give another folder to save {kind!r} into.")
+    return name
+
+
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(temporary: Path, path: Path) -> None:
+    """Make sure that a file is on disk, and give it its name in one step."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write a file so that readers see the old one or the new one, whole, and never a part."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.parent / f".{secrets.token_hex(8)}{_TEMPORARY}"
     try:
-        with temporary.open("xb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.write_bytes(payload)
+        _to_disk(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -74,12 +109,12 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
     file = folder / name
     if not file.is_file():
         raise StorageError(f"{file} is missing, though {MANIFEST} names it.")
-    payload = file.read_bytes()
-    if len(payload) != manifest["bytes"]:
-        raise StorageError(f"{file} is truncated: {len(payload)} bytes, where {manifest['bytes']} were saved.")
-    if hashlib.sha256(payload).hexdigest() != manifest["sha256"]:
+    size = file.stat().st_size
+    if size != manifest["bytes"]:
+        raise StorageError(f"{file} is truncated: {size} bytes, where {manifest['bytes']} were saved.")
+    if file_digest(file) != manifest["sha256"]:
         raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
-    tensors = load_tensors(payload)
+    tensors = load_file(file)
     found = {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()}
     if found != manifest["tensors"]:
         raise StorageError(f"{file} does not hold the tensors that {MANIFEST} lists.")
@@ -102,6 +137,8 @@ def _manifest(folder: Path, kind: str) -> dict[str, Any]:
         raise StorageError(f"{folder} has format {found[1]}; this version reads format {FORMAT}. Update dissensus.")
     if missing:
         raise StorageError(f"{file} is damaged: it lacks {', '.join(missing)}.")
+    if manifest.get("manifest_sha256") != _manifest_digest(manifest):
+        raise StorageError(f"{file} was changed after it was saved: its checksum is not its own.")
     return manifest
 
 

@@ -69,6 +69,11 @@ class TensorBatches:
         self._leaders = [keys.index(key) for key in distinct]
         self._group_of = torch.tensor([distinct[key] for key in keys], device=self.x.device)
 
+    @property
+    def per_run(self) -> bool:
+        """Whether runs see different batches."""
+        return len(self._leaders) > 1
+
     def select(self, runs: Sequence[int]) -> None:
         """Go on with these runs only."""
         self.seeds = [self.seeds[r] for r in runs]
@@ -131,6 +136,7 @@ class LoadedBatches:
     """
 
     resumable = False
+    per_run = False
 
     def __init__(
         self, source: Dataset[Any] | DataLoader[Any], *, batch_size: int, seed: int, device: torch.device,
@@ -150,6 +156,10 @@ class LoadedBatches:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def generator_of_loader(self) -> torch.Generator | None:
+        """The generator that a foreign loader shuffles by, if it has one of its own."""
+        return self.loader.generator or getattr(self.loader.sampler, "generator", None)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of one epoch, from its beginning."""

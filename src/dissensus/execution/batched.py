@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.dropout import KeyedDropout, dropped
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, member_count
 from dissensus.randomness import keep_mask
 
 POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
@@ -27,8 +27,8 @@ POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
 
 def run_batched(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
     """Run all members as one chain of ``baddbmm``; raises `Unsupported` where the network is no such chain."""
-    plan = skeleton.once("batched plan", _plan)
-    members = next(iter(params.values())).shape[0]
+    plan = skeleton.once(_plan)
+    members = member_count(params, buffers)
     values: list[Any] = [x if per_member else x.expand(members, *x.shape)]
     with skeleton.lending(params, buffers):
         for step in plan:
@@ -41,12 +41,13 @@ Step = Callable[[list[Any]], Any]
 
 def _plan(skeleton: Skeleton) -> list[Step]:
     """The network as steps that each read earlier values and give one more; the input is the first value."""
-    reason = unsupported(skeleton)
+    graph = skeleton.trace()
+    reason = unsupported(skeleton.network, graph)
     if reason:
         raise Unsupported(reason)
     place: dict[fx.Node, int] = {}
     steps: list[Step] = []
-    for node in skeleton.trace.nodes:
+    for node in graph.nodes:
         if node.op == "output":
             return [*steps, itemgetter(place[_only_input(node)])]
         if node.op == "call_module":
@@ -75,16 +76,17 @@ def _function_step(node: fx.Node, place: dict[fx.Node, int]) -> Step:
     return lambda values: function(*(values[a] if is_value else a for a, is_value in arguments), **options)
 
 
-def unsupported(skeleton: Skeleton) -> str:
+def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     """Why the network is no chain of linear layers and pointwise functions; empty where it is one."""
-    graph = skeleton.trace
-    layers = dict(skeleton.network.named_modules())
+    layers = dict(network.named_modules(remove_duplicate=False))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         return f"its forward pass takes {len(inputs)} inputs"
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
+            if layer._forward_hooks or layer._forward_pre_hooks:
+                return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) is neither linear nor pointwise"
         elif node.op == "call_function":

@@ -1,6 +1,7 @@
 """Members of different architectures: a loop over modules behind the same interface."""
 
 import copy
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import Choice
-from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.signature import signature
+from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
 
 
 class MixedMembers(nn.Module):
@@ -21,6 +23,7 @@ class MixedMembers(nn.Module):
         self.skeletons = [Skeleton(network) for network in self.networks]
         self.backend = self.ran = "loop"
         self.choices: dict[tuple[object, ...], Choice] = {}
+        self.train(networks[0].training)
 
     def __len__(self) -> int:
         return len(self.networks)
@@ -57,7 +60,7 @@ class MixedMembers(nn.Module):
         for i, skeleton in enumerate(self.skeletons):
             inputs = x[i] if per_member else x
             with skeleton.lending(params[i] if params is not None else {}) as network:
-                outputs.append(network(inputs))
+                outputs.append(checked_output(network(inputs)))
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
@@ -74,6 +77,12 @@ class MixedMembers(nn.Module):
     def subset(self, indices: Sequence[int]) -> "MixedMembers":
         """The members at these indices, copied."""
         return MixedMembers([self.member(i) for i in indices]).train(self.training)
+
+    def identity(self) -> str:
+        """A checksum of the architectures, by which a checkpoint knows them."""
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
+        signatures = [signature(network) for network in self.networks]
+        return hashlib.sha256(repr((signatures, shapes)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout: whose (run seed, member) each network is."""

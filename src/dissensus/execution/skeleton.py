@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, TypeVar
 
 from torch import Tensor, fx, nn
@@ -26,7 +25,7 @@ class Skeleton:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self._made: dict[str, Any] = {}
+        self._made: dict[tuple[Any, bool], Any] = {}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         first_name: dict[int, str] = {}
         for path, module in network.named_modules():
@@ -73,15 +72,15 @@ class Skeleton:
             if now is not tensor and now is not None:
                 tensor.copy_(now)
 
-    def once(self, name: str, make: Callable[["Skeleton"], Made]) -> Made:
-        """What ``make`` gives for this skeleton, made at the first call; a refusal is not remembered."""
-        if name not in self._made:
-            self._made[name] = make(self)
-        return self._made[name]
+    def once(self, make: Callable[["Skeleton"], Made]) -> Made:
+        """What ``make`` gives for this skeleton in its mode (train or eval), made at the first call in that mode."""
+        key = (make, self.network.training)
+        if key not in self._made:
+            self._made[key] = make(self)
+        return self._made[key]
 
-    @cached_property
     def trace(self) -> fx.Graph:
-        """The network's graph of operations, or `Unsupported` where its forward pass cannot be traced."""
+        """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced."""
         try:
             return _LeafTracer().trace(self.network)
         except Exception as reason:  # a tracer runs foreign code: anything may come out of it
@@ -95,6 +94,18 @@ class _LeafTracer(fx.Tracer):
 
 def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
+
+
+def member_count(params: Tensors, buffers: Tensors) -> int:
+    """M, from any stacked tensor."""
+    return next(iter((*params.values(), *buffers.values()))).shape[0]
+
+
+def checked_output(output: object) -> Tensor:
+    """Refuse what a member's forward pass may not return."""
+    if not isinstance(output, Tensor):
+        raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
+    return output
 
 
 def first_line(error: BaseException) -> str:

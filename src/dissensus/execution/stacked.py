@@ -1,6 +1,7 @@
 """Members of one architecture: every parameter and buffer stored once, stacked ``[M, ...]``."""
 
 import copy
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import BACKENDS, Choice, fastest
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.execution.signature import signature
+from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 
 log = logging.getLogger("dissensus")
 
@@ -31,7 +33,7 @@ class StackedMembers(nn.Module):
     def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
         """Stack networks; `ValueError` names the first member and tensor that does not fit."""
         first: nn.Module | None = None
-        settings: list[tuple[object, ...]] = []
+        settings: list[tuple[str, str, str]] = []
         held: dict[str, list[Tensor]] = {}
         for index, network in enumerate(networks):
             network = keyed(network)
@@ -41,13 +43,17 @@ class StackedMembers(nn.Module):
                 held = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
             _check_same(index, held, tensors)
-            if signature(network) != settings:
-                raise ValueError(f"member {index} has the same tensors as member 0 but other settings")
+            differing = sorted(set(signature(network)) ^ set(settings))
+            if differing:
+                name, what, _ = differing[0]
+                where = f"layer {name!r}" if name else "the network"
+                raise ValueError(f"{what} of {where} differs in member {index} (a tensor? make it a buffer)")
             for name, tensor in tensors.items():
                 held[name].append(tensor.detach())
         if first is None:
             raise ValueError("an ensemble needs at least one member")
-        return cls(_hung(first, {name: torch.stack(tensors) for name, tensors in held.items()}))
+        body = cls(_hung(first, {name: torch.stack(tensors) for name, tensors in held.items()}))
+        return body.train(first.training)
 
     def __len__(self) -> int:
         return next(iter(self.tensors().values())).shape[0]
@@ -86,10 +92,7 @@ class StackedMembers(nn.Module):
         if per_member and x.shape[0] != len(self):
             raise ValueError(f"`x` must have shape [M={len(self)}, B, ...] with per_member=True; got {list(x.shape)}.")
         self.ran = self._backend_for(params, buffers, x, per_member)
-        output = BACKENDS[self.ran](self.skeleton, params, buffers, x, per_member)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
-        return output
+        return BACKENDS[self.ran](self.skeleton, params, buffers, x, per_member)
 
     def _backend_for(self, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> str:
         """The backend to use in this mode; the first call in a mode tries, and remembers."""
@@ -114,8 +117,8 @@ class StackedMembers(nn.Module):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
                 BACKENDS[self.backend](self.skeleton, params, copies, x, per_member)
-            except Unsupported as reason:
-                return str(reason)
+            except Exception as reason:  # where the network itself is at fault, the loop will say so
+                return first_line(reason)
         return None
 
     def member(self, index: int) -> nn.Module:
@@ -140,6 +143,11 @@ class StackedMembers(nn.Module):
                 memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return copy.deepcopy(self.network, memo)
 
+    def identity(self) -> str:
+        """A checksum of the architecture, by which a checkpoint knows it."""
+        shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]
+        return hashlib.sha256(repr((signature(self.network), shapes)).encode()).hexdigest()
+
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout: whose (run seed, member) each row is."""
         set_keys(self.network, owners)
@@ -158,16 +166,6 @@ class StackedMembers(nn.Module):
             for name, tensor in into.items():
                 chosen = members.view(-1, *[1] * (tensor.ndim - 1))
                 tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
-
-
-def signature(network: nn.Module) -> list[tuple[object, ...]]:
-    """What two networks must share to be run by one's code: layers, and their plain settings."""
-    plain = (int, float, str, bool, tuple, type(None))
-
-    def settings(layer: nn.Module) -> list[tuple[str, str]]:
-        return sorted((k, repr(v)) for k, v in vars(layer).items() if isinstance(v, plain) and k != "training")
-
-    return [(name, type(layer), *settings(layer)) for name, layer in network.named_modules()]
 
 
 def _check_same(index: int, held: dict[str, list[Tensor]], tensors: Tensors) -> None:

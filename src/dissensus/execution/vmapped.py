@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, checked_output, first_line
 
 
 def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
@@ -11,12 +11,10 @@ def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor
 
     def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
         with skeleton.lending(own, state) as network:
-            return network(inputs)
+            return checked_output(network(inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
     try:
         return torch.func.vmap(one, in_dims=in_dims, randomness="different")(dict(params), dict(buffers), x)
-    except RuntimeError as reason:
-        if any(word in str(reason) for word in ("vmap", "functorch", "Batching rule")):
-            raise Unsupported(f"vmap cannot take it ({first_line(reason)})") from reason
-        raise
+    except Exception as reason:  # where the network itself is at fault, the loop will say so
+        raise Unsupported(f"vmap cannot take it ({first_line(reason)})") from reason

@@ -50,7 +50,7 @@ def finding(result: dict[str, Any], problem: str) -> str:
     member = last["member"] / first["member"]
     how = "worse" if member > 1 else "better"
     return (
-        f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity grew {_round(ratio)}-fold "
+        f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity {_grew(ratio)} "
         f"({first['diversity']:.3g} to {last['diversity']:.3g}), and members on their own got {how}: their error is "
         f"{_round(member)} times what it was. {change}"
     )
@@ -170,6 +170,10 @@ def html(result: dict[str, Any]) -> str:
 
 
 TABLE_HEADER = ("β", "ensemble", "members", "diversity", "div/err", "gap", "bias %", "drop 20%")
+
+
+def _grew(ratio: float) -> str:
+    return f"grew {_round(ratio)}-fold" if ratio >= 1 else f"shrank to {ratio:.0%}"
 
 
 def _round(value: float) -> str:

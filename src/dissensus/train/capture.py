@@ -54,12 +54,13 @@ class GraphSteps:
             self.counter = torch.zeros((), dtype=torch.int64, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
         first, chosen = engine.in_epoch, feed.chosen(engine.epoch)
+        self.chosen = chosen
         self.counter.fill_(engine.steps)
         self.failed_at.fill_(-1)
         for examples, factor in zip(chosen[first:], factors[first:], strict=True):
             self._step(engine, feed, examples, factor)
             yield examples.shape[1]
-        self._tell(engine, feed, chosen)
+        self.tell(engine)
 
     def _step(self, engine: Engine, feed: TensorBatches, examples: Tensor, factor: Tensor) -> None:
         size = examples.shape[1]
@@ -97,23 +98,25 @@ class GraphSteps:
             self.refused = str(reason).splitlines()[0][:200]
             log.warning("steps are not captured in a graph: %s", self.refused)
 
-    def _tell(self, engine: Engine, feed: TensorBatches, chosen: list[Tensor]) -> None:
-        """Note the runs that failed in this epoch; their weights stand still since, so that step can be seen again."""
-        failed = self.failed_at >= 0
+    def tell(self, engine: Engine) -> None:
+        """Note the runs that failed since the last time; their weights stand still, so that step can be seen again."""
+        feed, failed = engine.feed, self.failed_at >= 0
         if not bool(failed.any()):
             return
+        assert isinstance(feed, TensorBatches)
         engine.freeze(failed)
         before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
         base = engine.steps - engine.in_epoch
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
-            x, y = feed.gathered(chosen[step - base])
-            outputs = engine.outputs(x, engine.body.views(engine.flat))
+            x, y = feed.gathered(self.chosen[step - base])
+            outputs = engine.outputs(x, engine.body.views(engine.flat), per_run=feed.per_run)
             parts = engine.losses(outputs, y if engine.runs > 1 else y.unsqueeze(0), engine.hyper)
             (grad,) = torch.autograd.grad(parts.total[run], engine.flat)
             own = grad.view(engine.runs, engine.members, -1)[run]
             engine.failures[engine.run_ids[run]] = Failure(step, *culprit(outputs[run], parts, own, run))
         engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
+        self.failed_at.fill_(-1)
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:

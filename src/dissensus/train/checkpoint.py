@@ -5,7 +5,9 @@ is keyed by (seed, epoch, step) throughout, so counters are all that must be rem
 state is kept too, for networks that draw from it themselves.
 """
 
+import functools
 import hashlib
+import json
 import logging
 import shutil
 import time
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dissensus import storage
+from dissensus.data.batches import LoadedBatches
 from dissensus.execution import Choice
 from dissensus.train.engine import Engine
 
@@ -49,7 +52,8 @@ class Checkpointer:
     """
 
     def __init__(self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None) -> None:
-        self.folder, self.fingerprint, self.seconds = Path(folder), dict(fingerprint), seconds
+        self.folder, self.seconds = Path(folder), seconds
+        self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=described))
         self.written = time.perf_counter()
         self.cost = 0.0
 
@@ -64,7 +68,9 @@ class Checkpointer:
     def write(self, engine: Engine) -> None:
         """Write a checkpoint now, and leave the one before it in place."""
         start = time.perf_counter()
-        tensors = {**engine.tensors(), "global generator": torch.get_rng_state()}
+        if engine.captured is not None and engine.in_epoch:
+            engine.captured.tell(engine)
+        tensors = {**engine.tensors(), **_generators(engine)}
         details = {
             "fingerprint": self.fingerprint,
             "facts": engine.facts(),
@@ -72,8 +78,10 @@ class Checkpointer:
             "choices": [(list(mode), choice.backend) for mode, choice in engine.body.choices.items()],
         }
         storage.write_folder(self.folder / f"step-{engine.steps:09d}-{engine.epoch:06d}", KIND, tensors, details)
-        for old in self.found()[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        kept = self.found()[-2:]
+        for old in self.folder.glob("step-*"):  # older ones, and those of a process that was killed while it wrote
+            if old not in kept:
+                shutil.rmtree(old, ignore_errors=True)
         self.written = time.perf_counter()
         self.cost = self.written - start
 
@@ -109,7 +117,7 @@ class Checkpointer:
             )
 
     def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
-        torch.set_rng_state(tensors.pop("global generator"))
+        _set_generators(engine, tensors)
         if manifest["threads"] != torch.get_num_threads():
             log.warning("using %d threads, as before the interruption", manifest["threads"])
             torch.set_num_threads(manifest["threads"])
@@ -117,6 +125,37 @@ class Checkpointer:
         facts = manifest["facts"]
         engine.load(tensors, facts)
         log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
+
+
+def _generators(engine: Engine) -> dict[str, Tensor]:
+    """States of the generators that are not ours: torch's, the device's, and that of a foreign loader."""
+    states = {"generator": torch.get_rng_state()}
+    if engine.flat.is_cuda:
+        states["device generator"] = torch.cuda.get_rng_state(engine.flat.device)
+    own = engine.feed.generator_of_loader() if isinstance(engine.feed, LoadedBatches) else None
+    if own is not None:
+        states["loader generator"] = own.get_state()
+    return states
+
+
+def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors.pop("generator"))
+    on_device, of_loader = tensors.pop("device generator", None), tensors.pop("loader generator", None)
+    if on_device is not None and engine.flat.is_cuda:
+        torch.cuda.set_rng_state(on_device, engine.flat.device)
+    own = engine.feed.generator_of_loader() if isinstance(engine.feed, LoadedBatches) else None
+    if own is not None and of_loader is not None:
+        own.set_state(of_loader)
+
+
+def described(value: object) -> Any:
+    """A setting in words that are the same in every process: functions by name, tensors by numbers or checksum."""
+    if isinstance(value, functools.partial):
+        bound = {key: json.loads(json.dumps(item, default=described)) for key, item in sorted(value.keywords.items())}
+        return {"function": described(value.func), "bound": bound, "first": [str(a) for a in value.args]}
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= 100 else digest(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def digest(*tensors: Tensor) -> str:

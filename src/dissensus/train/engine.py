@@ -39,6 +39,10 @@ class CapturedSteps(Protocol):
         """Shapes or branches have changed: capture anew."""
         ...
 
+    def tell(self, engine: "Engine") -> None:
+        """Note the runs that failed on the device since the last time."""
+        ...
+
 
 @dataclass
 class Engine:
@@ -88,7 +92,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.flat.requires_grad_()
-        self.resting = not bool(self.active.all())
+        self.resting, self.dead = not bool(self.active.all()), False
         self.state = optim.fresh_state(self.optimizer, self.flat.detach(), self.settings.momentum)
         self.run_ids = list(range(len(self.flat) // self.members))
         self.histories = {run: [] for run in self.run_ids}
@@ -102,6 +106,10 @@ class Engine:
     def elapsed(self) -> float:
         """Seconds of training so far, those before a resume included."""
         return self.seconds + time.perf_counter() - self.started
+
+    def rates(self) -> list[float]:
+        """The schedule at the beginning of every epoch, by which a checkpoint knows it."""
+        return self.schedule(torch.arange(self.epochs, dtype=torch.float64), float(self.epochs)).tolist()
 
     def train(self) -> None:
         """Train until every run is done; weights end up in the body, best ones where they were watched."""
@@ -129,7 +137,7 @@ class Engine:
             self.examples += examples
             self.in_epoch += 1
             self.steps += 1
-            if self.failures and not bool(self.active.any()):
+            if self.dead:
                 self._retire(torch.ones(self.runs, dtype=torch.bool))
                 return
             self._report(last=False)
@@ -153,7 +161,8 @@ class Engine:
         groups: dict[str, Mapping[str, Tensor]] = {
             "state": self.state, "buffers": self.body.state(), "backup": self.backup, "sums": self.sums,
             "watch": self.watch.tensors() if self.watch is not None else {},
-            "finished": {"flat": self.finished.flat, **self.finished.state} if self.finished is not None else {},
+            "finished": {"flat": self.finished.flat} if self.finished is not None else {},
+            "finished_state": self.finished.state if self.finished is not None else {},
         }  # fmt: skip
         flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return {"flat": self.flat, "active": self.active, **flat}
@@ -164,7 +173,7 @@ class Engine:
             "epoch": self.epoch, "in_epoch": self.in_epoch, "steps": self.steps, "run_ids": self.run_ids,
             "examples": self.examples, "seconds": self.elapsed, "best_epochs": list(self.best_epochs.items()),
             "histories": list(self.histories.items()),
-            "failures": [(run, vars(failure)) for run, failure in self.failures.items()],
+            "failures": [(run, vars(failure)) for run, failure in self.failures.items()], "backend": self.backend,
         }  # fmt: skip
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -175,7 +184,7 @@ class Engine:
         self.run_ids = [run for run in self.run_ids if run in kept]
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            group, _, key = name.rpartition("/") if name.count("/") else ("", "", name)
+            group, _, key = name.partition("/") if "/" in name else ("", "", name)
             groups.setdefault(group, {})[key] = tensor.to(self.flat.device)
         flat = groups[""]["flat"]
         self.body.hang(flat, groups.get("buffers", {}))
@@ -186,15 +195,15 @@ class Engine:
         if self.watch is not None:
             self.watch.load(groups["watch"])
         finished = groups.get("finished")
-        self.finished = Finished(finished.pop("flat"), finished) if finished else None
+        self.finished = Finished(finished["flat"], groups.get("finished_state", {})) if finished else None
         self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
         self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
         self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
         self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
+        self.backend = facts["backend"]
 
-    def outputs(self, x: Tensor, params: Any = None) -> Float[Tensor, "R M ..."]:
-        """Member outputs per run for one batch: shared ``[B, ...]``, or one per run ``[R, B, ...]`` when ``R > 1``."""
-        per_run = self.runs > 1 and isinstance(self.feed, TensorBatches) and x.ndim > self.feed.x.ndim
+    def outputs(self, x: Tensor, params: Any = None, *, per_run: bool) -> Float[Tensor, "R M ..."]:
+        """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``."""
         if per_run:
             x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:]).flatten(0, 1)
         with self.autocast:
@@ -218,11 +227,13 @@ class Engine:
         """Outputs, losses and the gradient of all rows; rows that rest get none, and keep their buffers."""
         body, active = self.body, self.active
         before = {name: tensor.clone() for name, tensor in body.state().items()} if self.resting else {}
-        outputs = self.outputs(x, body.views(self.flat))
+        outputs = self.outputs(x, body.views(self.flat), per_run=self.feed.per_run)
         self.backend = body.ran
         if self.steps == 0:
             _check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
         parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
+        if self.steps == 0:
+            _check_names(parts)
         total = parts.total
         if self.resting:
             total = torch.where(active.view(self.runs, self.members).any(1), total, 0.0)
@@ -262,6 +273,7 @@ class Engine:
         self.body.merge({name: own[name] for name in spoilt}, spoilt, rows)
         self.active.logical_and_(~rows)
         self.resting = True
+        self.dead = not bool(self.active.any())
 
     def _end_epoch(self, factor: float) -> None:
         values = self._means()
@@ -297,7 +309,7 @@ class Engine:
             self.watch.restore(self.flat, rows)
             for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
                 if done[self.run_ids.index(run)]:
-                    self.best_epochs[run] = best
+                    self.best_epochs[run] = None if best == -1 else best
         if bool(done.all()) and self.finished is None:
             self.run_ids = []
             return
@@ -391,10 +403,16 @@ def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[
     return (scalars or ["the total"])[0], []
 
 
+def _check_names(parts: LossParts) -> None:
+    taken = sorted({"loss", "epoch", "lr", "seconds", "validation"} & set(parts.parts))
+    if taken:
+        checks.refuse("parts", f"not be named {taken[0]!r}, which the history uses itself", sorted(parts.parts))
+
+
 def _check_labels(outputs: Tensor, y: Tensor) -> None:
     """Class labels must lie within the outputs: one look at all of them, at the first step."""
-    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4:
-        return
+    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4 or outputs.shape[-1] == 1:
+        return  # whole numbers beside one output are counts or signs
     classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
     if low < 0 or high >= classes:
         given = f"labels from {low} to {high}"

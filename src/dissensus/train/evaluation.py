@@ -14,7 +14,13 @@ from dissensus.train.engine import Engine, RunLosses
 log = logging.getLogger("dissensus")
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
-_BATCH = 1024
+ROWS_AT_ONCE = 2**16
+"""Examples times members that are evaluated at once: what bounds the memory of an evaluation."""
+
+
+def evaluation_batch(rows: int, most: int = 1024) -> int:
+    """Examples to evaluate at once with so many members."""
+    return max(1, min(most, ROWS_AT_ONCE // rows))
 
 
 def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
@@ -64,15 +70,16 @@ class Validation:
         """``[R]``, or ``[R·M]`` per member."""
         engine.body.eval()
         x, y = self.x, self.y
+        size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:
             own = self.rows[engine.run_ids].to(x.device)
-            pieces = [engine.outputs(x[chosen]) for chosen in own.split(_BATCH, 1)]
+            pieces = [engine.outputs(x[chosen], per_run=True) for chosen in own.split(size, 1)]
             y = y[own]
         else:
             if self.rows is not None:
                 own = self.rows[engine.run_ids[0]].to(x.device)
                 x, y = x[own], y[own]
-            pieces = [engine.outputs(batch) for batch in x.split(_BATCH)]
+            pieces = [engine.outputs(batch, per_run=False) for batch in x.split(size)]
             y = y.expand(engine.runs, *y.shape)
         values = self._values(engine, torch.cat(pieces, 2), y)
         if not bool(values.isfinite().all()):

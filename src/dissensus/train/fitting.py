@@ -1,7 +1,6 @@
 """`fit`: train all members of an ensemble as one computation."""
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -107,15 +106,14 @@ def fit(
     checks.one_of("watch", watch, ("ensemble", "member"))
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
-    if patience is not None:
-        checks.count("patience", patience)
-        if held_out is None:
-            checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
+    check_patience(patience, held_out)
     feed = batches(
         data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
     )
     body, members = ensemble.body, ensemble.members
     body.set_keys([(seed, member) for member in ensemble.member_ids])
+    if not any(p.requires_grad for p in ensemble.parameters()):
+        checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
     flat = body.packed()
     hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
     settings = optim.settings(hyper, members, flat, nesterov=nesterov)
@@ -146,9 +144,14 @@ def fit(
     if checkpoint is not None:
         pair = as_pair(data)
         told = {
-            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed, "members": members,
-            "parameters": flat.shape[1], "data": digest(*pair) if pair else "a loader",
-            "objective": name_of(objective), "lr": settings.lr.flatten().tolist(), "patience": patience,
+            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed,
+            "network": body.identity(), "members": ensemble.member_ids, "objective": objective,
+            "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
+            "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
+            "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
+            "validation": digest(*held_out) if held_out is not None else None, "patience": patience,
+            "min_delta": min_delta, "augment": augment, "precision": precision, "shuffle": shuffle,
+            "drop_last": drop_last,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
     was_training = ensemble.training
@@ -168,18 +171,19 @@ def _history(engine: Engine) -> History:
         epochs=epochs,
         steps=engine.steps,
         seconds=engine.elapsed,
-        stopped_early=len(epochs) < engine.epochs,
+        stopped_early=0 not in engine.failures and len(epochs) < engine.epochs,
         best_epoch=engine.best_epochs.get(0),
         backend=engine.backend,
     )
 
 
-def name_of(objective: Callable[..., Any]) -> str:
-    """What an objective is, in words, as far as can be told."""
-    if isinstance(objective, functools.partial):
-        bound = ", ".join(f"{k}={name_of(v) if callable(v) else v!r}" for k, v in sorted(objective.keywords.items()))
-        return f"{name_of(objective.func)}({bound})"
-    return getattr(objective, "__qualname__", type(objective).__qualname__)
+def check_patience(patience: int | None, validation: object) -> None:
+    """Patience needs something to judge by."""
+    if patience is None:
+        return
+    checks.count("patience", patience)
+    if validation is None:
+        checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
 
 
 def _separated(

@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from dissensus import checks
 
-Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Names to lists (or arrays) of values, or a list of points."""
 
 PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
 """Settings of the optimiser that every run may have its own of."""
@@ -46,11 +50,14 @@ def points(grid: Grid) -> list[dict[str, Any]]:
     [{'beta': 0, 'seed': 7}, {'beta': 1, 'seed': 7}]
     """
     if isinstance(grid, Mapping):
+        grid = {
+            key: values.tolist() if isinstance(values, np.ndarray | Tensor) else values for key, values in grid.items()
+        }
         for key, values in grid.items():
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [dict(point) for point in grid]
+    found = [{key: v.item() if isinstance(v, np.generic) else v for key, v in point.items()} for point in grid]
     if not found:
         checks.refuse("grid", "hold at least one point", "none")
     return found

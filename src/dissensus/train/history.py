@@ -78,15 +78,16 @@ class Failure:
 
 
 class TrainingDiverged(RuntimeError):
-    """Training met NaN or infinity and stopped; the ensemble holds the last good weights.
+    """Training met NaN or infinity and stopped; the ensemble holds the last good weights (the best, if validated).
 
     ``step`` counts from 0, ``part`` names what was not finite, ``members`` whose it was, ``history`` holds the epochs
     before.
     """
 
     def __init__(self, failure: Failure, history: History) -> None:
+        held = "the weights from before that step" if history.best_epoch is None else "its best weights up to then"
         super().__init__(
-            f"training met {failure}. The ensemble holds the weights from before that step. "
+            f"training met {failure}. The ensemble holds {held}. "
             "A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
         )
         self.step, self.part, self.members, self.history = failure.step, failure.part, failure.members, history

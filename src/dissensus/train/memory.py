@@ -1,11 +1,14 @@
 """How much memory a training takes, told before it starts."""
 
+import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dissensus import checks
+
+log = logging.getLogger("dissensus")
 
 COPIES = 6
 """Matrices of the size of all weights: weights, gradient, two moments, best weights, and one in passing."""
@@ -47,7 +50,9 @@ def runs_at_once(bytes_per_run: int, runs: int, max_memory: int | None, device: 
     if max_memory is not None:
         checks.count("max_memory", max_memory)
     budget = int(free_bytes(device) * _SHARE_OF_FREE) if max_memory is None else max_memory
-    if bytes_per_run > budget:
+    if bytes_per_run > budget and max_memory is None:
+        log.warning("one run takes about %s, more than half of what is free", megabytes(bytes_per_run))
+    elif bytes_per_run > budget:
         fix = "Allow more, or use fewer members or smaller batches."
         checks.refuse("max_memory", f"hold one run, about {megabytes(bytes_per_run)}", megabytes(budget), fix)
     return min(runs, max(1, budget // max(bytes_per_run, 1)))

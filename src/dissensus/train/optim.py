@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dissensus import checks
 
+_BELOW_ONE = 1 - 1e-12
+
 Column = Float[Tensor, "M 1"]
 Matrix = Float[Tensor, "M P"]
 PerMember = float | Sequence[float] | Tensor
@@ -46,23 +48,33 @@ Update = Callable[[Matrix, Matrix, State, Settings, Column], None]
 
 def column(name: str, value: PerMember, members: int, like: Tensor, low: float = 0.0) -> Column:
     """A number, or one per member, as a column ``[M, 1]``."""
-    values = [value] * members if isinstance(value, int | float) else [float(v) for v in value]
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    values = [float(value)] * members if isinstance(value, int | float) else [float(v) for v in value]
     if len(values) != members:
         checks.refuse(name, f"be one number, or one per member (M={members})", f"{len(values)} numbers")
     for each in values:
         checks.number(name, each, low)
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+    return torch.tensor(values, dtype=wide(like), device=like.device).unsqueeze(1)
+
+
+def wide(like: Tensor) -> torch.dtype:
+    """The dtype of hyperparameters and step counts: that of the weights, but float32 at least."""
+    return torch.promote_types(like.dtype, torch.float32)
 
 
 def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> Settings:
     """Settings from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
     first, second = hyper["betas"]
+    momentum = column("momentum", hyper["momentum"], members, like)
+    if nesterov and not bool((momentum > 0).all()):
+        checks.refuse("nesterov", "come with a momentum", "momentum 0", "Pass momentum=0.9.")
     decay = column("weight_decay", hyper["weight_decay"], members, like)
     return Settings(
         lr=column("lr", hyper["lr"], members, like),
         weight_decay=decay,
-        momentum=column("momentum", hyper["momentum"], members, like),
-        betas=(checks.number("betas", first, 0, 1), checks.number("betas", second, 0, 1)),
+        momentum=momentum,
+        betas=(checks.number("betas", first, 0, _BELOW_ONE), checks.number("betas", second, 0, _BELOW_ONE)),
         eps=checks.number("eps", hyper["eps"], 0),
         nesterov=nesterov,
         decays=bool((decay != 0).any()),
@@ -72,26 +84,26 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
 def sgd(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
     if settings.decays:
-        grad = grad + settings.weight_decay * flat
+        grad = grad + settings.weight_decay.to(flat.dtype) * flat
     if "velocity" in state:
-        velocity = state["velocity"]
-        moved = velocity * settings.momentum + grad
+        velocity, momentum = state["velocity"], settings.momentum.to(flat.dtype)
+        moved = velocity * momentum + grad
         velocity.copy_(torch.where(active > 0, moved, velocity))
-        grad = grad + settings.momentum * moved if settings.nesterov else moved
-    flat.sub_(grad * (settings.lr * active))
+        grad = grad + momentum * moved if settings.nesterov else moved
+    flat.sub_(grad * (settings.lr * active).to(flat.dtype))
 
 
 def adam(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
     """Adam, with weight decay as an L2 penalty in the gradient."""
     if settings.decays:
-        grad = grad + settings.weight_decay * flat
+        grad = grad + settings.weight_decay.to(flat.dtype) * flat
     _adam_step(flat, grad, state, settings, active)
 
 
 def adamw(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
     """Adam with decoupled weight decay."""
     if settings.decays:
-        flat.mul_(1 - settings.lr * settings.weight_decay * active)
+        flat.mul_((1 - settings.lr * settings.weight_decay * active).to(flat.dtype))
     _adam_step(flat, grad, state, settings, active)
 
 
@@ -104,12 +116,12 @@ def _adam_step(flat: Matrix, grad: Matrix, state: State, settings: Settings, act
         square.mul_(1 - second).addcmul_(grad, grad, value=second)
     else:
         steps.add_(active)
-        mean.lerp_(grad, first * active)
-        square.mul_(1 - second * active).addcmul_(grad * (second * active), grad)
+        mean.lerp_(grad, (first * active).to(flat.dtype))
+        square.mul_((1 - second * active).to(flat.dtype)).addcmul_(grad * (second * active).to(flat.dtype), grad)
     bias1, bias2 = 1 - settings.betas[0] ** steps, 1 - settings.betas[1] ** steps
     # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
-    slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
-    spread = square.sqrt().mul_(bias2.clamp_min(torch.finfo(flat.dtype).tiny).rsqrt())
+    slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf).to(flat.dtype)
+    spread = square.sqrt().mul_(bias2.clamp_min(torch.finfo(bias2.dtype).tiny).rsqrt().to(flat.dtype))
     flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness), value=-1)
 
 
@@ -123,7 +135,7 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
     return {
         "mean": torch.zeros_like(flat),
         "square": torch.zeros_like(flat),
-        "steps": torch.zeros_like(flat[:, :1]),
+        "steps": torch.zeros_like(flat[:, :1], dtype=wide(flat)),
     }
 
 

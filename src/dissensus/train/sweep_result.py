@@ -1,7 +1,8 @@
 """What a sweep gives: one row per run, one ensemble per run, all outputs at once."""
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
+from dissensus.train.checkpoint import described
+from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
 
 KIND = "dissensus.sweep"
@@ -49,10 +52,10 @@ class Sweep:
         return len(self.points)
 
     def run(self, index: int) -> Ensemble:
-        """One run as an ordinary ensemble (a copy)."""
+        """One run as an ordinary ensemble (a copy), in evaluation mode."""
         group, place = self._find(index)
         rows = range(place * group.members, (place + 1) * group.members)
-        body = group.body.subset(list(rows))
+        body = group.body.subset(list(rows)).eval()
         return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.backend)
 
     def _find(self, index: int) -> tuple[Group, int]:
@@ -107,7 +110,7 @@ class Sweep:
             group.body.eval()
             device = next(group.body.parameters()).device
             start = 0
-            for batch in x.split(batch_size):
+            for batch in x.split(evaluation_batch(len(group.runs) * group.members, batch_size)):
                 found = group.body.run(None, batch.to(device), False).cpu()
                 found = found.unflatten(0, (len(group.runs), group.members))
                 if result is None:
@@ -119,7 +122,7 @@ class Sweep:
         return result
 
     def save(self, path: str | Path) -> None:
-        """Save into a folder: safetensors weights and a JSON manifest."""
+        """Save into a folder: safetensors weights and a JSON manifest; functions in the grid go by their names."""
         tensors = {f"{i}/{name}": t for i, group in enumerate(self.groups) for name, t in group.body.tensors().items()}
         details = {
             "points": self.points,
@@ -129,21 +132,32 @@ class Sweep:
                 for g in self.groups
             ],
         }
-        storage.write_folder(path, KIND, tensors, details)
+        storage.write_folder(path, KIND, tensors, json.loads(json.dumps(details, default=described)))
 
     @classmethod
-    def load(cls, path: str | Path, build: Callable[..., nn.Module]) -> "Sweep":
-        """Load what `save` wrote; ``build`` is the one the sweep was given."""
+    def load(cls, path: str | Path, build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]]) -> "Sweep":
+        """Load what `save` wrote.
+
+        ``build`` is the one the sweep was given. Where the grid held functions or classes for it, which a file cannot
+        bring back, give a list instead: one function without arguments per group of `groups`.
+        """
         tensors, manifest = storage.read_folder(path, KIND)
+        entries = manifest["groups"]
+        if callable(build):
+            builds = [functools.partial(build, **entry["build"]) for entry in entries]
+        elif len(build) != len(entries):
+            checks.refuse("build", f"be one function, or one per group ({len(entries)})", f"{len(build)} functions")
+        else:
+            builds = list(build)
         groups: list[Group] = []
-        for i, entry in enumerate(manifest["groups"]):
-            one = StackedMembers.of([functools.partial(build, **entry["build"])()])
+        for i, entry in enumerate(entries):
+            one = StackedMembers.of([builds[i]()])
             body = one.subset([0] * (len(entry["runs"]) * entry["members"]))
             own = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
             storage.check_match(path, own, {name: t.shape for name, t in body.tensors().items()})
             for name, tensor in body.tensors().items():
                 tensor.data = own[name]
-            body.backend = entry["backend"]
+            body.eval().backend = entry["backend"]
             groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"]))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
         return cls(manifest["points"], outcomes, groups)

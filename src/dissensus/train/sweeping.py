@@ -21,10 +21,10 @@ from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, digest, train
+from dissensus.train.checkpoint import Checkpointer, described, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fitting import autocast, name_of
+from dissensus.train.fitting import autocast, check_patience
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.stopping import Watch
@@ -108,8 +108,7 @@ def sweep(
     pair = as_pair(data)
     if pair is None:
         checks.refuse("data", "be a pair of tensors (x, y)", type(data).__name__, "Runs share data on the device.")
-    if patience is not None and validation is None:
-        checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
+    check_patience(patience, validation)
     defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
                 "members": members, "batch_size": batch_size}  # fmt: skip
     recipe = Recipe(
@@ -134,6 +133,7 @@ def sweep(
             checkpointer = Checkpointer(folder / f"part-{index:04d}", recipe.told(), checkpoint_seconds)
             engine.after_step = checkpointer
         train(engine, checkpointer, resume)
+        engine.body.eval()
         done += recipe.steps(part[0])
         groups.append(recipe.group(part, engine))
         outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part)}
@@ -169,11 +169,16 @@ class Recipe:
 
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
-        points = json.loads(json.dumps([run.point for run in self.runs], default=repr))
-        return {
-            "points": points, "epochs": self.epochs, "optimizer": self.optimizer, "members": self.runs[0].members,
-            "data": digest(self.x, self.y), "objective": name_of(self.objective),
+        own = ("objective", "build", "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
+               "patience", "min_delta", "augment", "precision", "shuffle", "drop_last")  # fmt: skip
+        settings = {name: getattr(self, name) for name in own}
+        held = digest(*self.validation) if isinstance(self.validation, tuple | list) else self.validation
+        at = torch.arange(self.epochs, dtype=torch.float64)
+        told = {
+            **settings, "data": digest(self.x, self.y), "validation": held, "runs": [vars(run) for run in self.runs],
+            "schedule": self.schedule(at, float(self.epochs)).tolist(),
         }  # fmt: skip
+        return json.loads(json.dumps(told, default=described))
 
     def engine(self, numbers: Sequence[int]) -> Engine:
         """An engine for runs of one shape, at their beginning."""
@@ -306,7 +311,7 @@ def _bytes_per_run(engine: Engine) -> int:
     engine.body.train()
     state = {name: tensor.clone() for name, tensor in engine.body.state().items()}
     engine.body.backend = "loop"
-    kept = memory.saved_bytes(lambda: engine.outputs(x, engine.body.views(engine.flat)))
+    kept = memory.saved_bytes(lambda: engine.outputs(x, engine.body.views(engine.flat), per_run=False))
     engine.body.hang(engine.flat, state)
     inputs = x.numel() * x.element_size() * engine.members
     return memory.COPIES * engine.flat.numel() * engine.flat.element_size() + kept + inputs
@@ -317,7 +322,7 @@ def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossPar
     x, y = _first_batch(engine)
     engine.body.eval()
     with torch.no_grad():
-        outputs = engine.outputs(x)[0]
+        outputs = engine.outputs(x, per_run=False)[0]
         for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
             objective(outputs, y, **hyper, **runs[0].words)
 
