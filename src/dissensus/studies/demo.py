@@ -64,7 +64,7 @@ class Settings:
     """Share of each problem's epochs that is trained."""
 
 
-FAST = Settings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.2)
+FAST = Settings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.15)
 
 OnStep = Callable[[str, float, Progress], None]
 """Called with what is being trained, the share of the whole demo that is done, and the training's progress."""
