@@ -9,11 +9,13 @@ from typing import Annotated, Any, NoReturn
 
 try:
     import typer
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.logging import RichHandler
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.table import Table
+    from rich.text import Text
 except ImportError as missing:
     sys.exit(f"the command line needs {missing.name}: pip install 'dissensus[cli]'")
 
@@ -71,12 +73,14 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     try:
-        with _bar() as bar:
-            task = bar.add_task("starting", total=1.0, detail="")
+        bar, detail = _bar(), Text(style="dim", no_wrap=True, overflow="ellipsis")
+        task = bar.add_task("starting", total=1.0)
 
-            def on_step(label: str, share: float, progress: dissensus.Progress) -> None:
-                bar.update(task, description=label, completed=share, detail=str(progress))
+        def on_step(label: str, share: float, progress: dissensus.Progress) -> None:
+            bar.update(task, description=label, completed=share)
+            detail.plain = str(progress)
 
+        with Live(Group(bar, detail), console=console, transient=True, refresh_per_second=8):
             result = study.run(study.FAST if fast else study.Settings(), on_step)
         report, overview = demo_page.html(result), demo_page.overview(result)
     except ImportError as reason:
@@ -97,11 +101,10 @@ def _bar() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[detail]}", style="dim"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        transient=True,
+        expand=True,
     )
 
 
