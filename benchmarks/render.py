@@ -67,7 +67,8 @@ SECTIONS = (
     (
         "sweeps.json",
         "## A step of many runs, on a CPU",
-        "Milliseconds a step of R runs × 20 MLPs (10-30-30-1, batch 32).",
+        'Milliseconds a step of R runs × 20 MLPs (10-30-30-1, batch 32). "By hand" and "fits in turn" are R times '
+        "what one run takes, measured in the same process.",
         sweeps,
     ),
     (
