@@ -78,7 +78,8 @@ def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     >>> logistic(torch.tensor([[0.0], [1e4]]), torch.tensor([1.0, -1.0]))
     tensor([6.9315e-01, 1.0000e+04])
     """
-    return F.softplus(-_values(margin, targets) * margin).sum(-1)
+    # softplus would jump by 2e-9 at 20, where torch goes over to a straight line.
+    return -F.logsigmoid(_values(margin, targets) * margin).sum(-1)
 
 
 def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:

@@ -182,7 +182,7 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "categorical": Family(lambda f: f.logsumexp(-1), lambda f: f.softmax(-1)),
-    "bernoulli": Family(lambda f: F.softplus(f).sum(-1), torch.sigmoid),
+    "bernoulli": Family(lambda f: -F.logsigmoid(-f).sum(-1), torch.sigmoid),
     "poisson": Family(lambda f: f.exp().sum(-1), torch.exp),
     "gaussian": Family(lambda f: f.square().sum(-1) / 2, lambda f: f),
 }

@@ -131,8 +131,8 @@ class Engine:
             self.examples = 0
             for total in self.sums.values():
                 total.zero_()
-        when = self.epoch + torch.arange(len(self.feed), dtype=self.flat.dtype) / len(self.feed)
-        factors = self.schedule(when, float(self.epochs)).to(self.flat.device)
+        when = self.epoch + torch.arange(len(self.feed), dtype=torch.float64) / len(self.feed)
+        factors = self.schedule(when, float(self.epochs)).to(self.settings.lr)
         for examples in self._steps(factors):
             self.examples += examples
             self.in_epoch += 1
