@@ -149,6 +149,34 @@ def test_every_setting_that_changes_the_result_is_part_of_the_fingerprint(key, t
         run(tmp_path, resume=True, **{key: OTHERS[key]})
 
 
+def test_objectives_are_known_by_what_they_hold():
+    class Held:
+        def __init__(self, beta):
+            self.beta, self.calls = beta, 0
+
+    def scaled(factor, steps):
+        return lambda outputs, targets: factor * steps
+
+    words = checkpoints.in_words
+    assert words(Held(0.1)) != words(Held(0.9))
+    assert words(scaled(1.0, 3)) != words(scaled(2.0, 3))
+    assert words(scaled(1.0, 3)) == words(scaled(1.0, 4)), "a whole number may be a counter"
+    inner = partial(scaled, mse)
+    assert json.dumps(inner, default=words) == json.dumps(partial(scaled, mse), default=words)
+    assert "0x" not in json.dumps(inner, default=words)
+
+
+def test_interrupted_before_the_first_interval_it_starts_from_the_beginning(tmp_path):
+    expected, _ = run(None, checkpoint_seconds=None)
+    ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")
+    options = {"epochs": 6, "batch_size": 7, "checkpoint": tmp_path, "resume": True}
+    with pytest.raises(Interrupted):
+        ds.fit(ensemble, data(), interrupting(9), **options)
+    ds.fit(ensemble, data(), interrupting(10**9), **options)  # the same, half-trained ensemble
+    own, other = weights(ensemble), weights(expected)
+    assert all(torch.equal(own[key], other[key]) for key in own)
+
+
 def test_a_sweep_is_known_by_all_its_settings(tmp_path):
     build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
     options = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 2, "checkpoint": tmp_path, "resume": True}

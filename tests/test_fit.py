@@ -404,3 +404,37 @@ def test_divergence_with_validation_says_that_the_best_weights_are_held():
     with pytest.raises(ds.TrainingDiverged, match="holds its best weights up to then") as caught:
         ds.fit(ensemble_of("mlp"), (x, y), breaks, epochs=9, batch_size=BATCH, validation=0.3)
     assert not caught.value.history.stopped_early
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda parts: parts.total, "`objective` must return LossParts"),
+        (lambda parts: ds.LossParts(parts.total.view(1), {}), r"shape \[\], as total; got shape \[1\]. Use total.sum"),
+        (lambda parts: ds.LossParts(parts.parts["member_loss"], {}), r"got shape \[3\]"),
+        (lambda parts: ds.LossParts(parts.total, {"a": 1.0}), r"`parts\['a'\]` must be a tensor"),
+    ],
+)
+def test_objectives_are_held_to_their_promise(returned, message, unchecked):
+    with pytest.raises((ValueError, TypeError), match=message):
+        ds.fit(ensemble_of("mlp"), regression(), lambda o, t: returned(mse(o, t)), epochs=1)
+
+
+def test_low_precision_weights_can_be_clipped():
+    x, y = (part.bfloat16() for part in regression())
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M).bfloat16()
+    history = ds.fit(ensemble, (x, y), mse, epochs=20, lr=0.01, clip_norm=1.0)
+    assert history.column("loss")[-1] < history.column("loss")[0]
+
+
+def test_dtypes_and_nan_targets_are_told(unchecked):
+    x, y = regression()
+    with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), (x, y), mse, epochs=1)
+    with pytest.raises(ValueError, match="`y` must be finite"):
+        ds.fit(ensemble_of("mlp"), (x, y * math.nan), mse, epochs=1)
+    with pytest.raises(TypeError, match="torch.from_numpy"):
+        ds.fit(ensemble_of("mlp"), (x.numpy(), y.numpy()), mse, epochs=1)
+    one = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
+    with pytest.raises(ValueError, match="two classes or more; got one output"):
+        ds.fit(one, (x, torch.zeros(N).long()), partial(ds.objectives.independent, loss="cross_entropy"), epochs=1)

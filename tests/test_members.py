@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -299,12 +300,23 @@ class Held(nn.Module):
         self.layer, self.setting = nn.Linear(6, 6), setting
 
     def forward(self, x):
-        return self.setting(self.layer(x)) if callable(self.setting) else self.layer(x) @ self.setting
+        return self.setting(self.layer(x)) if callable(self.setting) else self.layer(x) @ self.setting.float()
 
 
-@pytest.mark.parametrize(
-    "settings", [(torch.relu, torch.tanh), (torch.eye(6), 2 * torch.eye(6))], ids=["function", "tensor"]
-)
+def scaled(factor):
+    return lambda x: x * factor
+
+
+SETTINGS = {
+    "function": (torch.relu, torch.tanh),
+    "tensor": (torch.eye(6), 2 * torch.eye(6)),
+    "low precision": (torch.eye(6).bfloat16(), 2 * torch.eye(6).bfloat16()),
+    "partial": tuple(partial(nn.functional.leaky_relu, negative_slope=slope) for slope in (0.1, 0.9)),
+    "closure": (scaled(1.0), scaled(5.0)),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_networks_that_differ_in_an_attribute_are_not_stacked_as_one(settings):
     modules = [Held(setting) for setting in settings]
     x = torch.randn(B, 6)
@@ -403,3 +415,53 @@ def test_soup_takes_any_number_of_examples():
     x = torch.randn(9, 6, dtype=torch.float64)
     soup = ensemble.soup(x, batch_size=8)  # batches of 5 and 4, not of 8 and 1
     torch.testing.assert_close(soup.net[0].running_mean, (x[:5].mean(0) + x[5:].mean(0)) / 2)
+
+
+def test_a_network_that_keeps_an_activation_can_be_taken_apart():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.last = nn.Linear(6, 3), None
+
+        def forward(self, x):
+            self.last = self.layer(x)
+            return self.last
+
+    for backend in BACKENDS:
+        ensemble = ds.Ensemble(Keeps, M, backend=backend)
+        x = torch.randn(B, 6)
+        outputs = ensemble(x)
+        torch.testing.assert_close(ensemble.member(1)(x), outputs[1])
+        ensemble.subset([0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_place_activations_whose_input_is_read_again(backend):
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.relu, self.second = nn.Linear(6, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.second(self.relu(h)) + h
+
+    ensemble = ds.Ensemble(Residual, M, backend=backend)
+    x = torch.randn(B, 6)
+    torch.testing.assert_close(ensemble(x)[2], ensemble.member(2)(x))
+
+
+def test_errors_of_the_network_itself_come_through():
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend="vmap")
+    ensemble(torch.randn(B, 6))
+    with pytest.raises(RuntimeError, match="size|shape"):
+        ensemble(torch.randn(B, 7))
+
+
+def test_build_must_make_a_new_network(unchecked):
+    net = nn.Linear(6, 3)
+    with pytest.raises(ValueError, match="return a new network at every call; got the same one twice"):
+        ds.Ensemble(lambda: net, 2)
+    assert net.weight.shape == (3, 6)
+    with pytest.raises(TypeError, match="`build` must be a function.*from_modules"):
+        ds.Ensemble(net, 2)

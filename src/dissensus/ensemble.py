@@ -197,9 +197,17 @@ class Ensemble(nn.Module):
 
 def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
     """Newly initialised members of a seed, one after the other."""
+    if isinstance(build, nn.Module) or not callable(build):
+        fix = "Write `lambda: ...` around it. Networks that exist? Use Ensemble.from_modules."
+        checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
+    seen: list[nn.Module] = []
     for index in range(members):
         with seeded(derived_seed(seed, index)):
-            yield _checked(build())
+            network = _checked(build())
+        if any(network is other for other in seen):
+            checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
+        seen.append(network)
+        yield network
 
 
 def _checked(network: object) -> nn.Module:

@@ -43,6 +43,7 @@ def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Ten
     >>> cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
     tensor([0.6931])
     """
+    _check_classes(logits)
     log_probs = logits.log_softmax(-1)
     if checks.class_targets(targets, *logits.shape[-2:]):
         # 0 · log 0 is 0: a class without label mass may have no probability either.
@@ -56,6 +57,7 @@ def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S
     >>> brier(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
     tensor([0.5000])
     """
+    _check_classes(logits)
     probs = logits.softmax(-1)
     if not checks.class_targets(targets, *logits.shape[-2:]):
         targets = F.one_hot(targets.long(), logits.shape[-1])
@@ -98,6 +100,11 @@ def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor,
     tensor([1.])
     """
     return (log_rate.exp() - _values(log_rate, targets) * log_rate).sum(-1)
+
+
+def _check_classes(logits: Tensor) -> None:
+    if logits.shape[-1] == 1:
+        checks.refuse("logits", "have two classes or more", "one output", "Two classes by one margin? Use 'logistic'.")
 
 
 class Loss(NamedTuple):

@@ -7,6 +7,7 @@ manifest is replaced last, in one step, so whatever happens in between, the mani
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 FORMAT = 1
 MANIFEST = "manifest.json"
 _TEMPORARY = ".unfinished"
+_OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
 class StorageError(ValueError):
@@ -54,8 +56,9 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     if before is not None and before != weights:
         (folder / before).unlink(missing_ok=True)
-    for leftover in folder.glob(f".*{_TEMPORARY}"):  # of saves that were killed
-        leftover.unlink(missing_ok=True)
+    for leftover in folder.iterdir():  # of saves that were killed
+        if leftover.name.endswith(_TEMPORARY) or (_OUR_NAME.fullmatch(leftover.name) and leftover.name != weights):
+            leftover.unlink(missing_ok=True)
 
 
 def _previous_weights(folder: Path, kind: str) -> str | None:

@@ -53,7 +53,8 @@ class TensorBatches:
         if drop_last and self.examples < batch_size:
             fix = "No batch would be left."
             checks.refuse("batch_size", f"be at most {self.examples} with drop_last=True", batch_size, fix)
-        _check_finite(x)
+        _check_finite("x", x)
+        _check_finite("y", y)
         self.x, self.y = x.to(device), y.to(device)
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.seeds, self.rows, self.augment = list(seeds), rows, augment
@@ -183,7 +184,8 @@ def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
         return data.tensors[0], data.tensors[1]
     if isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            checks.refuse("data", "be a pair of tensors (x, y)", [type(part).__name__ for part in data], "", TypeError)
+            fix = "Arrays? Use torch.from_numpy(...).float()."
+            checks.refuse("data", "be a pair of tensors (x, y)", [type(part).__name__ for part in data], fix, TypeError)
         return data[0], data[1]
     return None
 
@@ -226,11 +228,11 @@ def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tenso
     return (x[rest], y[rest]), (x[part], y[part])
 
 
-def _check_finite(x: Tensor) -> None:
+def _check_finite(name: str, x: Tensor) -> None:
     if not x.is_floating_point():
         return
     bad = ~x.isfinite().flatten(1).all(1) if x.ndim > 1 else ~x.isfinite()
     if bool(bad.any()):
         first, found = int(bad.nonzero()[0]), int(bad.sum())
         got = f"NaN or infinity in {found} examples, first in {first}"
-        checks.refuse("x", "be finite", got, "Drop or fill them.")
+        checks.refuse(name, "be finite", got, "Drop or fill them.")

@@ -85,11 +85,15 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
     for node in graph.nodes:
         if node.op == "call_module":
             layer = layers[str(node.target)]
+            if getattr(layer, "inplace", False) and any(len(before.users) > 1 for before in node.all_input_nodes):
+                return f"layer {node.target} writes into what another operation reads"
             if layer._forward_hooks or layer._forward_pre_hooks:
                 return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
                 return f"layer {node.target} ({type(layer).__name__}) is neither linear nor pointwise"
         elif node.op == "call_function":
+            if node.kwargs.get("inplace") and any(len(before.users) > 1 for before in node.all_input_nodes):
+                return "a function writes into what another operation reads"
             named_tensors = any(isinstance(argument, fx.Node) for argument in node.kwargs.values())
             if node.target not in POINTWISE_FUNCTIONS or named_tensors or any(a is True for a in node.args):
                 return f"function {getattr(node.target, '__name__', node.target)} is not known to be pointwise"

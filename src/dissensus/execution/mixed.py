@@ -20,6 +20,7 @@ class MixedMembers(nn.Module):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.networks = nn.ModuleList(keyed(network) for network in networks)
+        self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network) for network in self.networks]
         self.backend = self.ran = "loop"
         self.choices: dict[tuple[object, ...], Choice] = {}
@@ -81,8 +82,7 @@ class MixedMembers(nn.Module):
     def identity(self) -> str:
         """A checksum of the architectures, by which a checkpoint knows them."""
         shapes = [(name, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
-        signatures = [signature(network) for network in self.networks]
-        return hashlib.sha256(repr((signatures, shapes)).encode()).hexdigest()
+        return hashlib.sha256(repr((self.settings, shapes)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout: whose (run seed, member) each network is."""

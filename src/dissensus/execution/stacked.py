@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import BACKENDS, Choice, fastest
@@ -24,6 +25,8 @@ class StackedMembers(nn.Module):
         super().__init__()
         self.network = network
         self.skeleton = Skeleton(network)
+        self.settings = signature(network)
+        """What the network was like before its first pass, which may leave things behind in it."""
         self.backend = "auto"
         self.ran = ""
         """The backend of the latest pass."""
@@ -136,7 +139,10 @@ class StackedMembers(nn.Module):
         return body.train(self.training)
 
     def _reduced(self, reduce: Any) -> nn.Module:
-        memo: dict[int, Any] = {}
+        left_behind = [v for m in self.network.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+        memo: dict[int, Any] = {
+            id(t): None for t in left_behind if t.grad_fn is not None or is_functorch_wrapped_tensor(t)
+        }
         with torch.no_grad():
             for tensor in self.tensors().values():
                 new = reduce(tensor.detach())
@@ -146,7 +152,7 @@ class StackedMembers(nn.Module):
     def identity(self) -> str:
         """A checksum of the architecture, by which a checkpoint knows it."""
         shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]
-        return hashlib.sha256(repr((signature(self.network), shapes)).encode()).hexdigest()
+        return hashlib.sha256(repr((self.settings, shapes)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout: whose (run seed, member) each row is."""

@@ -3,18 +3,15 @@
 import torch
 from torch import Tensor
 
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, checked_output, first_line
+from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
 
 
 def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
-    """Run members under ``vmap``; raises `Unsupported` with the first line of the reason where it cannot."""
+    """Run members under ``vmap``."""
 
     def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
         with skeleton.lending(own, state) as network:
             return checked_output(network(inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    try:
-        return torch.func.vmap(one, in_dims=in_dims, randomness="different")(dict(params), dict(buffers), x)
-    except Exception as reason:  # where the network itself is at fault, the loop will say so
-        raise Unsupported(f"vmap cannot take it ({first_line(reason)})") from reason
+    return torch.func.vmap(one, in_dims=in_dims, randomness="different")(dict(params), dict(buffers), x)

@@ -14,14 +14,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.execution import Choice
+from dissensus.execution.signature import checksum, described
 from dissensus.train.engine import Engine
 
 log = logging.getLogger("dissensus")
@@ -53,7 +56,7 @@ class Checkpointer:
 
     def __init__(self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None) -> None:
         self.folder, self.seconds = Path(folder), seconds
-        self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=described))
+        self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=in_words))
         self.written = time.perf_counter()
         self.cost = 0.0
 
@@ -148,23 +151,28 @@ def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
         own.set_state(of_loader)
 
 
-def described(value: object) -> Any:
-    """A setting in words that are the same in every process: functions by name, tensors by numbers or checksum."""
+def in_words(value: object) -> Any:
+    """A setting in words that are the same in every process, for ``json.dumps``.
+
+    Functions and objects go by name, with the fractions, words and truth values they hold; whole numbers and containers
+    are left out, since they may be counters that move while training runs.
+    """
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return described(value)
     if isinstance(value, functools.partial):
-        bound = {key: json.loads(json.dumps(item, default=described)) for key, item in sorted(value.keywords.items())}
-        return {"function": described(value.func), "bound": bound, "first": [str(a) for a in value.args]}
-    if isinstance(value, Tensor):
-        return value.tolist() if value.numel() <= 100 else digest(value)
-    return getattr(value, "__qualname__", type(value).__qualname__)
+        return [value.func, list(value.args), value.keywords]
+    held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
+    if isinstance(value, FunctionType):
+        held = dict(
+            zip(value.__code__.co_freevars, (cell.cell_contents for cell in value.__closure__ or ()), strict=True)
+        )
+    plain = {key: item for key, item in held.items() if isinstance(item, float | str | bool) or callable(item)}
+    return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 
 
 def digest(*tensors: Tensor) -> str:
     """A checksum of data, so that a training is not resumed on other data."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(str((tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return found.hexdigest()
+    return hashlib.sha256("".join(map(checksum, tensors)).encode()).hexdigest()
 
 
 def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
@@ -172,7 +180,8 @@ def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> No
     if checkpointer is None:
         return engine.train()
     with threads_put_back():
-        checkpointer.begin(engine, resume)
+        if not checkpointer.begin(engine, resume):
+            checkpointer.write(engine)  # whatever happens next, there is a beginning to go back to
         engine.train()
         checkpointer.write(engine)
     return None

@@ -28,7 +28,7 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
 
     def one_by_one(outputs: Tensor, targets: Tensor, hyper: Mapping[str, Tensor]) -> LossParts:
         each = [
-            objective(outputs[r], targets[r], **{name: value[r] for name, value in hyper.items()})
+            checked(objective(outputs[r], targets[r], **{name: value[r] for name, value in hyper.items()}), outputs)
             for r in range(len(outputs))
         ]
         parts = {name: torch.stack([e.parts[name] for e in each]) for name in each[0].parts}
@@ -38,7 +38,7 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
         return one_by_one
 
     def together(outputs: Tensor, targets: Tensor, hyper: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        total, parts = objective(outputs, targets, **hyper)
+        total, parts = checked(objective(outputs, targets, **hyper), outputs.unsqueeze(0))
         return total, dict(parts)
 
     refused: list[str] = []
@@ -55,6 +55,22 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
         return one_by_one(outputs, targets, hyper)
 
     return batched
+
+
+def checked(found: object, outputs: Tensor) -> LossParts:
+    """Hold an objective to its promise: one number as total, and named numbers, or one per member, as parts."""
+    fix = "Use total.sum() or total.mean()."
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        checks.refuse("objective", "return LossParts(total, parts)", type(found).__name__, error=TypeError)
+    total, parts = found
+    if not isinstance(total, Tensor) or total.ndim:
+        got = f"shape {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
+        checks.refuse("objective", "return a tensor of one number, shape [], as total", got, fix)
+    for name, part in parts.items():
+        if not isinstance(part, Tensor) or tuple(part.shape) not in ((), (outputs.shape[1],)):
+            got = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            checks.refuse(f"parts[{name!r}]", "be a tensor of shape [], or [M]", got)
+    return LossParts(total, parts)
 
 
 class Validation:

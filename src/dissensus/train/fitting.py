@@ -115,6 +115,10 @@ def fit(
     if not any(p.requires_grad for p in ensemble.parameters()):
         checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
     flat = body.packed()
+    pair = as_pair(data)
+    if pair is not None and pair[0].is_floating_point() and pair[0].dtype != flat.dtype:
+        fix = "Use x.float(), or ensemble.double()."
+        checks.refuse("x", f"have the networks' dtype, {flat.dtype}", str(pair[0].dtype), fix, TypeError)
     hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
     settings = optim.settings(hyper, members, flat, nesterov=nesterov)
     engine = Engine(
@@ -142,7 +146,6 @@ def fit(
     engine.captured = graph_steps(engine)
     checkpointer = None
     if checkpoint is not None:
-        pair = as_pair(data)
         told = {
             "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed,
             "network": body.identity(), "members": ensemble.member_ids, "objective": objective,

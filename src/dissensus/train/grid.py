@@ -3,7 +3,7 @@
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,15 @@ def points(grid: Grid) -> list[dict[str, Any]]:
         for key, values in grid.items():
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
-        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [{key: v.item() if isinstance(v, np.generic) else v for key, v in point.items()} for point in grid]
+        return [_plain(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    found = [_plain(point.items()) for point in grid]
     if not found:
         checks.refuse("grid", "hold at least one point", "none")
     return found
+
+
+def _plain(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in items}
 
 
 def runs_of(
@@ -72,10 +76,13 @@ def runs_of(
     runs: list[Run] = []
     for point in points(grid):
         for key in point:
-            checks.one_of("a key of `grid`", key, known)
+            checks.one_of("grid key", key, known)
         values = {**defaults, **point}
         hyper = {key: point[key] for key in of_objective if key in point}
         numbers = {key: float(v) for key, v in hyper.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        for key in PER_RUN:
+            if values.get(key) is not None:
+                checks.number(key, values[key], 0)
         seed = checks.count("seed", values["seed"], 0)
         runs.append(
             Run(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,8 +49,10 @@ Update = Callable[[Matrix, Matrix, State, Settings, Column], None]
 
 def column(name: str, value: PerMember, members: int, like: Tensor, low: float = 0.0) -> Column:
     """A number, or one per member, as a column ``[M, 1]``."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
+    if isinstance(value, str) or not isinstance(value, int | float | Sequence):
+        checks.refuse(name, "be one number, or one per member", repr(value), error=TypeError)
     values = [float(value)] * members if isinstance(value, int | float) else [float(v) for v in value]
     if len(values) != members:
         checks.refuse(name, f"be one number, or one per member (M={members})", f"{len(values)} numbers")
@@ -142,4 +145,4 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
 def clipped(grad: Matrix, limit: Column) -> Matrix:
     """Scale each member's gradient down to a norm of at most ``limit``."""
     norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-    return grad * (limit / (norm + 1e-6)).clamp(max=1.0)
+    return grad * (limit / (norm + 1e-6)).clamp(max=1.0).to(grad.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
-from dissensus.train.checkpoint import described
+from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
 
@@ -132,7 +132,8 @@ class Sweep:
                 for g in self.groups
             ],
         }
-        storage.write_folder(path, KIND, tensors, json.loads(json.dumps(details, default=described)))
+        named = json.loads(json.dumps(details, default=lambda value: getattr(value, "__qualname__", repr(value))))
+        storage.write_folder(path, KIND, tensors, named)
 
     @classmethod
     def load(cls, path: str | Path, build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]]) -> "Sweep":
@@ -151,7 +152,15 @@ class Sweep:
             builds = list(build)
         groups: list[Group] = []
         for i, entry in enumerate(entries):
-            one = StackedMembers.of([builds[i]()])
+            try:
+                with seeded(0):
+                    one = StackedMembers.of([builds[i]()])
+            except TypeError as reason:
+                held = ", ".join(entry["build"]) or "nothing"
+                raise storage.StorageError(
+                    f"`build` failed with what was stored for it ({held}): {reason}. Functions are stored by "
+                    "name only: give a list of functions without arguments, one per group."
+                ) from reason
             body = one.subset([0] * (len(entry["runs"]) * entry["members"]))
             own = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
             storage.check_match(path, own, {name: t.shape for name, t in body.tensors().items()})

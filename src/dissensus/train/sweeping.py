@@ -21,7 +21,7 @@ from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, described, digest, train
+from dissensus.train.checkpoint import Checkpointer, digest, in_words, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.fitting import autocast, check_patience
@@ -178,7 +178,7 @@ class Recipe:
             **settings, "data": digest(self.x, self.y), "validation": held, "runs": [vars(run) for run in self.runs],
             "schedule": self.schedule(at, float(self.epochs)).tolist(),
         }  # fmt: skip
-        return json.loads(json.dumps(told, default=described))
+        return json.loads(json.dumps(told, default=in_words))
 
     def engine(self, numbers: Sequence[int]) -> Engine:
         """An engine for runs of one shape, at their beginning."""
