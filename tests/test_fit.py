@@ -366,6 +366,13 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
     bad[17, 2] = math.nan
     refused("in 1 examples, first in 17", data=(bad, y))
     refused("or a fraction", validation=3)
+    refused("`validation` must lie between 0 and 1 as a fraction", validation=1.5)
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield x[0], y[0]
+
+    refused("have a length; got a stream", data=DataLoader(Stream()), error=TypeError)
     refused("loss scaling", precision="fp16")
 
 

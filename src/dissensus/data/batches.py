@@ -152,7 +152,12 @@ class LoadedBatches:
             self.loader = DataLoader(
                 source, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, generator=self.generator
             )
-        if len(self.loader) == 0:
+        try:
+            empty = len(self.loader) == 0
+        except TypeError:
+            fix = "Read it into a map-style Dataset, or into tensors."
+            checks.refuse("data", "have a length", "a stream (IterableDataset)", fix, TypeError)
+        if empty:
             checks.refuse("data", "give at least one batch", "an empty loader")
 
     def __len__(self) -> int:
@@ -214,9 +219,8 @@ def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tenso
     (7, 3, True)
     """
     if not 0 < fraction < 1 or examples < 2:
-        checks.refuse(
-            "fraction", "lie between 0 and 1, with two examples or more to split", f"{fraction} of {examples}"
-        )
+        what = "lie between 0 and 1 as a fraction, with two examples or more to split"
+        checks.refuse("validation", what, f"{fraction} of {examples}")
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, _SPLIT)))
     size = min(max(round(fraction * examples), 1), examples - 1)
     return order[size:], order[:size]
