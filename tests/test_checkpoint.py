@@ -177,6 +177,13 @@ def test_interrupted_before_the_first_interval_it_starts_from_the_beginning(tmp_
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
+def other_activation():
+    """Another network under the same name: only a look at the network itself can tell."""
+    build = lambda: ds.nets.mlp(6, 3, (8, 7), activation=torch.nn.Tanh)  # noqa: E731
+    build.__qualname__ = NETWORKS["mlp"][0].__qualname__
+    return build
+
+
 def test_a_sweep_is_known_by_all_its_settings(tmp_path):
     build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
     options = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 2, "checkpoint": tmp_path, "resume": True}
@@ -184,6 +191,8 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
     for other in ({"lr": 0.1}, {"seed": 7}, {"batch_size": 4}, {"schedule": "cosine"}, {"weight_decay": 0.1}):
         with pytest.raises(ds.StorageError, match="belongs to another sweep"):
             ds.sweep(build, data(), objective, **options, **other)
+    with pytest.raises(ds.StorageError, match="'network' differ"):
+        ds.sweep(other_activation(), data(), objective, **options)
     with pytest.raises(ValueError, match="holds a sweep already"):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 

@@ -37,8 +37,10 @@ def described(value: Any, depth: int = _DEPTH) -> str:
         return type(value).__qualname__
     if isinstance(value, dict):
         return repr({str(key): described(item, depth - 1) for key, item in value.items()})
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return type(value).__name__ + repr([described(item, depth - 1) for item in value])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(described(item, depth - 1) for item in value))
     if isinstance(value, functools.partial):
         return f"partial {described([value.func, value.args, value.keywords], depth)}"
     if isinstance(value, type) or not hasattr(value, "__dict__"):

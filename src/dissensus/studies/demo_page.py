@@ -56,16 +56,14 @@ def finding(result: dict[str, Any], problem: str) -> str:
     )
 
 
-STUDENT_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""How many standard errors make a 95 % interval of a mean over so many seeds."""
-
-
 def _change(differences: list[float], base: float) -> str:
-    """Whether the ensemble's own error moved: a paired t interval over seeds."""
+    """Whether the ensemble's own error moved: a paired 95 % interval over seeds, by Student's t."""
+    from scipy.stats import t
+
     n = len(differences)
     mean, error = sum(differences) / n, figures.standard_error(differences)
     size = f"{abs(mean) / base:.0%}"
-    if n < 2 or abs(mean) <= STUDENT_95.get(n, 2.2) * error:
+    if n < 2 or abs(mean) <= t.ppf(0.975, n - 1) * error:
         tail = "so what was added mostly cancels out when members are averaged."
         return f"The ensemble's error moved by no more than {n} seeds can tell ({mean:+.2g} ± {error:.2g}), {tail}"
     if mean > 0:

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,9 +56,7 @@ def standard_error(values: Sequence[float]) -> float:
     >>> standard_error([1.0, 3.0])
     1.0
     """
-    n = len(values)
-    mean = sum(values) / n
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / max(n - 1, 1) / n)
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:

@@ -1,7 +1,7 @@
 """Whole training steps as CUDA graphs: batch by index, forward, objective, backward, clipping, update, sums.
 
-Nothing is read back within an epoch. A run that meets NaN or infinity is frozen on the device at that very step, and
-told at the end of the epoch.
+Nothing is read back within an epoch, but for progress reports and checkpoints. A run that meets NaN or infinity is
+frozen on the device at that very step, and told at the end of the epoch.
 """
 
 import logging
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.batches import TensorBatches
+from dissensus.execution.skeleton import first_line
 from dissensus.train.engine import Engine, culprit
 from dissensus.train.history import Failure
 
@@ -95,7 +96,7 @@ class GraphSteps:
         try:
             self.replays[examples.shape[1]] = (index, self.capture(whole_step))
         except RuntimeError as reason:
-            self.refused = str(reason).splitlines()[0][:200]
+            self.refused = first_line(reason)
             log.warning("steps are not captured in a graph: %s", self.refused)
 
     def tell(self, engine: Engine) -> None:

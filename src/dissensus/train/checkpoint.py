@@ -178,10 +178,10 @@ def digest(*tensors: Tensor) -> str:
 def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
     """Train to the end, from where a checkpoint left off if there is one."""
     if checkpointer is None:
-        return engine.train()
+        engine.train()
+        return
     with threads_put_back():
         if not checkpointer.begin(engine, resume):
             checkpointer.write(engine)  # whatever happens next, there is a beginning to go back to
         engine.train()
         checkpointer.write(engine)
-    return None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.axes import LossParts
+from dissensus.execution.skeleton import first_line
 from dissensus.train.engine import Engine, RunLosses
 
 log = logging.getLogger("dissensus")
@@ -50,7 +51,7 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
             except RuntimeError as reason:
                 if "vmap" not in str(reason):
                     raise
-                refused.append(str(reason).splitlines()[0][:200])
+                refused.append(first_line(reason))
                 log.warning("the objective runs once per run: %s", refused[0])
         return one_by_one(outputs, targets, hyper)
 

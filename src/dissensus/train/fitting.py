@@ -97,7 +97,7 @@ def fit(
 
     Raises:
         TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
-            the weights from before that step.
+            the weights from before that step, or with validation data its best ones up to then.
     """
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         checks.count(name, value)

@@ -130,7 +130,8 @@ def sweep(
             engine.progress = functools.partial(_shifted, progress, done, total)
         checkpointer = None
         if folder is not None:
-            checkpointer = Checkpointer(folder / f"part-{index:04d}", recipe.told(), checkpoint_seconds)
+            told = {**recipe.told(), "network": engine.body.identity()}
+            checkpointer = Checkpointer(folder / f"part-{index:04d}", told, checkpoint_seconds)
             engine.after_step = checkpointer
         train(engine, checkpointer, resume)
         engine.body.eval()
