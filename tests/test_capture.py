@@ -43,9 +43,9 @@ def replays(monkeypatch):
     """Switch capture on, everywhere, and count captures and replays."""
     counts = {"captures": 0, "replays": 0}
 
-    def counting(function):
+    def counting(function, generators):
         counts["captures"] += 1
-        replay = capture.captured_on_cuda(function) if torch.cuda.is_available() else function
+        replay = capture.captured(function, generators) if torch.cuda.is_available() else function
 
         def replayed():
             counts["replays"] += 1
@@ -122,7 +122,7 @@ def test_a_run_that_fails_inside_a_graph_is_told_with_step_part_and_members(devi
 
 
 def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog):
-    def refuses(function):
+    def refuses(function, generators):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(refuses))

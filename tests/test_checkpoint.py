@@ -241,7 +241,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
 
 
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f: f))
+    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)
@@ -307,7 +307,7 @@ def test_threads_and_backend_come_back(tmp_path, caplog):
     with pytest.raises(Interrupted):
         run(tmp_path, 5)
     manifest = next(tmp_path.iterdir()) / "manifest.json"
-    assert json.loads(manifest.read_text())["choices"] == [[["loop", True, True, False, "cpu"], "loop"]]
+    assert json.loads(manifest.read_text())["choices"] == [[["loop", True, True, False, "cpu", False], "loop"]]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

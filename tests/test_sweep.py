@@ -163,7 +163,7 @@ def test_memory_decides_how_many_runs_go_at_once_and_changes_nothing(caplog):
     assert len(cut.groups) > 1
     for i in range(5):
         assert_same(tensors_of(cut.run(i)), tensors_of(whole.run(i)))
-    with pytest.raises(ValueError, match=r"`max_memory` must hold one run, about .* MiB; got .* smaller batches"):
+    with pytest.raises(ValueError, match=r"`max_memory` must hold one member at a time, about .* smaller batches"):
         ds.sweep(build, data, augmented, max_memory=100, **options)
 
 

@@ -112,6 +112,11 @@ class Ensemble(nn.Module):
         """Where the members are."""
         return next(self.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The members' precision."""
+        return next(self.parameters()).dtype
+
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""
         return self.body.member(self._index(index)).train(self.training)

@@ -69,6 +69,8 @@ class TensorBatches:
         distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         self._leaders = [keys.index(key) for key in distinct]
         self._group_of = torch.tensor([distinct[key] for key in keys], device=self.x.device)
+        count = len(self._leaders) if self.augment is not None else 0
+        self.generators = [torch.Generator(self.x.device) for _ in range(count)]
 
     @property
     def per_run(self) -> bool:
@@ -99,21 +101,31 @@ class TensorBatches:
         With one run ``x [B, ...], y [B, ...]``. With more, ``y [R, B, ...]``, and ``x [R, B, ...]`` unless all runs see
         the same batches: then ``x [B, ...]``.
         """
-        for step, chosen in list(enumerate(self.chosen(index)))[start:]:
-            x, y = self.x[chosen], self.y[chosen]
-            if self.augment is not None:
-                seeds = [self.seeds[run] for run in self._leaders]
-                x = torch.stack([augmented(self.augment, b, s, index, step) for b, s in zip(x, seeds, strict=True)])
-            yield self._dealt(x, y)
+        for step, raw in enumerate(self.raw(index, start), start):
+            self.seed_step(index, step)
+            yield self.batch(*raw)
 
-    def chosen(self, index: int) -> list[Int[Tensor, "U B"]]:
+    def raw(self, index: int, start: int = 0) -> Iterator[tuple[Int[Tensor, "U B"]]]:
         """The examples of every step of an epoch, on the device, for each of the U distinct orders."""
         orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
-        return list(orders.split(self.batch_size, 1))[: len(self)]
+        for chosen in list(orders.split(self.batch_size, 1))[start : len(self)]:
+            yield (chosen,)
 
-    def gathered(self, chosen: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
-        """The batch of one step, without augmentation."""
-        return self._dealt(self.x[chosen], self.y[chosen])
+    def size(self, chosen: Int[Tensor, "U B"]) -> int:
+        """Examples of a step."""
+        return chosen.shape[1]
+
+    def seed_step(self, index: int, step: int) -> None:
+        """Make the generators ready for a step: what they draw depends on (seed, epoch, step) alone."""
+        for generator, run in zip(self.generators, self._leaders, strict=False):
+            generator.manual_seed(derived_seed(self.seeds[run], _AUGMENT, index, step))
+
+    def batch(self, chosen: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
+        """The batch of one step, gathered and augmented on the device."""
+        x, y = self.x[chosen], self.y[chosen]
+        if self.augment is not None:
+            x = torch.stack([self.augment(own, g) for own, g in zip(x, self.generators, strict=True)])
+        return self._dealt(x, y)
 
     def _dealt(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct batches ``[U, B, ...]`` as the runs see them."""
@@ -122,12 +134,6 @@ class TensorBatches:
         if len(self._leaders) == 1:
             return x[0], y.expand(len(self.seeds), *y.shape[1:])
         return x[self._group_of], y[self._group_of]
-
-
-def augmented(augment: Augment, x: Tensor, seed: int, epoch: int, step: int) -> Tensor:
-    """A batch after augmentation, drawn from (seed, epoch, step)."""
-    generator = torch.Generator(x.device).manual_seed(derived_seed(seed, _AUGMENT, epoch, step))
-    return augment(x, generator)
 
 
 class LoadedBatches:
@@ -144,6 +150,7 @@ class LoadedBatches:
         shuffle: bool = True, drop_last: bool = False, augment: Augment | None = None,
     ) -> None:  # fmt: skip
         self.device, self.seed, self.augment = device, seed, augment
+        self.generators = [torch.Generator(device)] if augment is not None else []
         self.generator: torch.Generator | None = None
         if isinstance(source, DataLoader):
             self.loader = source
@@ -169,18 +176,41 @@ class LoadedBatches:
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of one epoch, from its beginning."""
+        for step, raw in enumerate(self.raw(index, start)):
+            self.seed_step(index, step)
+            yield self.batch(*raw)
+
+    def raw(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches as the loader gives them, moved to the device."""
         assert start == 0, "a foreign loader cannot start in the middle of an epoch"
         if self.generator is not None:
             self.generator.manual_seed(derived_seed(self.seed, _SHUFFLE, index))
-        for step, batch in enumerate(self.loader):
+        for batch in self.loader:
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
-            yield (x if self.augment is None else augmented(self.augment, x, self.seed, index, step)), y
+            yield x, y
+
+    def size(self, x: Tensor, y: Tensor) -> int:  # noqa: ARG002
+        """Examples of a step."""
+        return len(y)
+
+    def seed_step(self, index: int, step: int) -> None:
+        """Make the generator ready for a step: what it draws depends on (seed, epoch, step) alone."""
+        for generator in self.generators:
+            generator.manual_seed(derived_seed(self.seed, _AUGMENT, index, step))
+
+    def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch of one step, augmented."""
+        return (x if self.augment is None else self.augment(x, self.generators[0])), y
 
 
 Batches = TensorBatches | LoadedBatches
-"""What training asks of data: ``len``, the steps of an epoch, and ``epoch(i)``, its batches in an order fixed by i."""
+"""What training asks of data: ``len``, the steps of an epoch, and ``epoch(i)``, its batches in an order fixed by i.
+
+A step that is captured in a graph takes it apart: ``raw(i)`` gives what the host must say (row numbers, or a foreign
+loader's batch), ``seed_step`` sets the ``generators``, and ``batch(*raw)`` is the rest, on the device.
+"""
 
 
 def as_pair(data: object) -> tuple[Tensor, Tensor] | None:

@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.dropout import KeyedDropout, dropped
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, member_count
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
+from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
 POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
@@ -25,12 +26,11 @@ POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def run_batched(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
     """Run all members as one chain of ``baddbmm``; raises `Unsupported` where the network is no such chain."""
     plan = skeleton.once(_plan)
-    members = member_count(params, buffers)
-    values: list[Any] = [x if per_member else x.expand(members, *x.shape)]
-    with skeleton.lending(params, buffers):
+    values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
+    with skeleton.lending(weights.stacked(), buffers):
         for step in plan:
             values.append(step(values))
     return values[-1]

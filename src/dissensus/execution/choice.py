@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from dissensus.execution.batched import run_batched
-from dissensus.execution.loop import run_loop
+from dissensus.execution.graphs import captured
+from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.vmapped import run_vmapped
+from dissensus.execution.weights import Weights
 
 log = logging.getLogger("dissensus")
 
-Run = Callable[[Skeleton, Tensors, Tensors, Tensor, bool], Tensor]
+Run = Callable[[Skeleton, Weights, Tensors, Tensor, bool], Tensor]
 
-BACKENDS: dict[str, Run] = {"loop": run_loop, "vmap": run_vmapped, "batched": run_batched}
+BACKENDS: dict[str, Run] = {"loop": run_loop, "streams": run_streams, "vmap": run_vmapped, "batched": run_batched}
+
+MOST_MEASURED = 64
+"""Members that are measured: what is fastest for these is fastest for more."""
 
 
 class Choice(NamedTuple):
@@ -34,23 +39,62 @@ class Choice(NamedTuple):
         return f"backend {self.backend} ({times}{why})"
 
 
+class _Pass(NamedTuple):
+    """A pass as it will be used, on copies of the buffers: measuring leaves no trace in statistics and counters."""
+
+    skeleton: Skeleton
+    weights: Weights
+    buffers: Tensors
+    x: Tensor
+    per_member: bool
+
+    def outputs(self, run: Run) -> Tensor:
+        copies = {name: tensor.clone() for name, tensor in self.buffers.items()}
+        return run(self.skeleton, self.weights, copies, self.x, self.per_member)
+
+    def whole(self, run: Run) -> None:
+        """Forward, and backward where gradients are on."""
+        output = self.outputs(run)
+        leaves = [*self.weights.leaves(), *([self.x] if self.x.requires_grad else [])]
+        if output.requires_grad and leaves:
+            torch.autograd.grad(output.sum(), leaves, allow_unused=True)
+
+
 def fastest(
-    skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool, rounds: int = 5
-) -> Choice:
+    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, *, replayed: bool,
+    rounds: int = 5,
+) -> Choice:  # fmt: skip
     """Measure every backend that gives the loop's outputs; take the quickest, or the loop where it is as good.
 
-    One pass is measured as it will be used: forward and backward where gradients are on, forward alone otherwise.
-    Buffers are copied first, so measuring leaves no trace in batch-norm statistics or dropout counters. Rounds are
-    interleaved, so that a disturbance of the machine hits every candidate. A backend must beat the loop by 5 %.
+    One pass is measured as it will be used: forward and backward where gradients are on, forward alone otherwise, and
+    replayed from a CUDA graph where that is what will happen. Rounds are interleaved, so that a disturbance of the
+    machine hits every candidate. A backend must beat the loop by 5 %.
     """
+    members = min(len(weights), MOST_MEASURED)
+    if members < len(weights):
+        weights, x = weights.first(members), x[:members] if per_member else x
+        buffers = {name: tensor[:members] for name, tensor in buffers.items()}
+    each = _Pass(skeleton, weights, buffers, x, per_member)
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        reference = _output(run_loop, skeleton, params, buffers, x, per_member)
-        again = _output(run_loop, skeleton, params, buffers, x, per_member)
+        candidates, refused = _candidates(each)
+        milliseconds = _measured(each, candidates, refused, replayed, rounds) if len(candidates) > 1 else {}
+    best = min(milliseconds, key=milliseconds.__getitem__, default="loop")
+    if "loop" in milliseconds and milliseconds[best] > 0.95 * milliseconds["loop"]:
+        best = "loop"
+    choice = Choice(best, milliseconds, refused)
+    log.info("%s", choice)
+    return choice
+
+
+def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
+    """Backends that give the loop's outputs, and the reasons of the others."""
+    with torch.no_grad():
+        reference, again = each.outputs(run_loop), each.outputs(run_loop)
         repeatable = torch.equal(reference, again)
         candidates, refused = ["loop"], {}
-        for name in ("batched", "vmap"):
+        for name in ("batched", "vmap", "streams") if each.x.is_cuda else ("batched", "vmap"):
             try:
-                output = _output(BACKENDS[name], skeleton, params, buffers, x, per_member)
+                output = each.outputs(BACKENDS[name])
             except Exception as reason:  # the loop has run, so the network itself is sound
                 refused[name] = first_line(reason)
                 continue
@@ -58,31 +102,33 @@ def fastest(
                 refused[name] = "its outputs differ from the loop's"
             else:
                 candidates.append(name)
-        times: dict[str, list[float]] = {name: [] for name in candidates}
-        started = time.perf_counter()
-        for turn in range(rounds + 1 if len(candidates) > 1 else 0):
-            for name in candidates:
-                elapsed = _timed(BACKENDS[name], skeleton, params, buffers, x, per_member)
-                if turn:  # the first turn warms up
-                    times[name].append(elapsed)
-            if turn >= 2 and time.perf_counter() - started > 2.0:
-                break
-    milliseconds = {name: 1e3 * median(each) for name, each in times.items() if each}
-    best = min(milliseconds, key=milliseconds.__getitem__, default="loop")
-    if milliseconds and milliseconds[best] > 0.95 * milliseconds["loop"]:
-        best = "loop"
-    choice = Choice(best, milliseconds, refused)
-    log.info("%s", choice)
-    return choice
+    return candidates, refused
 
 
-def _copies(buffers: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in buffers.items()}
-
-
-def _output(run: Run, skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
-    with torch.no_grad():
-        return run(skeleton, params, _copies(buffers), x, per_member)
+def _measured(
+    each: _Pass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
+) -> dict[str, float]:
+    passes: dict[str, Callable[[], None]] = {}
+    for name in candidates:
+        run = BACKENDS[name]
+        passes[name] = lambda run=run: each.whole(run)
+        if replayed:
+            try:
+                each.whole(run)  # libraries set themselves up
+                passes[name] = captured(passes[name])
+            except RuntimeError as reason:
+                del passes[name]
+                refused[name] = first_line(reason)
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    started = time.perf_counter()
+    for turn in range(rounds + 1):
+        for name, one in passes.items():
+            elapsed = _timed(one, each.x)
+            if turn:  # the first turn warms up
+                times[name].append(elapsed)
+        if turn >= 2 and time.perf_counter() - started > 2.0:
+            break
+    return {name: 1e3 * median(found) for name, found in times.items() if found}
 
 
 def _close(output: Tensor, reference: Tensor) -> bool:
@@ -93,15 +139,11 @@ def _close(output: Tensor, reference: Tensor) -> bool:
     )
 
 
-def _timed(run: Run, skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> float:
-    copies = _copies(buffers)
-    leaves = [tensor for tensor in params.values() if tensor.requires_grad]
+def _timed(one: Callable[[], None], x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     start = time.perf_counter()
-    output = run(skeleton, params, copies, x, per_member)
-    if output.requires_grad and leaves:
-        torch.autograd.grad(output.sum(), leaves, allow_unused=True)
+    one()
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start

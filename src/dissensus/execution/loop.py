@@ -1,22 +1,67 @@
-"""Members one after the other: takes every network."""
+"""Members one by one, in turn or side by side: takes every network."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from dissensus.execution.skeleton import Skeleton, Tensors, checked_output, member_count
+from dissensus.execution.counting import tallied
+from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
+from dissensus.execution.weights import Weights
+
+MOST_STREAMS = 32
 
 
-def run_loop(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
-    """Run members in turn on views of the stacked weights.
+def run_loop(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+    """Run members in turn on views of the stacked weights."""
+    with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
+        return torch.stack([job() for job in jobs])
 
-    Parameters are unbound once per pass: indexing them member by member would make the backward pass quadratic in M.
+
+def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+    """Run members side by side, each on a CUDA stream of its own; in turn where there are no streams.
+
+    The backward pass of a member runs on its stream too. The host still launches every kernel, so this pays inside a
+    captured graph, where no host is needed.
     """
-    members = member_count(params, buffers)
-    unbound = {name: tensor.unbind(0) for name, tensor in params.items()}
+    with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
+        return torch.stack(side_by_side(jobs, x.device))
+
+
+@contextmanager
+def _jobs(
+    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool
+) -> Iterator[list[Callable[[], Tensor]]]:
+    """One pass per member."""
+    own = weights.members()
+
+    def one(index: int) -> Tensor:
+        with skeleton.lending(own(index), state[index]) as network:
+            return checked_output(network(x[index] if per_member else x))
+
+    with tallied(skeleton, buffers, len(weights)) as state:
+        yield [functools.partial(one, index) for index in range(len(weights))]
+
+
+def side_by_side(jobs: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
+    """What every job gives; on a GPU each runs on a stream, and the current stream waits for all."""
+    if device.type != "cuda":
+        return [job() for job in jobs]
+    current = torch.cuda.current_stream(device)
+    streams = _streams(device)[: len(jobs)]
+    for stream in streams:
+        stream.wait_stream(current)
     outputs: list[Tensor] = []
-    for i in range(members):
-        own = {name: tensors[i] for name, tensors in unbound.items()}
-        state = {name: tensor[i] for name, tensor in buffers.items()}
-        with skeleton.lending(own, state) as network:
-            outputs.append(checked_output(network(x[i] if per_member else x)))
-    return torch.stack(outputs)
+    for i, job in enumerate(jobs):
+        with torch.cuda.stream(streams[i % len(streams)]):
+            outputs.append(job())
+    for stream in streams:
+        current.wait_stream(stream)
+    return outputs
+
+
+@functools.cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(MOST_STREAMS)]

@@ -1,6 +1,7 @@
 """Members of different architectures: a loop over modules behind the same interface."""
 
 import copy
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -10,12 +11,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import Choice
+from dissensus.execution.loop import side_by_side
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
 
 
 class MixedMembers(nn.Module):
-    """M networks, each with its own structure, run one after the other."""
+    """M networks, each with its own structure, run one by one; on a GPU each on a stream of its own."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -23,6 +25,7 @@ class MixedMembers(nn.Module):
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network) for network in self.networks]
         self.backend = self.ran = "loop"
+        self.replayed = self.channels_last = False
         self.choices: dict[tuple[object, ...], Choice] = {}
         self.train(networks[0].training)
 
@@ -46,22 +49,26 @@ class MixedMembers(nn.Module):
                 p.data = views[name]
         return flat
 
-    def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
+    def views(self, flat: Tensor, rows: slice = slice(None)) -> list[dict[str, Tensor]]:
         """Each member's parameters as views of its row."""
         result: list[dict[str, Tensor]] = []
-        for row, params in zip(flat.unbind(0), self.trainable(), strict=True):
+        for row, params in zip(flat.unbind(0), self.trainable()[rows], strict=True):
             sizes = [p.numel() for p in params.values()]
             pieces = row[: sum(sizes)].split(sizes)
             result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
         return result
 
-    def run(self, params: Sequence[Tensors] | None, x: Tensor, per_member: bool) -> Tensor:
-        """Outputs ``[M, B, ...]``."""
-        outputs: list[Tensor] = []
-        for i, skeleton in enumerate(self.skeletons):
-            inputs = x[i] if per_member else x
-            with skeleton.lending(params[i] if params is not None else {}) as network:
-                outputs.append(checked_output(network(inputs)))
+    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice = slice(None)) -> Tensor:
+        """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), of some members or all."""
+        indices = range(len(self))[rows]
+        views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
+
+        def one(place: int, index: int) -> Tensor:
+            with self.skeletons[index].lending(views[place]) as network:
+                return checked_output(network(x[place] if per_member else x))
+
+        jobs = [functools.partial(one, place, index) for place, index in enumerate(indices)]
+        outputs = side_by_side(jobs, x.device)
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")

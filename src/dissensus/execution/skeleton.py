@@ -101,11 +101,6 @@ def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
 
 
-def member_count(params: Tensors, buffers: Tensors) -> int:
-    """M, from any stacked tensor."""
-    return next(iter((*params.values(), *buffers.values()))).shape[0]
-
-
 def checked_output(output: object) -> Tensor:
     """Refuse what a member's forward pass may not return."""
     if not isinstance(output, Tensor):

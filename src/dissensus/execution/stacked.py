@@ -14,6 +14,7 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import BACKENDS, Choice, fastest
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
+from dissensus.execution.weights import Hanging, Layout, Packed, Weights
 
 log = logging.getLogger("dissensus")
 
@@ -30,7 +31,12 @@ class StackedMembers(nn.Module):
         self.backend = "auto"
         self.ran = ""
         """The backend of the latest pass."""
+        self.replayed = False
+        """Whether passes are replayed from a CUDA graph, which changes what is fastest."""
+        self.channels_last = False
+        """How packed weights of convolutions lie."""
         self.choices: dict[tuple[object, ...], Choice] = {}
+        self._layouts: dict[tuple[object, ...], Layout] = {}
 
     @classmethod
     def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
@@ -73,53 +79,62 @@ class StackedMembers(nn.Module):
         """Stacked parameters that want a gradient."""
         return {name: p for name, p in self.tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
 
+    def layout(self) -> Layout:
+        """How parameters lie in the matrix of all of them."""
+        params = self.trainable()
+        key = (self.channels_last, *params)
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of(self.skeleton, params, self.channels_last)
+        return self._layouts[key]
+
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
-        flat = torch.cat([p.detach().flatten(1) for p in params.values()], 1)
-        for p, view in zip(params.values(), self.views(flat).values(), strict=True):
-            p.data = view
+        flat = self.layout().packed(params)
+        for name, view in self.layout().views(flat).items():
+            params[name].data = view
         return flat
 
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters as views of the matrix ``[M, P]``: one split, whose gradient is one concatenation."""
-        params = self.trainable()
-        pieces = flat.split([p.shape[1:].numel() for p in params.values()], 1)
-        return {name: piece.unflatten(1, p.shape[1:]) if p.ndim > 1 else piece.squeeze(1)
-                for (name, p), piece in zip(params.items(), pieces, strict=True)}  # fmt: skip
+    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice = slice(None)) -> Tensor:
+        """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), which may hold some rows only.
 
-    def run(self, params: Tensors | None, x: Tensor, per_member: bool) -> Tensor:
-        """Outputs ``[M, B, ...]`` for these parameters (None: its own); buffers are its own, and are written to."""
-        params = self.trainable() if params is None else params
-        buffers = self.state()
-        if per_member and x.shape[0] != len(self):
-            raise ValueError(f"`x` must have shape [M={len(self)}, B, ...] with per_member=True; got {list(x.shape)}.")
-        self.ran = self._backend_for(params, buffers, x, per_member)
-        return BACKENDS[self.ran](self.skeleton, params, buffers, x, per_member)
+        Buffers are its own, and are written to. Under autocast packed weights are cast once, all at a time.
+        """
+        buffers = _cut(self.state(), rows)
+        if flat is None:
+            weights: Weights = Hanging(_cut(self.trainable(), rows), len(range(len(self))[rows]))
+        else:
+            weights = Packed(self.layout(), flat, _autocast_dtype(flat))
+        if per_member and x.shape[0] != len(weights):
+            wanted = f"[M={len(weights)}, B, ...]"
+            raise ValueError(f"`x` must have shape {wanted} with per_member=True; got {list(x.shape)}.")
+        self.ran = self._backend_for(weights, buffers, x, per_member)
+        return BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
 
-    def _backend_for(self, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> str:
+    def _backend_for(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str:
         """The backend to use in this mode; the first call in a mode tries, and remembers."""
-        mode = (self.backend, self.training, torch.is_grad_enabled(), per_member, x.device.type)
+        replayed = self.replayed and x.is_cuda
+        mode = (self.backend, self.training, torch.is_grad_enabled(), per_member, x.device.type, replayed)
         if mode not in self.choices:
             if self.backend == "auto":
-                self.choices[mode] = choice = fastest(self.skeleton, params, buffers, x, per_member)
+                self.choices[mode] = choice = fastest(self.skeleton, weights, buffers, x, per_member, replayed=replayed)
                 refusal = choice.refused.get("vmap") if choice.backend == "loop" else None
             else:
-                refusal = self._refusal(params, buffers, x, per_member)
+                refusal = self._refusal(weights, buffers, x, per_member)
                 given = "loop" if refusal else self.backend
                 self.choices[mode] = Choice(given, {}, {self.backend: refusal} if refusal else {})
             if refusal:
                 log.warning("members run in a loop: %s", refusal)
         return self.choices[mode].backend
 
-    def _refusal(self, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
+    def _refusal(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
         """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""
-        if self.backend == "loop":
+        if self.backend in ("loop", "streams"):
             return None
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
-                BACKENDS[self.backend](self.skeleton, params, copies, x, per_member)
+                BACKENDS[self.backend](self.skeleton, weights, copies, x, per_member)
             except Exception as reason:  # where the network itself is at fault, the loop will say so
                 return first_line(reason)
         return None
@@ -135,7 +150,7 @@ class StackedMembers(nn.Module):
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
         body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
-        body.backend = self.backend
+        body.backend, body.channels_last = self.backend, self.channels_last
         return body.train(self.training)
 
     def _reduced(self, reduce: Any) -> nn.Module:
@@ -152,7 +167,8 @@ class StackedMembers(nn.Module):
     def identity(self) -> str:
         """A checksum of the architecture, by which a checkpoint knows it."""
         shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]
-        return hashlib.sha256(repr((self.settings, shapes)).encode()).hexdigest()
+        columns = [*self.layout().shapes, self.channels_last]
+        return hashlib.sha256(repr((self.settings, shapes, columns)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout: whose (run seed, member) each row is."""
@@ -160,7 +176,7 @@ class StackedMembers(nn.Module):
 
     def hang(self, flat: Tensor, state: Tensors) -> None:
         """Take over other rows: parameters as views of a matrix ``[G, P]``, and buffers."""
-        views = self.views(flat.detach())
+        views = self.layout().views(flat.detach())
         for name, parameter in self.trainable().items():
             parameter.data = views[name]
         for name, tensor in self.state().items():
@@ -172,6 +188,17 @@ class StackedMembers(nn.Module):
             for name, tensor in into.items():
                 chosen = members.view(-1, *[1] * (tensor.ndim - 1))
                 tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
+
+
+def _cut(tensors: Tensors, rows: slice) -> dict[str, Tensor]:
+    return {name: tensor if rows == slice(None) else tensor[rows] for name, tensor in tensors.items()}
+
+
+def _autocast_dtype(flat: Tensor) -> torch.dtype | None:
+    """What autocast would bring weights to, where it is on."""
+    kind = flat.device.type
+    lowered = torch.is_autocast_enabled(kind) and flat.dtype == torch.float32
+    return torch.get_autocast_dtype(kind) if lowered else None
 
 
 def _check_same(index: int, held: dict[str, list[Tensor]], tensors: Tensors) -> None:

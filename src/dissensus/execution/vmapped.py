@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
+from dissensus.execution.weights import Weights
 
 
-def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
     """Run members under ``vmap``."""
 
     def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
@@ -14,4 +15,4 @@ def run_vmapped(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Tensor
             return checked_output(network(inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    return torch.func.vmap(one, in_dims=in_dims, randomness="different")(dict(params), dict(buffers), x)
+    return torch.func.vmap(one, in_dims=in_dims, randomness="different")(weights.stacked(), dict(buffers), x)

@@ -1,7 +1,8 @@
-"""Whole training steps as CUDA graphs: batch by index, forward, objective, backward, clipping, update, sums.
+"""Whole training steps as CUDA graphs: batch by index, augmentation, forward, objective, backward, clipping, update.
 
 Nothing is read back within an epoch, but for progress reports and checkpoints. A run that meets NaN or infinity is
-frozen on the device at that very step, and told at the end of the epoch.
+frozen on the device at that very step, and told at the end of the epoch (with a foreign loader, whose batch would be
+gone by then, at once).
 """
 
 import logging
@@ -10,79 +11,81 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from dissensus.data.batches import TensorBatches
+from dissensus.execution.graphs import Capture, captured
 from dissensus.execution.skeleton import first_line
-from dissensus.train.engine import Engine, culprit
+from dissensus.train.diagnosis import culprit
+from dissensus.train.engine import Engine
 from dissensus.train.history import Failure
 
 log = logging.getLogger("dissensus")
 
 WARM_UP = 3
 """Real steps that run eagerly before a step of their shape is captured."""
+MOST_SHAPES = 4
+"""Shapes of batches that get a graph of their own; each holds the memory of a step."""
 
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Turns a function into one that replays it, without running it."""
-
-
-def captured_on_cuda(function: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of a function, replayed by calling what is returned."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
+Raw = tuple[Tensor, ...]
+Shapes = tuple[torch.Size, ...]
 
 
 class GraphSteps:
-    """Replays captured steps, one graph per batch size; falls back to eager steps where capture fails."""
+    """Replays captured steps, one graph per shape of batch; falls back to eager steps where capture fails."""
 
-    def __init__(self, capture: Capture = captured_on_cuda) -> None:
+    def __init__(self, capture: Capture = captured) -> None:
         self.capture = capture
         self.refused = ""
         self.forget()
 
     def forget(self) -> None:
         """Shapes or branches have changed: capture anew."""
-        self.replays: dict[int, tuple[Tensor, Callable[[], None]]] = {}
-        self.seen: dict[int, int] = {}
+        self.replays: dict[Shapes, tuple[Raw, Callable[[], None]]] = {}
+        self.seen: dict[Shapes, int] = {}
 
     def steps(self, engine: Engine, factors: Tensor) -> Iterator[int]:
         """Do the steps of the rest of an epoch; give the number of examples of each."""
         feed = engine.feed
-        assert isinstance(feed, TensorBatches)
         if not self.replays:  # what graphs read and write must stay where it is
             self.factor = torch.ones((), dtype=factors.dtype, device=factors.device)
             self.counter = torch.zeros((), dtype=torch.int64, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
-        first, chosen = engine.in_epoch, feed.chosen(engine.epoch)
-        self.chosen = chosen
         self.counter.fill_(engine.steps)
         self.failed_at.fill_(-1)
-        for examples, factor in zip(chosen[first:], factors[first:], strict=True):
-            self._step(engine, feed, examples, factor)
-            yield examples.shape[1]
+        self.past: dict[int, Raw] = {}
+        for raw in feed.raw(engine.epoch, engine.in_epoch):
+            if feed.resumable:
+                self.past[engine.steps] = raw
+            else:
+                self.past = {engine.steps: raw}
+            feed.seed_step(engine.epoch, engine.in_epoch)
+            self._step(engine, raw, factors[engine.in_epoch])
+            if not feed.resumable:
+                self.tell(engine)
+            yield feed.size(*raw)
         self.tell(engine)
 
-    def _step(self, engine: Engine, feed: TensorBatches, examples: Tensor, factor: Tensor) -> None:
-        size = examples.shape[1]
-        self.seen[size] = self.seen.get(size, 0) + 1
-        if not self.refused and size not in self.replays and self.seen[size] > WARM_UP:
-            self._prepare(engine, feed, examples)
-        if size in self.replays:
-            index, replay = self.replays[size]
-            index.copy_(examples)
+    def _step(self, engine: Engine, raw: Raw, factor: Tensor) -> None:
+        shapes = tuple(part.shape for part in raw)
+        self.seen[shapes] = self.seen.get(shapes, 0) + 1
+        ready = self.seen[shapes] > WARM_UP and len(self.replays) < MOST_SHAPES
+        if ready and not self.refused and shapes not in self.replays:
+            self._prepare(engine, raw, shapes)
+        if shapes in self.replays:
+            held, replay = self.replays[shapes]
+            for place, part in zip(held, raw, strict=True):
+                place.copy_(part)
             self.factor.copy_(factor)
             replay()
         else:
-            engine.step(*feed.gathered(examples), factor)
+            engine.step(*engine.feed.batch(*raw), factor)
             self.counter.add_(1)
 
-    def _prepare(self, engine: Engine, feed: TensorBatches, examples: Tensor) -> None:
-        """Capture the step of a batch size, or say in one line why not."""
-        index = examples.clone()
+    def _prepare(self, engine: Engine, raw: Raw, shapes: Shapes) -> None:
+        """Capture the step of a shape, or say in one line why not."""
+        held = tuple(part.clone() for part in raw)
+        examples = engine.feed.size(*held)
 
         def whole_step() -> None:
-            x, y = feed.gathered(index)
+            x, y = engine.feed.batch(*held)
             _, parts, grad = engine.gradient(x, y)
             with torch.no_grad():
                 rows = engine.active.view(engine.runs, engine.members)
@@ -90,30 +93,30 @@ class GraphSteps:
                 self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, self.counter))
                 rows.logical_and_(fine.unsqueeze(1))
                 engine.update(torch.where(engine.active.unsqueeze(1), grad, 0.0), self.factor)
-                engine.add(parts, index.shape[1])
+                engine.add(parts, examples)
                 self.counter.add_(1)
 
         try:
-            self.replays[examples.shape[1]] = (index, self.capture(whole_step))
+            if engine.grouped is not None and engine.grouped.draws:
+                raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
+            self.replays[shapes] = (held, self.capture(whole_step, engine.feed.generators))
         except RuntimeError as reason:
             self.refused = first_line(reason)
             log.warning("steps are not captured in a graph: %s", self.refused)
+            engine.captured = None  # from the next epoch on; what is fastest is measured again, without graphs
 
     def tell(self, engine: Engine) -> None:
         """Note the runs that failed since the last time; their weights stand still, so that step can be seen again."""
         feed, failed = engine.feed, self.failed_at >= 0
         if not bool(failed.any()):
             return
-        assert isinstance(feed, TensorBatches)
         engine.freeze(failed)
         before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
         base = engine.steps - engine.in_epoch
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
-            x, y = feed.gathered(self.chosen[step - base])
-            outputs = engine.outputs(x, engine.body.views(engine.flat), per_run=feed.per_run)
-            parts = engine.losses(outputs, y if engine.runs > 1 else y.unsqueeze(0), engine.hyper)
-            (grad,) = torch.autograd.grad(parts.total[run], engine.flat)
+            feed.seed_step(engine.epoch, step - base)
+            outputs, parts, grad = engine.raw_gradient(*feed.batch(*self.past[step]))
             own = grad.view(engine.runs, engine.members, -1)[run]
             engine.failures[engine.run_ids[run]] = Failure(step, *culprit(outputs[run], parts, own, run))
         engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
@@ -121,8 +124,5 @@ class GraphSteps:
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps where they are possible: on CUDA, with tensors as data and no augmentation."""
-    feed = engine.feed
-    if engine.flat.device.type != "cuda" or not isinstance(feed, TensorBatches) or feed.augment is not None:
-        return None
-    return GraphSteps()
+    """Captured steps, on a GPU."""
+    return GraphSteps() if engine.flat.device.type == "cuda" else None

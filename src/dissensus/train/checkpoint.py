@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import dissensus.train.memory as memory
 from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.execution import Choice
@@ -175,8 +176,17 @@ def digest(*tensors: Tensor) -> str:
     return hashlib.sha256("".join(map(checksum, tensors)).encode()).hexdigest()
 
 
-def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
-    """Train to the end, from where a checkpoint left off if there is one."""
+def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool, max_memory: int | None) -> None:
+    """Train to the end, from where a checkpoint left off if there is one; out of memory comes with advice."""
+    try:
+        _train(engine, checkpointer, resume)
+    except RuntimeError as reason:
+        if not memory.ran_out(reason):
+            raise
+        raise memory.advice(engine, max_memory) from None
+
+
+def _train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
     if checkpointer is None:
         engine.train()
         return

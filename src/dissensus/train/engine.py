@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,10 +12,13 @@ from torch import Tensor
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
-from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Batches, TensorBatches
+from dissensus.train.diagnosis import check_labels, check_names, culprit
+from dissensus.train.finished import Finished, some_rows
+from dissensus.train.grouped import Grouped
 from dissensus.train.history import Failure, OnProgress, Progress
+from dissensus.train.numerics import Numerics
 from dissensus.train.stopping import Body, Watch
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
@@ -60,7 +62,7 @@ class Engine:
     feed: Batches
     schedule: schedules.Schedule
     epochs: int
-    autocast: AbstractContextManager[Any]
+    numerics: Numerics
     validator: Validator | None = None
     watch: Watch | None = None
     progress: OnProgress | None = None
@@ -68,6 +70,11 @@ class Engine:
     """Called between steps: the moment for a checkpoint."""
     captured: "CapturedSteps | None" = None
     """Does steps by replaying a graph, on a GPU."""
+    grouped: Grouped | None = None
+    """Takes members in groups, where all at once would not fit into memory."""
+    plan: Callable[["Engine", Tensor], str] | None = None
+    """Looks at the first batch before the first step, and decides on that; tells what it decided."""
+    planned: str = ""
 
     epoch: int = 0
     in_epoch: int = 0
@@ -114,8 +121,9 @@ class Engine:
     def train(self) -> None:
         """Train until every run is done; weights end up in the body, best ones where they were watched."""
         try:
-            while self.epoch < self.epochs and self.runs:
-                self._train_epoch()
+            with self.numerics.training():
+                while self.epoch < self.epochs and self.runs:
+                    self._train_epoch()
         finally:
             self._retire(torch.ones(self.runs, dtype=torch.bool))
             if self.finished is not None:
@@ -202,15 +210,21 @@ class Engine:
         self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
         self.backend = facts["backend"]
 
-    def outputs(self, x: Tensor, params: Any = None, *, per_run: bool) -> Float[Tensor, "R M ..."]:
-        """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``."""
+    def outputs(
+        self, x: Tensor, flat: Tensor | None = None, *, per_run: bool, rows: slice = slice(None)
+    ) -> Float[Tensor, "R M ..."]:
+        """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``.
+
+        With ``flat`` the pass is one of training; ``rows`` names the members whose weights these are (one run only).
+        """
         if per_run:
             x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:]).flatten(0, 1)
-        with self.autocast:
-            outputs = self.body.run(params, x, per_run)
+        self.body.replayed = self.captured is not None and flat is not None
+        with self.numerics.passes():
+            outputs = self.body.run(flat, self.numerics.laid(x), per_run, rows)
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        return outputs.unflatten(0, (self.runs, self.members))
+        return outputs.unflatten(0, (self.runs, -1))
 
     def step(self, x: Tensor, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
@@ -226,22 +240,37 @@ class Engine:
     def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
         """Outputs, losses and the gradient of all rows; rows that rest get none, and keep their buffers."""
         body, active = self.body, self.active
+        if self.plan is not None:
+            self.planned, self.plan = self.plan(self, x), None
         before = {name: tensor.clone() for name, tensor in body.state().items()} if self.resting else {}
-        outputs = self.outputs(x, body.views(self.flat), per_run=self.feed.per_run)
+        outputs, parts, grad = self.raw_gradient(x, y)
         self.backend = body.ran
-        if self.steps == 0:
-            _check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
-        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
-        if self.steps == 0:
-            _check_names(parts)
-        total = parts.total
-        if self.resting:
-            total = torch.where(active.view(self.runs, self.members).any(1), total, 0.0)
-        (grad,) = torch.autograd.grad(total.sum(), self.flat)
         if self.resting:
             body.merge(body.state(), before, ~active)
             grad = torch.where(active.unsqueeze(1), grad, 0.0)
         return outputs, parts, grad
+
+    def raw_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+        """The same whether rows rest or not."""
+        if self.grouped is None:
+            outputs = self.outputs(x, self.flat, per_run=self.feed.per_run)
+            parts = self._losses(outputs, y)
+            (grad,) = torch.autograd.grad(parts.total.sum(), self.flat)
+            return outputs, parts, grad
+        outputs, parts, grad = self.grouped.gradient(
+            self.flat,
+            lambda flat, rows: self.outputs(x, flat, per_run=False, rows=rows)[0],
+            lambda outputs: self._losses(outputs.unsqueeze(0), y),
+        )
+        return outputs.unsqueeze(0), parts, grad
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
+        if self.steps == 0:
+            check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
+        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
+        if self.steps == 0:
+            check_names(parts)
+        return parts
 
     def update(self, grad: Float[Tensor, "G P"], factor: Tensor) -> None:
         """Clip and step; reads nothing back from the device."""
@@ -316,16 +345,16 @@ class Engine:
         if self.finished is None:
             self.finished = Finished.like(self.flat.detach(), self.body.state())
         retired = [run for run, is_done in zip(self.run_ids, done.tolist(), strict=True) if is_done]
-        self.finished.put(retired, self.members, self.flat.detach()[rows], _rows(self.body.state(), rows))
+        self.finished.put(retired, self.members, self.flat.detach()[rows], some_rows(self.body.state(), rows))
         self._select(~done)
 
     def _select(self, runs: Bool[Tensor, " R"]) -> None:
         rows = runs.repeat_interleave(self.members).to(self.flat.device)
-        flat, state = self.flat.detach()[rows], _rows(self.body.state(), rows)
+        flat, state = self.flat.detach()[rows], some_rows(self.body.state(), rows)
         self.body.hang(flat, state)
         self.flat = flat.requires_grad_()
-        self.state = _rows(self.state, rows)
-        self.backup = _rows(self.backup, rows)
+        self.state = some_rows(self.state, rows)
+        self.backup = some_rows(self.backup, rows)
         self.active = self.active[rows]
         self.limit = None if self.limit is None else self.limit[rows]
         self.settings = self.settings.select(rows)
@@ -363,57 +392,3 @@ class Engine:
             Progress(epoch=self.epoch + 1, epochs=self.epochs, step=self.steps, steps=self.epochs * len(self.feed),
                      loss=loss, parts=scalars, member_loss=members, seconds=self.elapsed, runs=self.runs)
         )  # fmt: skip
-
-
-@dataclass
-class Finished:
-    """Weights of runs that are done, at their places among all runs."""
-
-    flat: Tensor
-    state: dict[str, Tensor]
-
-    @classmethod
-    def like(cls, flat: Tensor, state: Mapping[str, Tensor]) -> "Finished":
-        """Room for as many rows as there are now."""
-        return cls(torch.zeros_like(flat), {name: torch.zeros_like(tensor) for name, tensor in state.items()})
-
-    def put(self, runs: list[int], members: int, flat: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Take the rows of some runs, named by their numbers among all runs."""
-        rows = torch.tensor([run * members + m for run in runs for m in range(members)], device=self.flat.device)
-        self.flat[rows] = flat
-        for name, tensor in state.items():
-            self.state[name][rows] = tensor
-
-
-def _rows(tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {name: tensor[rows] for name, tensor in tensors.items()}
-
-
-def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
-    """What was not finite in a run, and whose it was."""
-    own = {name: part[run] for name, part in parts.parts.items()}
-    spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
-    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in own.items() if part.ndim == 1}
-    scalars = [f"`{name}`" for name, part in own.items() if part.ndim == 0 and not bool(part.isfinite())]
-    if bool(parts.total[run].isfinite()):
-        spoilt |= {"the gradient": ~grad.isfinite().all(1)}
-    for name, members in spoilt.items():
-        if bool(members.any()):
-            return name, members.nonzero().flatten().tolist()
-    return (scalars or ["the total"])[0], []
-
-
-def _check_names(parts: LossParts) -> None:
-    taken = sorted({"loss", "epoch", "lr", "seconds", "validation"} & set(parts.parts))
-    if taken:
-        checks.refuse("parts", f"not be named {taken[0]!r}, which the history uses itself", sorted(parts.parts))
-
-
-def _check_labels(outputs: Tensor, y: Tensor) -> None:
-    """Class labels must lie within the outputs: one look at all of them, at the first step."""
-    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4 or outputs.shape[-1] == 1:
-        return  # whole numbers beside one output are counts or signs
-    classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        given = f"labels from {low} to {high}"
-        checks.refuse("targets", f"lie between 0 and {classes - 1}, since members have {classes} outputs", given)

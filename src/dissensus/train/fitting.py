@@ -1,9 +1,9 @@
 """`fit`: train all members of an ensemble as one computation."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import functools
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +11,17 @@ from torch import Tensor
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
-from dissensus.axes import Objective
+from dissensus.axes import LossParts, Objective
 from dissensus.data.batches import Augment, Source, as_pair, batches, split
 from dissensus.ensemble import Ensemble
+from dissensus.objectives import independent
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.history import History, OnProgress, TrainingDiverged
+from dissensus.train.memory import plan_members
+from dissensus.train.numerics import Precision, numerics
 from dissensus.train.stopping import Watch
 
 
@@ -45,7 +48,10 @@ def fit(
     patience: int | None = None,
     min_delta: float = 0.0,
     augment: Augment | None = None,
-    precision: Literal["float32", "bf16"] | None = None,
+    precision: Precision = "auto",
+    channels_last: bool | None = None,
+    deterministic: bool = False,
+    max_memory: int | None = None,
     shuffle: bool = True,
     drop_last: bool = False,
     checkpoint: str | Path | None = None,
@@ -84,7 +90,14 @@ def fit(
         patience: Stop after so many epochs without an improvement by more than ``min_delta``.
         min_delta: See ``patience``.
         augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step).
-        precision: ``"bf16"`` runs networks under autocast; the objective always sees float32.
+        precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
+            (convolutions, or linear layers at least 256 wide), else the weights' own; ``"float32"``, ``"tf32"`` and
+            ``"bf16"`` on request. The objective always sees float32.
+        channels_last: How images lie in memory; by default so where networks with convolutions run in bf16 on a GPU.
+        deterministic: Every sum in a fixed order, so that the same training on the same machine is equal to the bit on
+            a GPU too, at some cost of speed. (On a CPU it is anyway.)
+        max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
+            Members that do not fit all at once are taken in groups, with equal results.
         shuffle: A new order every epoch, from (seed, epoch).
         drop_last: Leave out a smaller last batch.
         checkpoint: A folder for checkpoints, so that a training that was killed can go on (a foreign ``DataLoader``
@@ -114,6 +127,8 @@ def fit(
     body.set_keys([(seed, member) for member in ensemble.member_ids])
     if not any(p.requires_grad for p in ensemble.parameters()):
         checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
+    decided = numerics(precision, channels_last, deterministic, body, ensemble.dtype, device)
+    body.channels_last = decided.channels_last
     flat = body.packed()
     pair = as_pair(data)
     if pair is not None and pair[0].is_floating_point() and pair[0].dtype != flat.dtype:
@@ -134,7 +149,7 @@ def fit(
         feed=feed,
         schedule=schedules.resolved(schedule),
         epochs=epochs,
-        autocast=autocast(precision, device),
+        numerics=decided,
         progress=progress,
     )
     if held_out is not None:
@@ -144,6 +159,7 @@ def fit(
             body, flat, members=members, per_member=watch == "member", patience=patience, min_delta=min_delta
         )
     engine.captured = graph_steps(engine)
+    engine.plan = functools.partial(plan_members, max_memory=max_memory, separable=is_separable(objective))
     checkpointer = None
     if checkpoint is not None:
         told = {
@@ -153,13 +169,13 @@ def fit(
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
             "validation": digest(*held_out) if held_out is not None else None, "patience": patience,
-            "min_delta": min_delta, "augment": augment, "precision": precision, "shuffle": shuffle,
+            "min_delta": min_delta, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
     was_training = ensemble.training
     try:
-        train(engine, checkpointer, resume)
+        train(engine, checkpointer, resume, max_memory)
     finally:
         ensemble.train(was_training)
     history = _history(engine)
@@ -177,6 +193,8 @@ def _history(engine: Engine) -> History:
         stopped_early=0 not in engine.failures and len(epochs) < engine.epochs,
         best_epoch=engine.best_epochs.get(0),
         backend=engine.backend,
+        precision=str(engine.numerics),
+        memory=engine.planned,
     )
 
 
@@ -187,6 +205,15 @@ def check_patience(patience: int | None, validation: object) -> None:
     checks.count("patience", patience)
     if validation is None:
         checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
+
+
+def is_separable(objective: Callable[..., LossParts]) -> bool:
+    """Whether an objective is known to be a sum of terms that see one member's outputs each."""
+    weights = None
+    while isinstance(objective, functools.partial):
+        weights = objective.keywords.get("weights", weights)
+        objective = objective.func
+    return objective is independent and weights is None
 
 
 def _separated(
@@ -211,14 +238,3 @@ def _active(frozen: Iterable[int], members: int, device: torch.device) -> Tensor
     if not bool(active.any()):
         checks.refuse("frozen", "leave at least one member to train", "all of them")
     return active.to(device)
-
-
-def autocast(precision: str | None, device: torch.device) -> AbstractContextManager[Any]:
-    """The context in which networks run."""
-    if precision in (None, "float32"):
-        return nullcontext()
-    if precision != "bf16":
-        checks.refuse("precision", "be 'float32' or 'bf16'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        checks.refuse("precision", "be 'float32' on this GPU, which has no bf16", "'bf16'")
-    return torch.autocast(device.type, dtype=torch.bfloat16)

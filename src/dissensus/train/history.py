@@ -52,6 +52,9 @@ class History:
     best_epoch: int | list[int] | None = None
     """The epoch whose weights were kept, for the ensemble or per member; None without validation data."""
     backend: str = ""
+    precision: str = ""
+    memory: str = ""
+    """Members at once and about how much memory that takes, as planned before the first step."""
 
     def column(self, name: str) -> list[Any]:
         """One quantity over the epochs."""

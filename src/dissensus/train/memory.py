@@ -1,18 +1,86 @@
-"""How much memory a training takes, told before it starts."""
+"""How much memory a training takes: told before it starts, kept to by taking members or runs in parts."""
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.execution import StackedMembers
+from dissensus.train.engine import Engine
+from dissensus.train.grouped import Grouped
 
 log = logging.getLogger("dissensus")
 
 COPIES = 6
 """Matrices of the size of all weights: weights, gradient, two moments, best weights, and one in passing."""
-_SHARE_OF_FREE = 0.5
+_SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a training of some members takes."""
+
+    members: int
+    held: int
+    """Bytes that are held all the time: weights, moments and their like."""
+    each: int
+    """Bytes that one member's pass takes until its backward pass is done."""
+
+    @property
+    def whole(self) -> int:
+        """Bytes with all members at once."""
+        return self.held + self.members * self.each
+
+    def at_once(self, budget: int) -> int:
+        """Members that fit into a budget at once, one at least.
+
+        >>> Needs(5, held=100, each=30).at_once(170)
+        2
+        """
+        return min(self.members, max(1, (budget - self.held) // max(self.each, 1)))
+
+
+def needs(engine: Engine, x: Tensor) -> Needs:
+    """Measure what the members of one run take for a batch, by a pass of one (the largest, where they differ)."""
+    body = engine.body
+    body.train()
+    alike = isinstance(body, StackedMembers)
+    before, backend = {name: tensor.clone() for name, tensor in body.state().items()}, body.backend
+    body.backend = "loop"
+    kept = 0
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        for i in [0] if alike else range(len(body)):
+            rows = slice(i, i + 1)
+            leaf = engine.flat.detach()[rows].requires_grad_()
+            kept = max(
+                kept, saved_bytes(lambda leaf=leaf, rows=rows: engine.outputs(x, leaf, per_run=False, rows=rows))
+            )
+    body.backend = backend
+    with torch.no_grad():
+        for name, tensor in body.state().items():
+            tensor.copy_(before[name])
+    inputs = x.numel() * x.element_size()
+    return Needs(len(body), COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
+
+
+def plan_members(engine: Engine, x: Tensor, *, max_memory: int | None, separable: bool) -> str:
+    """Take the members of one run in groups where all at once would not fit; what was planned, in words."""
+    found, budget = needs(engine, x), allowed(max_memory, engine.flat.device)
+    least = found.held + found.each
+    if least > budget and max_memory is not None:
+        fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
+        checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
+    at_once = found.at_once(budget)
+    told = f"{at_once} of {found.members} members at once, about {mebibytes(found.held + at_once * found.each)}"
+    if at_once < found.members:
+        engine.grouped = Grouped(engine.body, at_once, separable, engine.flat.device)
+        log.warning("%s: all at once would take %s", told, mebibytes(found.whole))
+    else:
+        log.info("%s", told)
+    return told
 
 
 def saved_bytes(forward: Callable[[], Tensor]) -> int:
@@ -41,27 +109,59 @@ def free_bytes(device: torch.device) -> int:
         return 4 * 2**30
 
 
-def runs_at_once(bytes_per_run: int, runs: int, max_memory: int | None, device: torch.device) -> int:
-    """How many runs fit into the budget: what the caller allows, or half of what is free.
+def allowed(max_memory: int | None, device: torch.device) -> int:
+    """Bytes that training may take: what the caller allows, or a share of what is free."""
+    if max_memory is not None:
+        return checks.count("max_memory", max_memory)
+    return int(free_bytes(device) * _SHARE_OF_FREE.get(device.type, 0.5))
 
-    >>> runs_at_once(100, 50, 1000, torch.device("cpu"))
+
+def runs_at_once(bytes_per_run: int, runs: int, budget: int) -> int:
+    """How many runs fit into the budget, one at least.
+
+    >>> runs_at_once(100, 50, 1000)
     10
     """
-    if max_memory is not None:
-        checks.count("max_memory", max_memory)
-    budget = int(free_bytes(device) * _SHARE_OF_FREE) if max_memory is None else max_memory
-    if bytes_per_run > budget and max_memory is None:
-        log.warning("one run takes about %s, more than half of what is free", megabytes(bytes_per_run))
-    elif bytes_per_run > budget:
-        fix = "Allow more, or use fewer members or smaller batches."
-        checks.refuse("max_memory", f"hold one run, about {megabytes(bytes_per_run)}", megabytes(budget), fix)
     return min(runs, max(1, budget // max(bytes_per_run, 1)))
 
 
-def megabytes(count: int) -> str:
+class OutOfMemory(RuntimeError):
+    """Training did not fit into memory; the message says what would help."""
+
+
+def ran_out(reason: BaseException) -> bool:
+    """Whether an error says that memory has run out."""
+    return isinstance(reason, torch.OutOfMemoryError) or (
+        isinstance(reason, RuntimeError) and "can't allocate memory" in str(reason)
+    )
+
+
+def advice(engine: Engine, max_memory: int | None) -> OutOfMemory:
+    """What to do about it, in the order of what costs least."""
+    device = engine.flat.device
+    at_once = engine.grouped.at_once if engine.grouped is not None else engine.members
+    batch = getattr(engine.feed, "batch_size", None)
+    ways: list[str] = []
+    if engine.numerics.precision in ("float32", "tf32") and device.type == "cuda":
+        ways.append("precision='bf16' (half the activations)")
+    if at_once > 1:
+        half = allowed(max_memory, device) // 2
+        ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
+    if batch is None or batch > 1:
+        ways.append("a smaller batch" + (f" (now {batch})" if batch else ""))
+    ways.append("fewer members" if engine.members > 1 else "a smaller network")
+    runs = f"{engine.runs} runs of " if engine.runs > 1 else ""
+    return OutOfMemory(
+        f"training ran out of memory on {device} with {runs}{engine.members} members. What helps: "
+        + "; ".join(ways)
+        + ". The ensemble keeps the weights from before this step."
+    )
+
+
+def mebibytes(count: int) -> str:
     """Bytes in words.
 
-    >>> megabytes(3 * 2**20)
+    >>> mebibytes(3 * 2**20)
     '3.0 MiB'
     """
     return f"{count / 2**20:,.1f} MiB"

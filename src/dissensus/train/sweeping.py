@@ -24,9 +24,10 @@ from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, in_words, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fitting import autocast, check_patience
+from dissensus.train.fitting import check_patience, is_separable
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
+from dissensus.train.numerics import Precision, numerics
 from dissensus.train.stopping import Watch
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
@@ -57,7 +58,9 @@ def sweep(
     patience: int | None = None,
     min_delta: float = 0.0,
     augment: Augment | None = None,
-    precision: Literal["float32", "bf16"] | None = None,
+    precision: Precision = "auto",
+    channels_last: bool | None = None,
+    deterministic: bool = False,
     shuffle: bool = True,
     drop_last: bool = False,
     backend: str = "auto",
@@ -87,8 +90,8 @@ def sweep(
         validation: ``(x, y)`` for all runs, or the fraction that each run splits off by its own ``split_seed``.
         backend: As in `dissensus.Ensemble`.
         device: Where to train; by default where ``x`` is.
-        max_memory: Bytes that training may take; by default half of what is free. More runs than fit are trained in
-            parts, one after the other.
+        max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
+            More runs than fit are trained in parts, one after the other; of a run that does not fit, the members.
         checkpoint: A folder, so that a sweep that was killed can go on with ``resume=True``.
         progress: Called with a `Progress` whose losses are means over runs.
         seed: Every run's seed, unless the grid says.
@@ -115,7 +118,8 @@ def sweep(
         runs=runs_of(grid, build, objective, defaults), build=build, x=pair[0], y=pair[1], objective=objective,
         epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas, eps=eps,
         schedule=schedules.resolved(schedule), validation=validation, metric=metric, per_member=watch == "member",
-        patience=patience, min_delta=min_delta, augment=augment, precision=precision, shuffle=shuffle,
+        patience=patience, min_delta=min_delta, augment=augment, precision=precision,
+        channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
         drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else pair[0].device,
     )  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint)
@@ -133,7 +137,10 @@ def sweep(
             told = {**recipe.told(), "network": engine.body.identity()}
             checkpointer = Checkpointer(folder / f"part-{index:04d}", told, checkpoint_seconds)
             engine.after_step = checkpointer
-        train(engine, checkpointer, resume)
+        if len(part) == 1:
+            separable = is_separable(objective)
+            engine.plan = functools.partial(memory.plan_members, max_memory=max_memory, separable=separable)
+        train(engine, checkpointer, resume, max_memory)
         engine.body.eval()
         done += recipe.steps(part[0])
         groups.append(recipe.group(part, engine))
@@ -162,7 +169,9 @@ class Recipe:
     patience: int | None
     min_delta: float
     augment: Augment | None
-    precision: str | None
+    precision: Precision
+    channels_last: bool | None
+    deterministic: bool
     shuffle: bool
     drop_last: bool
     backend: str
@@ -171,7 +180,8 @@ class Recipe:
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
         own = ("objective", "build", "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
-               "patience", "min_delta", "augment", "precision", "shuffle", "drop_last")  # fmt: skip
+               "patience", "min_delta", "augment", "precision", "channels_last",
+               "deterministic", "shuffle", "drop_last")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
         held = digest(*self.validation) if isinstance(self.validation, tuple | list) else self.validation
         at = torch.arange(self.epochs, dtype=torch.float64)
@@ -186,7 +196,10 @@ class Recipe:
         runs = [self.runs[n] for n in numbers]
         first = runs[0]
         body = _initial(self.build, runs, self.x.dtype).to(self.device)
-        body.backend = self.backend
+        decided = numerics(
+            self.precision, self.channels_last, self.deterministic, body, next(body.parameters()).dtype, self.device
+        )
+        body.backend, body.channels_last = self.backend, decided.channels_last
         flat = body.packed()
         per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
         limit = per_row.pop("clip_norm", None)
@@ -211,7 +224,7 @@ class Recipe:
             feed=feed,
             schedule=self.schedule,
             epochs=self.epochs,
-            autocast=autocast(self.precision, self.device),
+            numerics=decided,
         )
         self._watched(engine, feed, held)
         return engine
@@ -278,12 +291,12 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
     parts: list[list[int]] = []
     for group in grouped(recipe.runs):
         engine = recipe.engine(group[:1])
-        size = _bytes_per_run(engine)
+        size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
         _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
-        at_once = memory.runs_at_once(size, len(group), max_memory, recipe.device)
+        at_once = memory.runs_at_once(size, len(group), memory.allowed(max_memory, recipe.device))
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
-            len(group), engine.members, memory.megabytes(size), at_once, memory.megabytes(size * at_once),
+            len(group), engine.members, memory.mebibytes(size), at_once, memory.mebibytes(size * at_once),
         )  # fmt: skip
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if plan is not None:
@@ -306,21 +319,9 @@ def _first_batch(engine: Engine) -> tuple[Tensor, Tensor]:
     return next(engine.feed.epoch(0))
 
 
-def _bytes_per_run(engine: Engine) -> int:
-    """What one run takes: copies of its weights, and what autograd keeps of one step."""
-    x, _ = _first_batch(engine)
-    engine.body.train()
-    state = {name: tensor.clone() for name, tensor in engine.body.state().items()}
-    engine.body.backend = "loop"
-    kept = memory.saved_bytes(lambda: engine.outputs(x, engine.body.views(engine.flat), per_run=False))
-    engine.body.hang(engine.flat, state)
-    inputs = x.numel() * x.element_size() * engine.members
-    return memory.COPIES * engine.flat.numel() * engine.flat.element_size() + kept + inputs
-
-
 def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts]) -> None:
     """Call the objective once per point on concrete numbers, so that a value out of range is told before training."""
-    x, y = _first_batch(engine)
+    x, y = next(engine.feed.epoch(0))
     engine.body.eval()
     with torch.no_grad():
         outputs = engine.outputs(x, per_run=False)[0]
@@ -342,6 +343,8 @@ def _outcome(engine: Engine, place: int) -> Outcome:
         stopped_early=failure is None and len(engine.histories[place]) < engine.epochs,
         best_epoch=engine.best_epochs.get(place),
         backend=engine.backend,
+        precision=str(engine.numerics),
+        memory=engine.planned,
     )
     status = "failed" if failure else "stopped early" if history.stopped_early else "done"
     return Outcome(status, str(failure) if failure else "", history)

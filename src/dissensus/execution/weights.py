@@ -1,0 +1,129 @@
+"""Where the parameters of a pass come from: stacked tensors, or one matrix ``[M, P]`` that holds all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.execution.skeleton import Skeleton, Tensors
+
+Member = Callable[[int], dict[str, Tensor]]
+"""A member's parameters, by its index; to be called where its pass runs, for views made there."""
+
+
+class Hanging:
+    """Stacked parameters as they hang in a network."""
+
+    def __init__(self, tensors: Tensors, count: int) -> None:
+        self.tensors, self.count = dict(tensors), count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Every parameter, ``[M, ...]``."""
+        return self.tensors
+
+    def members(self) -> Member:
+        """Each member's parameters.
+
+        Unbound once per pass: indexing tensors member by member would make the backward pass quadratic in M.
+        """
+        unbound = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
+        return lambda index: {name: tensors[index] for name, tensors in unbound.items()}
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors that want a gradient."""
+        return [tensor for tensor in self.tensors.values() if tensor.requires_grad]
+
+    def first(self, members: int) -> "Hanging":
+        """The first so many members."""
+        return Hanging({name: tensor[:members] for name, tensor in self.tensors.items()}, min(members, self.count))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one member's parameters lie in a row of the matrix ``[M, P]``.
+
+    Weights of convolutions and linear layers come first, so that one cast brings all of them to a lower precision;
+    with ``channels_last`` a convolution's weight lies as ``[out, height, width, in]``, so that none is rearranged
+    at every pass.
+    """
+
+    shapes: dict[str, torch.Size]
+    """Of one member, in the order of columns."""
+    products: int
+    """How many of them are weights of convolutions and linear layers."""
+    channels_last: bool
+
+    @classmethod
+    def of(cls, skeleton: Skeleton, params: Tensors, channels_last: bool) -> "Layout":
+        """The layout of a network's trainable parameters, stacked ``[M, ...]``."""
+        layers = [m for m in skeleton.network.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+        held = {id(layer._parameters.get("weight")) for layer in layers}
+        order = sorted(params, key=lambda name: id(params[name]) not in held)  # stable: otherwise as they come
+        shapes = {name: params[name].shape[1:] for name in order}
+        return cls(shapes, sum(id(params[name]) in held for name in order), channels_last)
+
+    def packed(self, params: Tensors) -> Tensor:
+        """The matrix ``[M, P]`` of stacked parameters."""
+        laid = [params[name].detach() for name in self.shapes]
+        return torch.cat([(t.movedim(2, -1) if self._turned(t.shape[1:]) else t).flatten(1) for t in laid], 1)
+
+    def views(self, rows: Tensor, names: list[str] | None = None) -> dict[str, Tensor]:
+        """Parameters as views of ``[M, P]``, or of one row ``[P]``; of some of them, if they are named."""
+        shapes = {name: self.shapes[name] for name in names} if names is not None else self.shapes
+        pieces = rows.split([shape.numel() for shape in shapes.values()], -1)
+        return {name: self._shaped(piece, shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+    def _turned(self, shape: torch.Size) -> bool:
+        return self.channels_last and len(shape) == 4
+
+    def _shaped(self, piece: Tensor, shape: torch.Size) -> Tensor:
+        if self._turned(shape):
+            out, into, height, width = shape
+            return piece.unflatten(-1, (out, height, width, into)).movedim(-1, -3)
+        return piece.unflatten(-1, shape) if shape else piece.squeeze(-1)
+
+
+class Packed:
+    """Parameters as views of one matrix; those of products in the precision that autocast would give them."""
+
+    def __init__(self, layout: Layout, flat: Tensor, dtype: torch.dtype | None) -> None:
+        self.layout, self.flat, self.dtype = layout, flat, dtype
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    def _sections(self) -> list[tuple[Tensor, list[str]]]:
+        """The matrix, with the names of its columns; cut in two where weights of products are cast."""
+        names, count = list(self.layout.shapes), self.layout.products
+        if self.dtype is None or not count:
+            return [(self.flat, names)]
+        width = sum(self.layout.shapes[name].numel() for name in names[:count])
+        products, rest = self.flat.split([width, self.flat.shape[1] - width], 1)
+        return [(products.to(self.dtype), names[:count]), (rest, names[count:])]
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Every parameter, ``[M, ...]``: one split, whose gradient is one concatenation."""
+        return {n: view for matrix, names in self._sections() for n, view in self.layout.views(matrix, names).items()}
+
+    def members(self) -> Member:
+        """Each member's parameters: views of its row, so that its gradient is one row too."""
+        unbound = [(matrix.unbind(0), names) for matrix, names in self._sections()]
+        return lambda index: {
+            n: view for rows, names in unbound for n, view in self.layout.views(rows[index], names).items()
+        }
+
+    def leaves(self) -> list[Tensor]:
+        """The matrix."""
+        return [self.flat] if self.flat.requires_grad else []
+
+    def first(self, members: int) -> "Packed":
+        """The first so many members."""
+        return Packed(self.layout, self.flat[:members], self.dtype)
+
+
+Weights = Hanging | Packed
+"""The parameters of M members, for one pass."""

@@ -1,0 +1,37 @@
+"""What is wrong with a step: whose numbers are not finite, which labels do not fit."""
+
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.axes import LossParts
+
+
+def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
+    """What was not finite in a run, and whose it was."""
+    own = {name: part[run] for name, part in parts.parts.items()}
+    spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
+    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in own.items() if part.ndim == 1}
+    scalars = [f"`{name}`" for name, part in own.items() if part.ndim == 0 and not bool(part.isfinite())]
+    if bool(parts.total[run].isfinite()):
+        spoilt |= {"the gradient": ~grad.isfinite().all(1)}
+    for name, members in spoilt.items():
+        if bool(members.any()):
+            return name, members.nonzero().flatten().tolist()
+    return (scalars or ["the total"])[0], []
+
+
+def check_names(parts: LossParts) -> None:
+    """Refuse parts that are named like the history's own columns."""
+    taken = sorted({"loss", "epoch", "lr", "seconds", "validation"} & set(parts.parts))
+    if taken:
+        checks.refuse("parts", f"not be named {taken[0]!r}, which the history uses itself", sorted(parts.parts))
+
+
+def check_labels(outputs: Tensor, y: Tensor) -> None:
+    """Class labels must lie within the outputs: one look at all of them, at the first step."""
+    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4 or outputs.shape[-1] == 1:
+        return  # whole numbers beside one output are counts or signs
+    classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        given = f"labels from {low} to {high}"
+        checks.refuse("targets", f"lie between 0 and {classes - 1}, since members have {classes} outputs", given)

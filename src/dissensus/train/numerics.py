@@ -1,0 +1,109 @@
+"""In which precision a training computes, how images lie in memory, and whether every sum has a fixed order."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import checks
+
+Precision = Literal["auto", "bf16", "tf32", "float32"]
+WORTH_IT = 256
+"""Linear layers at least this wide run faster in bf16; narrower ones are bound by launches, and only lose digits."""
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What was decided; see `numerics`."""
+
+    precision: str
+    channels_last: bool
+    deterministic: bool
+    device: torch.device
+
+    def passes(self) -> AbstractContextManager[Any]:
+        """The context in which networks run."""
+        if self.precision != "bf16":
+            return nullcontext()
+        # Without its cache: that would keep casts of one step for the next, and out of a captured graph.
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+    def laid(self, x: Tensor) -> Tensor:
+        """Images ``[..., C, H, W]`` as convolutions want them; anything else as it is."""
+        if not self.channels_last or x.ndim not in (4, 5):
+            return x
+        return x.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Set the libraries' switches for the length of a training, and put them back."""
+        cudnn: Any = torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        if self.device.type != "cuda" and not self.deterministic:
+            yield
+            return
+        before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+        fixed, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        if self.precision in ("float32", "tf32"):
+            cudnn.allow_tf32 = matmul.allow_tf32 = self.precision == "tf32"
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for, or torch refuses
+            torch.use_deterministic_algorithms(True)
+        cudnn.benchmark = not (self.deterministic or fixed)
+        try:
+            yield
+        finally:
+            cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before
+            torch.use_deterministic_algorithms(fixed, warn_only=warns)
+
+    def __str__(self) -> str:
+        parts = [self.precision, *["channels last"] * self.channels_last, *["deterministic"] * self.deterministic]
+        return ", ".join(parts)
+
+
+def numerics(
+    precision: str, channels_last: bool | None, deterministic: bool, network: nn.Module, dtype: torch.dtype,
+    device: torch.device,
+) -> Numerics:  # fmt: skip
+    """Decide what was left open.
+
+    ``"auto"`` is bf16 where weights are float32, the card has bf16 matrix units (compute capability 8 or more) and the
+    network a convolution, or a linear layer at least 256 wide; else the weights' own precision. Images lie channels
+    last where that goes with bf16 and the network has 2-D convolutions.
+    """
+    if precision in ("fp16", "float16", "half"):
+        checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
+    checks.one_of("precision", precision, ("auto", "bf16", "tf32", "float32"))
+    own = str(dtype).removeprefix("torch.")
+    if precision == "auto":
+        precision = "bf16" if dtype == torch.float32 and _has_matrix_units(device) and _gains(network) else own
+    elif dtype != torch.float32:
+        fix = "Use ensemble.float(), or leave `precision` out."
+        checks.refuse("precision", f"be 'auto' for networks in {own}", repr(precision), fix)
+    elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        checks.refuse("precision", "be 'float32' on this GPU, which has no bf16", "'bf16'")
+    elif precision == "tf32" and device.type != "cuda":
+        checks.refuse("precision", "be 'float32' or 'bf16' without a GPU", "'tf32'")
+    if channels_last is None:
+        images = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
+        channels_last = precision == "bf16" and device.type == "cuda" and images
+    return Numerics(precision, channels_last, deterministic, device)
+
+
+def _has_matrix_units(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _gains(network: nn.Module) -> bool:
+    return any(
+        isinstance(layer, nn.modules.conv._ConvNd)
+        or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= WORTH_IT)
+        for layer in network.modules()
+    )
