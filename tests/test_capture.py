@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from networks import NETWORKS
+from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus.train import capture
@@ -62,7 +63,7 @@ def replays(monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
     build, shape = NETWORKS[name]
@@ -79,6 +80,82 @@ def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
     assert_same(found[1][0], found[0][0])
     assert found[1][1] == pytest.approx(found[0][1])
     assert found[1][2] == pytest.approx(found[0][2])
+
+
+def jitter(x, generator):
+    """An augmentation that draws twice."""
+    noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    flip = torch.rand(len(x), generator=generator, device=x.device) < 0.5
+    return torch.where(flip.view(-1, *[1] * (x.ndim - 1)), -x, x) + 0.1 * noise
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_augmentation_in_a_graph_draws_what_it_draws_outside(device, eager, replays):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
+        options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "augment": jitter}
+        history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
+        found.append((weights(ensemble), history.column("loss")))
+    assert counts["captures"] == 2
+    assert_same(found[1][0], found[0][0])
+    assert found[1][1] == pytest.approx(found[0][1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_runs_of_different_seeds_are_augmented_in_a_graph_each_by_its_own(device, eager, replays):
+    build, shape = NETWORKS["mlp"]
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        grid = {"seed": [0, 1, 2], "beta": [0.3, 0.9]}
+        options = {"epochs": 6, "batch_size": 8, "augment": jitter, "members": 2, "device": device}
+        found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, **options))
+    assert counts["captures"] == 2
+    for i in range(6):
+        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_of_a_foreign_loader_are_captured(device, eager, replays):
+    build, shape = NETWORKS["two_dropouts"]
+    x, y = data(shape, "cpu")
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        loader = DataLoader(TensorDataset(x, y), 8, shuffle=True, generator=torch.Generator().manual_seed(5))
+        ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
+        ds.fit(ensemble, loader, partial(augmented, beta=0.7), epochs=6, lr=0.01, augment=jitter)
+        found.append(weights(ensemble))
+    assert counts["captures"] == 2
+    assert counts["replays"] == 6 * 6 - 2 * capture.WARM_UP
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_failure_with_a_foreign_loader_is_told_at_its_step(device, replays):
+    replays()
+    x, y = data((6,), "cpu", n=40)
+    x[29] = math.nan
+    ensemble = ds.Ensemble(NETWORKS["norm_first"][0], 3).double().to(device)
+    with pytest.raises(ds.TrainingDiverged, match="step 7, in the outputs") as caught:
+        ds.fit(ensemble, DataLoader(TensorDataset(x, y), 4), partial(augmented, beta=0.7), epochs=3)
+    assert caught.value.history.epochs == []
+    assert ensemble.predict(x[:8]).isfinite().all()
+
+
+def test_only_so_many_shapes_get_a_graph(replays):
+    counts = replays()
+    x, y = data((6,), "cpu")
+    sizes = [batch for size in (3, 4, 5, 6, 7) for batch in [size] * 5]
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    batches = [[i % 45 for i in range(end - size, end)] for end, size in zip(ends, sizes, strict=True)]
+    loader = DataLoader(TensorDataset(x, y), batch_sampler=batches)
+    history = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], 2).double(), loader, partial(augmented, beta=0.7), epochs=1)
+    assert history.steps == 25
+    assert counts["captures"] == capture.MOST_SHAPES == 4
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -12,7 +12,7 @@ from torch import nn
 import dissensus as ds
 
 M, B, STEPS = 3, 5, 20
-BACKENDS = ("loop", "vmap", "batched", "auto")
+BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
 
 
 def data_for(shape, *, per_member, batch=B):

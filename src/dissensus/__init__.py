@@ -4,7 +4,7 @@ from dissensus import data, diversity, losses, nets, objectives, pooling, train
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
-from dissensus.train import History, Progress, Sweep, TrainingDiverged, fit, sweep
+from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
 
 __version__ = "0.1.0"
 
@@ -13,6 +13,7 @@ __all__ = [
     "Ensemble",
     "History",
     "LossParts",
+    "OutOfMemory",
     "Progress",
     "StorageError",
     "Sweep",

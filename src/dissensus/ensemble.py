@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks, storage
-from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers
+from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference
+from dissensus.execution.inference import Inputs
 from dissensus.randomness import derived_seed, seeded
 
 Build = Callable[[], nn.Module]
@@ -24,7 +25,8 @@ class Ensemble(nn.Module):
         members: M.
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
-            batched products; ``"auto"`` measures on the first batch, remembers, and tells in `choices`.
+            batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
+            measures on the first batch, remembers, and tells in `choices`.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -154,17 +156,27 @@ class Ensemble(nn.Module):
         return network.train(self.training)
 
     @torch.no_grad()
-    def predict(self, x: Tensor, batch_size: int = 1024) -> Tensor:
-        """Member outputs ``[M, N, ...]`` in evaluation mode, batch by batch; the mode is put back."""
-        checks.count("batch_size", batch_size)
-        if len(x) == 0:
-            checks.refuse("x", "hold at least one example", checks.shape_text(x.shape))
-        was_training = self.training
+    def predict(self, data: Inputs, batch_size: int = 1024, *, file: str | Path | None = None) -> Tensor:
+        """Member outputs ``[M, N, ...]`` on the host, in evaluation mode, batch by batch; the mode is put back.
+
+        Args:
+            data: Inputs ``[N, ...]``, a pair ``(x, y)``, a ``Dataset``, or a ``DataLoader``, whose own batches stand.
+            batch_size: Examples at once: what bounds the memory that is needed besides the result.
+            file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory.
+
+        On a GPU, passes are replayed from a CUDA graph, and outputs travel while the next batch is computed.
+        """
+        source = inference.source_of(data, batch_size)
+        was_training, was_replayed = self.training, self.body.replayed
         self.eval()
+        self.body.replayed = self.device.type == "cuda" and (source.examples or 0) > 4 * batch_size
+        capture = inference.capture_on(self.device) if self.body.replayed else None
         try:
-            return torch.cat([self(batch.to(self.device)) for batch in x.split(batch_size)], 1)
+            passes = inference.Passes(self, self.device, capture)
+            return inference.collected(passes, source, None if file is None else Path(file))
         finally:
             self.train(was_training)
+            self.body.replayed = was_replayed
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
@@ -75,7 +76,8 @@ def fastest(
         weights, x = weights.first(members), x[:members] if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
     each = _Pass(skeleton, weights, buffers, x, per_member)
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
         candidates, refused = _candidates(each)
         milliseconds = _measured(each, candidates, refused, replayed, rounds) if len(candidates) > 1 else {}
     best = min(milliseconds, key=milliseconds.__getitem__, default="loop")

@@ -3,7 +3,8 @@
 from dissensus.train import schedules
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
+from dissensus.train.memory import OutOfMemory
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
 
-__all__ = ["History", "Progress", "Sweep", "TrainingDiverged", "fit", "schedules", "sweep"]
+__all__ = ["History", "OutOfMemory", "Progress", "Sweep", "TrainingDiverged", "fit", "schedules", "sweep"]

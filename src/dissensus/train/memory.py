@@ -1,7 +1,8 @@
 """How much memory a training takes: told before it starts, kept to by taking members or runs in parts."""
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -55,9 +56,8 @@ def needs(engine: Engine, x: Tensor) -> Needs:
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
-            kept = max(
-                kept, saved_bytes(lambda leaf=leaf, rows=rows: engine.outputs(x, leaf, per_run=False, rows=rows))
-            )
+            forward = functools.partial(engine.outputs, x, leaf, per_run=False, rows=rows)
+            kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
     body.backend = backend
     with torch.no_grad():
         for name, tensor in body.state().items():
@@ -83,8 +83,8 @@ def plan_members(engine: Engine, x: Tensor, *, max_memory: int | None, separable
     return told
 
 
-def saved_bytes(forward: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass of a computation, counted by running it."""
+def saved_bytes(forward: Callable[[], Tensor], known: Iterable[Tensor] = ()) -> int:
+    """Bytes that autograd keeps for the backward pass of a computation, counted by running it; less what is known."""
     seen: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
@@ -94,6 +94,8 @@ def saved_bytes(forward: Callable[[], Tensor]) -> int:
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         output = forward()
+    for tensor in known:
+        seen.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(seen.values()) + output.numel() * output.element_size()
 
 

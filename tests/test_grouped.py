@@ -1,0 +1,220 @@
+"""Members in groups: what does not fit into memory at once trains to the same weights, and is told beforehand."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from networks import NETWORKS
+from torch import nn
+from torch.nn import functional as F
+
+import dissensus as ds
+from dissensus.train import capture, memory
+
+M = 5
+augmented = partial(ds.objectives.augmented, loss="mse", pool="score", beta=0.7)
+independent = partial(ds.objectives.independent, loss="mse")
+
+
+class Noisy(nn.Module):
+    """Draws from torch's own generator, unlike anything keyed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return F.dropout(self.linear(x), 0.3, self.training)
+
+
+def data(shape=(6,), n=22):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randn(n, 3, generator=generator, dtype=torch.float64)
+
+
+def random_objective(outputs, targets):
+    """Drops members at random: an objective that draws numbers of its own."""
+    kept = torch.rand(len(outputs), 1, 1, dtype=outputs.dtype) < 0.7
+    return augmented(outputs * kept, targets)
+
+
+def fitted(build, shape, objective=augmented, **options):
+    torch.manual_seed(11)
+    ensemble = ds.Ensemble(build, M, backend=options.pop("backend", "loop")).double()
+    history = ds.fit(ensemble, data(shape), objective, epochs=4, batch_size=8, lr=0.01, **options)
+    return {name: t.detach().clone() for name, t in ensemble.body.tensors().items()}, history, torch.get_rng_state()
+
+
+def assert_same(found, expected):
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Pretend that so many members fit."""
+    return lambda count: monkeypatch.setattr(memory.Needs, "at_once", lambda self, budget: count)
+
+
+@pytest.mark.parametrize("objective", [augmented, independent], ids=["coupled", "separable"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "plain_average_norm"])
+def test_groups_train_to_the_same_weights(name, count, objective, at_once):
+    build, shape = NETWORKS[name]
+    whole, history, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
+    at_once(count)
+    parts, told, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
+    assert_same(parts, whole)
+    assert told.column("loss") == pytest.approx(history.column("loss"))
+    assert told.memory.startswith(f"{count} of 5 members at once, about ")
+
+
+@pytest.mark.parametrize("objective", [augmented, random_objective], ids=["plain", "random"])
+def test_random_numbers_that_are_not_keyed_are_the_same_in_both_passes(objective, at_once):
+    whole, _, after = fitted(Noisy, (6,), objective)
+    at_once(2)
+    parts, _, after_groups = fitted(Noisy, (6,), objective)
+    assert_same(parts, whole)
+    assert torch.equal(after, after_groups)
+
+
+def test_members_of_different_architectures_go_in_groups(at_once):
+    def run():
+        torch.manual_seed(0)
+        modules = [ds.nets.mlp(6, 3, (4 + i,), dropout=0.2).double() for i in range(4)]
+        ensemble = ds.Ensemble.from_modules(modules)
+        ds.fit(ensemble, data(), augmented, epochs=3, batch_size=8)
+        return {name: t.detach().clone() for name, t in ensemble.body.tensors().items()}
+
+    whole = run()
+    at_once(3)
+    assert_same(run(), whole)
+
+
+def test_groups_are_captured_unless_members_draw_from_torchs_own_generator(monkeypatch, at_once, caplog):
+    captures = []
+
+    def stand_in(function, generators):
+        captures.append(function)
+        return function
+
+    build, shape = NETWORKS["two_dropouts"]
+    whole, _, _ = fitted(build, shape)
+    at_once(2)
+    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(stand_in))
+    parts, _, _ = fitted(build, shape)
+    assert len(captures) == 2, "whole batches and the last"
+    assert_same(parts, whole)
+    captures.clear()
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        fitted(Noisy, (6,))
+    assert not captures
+    assert any("not captured" in r.getMessage() and "own generator" in r.getMessage() for r in caplog.records)
+
+
+def test_a_failure_in_groups_is_told_with_step_part_and_members(at_once):
+    at_once(2)
+    x, y = data()
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M).double()
+    with torch.no_grad():
+        ensemble.body.trainable()["0.weight"][3] = 1e200
+    with pytest.raises(ds.TrainingDiverged, match=r"step 0, in .*\(members 3\)"):
+        ds.fit(ensemble, (x * 1e200, y), independent, epochs=1, batch_size=8)
+
+
+def test_max_memory_splits_members_and_says_so(caplog):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    whole, history, _ = fitted(build, shape)
+    about = float(history.memory.split("about ")[1].split(" MiB")[0])
+    assert history.memory.startswith("5 of 5")
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        parts, told, _ = fitted(build, shape, max_memory=int(0.7 * about * 2**20))
+    assert_same(parts, whole)
+    count = int(told.memory.split(" of ")[0])
+    assert 1 <= count < 5
+    assert any("all at once would take" in record.getMessage() for record in caplog.records)
+    with pytest.raises(
+        ValueError, match=r"`max_memory` must hold one member at a time, about .* MiB; got .* MiB. Allow"
+    ):
+        fitted(build, shape, max_memory=1000)
+    with pytest.raises(ValueError, match="max_memory"):
+        fitted(build, shape, max_memory=0)
+
+
+def test_a_sweep_whose_single_run_does_not_fit_takes_its_members_in_groups():
+    build, shape = NETWORKS["cnn_batch_norm"]
+    options = {"grid": {"beta": [0.2, 0.7]}, "members": M, "epochs": 2, "batch_size": 8}
+    objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+    whole = ds.sweep(build, data(shape), objective, **options)
+    engine_needs = {}
+
+    def spying(engine, x, needs=memory.needs):
+        engine_needs["found"] = needs(engine, x)
+        return engine_needs["found"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "needs", spying)
+        ds.sweep(build, data(shape), objective, **options)
+        found = engine_needs["found"]
+        cut = ds.sweep(build, data(shape), objective, max_memory=found.held + 2 * found.each, **options)
+    assert [len(group.runs) for group in cut.groups] == [1, 1]
+    assert cut.history(0).memory.startswith("2 of 5 members at once")
+    for i in range(2):
+        own, other = cut.run(i).body.tensors(), whole.run(i).body.tensors()
+        assert_same({n: t.detach() for n, t in own.items()}, {n: t.detach() for n, t in other.items()})
+
+
+def test_needs_grow_with_the_batch_and_leave_no_trace():
+    build, shape = NETWORKS["two_dropouts"]
+    sizes = []
+    for batch in (4, 16):
+        ensemble = ds.Ensemble(build, 2).double()
+        before = {name: t.clone() for name, t in ensemble.body.tensors().items()}
+        state = torch.get_rng_state()
+        with pytest.MonkeyPatch.context() as patch:
+
+            def stop(engine, x, needs=memory.needs):
+                sizes.append(needs(engine, x))
+                raise KeyboardInterrupt
+
+            patch.setattr(memory, "needs", stop)
+            with pytest.raises(KeyboardInterrupt):
+                ds.fit(ensemble, data(shape), augmented, epochs=1, batch_size=batch)
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, tensor in ensemble.body.tensors().items():
+            if not name.endswith(("key", "step")):
+                assert torch.equal(tensor, before[name]), name
+    small, large = sizes
+    assert small.held == large.held
+    assert large.each == 4 * small.each
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [torch.OutOfMemoryError("CUDA out of memory. Tried ..."), RuntimeError("can't allocate memory: you tried")],
+)
+def test_out_of_memory_comes_with_advice(reason):
+    calls = []
+
+    def hungry(outputs, targets):
+        calls.append(1)
+        if len(calls) > 3:
+            raise reason
+        return augmented(outputs, targets)
+
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M).double()
+    with pytest.raises(ds.OutOfMemory, match=r"on cpu with 5 members.*max_memory=\d+ \(fewer members.*batch \(now 8\)"):
+        ds.fit(ensemble, data(), hungry, epochs=4, batch_size=8)
+    assert ensemble.predict(data()[0]).isfinite().all()
+
+
+def test_other_errors_pass_through():
+    def broken(outputs, targets):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M).double(), data(), broken, epochs=1)

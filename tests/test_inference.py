@@ -1,0 +1,147 @@
+"""Member outputs of many examples: from any source, to memory or a file, captured or not; input gradients."""
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import dissensus as ds
+from dissensus.execution import inference
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+X = torch.randn(23, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def ensemble_of(name="two_dropouts", backend="auto"):
+    return ds.Ensemble(NETWORKS[name][0], 3, backend=backend).double()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_source_gives_the_same_outputs(device):
+    ensemble = ensemble_of().to(device)
+    with torch.no_grad():
+        expected = ensemble.eval()(X.to(device)).cpu()
+    ensemble.train()
+    pair = (X, torch.zeros(23))
+    sources = [X, pair, TensorDataset(*pair), DataLoader(TensorDataset(*pair), 7), DataLoader(TensorDataset(X), 5)]
+    for source in sources:
+        found = ensemble.predict(source, batch_size=4)
+        assert found.device.type == "cpu"
+        assert ensemble.training
+        torch.testing.assert_close(found, expected)
+    dropped = ensemble.predict(DataLoader(TensorDataset(X), 5, drop_last=True))
+    torch.testing.assert_close(dropped, expected[:, :20])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from X
+
+
+def test_a_stream_of_unknown_length_works_in_memory_and_is_refused_for_a_file(tmp_path):
+    ensemble = ensemble_of()
+    torch.testing.assert_close(ensemble.predict(DataLoader(Stream(), 4)), ensemble.predict(X))
+    with pytest.raises(ValueError, match="known length"):
+        ensemble.predict(DataLoader(Stream(), 4), file=tmp_path / "o.npy")
+
+
+def test_outputs_go_to_a_file_whole_or_not_at_all(tmp_path):
+    ensemble = ensemble_of()
+    file = tmp_path / "deep" / "outputs.npy"
+    mapped = ensemble.predict(X, batch_size=4, file=file)
+    expected = ensemble.predict(X)
+    torch.testing.assert_close(mapped, expected)
+    assert isinstance(np.load(file, mmap_mode="r"), np.memmap)
+    torch.testing.assert_close(torch.from_numpy(np.load(file)), expected)
+    assert [path.name for path in file.parent.iterdir()] == ["outputs.npy"]
+    with pytest.raises(ValueError, match="end in .npy; got 'outputs.bin'"):
+        ensemble.predict(X, file=tmp_path / "outputs.bin")
+
+    class Breaks(TensorDataset):
+        def __getitem__(self, index):
+            if index == 17:
+                raise OSError("disk gone")
+            return super().__getitem__(index)
+
+    with pytest.raises(OSError, match="disk gone"):
+        ensemble.predict(Breaks(X), batch_size=4, file=tmp_path / "broken.npy")
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_a_loader_that_gives_other_than_it_says_is_refused():
+    class Lies(torch.utils.data.SequentialSampler):
+        def __len__(self):
+            return self.said
+
+    data = TensorDataset(X)
+    for said, message in ((30, "hold 30 examples, as its length says; got 23"), (10, "hold 10 examples")):
+        sampler = Lies(data)
+        sampler.said = said
+        with pytest.raises(ValueError, match=message):
+            ensemble_of().predict(DataLoader(data, 5, sampler=sampler))
+
+
+def test_bad_sources_are_refused(unchecked):
+    ensemble = ensemble_of()
+    with pytest.raises(TypeError, match="be a tensor, .* got list"):
+        ensemble.predict([[1.0]])
+    with pytest.raises(ValueError, match="at least one example"):
+        ensemble.predict(X[:0])
+    with pytest.raises(ValueError, match="at least one example; got none"):
+        ensemble.predict(DataLoader(TensorDataset(X[:3]), 5, drop_last=True))
+    with pytest.raises(ValueError, match="batch_size"):
+        ensemble.predict(X, batch_size=0)
+
+
+def test_passes_of_a_shape_that_comes_again_are_replayed():
+    replays = []
+
+    def stand_in(function, generators):
+        def replay():
+            replays.append(1)
+            function()
+
+        return replay
+
+    ensemble = ensemble_of().eval()
+    with torch.no_grad():
+        passes = inference.Passes(ensemble, torch.device("cpu"), stand_in)
+        found = inference.collected(passes, inference.source_of(X, 4), None)
+        torch.testing.assert_close(found, ensemble(X))
+    assert len(replays) == 5 - inference.WARM_UP, "five whole batches; the last one is smaller"
+
+
+def test_a_pass_that_cannot_be_captured_runs_eagerly():
+    def refuses(function, generators):
+        raise RuntimeError("not permitted when stream is capturing")
+
+    ensemble = ensemble_of().eval()
+    with torch.no_grad():
+        passes = inference.Passes(ensemble, torch.device("cpu"), refuses)
+        found = inference.collected(passes, inference.source_of(X, 4), None)
+        torch.testing.assert_close(found, ensemble(X))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("per_member", [False, True])
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "norm_first"])
+def test_gradients_reach_the_inputs(name, backend, per_member, device):
+    build, shape = NETWORKS[name]
+    ensemble = ds.Ensemble(build, 3, backend=backend).double().to(device).eval()
+    lead = (3, 5) if per_member else (5,)
+    x = torch.randn(*lead, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    (found,) = torch.autograd.grad(ensemble(x.requires_grad_(), per_member=per_member).square().sum(), x)
+    own = x.detach().clone().requires_grad_()
+    outputs = [ensemble.member(i)(own[i] if per_member else own) for i in range(3)]
+    (expected,) = torch.autograd.grad(torch.stack(outputs).square().sum(), own)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_reach_the_inputs_of_members_of_different_architectures():
+    ensemble = ds.Ensemble.from_modules([ds.nets.mlp(6, 3, (4 + i,)).double() for i in range(3)])
+    x = X.clone().requires_grad_()
+    (found,) = torch.autograd.grad(ensemble(x).sum(), x)
+    (expected,) = torch.autograd.grad(sum(ensemble.member(i)(x).sum() for i in range(3)), x)
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,165 @@
+"""Precision, layout of images and determinism: what is decided, what it does, and that it is put back."""
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+from networks import NETWORKS
+from torch import nn
+
+import dissensus as ds
+from dissensus.execution.weights import Hanging, Layout, Packed
+from dissensus.train.numerics import Numerics, numerics
+
+mse = partial(ds.objectives.independent, loss="mse")
+CPU = torch.device("cpu")
+
+
+def data(shape=(2, 8, 8), n=20, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *shape, generator=generator, dtype=dtype)
+    return x, torch.randn(n, 3, generator=generator, dtype=dtype)
+
+
+class Card:
+    """Stands for a GPU."""
+
+    type = "cuda"
+
+
+@pytest.mark.parametrize(
+    ("network", "capability", "dtype", "expected"),
+    [
+        (nn.Conv2d(3, 4, 3), (9, 0), torch.float32, "bf16, channels last"),
+        (nn.Conv1d(3, 4, 3), (8, 0), torch.float32, "bf16"),
+        (nn.Linear(256, 300), (8, 6), torch.float32, "bf16"),
+        (nn.Linear(255, 1000), (9, 0), torch.float32, "float32"),
+        (nn.Conv2d(3, 4, 3), (7, 5), torch.float32, "float32"),
+        (nn.Conv2d(3, 4, 3), (9, 0), torch.float64, "float64"),
+    ],
+)
+def test_auto_takes_bf16_where_card_and_network_gain(network, capability, dtype, expected, monkeypatch, unchecked):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert str(numerics("auto", None, False, network, dtype, Card())) == expected
+
+
+def test_what_was_asked_for_is_taken(monkeypatch, unchecked):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    conv = nn.Conv2d(3, 4, 3)
+    assert str(numerics("tf32", False, True, conv, torch.float32, Card())) == "tf32, deterministic"
+    assert str(numerics("float32", True, False, conv, torch.float32, Card())) == "float32, channels last"
+    assert str(numerics("auto", None, False, conv, torch.float32, CPU)) == "float32"
+    with pytest.raises(ValueError, match="no bf16"):
+        numerics("bf16", None, False, conv, torch.float32, Card())
+    with pytest.raises(ValueError, match=r"'auto' for networks in float64; got 'bf16'. Use ensemble.float\(\)"):
+        numerics("bf16", None, False, conv, torch.float64, CPU)
+    with pytest.raises(ValueError, match="without a GPU"):
+        numerics("tf32", None, False, conv, torch.float32, CPU)
+    with pytest.raises(ValueError, match="Did you mean 'bf16'"):
+        numerics("bf61", None, False, conv, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_switches_are_set_and_put_back(precision, deterministic, monkeypatch, unchecked):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    switches = lambda: (  # noqa: E731
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    before = switches()
+    wanted = precision == "tf32"
+    with contextlib.suppress(KeyboardInterrupt), Numerics(precision, False, deterministic, Card()).training():
+        during = switches()
+        raise KeyboardInterrupt
+    assert during == (wanted, wanted, not deterministic, deterministic)
+    assert switches() == before
+
+
+def test_deterministic_works_on_the_cpu_and_changes_nothing_there():
+    found = []
+    for deterministic in (False, True):
+        ensemble = ds.Ensemble(NETWORKS["cnn_batch_norm"][0], 2).double()
+        ds.fit(ensemble, data(), mse, epochs=2, batch_size=8, deterministic=deterministic)
+        found.append(ensemble.predict(data()[0]))
+    assert not torch.are_deterministic_algorithms_enabled()
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap"])
+def test_channels_last_changes_where_weights_lie_and_nothing_else(backend):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    found = []
+    for channels_last in (False, True):
+        ensemble = ds.Ensemble(build, 3, backend=backend).double()
+        history = ds.fit(ensemble, data(shape), mse, epochs=3, batch_size=8, lr=0.01, channels_last=channels_last)
+        found.append({name: t.detach() for name, t in ensemble.body.tensors().items()})
+        assert ("channels last" in history.precision) == channels_last
+    conv = next(name for name, t in found[1].items() if t.ndim == 5)
+    assert found[1][conv][0].is_contiguous(memory_format=torch.channels_last)
+    assert found[0][conv][0].is_contiguous()
+    for name in found[0]:
+        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-9, atol=1e-11)
+
+
+def test_channels_last_members_are_saved_and_loaded(tmp_path):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    ensemble = ds.Ensemble(build, 3).double()
+    ds.fit(ensemble, data(shape), mse, epochs=1, batch_size=8, channels_last=True)
+    ensemble.save(tmp_path / "ens")
+    again = ds.Ensemble.load(tmp_path / "ens", lambda: build().double())
+    torch.testing.assert_close(again.predict(data(shape)[0]), ensemble.predict(data(shape)[0]))
+
+
+def test_a_checkpoint_knows_how_its_weights_lie(tmp_path):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    options = {"epochs": 2, "batch_size": 8, "checkpoint": tmp_path}
+    ds.fit(ds.Ensemble(build, 2).double(), data(shape), mse, channels_last=True, **options)
+    with pytest.raises(ds.StorageError, match="'network'"):
+        ds.fit(ds.Ensemble(build, 2).double(), data(shape), mse, channels_last=False, resume=True, **options)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_packed_weights_are_the_hanging_ones(name, channels_last):
+    body = ds.Ensemble(NETWORKS[name][0], 3).double().body
+    body.channels_last = channels_last
+    before = {n: p.detach().clone() for n, p in body.trainable().items()}
+    hanging = Hanging(before, 3)
+    packed = Packed(body.layout(), body.packed(), None)
+    assert len(hanging) == len(packed) == 3
+    assert packed.stacked().keys() == before.keys()
+    for n, tensor in before.items():
+        assert torch.equal(packed.stacked()[n], tensor)
+        assert torch.equal(body.trainable()[n], tensor), "the parameters are views of the matrix now"
+        for i in range(3):
+            assert torch.equal(packed.members()(i)[n], hanging.members()(i)[n])
+            assert packed.members()(i)[n].shape == tensor.shape[1:]
+    assert torch.equal(packed.first(2).stacked()[n], before[n][:2])
+
+
+def test_weights_of_products_come_first_and_are_cast_together():
+    build = lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 2))  # noqa: E731
+    body = ds.Ensemble(build, 2).body
+    layout = body.layout()
+    assert list(layout.shapes) == ["0.weight", "3.weight", "0.bias", "1.weight", "1.bias", "3.bias"]
+    assert layout.products == 2
+    dtypes = {n: t.dtype for n, t in Packed(layout, body.packed(), torch.bfloat16).members()(1).items()}
+    low, high = torch.bfloat16, torch.float32
+    assert list(dtypes.values()) == [low, low, high, high, high, high]
+    assert isinstance(layout, Layout)
+
+
+@pytest.mark.parametrize("backend", ["loop", "streams", "vmap"])
+def test_casting_once_gives_what_autocast_gives(backend):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    ensemble = ds.Ensemble(build, 3, backend=backend)
+    x = data(shape, dtype=torch.float32)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = torch.stack([ensemble.member(i)(x) for i in range(3)])
+        (wanted,) = torch.autograd.grad(expected.float().square().sum(), [expected], retain_graph=True)
+        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x, False)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert wanted.shape == found.shape
