@@ -80,8 +80,8 @@ def test_clipping_is_per_member_and_equals_torch():
         torch.nn.utils.clip_grad_norm_([p], 1.5)
         expected.append(p.grad)
     limit = torch.full((M, 1), 1.5, dtype=torch.float64)
-    torch.testing.assert_close(optim.clipped(grad, limit), torch.stack(expected))
-    torch.testing.assert_close(optim.clipped(grad, limit)[0], grad[0], rtol=0, atol=0)
+    torch.testing.assert_close(optim.clip_scale(grad, limit) * grad, torch.stack(expected))
+    assert optim.clip_scale(grad, limit)[0] == 1.0
 
 
 def test_hyperparameters_are_checked():
@@ -136,3 +136,46 @@ def test_settings_that_torch_refuses_are_refused():
         optim.settings({**hyper, "betas": (1.0, 0.9)}, M, flat, nesterov=False)
     with pytest.raises(ValueError, match="`nesterov` must come with a momentum"):
         optim.settings(hyper, M, flat, nesterov=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", ["momentum", "nesterov", "adam", "adamw", "adamw betas"])
+def test_one_kernel_equals_the_passes_it_replaces(case, monkeypatch):
+    """Rows that rest hold NaN in their gradients, and are left exactly as they are."""
+    name, _, options = CASES[case]
+    columns = 5000
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        flat = torch.randn(M, columns, device="cuda")
+        given = settings(flat, [0.1, 0.01, 0.3], **options)
+        state = optim.fresh_state(name, flat, given.momentum)
+        with monkeypatch.context() as patch:
+            if not fused:
+                patch.setattr("dissensus.train.fused.takes", lambda flat: False)
+            for step in range(20):
+                active = torch.tensor([[1.0], [float(step % 3 > 0)], [1.0]], device="cuda")
+                grad = torch.where(active > 0, torch.randn(M, columns, device="cuda"), torch.nan)
+                scale = torch.tensor([[1.0], [0.5], [0.1]], device="cuda")
+                optim.OPTIMIZERS[name](flat, grad, state, given, active, scale)
+        found.append([flat, *state.values()])
+    for passes, one in zip(*found, strict=True):
+        torch.testing.assert_close(one, passes, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_compiler_updates_take_several_passes(monkeypatch, caplog):
+    fused = optim.fused
+    flat = torch.randn(M, P)
+    room = type("Room", (), {"BLOCK": 4})()
+    monkeypatch.setattr(fused, "kernels", lambda: room)  # launching anything fails
+    monkeypatch.setattr(fused, "_refused", [])
+    monkeypatch.setattr(fused, "takes", lambda flat: not fused._refused)
+    given = settings(flat, 0.1)
+    state = optim.fresh_state("adam", flat, given.momentum)
+    expected, other = flat.clone(), {name: tensor.clone() for name, tensor in state.items()}
+    grad = torch.randn(M, P)
+    optim.adam(flat, grad, state, given, torch.ones(M, 1))
+    assert "updates take several passes" in caplog.text
+    optim.adam(expected, grad, other, given, torch.ones(M, 1))
+    torch.testing.assert_close(flat, expected)
+    torch.testing.assert_close(state, other)

@@ -92,7 +92,7 @@ class GraphSteps:
                 fine = (parts.total.isfinite() & grad.view(engine.runs, -1).sum(1).isfinite()) | ~rows.any(1)
                 self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, self.counter))
                 rows.logical_and_(fine.unsqueeze(1))
-                engine.update(torch.where(engine.active.unsqueeze(1), grad, 0.0), self.factor)
+                engine.update(grad, self.factor, unseen=True)
                 engine.add(parts, examples)
                 self.counter.add_(1)
 

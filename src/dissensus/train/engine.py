@@ -272,13 +272,12 @@ class Engine:
             check_names(parts)
         return parts
 
-    def update(self, grad: Float[Tensor, "G P"], factor: Tensor) -> None:
-        """Clip and step; reads nothing back from the device."""
-        if self.limit is not None:
-            grad = optim.clipped(grad, self.limit)
-        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not self.resting)
-        active = self.active.unsqueeze(1).to(grad.dtype)
-        optim.OPTIMIZERS[self.optimizer](self.flat, grad, self.state, now, active)
+    def update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, unseen: bool = False) -> None:
+        """Clip and step; reads nothing back from the device. ``unseen``: nobody has looked for NaN on the host."""
+        scale = None if self.limit is None else optim.clip_scale(grad, self.limit)
+        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not (self.resting or unseen))
+        active = self.active.unsqueeze(1).to(self.settings.lr.dtype)
+        optim.OPTIMIZERS[self.optimizer](self.flat.detach(), grad, self.state, now, active, scale)
 
     def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> Tensor:
         """Freeze the runs that met NaN or infinity; the gradient of the others."""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import dissensus.train.fused as fused
 from dissensus import checks
 
 _BELOW_ONE = 1 - 1e-12
@@ -44,7 +45,7 @@ class Settings:
 
 
 State = dict[str, Tensor]
-Update = Callable[[Matrix, Matrix, State, Settings, Column], None]
+Update = Callable[[Matrix, Matrix, State, Settings, Column, Column | None], None]
 
 
 def column(name: str, value: PerMember, members: int, like: Tensor, low: float = 0.0) -> Column:
@@ -84,8 +85,16 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
     )
 
 
-def sgd(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+def sgd(
+    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
+    if "velocity" in state and fused.takes(flat):
+        columns = [active, _or_ones(scale, active), settings.weight_decay, settings.momentum, settings.lr]
+        given = [grad.contiguous(), state["velocity"], *columns, flat.shape[1]]
+        if fused.launch("sgd_rows", flat, *given, NESTEROV=settings.nesterov):
+            return
+    grad = _tamed(grad, settings, active, scale)
     if settings.decays:
         grad = grad + settings.weight_decay.to(flat.dtype) * flat
     if "velocity" in state:
@@ -96,36 +105,61 @@ def sgd(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Co
     flat.sub_(grad * (settings.lr * active).to(flat.dtype))
 
 
-def adam(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+def adam(
+    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+) -> None:
     """Adam, with weight decay as an L2 penalty in the gradient."""
-    if settings.decays:
-        grad = grad + settings.weight_decay.to(flat.dtype) * flat
-    _adam_step(flat, grad, state, settings, active)
+    _adam_step(flat, grad, state, settings, active, scale, decoupled=False)
 
 
-def adamw(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+def adamw(
+    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+) -> None:
     """Adam with decoupled weight decay."""
-    if settings.decays:
-        flat.mul_((1 - settings.lr * settings.weight_decay * active).to(flat.dtype))
-    _adam_step(flat, grad, state, settings, active)
+    _adam_step(flat, grad, state, settings, active, scale, decoupled=True)
 
 
-def _adam_step(flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column) -> None:
+def _adam_step(
+    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None, decoupled: bool
+) -> None:
     mean, square, steps = state["mean"], state["square"], state["steps"]
     first, second = 1 - settings.betas[0], 1 - settings.betas[1]
+    steps.add_(1 if settings.everyone else active)
+    bias1, bias2 = 1 - settings.betas[0] ** steps, 1 - settings.betas[1] ** steps
+    # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
+    slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
+    root = bias2.clamp_min(torch.finfo(bias2.dtype).tiny).rsqrt()
+    shrink = 1 - settings.lr * settings.weight_decay * active if decoupled else torch.ones_like(active)
+    if fused.takes(flat):
+        penalty = torch.zeros_like(active) if decoupled else settings.weight_decay
+        columns = [active, _or_ones(scale, active), penalty, shrink, slowness, root]
+        given = [grad.contiguous(), mean, square, *columns, flat.shape[1], first, second, settings.eps]
+        if fused.launch("adam_rows", flat, *given):
+            return
+    grad = _tamed(grad, settings, active, scale)
+    if settings.decays and decoupled:
+        flat.mul_(shrink.to(flat.dtype))
+    elif settings.decays:
+        grad = grad + settings.weight_decay.to(flat.dtype) * flat
     if settings.everyone:
-        steps.add_(1)
         mean.lerp_(grad, first)
         square.mul_(1 - second).addcmul_(grad, grad, value=second)
     else:
-        steps.add_(active)
         mean.lerp_(grad, (first * active).to(flat.dtype))
         square.mul_((1 - second * active).to(flat.dtype)).addcmul_(grad * (second * active).to(flat.dtype), grad)
-    bias1, bias2 = 1 - settings.betas[0] ** steps, 1 - settings.betas[1] ** steps
-    # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
-    slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf).to(flat.dtype)
-    spread = square.sqrt().mul_(bias2.clamp_min(torch.finfo(bias2.dtype).tiny).rsqrt().to(flat.dtype))
-    flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness), value=-1)
+    spread = square.sqrt().mul_(root.to(flat.dtype))
+    flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness.to(flat.dtype)), value=-1)
+
+
+def _tamed(grad: Matrix, settings: Settings, active: Column, scale: Column | None) -> Matrix:
+    """A gradient scaled row by row; of rows that rest, which may hold NaN, zero."""
+    if scale is not None:
+        grad = grad * scale.to(grad.dtype)
+    return grad if settings.everyone else torch.where(active > 0, grad, 0.0)
+
+
+def _or_ones(scale: Column | None, like: Column) -> Column:
+    return torch.ones_like(like) if scale is None else scale
 
 
 OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adam": adam, "adamw": adamw}
@@ -142,7 +176,7 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
     }
 
 
-def clipped(grad: Matrix, limit: Column) -> Matrix:
-    """Scale each member's gradient down to a norm of at most ``limit``."""
+def clip_scale(grad: Matrix, limit: Column) -> Column:
+    """What each member's gradient is to be multiplied by, for a norm of at most ``limit``."""
     norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-    return grad * (limit / (norm + 1e-6)).clamp(max=1.0).to(grad.dtype)
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
