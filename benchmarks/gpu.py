@@ -15,6 +15,7 @@ import gc
 import json
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -94,18 +95,18 @@ def by_fit(case: Case, backend: str, captured: bool, steps: int, epochs: int) ->
     """Seconds of a step, from each epoch of `fit`, and the backend that ran."""
     setattr(fitting, "graph_steps", GRAPH_STEPS if captured else lambda engine: None)  # noqa: ARG005, B010
     ensemble = ds.Ensemble(case.build, case.members, backend=backend).to(DEVICE)
-    ends: list[float] = []
+    ends: dict[int, float] = {}
 
     def mark(moment: ds.Progress) -> None:
         if moment.step % steps == 0:
-            ends.append(synchronised())
+            ends[moment.step] = synchronised()
 
     history = ds.fit(
         ensemble, data_for(case, steps), objective, epochs=epochs, batch_size=case.batch, optimizer="adam",
         precision="bf16", progress=mark,
     )  # fmt: skip
-    marks = sorted(set(ends))[2:]  # an epoch's end is reported twice now and then; the first epochs capture
-    return [(b - a) / steps for a, b in pairwise(marks) if b - a > 1e-4], history.backend
+    marks = list(ends.values())[2:]  # the first epochs measure and capture
+    return [(b - a) / steps for a, b in pairwise(marks)], history.backend
 
 
 def synchronised() -> float:
@@ -152,17 +153,20 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
     """Milliseconds of every way, with quartiles."""
     found: dict[str, Any] = {}
     slow = case.members * (4 if "18" in case.name else 1)
-    steps, epochs = (10, 5) if slow >= 20 else (20, 6)
+    steps, epochs = (6, 6) if slow >= 20 else (15, 6)
     ways: dict[str, Callable[[], tuple[list[float], str]]] = {"by hand": lambda: (by_hand(case, steps, epochs), "")}
     for name, (backend, captured) in WAYS.items():
         if backend == "batched" and len(case.shape) == 3:
             continue
         if quick and name in ("loop, eager", "vmap, eager", "loop, graph"):
             continue
-        size = (40, 8) if captured else (steps, epochs)
+        size = (25, 7) if captured else (steps, epochs)
         ways[name] = partial(by_fit, case, backend, captured, *size)
     for name, way in ways.items():
+        gc.collect()
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         try:
             seconds, backend = way()
         except RuntimeError as reason:
@@ -171,10 +175,8 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
         ordered = sorted(1e3 * s for s in seconds)
         quarter = len(ordered) // 4
         found[name] = {"ms": median(ordered), "low": ordered[quarter], "high": ordered[-1 - quarter],
-                       "n": len(ordered), "peak_mib": torch.cuda.max_memory_allocated() / 2**20,
+                       "n": len(ordered), "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
                        "backend": backend}  # fmt: skip
-        gc.collect()
-        torch.cuda.empty_cache()
     return found
 
 
@@ -184,6 +186,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out the slow ways that only explain")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
+    warnings.filterwarnings(
+        "ignore", message="There is a performance drop"
+    )  # that vmap may be slow is told by its time
     bandwidth, rate = ceilings()
     made = {"command": command_line(), "device": torch.cuda.get_device_name(), "python": platform.python_version(),
             "torch": torch.__version__, "cuda": torch.version.cuda, "dissensus": ds.__version__}  # fmt: skip

@@ -1,5 +1,6 @@
 """README and documentation: the code in them runs, and what they point at exists."""
 
+import json
 import re
 import subprocess
 import sys
@@ -43,3 +44,11 @@ def test_lock_pins_every_package_exactly():
 
 def test_the_speed_page_is_rendered_from_the_results():
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"], check=True)
+
+
+def test_the_readmes_figure_is_the_benchmarks():
+    rows = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())["rows"]
+    (ways,) = [row["ways"] for row in rows if (row["case"], row["members"], row["batch"]) == ("ResNet-20", 20, 64)]
+    told = re.search(r"(\d+) times as fast as a loop over modules for 20 ResNet-20", (ROOT / "README.md").read_text())
+    assert told is not None
+    assert int(told.group(1)) == int(ways["by hand"]["ms"] / ways["auto"]["ms"])

@@ -1,6 +1,8 @@
 """Members in groups: what does not fit into memory at once trains to the same weights, and is told beforehand."""
 
+import gc
 import logging
+import weakref
 from functools import partial
 
 import pytest
@@ -218,3 +220,17 @@ def test_other_errors_pass_through():
 
     with pytest.raises(RuntimeError, match="something else"):
         ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M).double(), data(), broken, epochs=1)
+
+
+def test_measuring_memory_leaves_nothing_in_memory():
+    alive = []
+
+    def forward():
+        x = torch.randn(5, 5, requires_grad=True)
+        result = torch.relu(x).exp()
+        alive.append(weakref.ref(result))
+        return result
+
+    assert memory.saved_bytes(forward) > 0
+    gc.collect()
+    assert alive[0]() is None

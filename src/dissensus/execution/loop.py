@@ -26,6 +26,8 @@ def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tenso
     The backward pass of a member runs on its stream too. The host still launches every kernel, so this pays inside a
     captured graph, where no host is needed.
     """
+    if x.requires_grad:
+        x = x.view_as(x)  # so that its gradients are added up on the current stream, not on whichever comes last
     with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
         return torch.stack(side_by_side(jobs, x.device))
 

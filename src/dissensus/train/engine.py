@@ -234,7 +234,7 @@ class Engine:
             going = self.active.view(self.runs, self.members).any(1)
             if not math.isfinite(float(torch.where(going, parts.total, 0.0).sum() + grad.sum())):
                 grad = self._fail(outputs, parts, grad)
-            self.update(grad, factor)
+            self.update(grad, factor, unseen=self.captured is not None)  # to the bit what a captured step does
             self.add(parts, len(y) if self.runs == 1 else y.shape[1])
 
     def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:

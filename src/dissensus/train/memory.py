@@ -87,12 +87,14 @@ def saved_bytes(forward: Callable[[], Tensor], known: Iterable[Tensor] = ()) -> 
     """Bytes that autograd keeps for the backward pass of a computation, counted by running it; less what is known."""
     seen: dict[int, int] = {}
 
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    held: list[torch.UntypedStorage] = []
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    def count(tensor: Tensor) -> None:  # returning the tensor would tie a knot that no collector undoes
+        storage = tensor.untyped_storage()
+        held.append(storage)  # until the end, so that no address comes twice
+        seen[storage.data_ptr()] = storage.nbytes()
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
         output = forward()
     for tensor in known:
         seen.pop(tensor.untyped_storage().data_ptr(), None)
