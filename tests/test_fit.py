@@ -445,3 +445,22 @@ def test_dtypes_and_nan_targets_are_told(unchecked):
     one = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
     with pytest.raises(ValueError, match="two classes or more; got one output"):
         ds.fit(one, (x, torch.zeros(N).long()), partial(ds.objectives.independent, loss="cross_entropy"), epochs=1)
+
+
+def test_validation_that_only_looks_on_keeps_the_last_weights_and_tells_the_parts(unchecked):
+    x, y = regression()
+    objective = partial(ds.objectives.augmented, loss="mse", pool="score", beta=0.5)
+    options = {"epochs": 6, "batch_size": BATCH, "lr": 0.3}
+    watched, plain = ensemble_of("mlp"), ensemble_of("mlp")
+    history = ds.fit(watched, (x, y), objective, validation=(-x, y), keep="last", **options)
+    ds.fit(plain, (x, y), objective, **options)
+    torch.testing.assert_close(watched.predict(x), plain.predict(x))
+    assert history.best_epoch is None
+    last = history.epochs[-1]
+    parts = objective(watched.predict(-x), y).parts
+    for name in ("ensemble", "individual", "diversity"):
+        assert last[f"validation_{name}"] == pytest.approx(float(parts[name]))
+    assert last["validation"] == last["validation_ensemble"]
+    assert "validation_member_loss" not in last
+    with pytest.raises(ValueError, match="Did you mean 'last'"):
+        ds.fit(plain, (x, y), objective, keep="lst", **options)

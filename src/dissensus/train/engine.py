@@ -23,8 +23,8 @@ from dissensus.train.stopping import Body, Watch
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
 """``(outputs [R, M, B, C], targets [R, B, ...], hyperparameters [R]) -> LossParts``, all entries with an axis R."""
-Validator = Callable[["Engine"], Tensor]
-"""The watched metric of every run, ``[R]``, or of every member, ``[R·M]``."""
+Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
+"""The watched metric of every run, ``[R]``, or of every member, ``[R·M]``; and the objective's parts, ``[R]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 
@@ -305,9 +305,9 @@ class Engine:
 
     def _end_epoch(self, factor: float) -> None:
         values = self._means()
-        watched = None
+        watched, parts = None, {}
         if self.validator is not None and self.watch is not None:
-            watched = self.validator(self)
+            watched, parts = self.validator(self)
             self.active.copy_(self.watch.see(self.epoch, watched, self.flat, self.active))
         going = self.active.view(self.runs, self.members).any(1).cpu()
         for r, run in enumerate(self.run_ids):
@@ -316,6 +316,7 @@ class Engine:
                 entry["validation"] = (
                     watched.view(self.runs, -1)[r].tolist() if self.watch.per_member else float(watched[r])
                 )
+                entry |= {f"validation_{name}": float(part[r]) for name, part in parts.items()}
             entry["seconds"] = self.elapsed
             if run not in self.failures:
                 self.histories[run].append(entry)
@@ -336,7 +337,7 @@ class Engine:
         if self.watch is not None:
             self.watch.restore(self.flat, rows)
             for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
-                if done[self.run_ids.index(run)]:
+                if done[self.run_ids.index(run)] and self.watch.keep == "best":
                     self.best_epochs[run] = None if best == -1 else best
         if bool(done.all()) and self.finished is None:
             self.run_ids = []

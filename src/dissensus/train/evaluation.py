@@ -83,8 +83,8 @@ class Validation:
         self.metric, self.per_member = metric, per_member
 
     @torch.no_grad()
-    def __call__(self, engine: Engine) -> Tensor:
-        """``[R]``, or ``[R·M]`` per member."""
+    def __call__(self, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+        """``[R]``, or ``[R·M]`` per member; and the objective's parts that are one number per run."""
         engine.body.eval()
         x, y = self.x, self.y
         size = evaluation_batch(engine.runs * engine.members)
@@ -98,20 +98,20 @@ class Validation:
                 x, y = x[own], y[own]
             pieces = [engine.outputs(batch, per_run=False) for batch in x.split(size)]
             y = y.expand(engine.runs, *y.shape)
-        values = self._values(engine, torch.cat(pieces, 2), y)
+        values, parts = self._values(engine, torch.cat(pieces, 2), y)
         if not bool(values.isfinite().all()):
             log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch)
-        return values.reshape(-1).cpu()
+        return values.reshape(-1).cpu(), {name: part.cpu() for name, part in parts.items() if part.ndim == 1}
 
-    def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> Tensor:
+    def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self.metric is not None:
             each = [torch.as_tensor(self.metric(outputs[r], y[r])) for r in range(engine.runs)]
-            return torch.stack([self._checked(value, engine.members) for value in each])
+            return torch.stack([self._checked(value, engine.members) for value in each]), {}
         total, parts = engine.losses(outputs, y, engine.hyper)
         values: Any = parts.get("member_loss") if self.per_member else parts.get("ensemble", total)
         if values is None:
             checks.refuse("metric", "be given: the objective tells no `member_loss`", "none")
-        return torch.stack([self._checked(value, engine.members) for value in values])
+        return torch.stack([self._checked(value, engine.members) for value in values]), parts
 
     def _checked(self, value: Tensor, members: int) -> Tensor:
         if tuple(value.shape) != ((members,) if self.per_member else ()):

@@ -47,6 +47,7 @@ def fit(
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
     min_delta: float = 0.0,
+    keep: Literal["best", "last"] = "best",
     augment: Augment | None = None,
     precision: Precision = "auto",
     channels_last: bool | None = None,
@@ -83,12 +84,13 @@ def fit(
         clip_norm: Largest norm of a member's gradient.
         frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
         validation: ``(x, y)``, or the fraction of tensor data to split off (by the seed). The best epoch's weights are
-            kept at the end.
+            kept at the end. The objective's parts on it go into the history as ``validation_...``.
         metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member; lower is better. By default the
             objective's ``ensemble`` part (or its total), and its ``member_loss`` with ``watch="member"``.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
         patience: Stop after so many epochs without an improvement by more than ``min_delta``.
         min_delta: See ``patience``.
+        keep: The ``"best"`` epoch's weights at the end, or the ``"last"`` one's, where validation data only looks on.
         augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step).
         precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
             (convolutions, or linear layers at least 256 wide), else the weights' own; ``"float32"``, ``"tf32"`` and
@@ -117,6 +119,7 @@ def fit(
     checks.count("seed", seed, 0)
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
     checks.one_of("watch", watch, ("ensemble", "member"))
+    checks.one_of("keep", keep, ("best", "last"))
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, held_out)
@@ -156,7 +159,13 @@ def fit(
         x, y = held_out[0].to(device), held_out[1].to(device)
         engine.validator = Validation(x, y, rows=None, metric=metric, per_member=watch == "member")
         engine.watch = Watch(
-            body, flat, members=members, per_member=watch == "member", patience=patience, min_delta=min_delta
+            body,
+            flat,
+            members=members,
+            per_member=watch == "member",
+            patience=patience,
+            min_delta=min_delta,
+            keep=keep,
         )
     engine.captured = graph_steps(engine)
     engine.plan = functools.partial(plan_members, max_memory=max_memory, separable=is_separable(objective))
@@ -169,7 +178,7 @@ def fit(
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
             "validation": digest(*held_out) if held_out is not None else None, "patience": patience,
-            "min_delta": min_delta, "augment": augment, "precision": str(decided), "shuffle": shuffle,
+            "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)

@@ -17,9 +17,11 @@ class Watch:
     """
 
     def __init__(
-        self, body: Body, flat: Tensor, *, members: int, per_member: bool, patience: int | None, min_delta: float
-    ) -> None:
+        self, body: Body, flat: Tensor, *, members: int, per_member: bool, patience: int | None, min_delta: float,
+        keep: str = "best",
+    ) -> None:  # fmt: skip
         self.body, self.per_member, self.patience, self.min_delta = body, per_member, patience, min_delta
+        self.keep = keep
         self.rows_per_unit = 1 if per_member else members
         units = len(flat) // self.rows_per_unit
         self.best = torch.full((units,), torch.inf, dtype=torch.float64)
@@ -51,7 +53,9 @@ class Watch:
         return units.repeat_interleave(self.rows_per_unit).to(like.device)
 
     def restore(self, flat: Tensor, rows: Bool[Tensor, " G"]) -> None:
-        """Put the best weights of some rows back, where there were any."""
+        """Put the best weights of some rows back, where there were any and they are wanted."""
+        if self.keep == "last":
+            return
         found = self._rows(self.best_epoch >= 0, flat) & rows
         with torch.no_grad():
             flat[found] = self.best_flat[found]

@@ -57,6 +57,7 @@ def sweep(
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
     min_delta: float = 0.0,
+    keep: Literal["best", "last"] = "best",
     augment: Augment | None = None,
     precision: Precision = "auto",
     channels_last: bool | None = None,
@@ -108,6 +109,7 @@ def sweep(
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
     checks.one_of("backend", backend, ["auto", *BACKENDS])
     checks.one_of("watch", watch, ("ensemble", "member"))
+    checks.one_of("keep", keep, ("best", "last"))
     pair = as_pair(data)
     if pair is None:
         checks.refuse("data", "be a pair of tensors (x, y)", type(data).__name__, "Runs share data on the device.")
@@ -118,7 +120,7 @@ def sweep(
         runs=runs_of(grid, build, objective, defaults), build=build, x=pair[0], y=pair[1], objective=objective,
         epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas, eps=eps,
         schedule=schedules.resolved(schedule), validation=validation, metric=metric, per_member=watch == "member",
-        patience=patience, min_delta=min_delta, augment=augment, precision=precision,
+        patience=patience, min_delta=min_delta, keep=keep, augment=augment, precision=precision,
         channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
         drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else pair[0].device,
     )  # fmt: skip
@@ -168,6 +170,7 @@ class Recipe:
     per_member: bool
     patience: int | None
     min_delta: float
+    keep: str
     augment: Augment | None
     precision: Precision
     channels_last: bool | None
@@ -180,7 +183,7 @@ class Recipe:
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
         own = ("objective", "build", "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
-               "patience", "min_delta", "augment", "precision", "channels_last",
+               "patience", "min_delta", "keep", "augment", "precision", "channels_last",
                "deterministic", "shuffle", "drop_last")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
         held = digest(*self.validation) if isinstance(self.validation, tuple | list) else self.validation
@@ -243,7 +246,7 @@ class Recipe:
         engine.validator = Validation(x, y, rows=rows, metric=self.metric, per_member=self.per_member)
         engine.watch = Watch(
             engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
-            min_delta=self.min_delta,
+            min_delta=self.min_delta, keep=self.keep,
         )  # fmt: skip
 
     def _held_out(self, runs: Sequence[Run]) -> tuple[Tensor, Tensor] | None:
