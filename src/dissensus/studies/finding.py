@@ -1,0 +1,67 @@
+"""The library of studies: which there are, and one by its name."""
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from dissensus.studies import ingredients
+from dissensus.studies.spec import Spec, SpecError, parse
+
+LIBRARY = Path(__file__).parent / "library"
+_OWN = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
+"""What a study that uses another's trainings never takes over from it."""
+
+
+def names() -> list[str]:
+    """All studies, by paper, tables before figures, in the order of their numbers."""
+    found = [path.relative_to(LIBRARY).with_suffix("").as_posix() for path in LIBRARY.glob("*/*.toml")]
+    return sorted(found, key=_order)
+
+
+def _order(name: str) -> tuple[str, str, int]:
+    paper, _, rest = name.partition("/")
+    kind, number = re.match(r"([a-z]+)-?(\d*)", rest).groups()  # pyright: ignore[reportOptionalMemberAccess]  # names are ours
+    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
+
+
+def load(name: str) -> Spec:
+    """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
+    path = Path(name)
+    if path.suffix == ".toml" and path.exists():
+        return read(path, f"{path.parent.name}/{path.stem}")
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1) or [n for n in known if n.endswith(f"/{name}")][:1]
+        hint = f" Did you mean {near[0]!r}?" if near else " `dissensus study list` shows all."
+        raise SpecError(f"there is no study {name!r}.{hint}")
+    return read(LIBRARY / f"{name}.toml", name)
+
+
+def read(path: Path, name: str) -> Spec:
+    """A study from a file, with what it takes over from the study that it uses."""
+    told = _toml(path)
+    if "uses" in told:
+        base = _toml(LIBRARY / f"{told['uses']}.toml")
+        told = _over({key: value for key, value in base.items() if key not in _OWN}, told)
+    spec = parse(told, name, path.name)
+    ingredients.check(spec, path.name)
+    return spec
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as reason:
+        raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
+    except FileNotFoundError as reason:
+        raise SpecError(f"{path.name}: there is no such file.") from reason
+
+
+def _over(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in other.items():
+        inner = base.get(key)
+        result[key] = _over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result

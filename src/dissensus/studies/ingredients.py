@@ -1,0 +1,128 @@
+"""What a study may name: networks, objectives, augmentations. A study that names what is not there yet waits for it."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from dissensus import nets, objectives
+from dissensus.axes import LossParts
+from dissensus.data import augment
+from dissensus.data.batches import Augment
+from dissensus.studies.measures import measure_of
+from dissensus.studies.problems import FOLDERS, NAMES, Problem
+from dissensus.studies.spec import Objective, Spec, SpecError
+
+
+def _mlp(problem: Problem, *, width: int = 30, depth: int = 2, dropout: float = 0.0) -> nn.Module:
+    inputs = 1
+    for size in problem.shape:
+        inputs *= size
+    chain = nets.mlp(inputs, problem.outputs, (width,) * depth, dropout=dropout)
+    return chain if len(problem.shape) == 1 else nn.Sequential(nn.Flatten(), *chain)
+
+
+def _cnn(problem: Problem, *, widths: list[int] | None = None, batch_norm: bool = True) -> nn.Module:
+    channels, side, _ = problem.shape
+    return nets.cnn(channels, problem.outputs, side, widths or (16, 32), batch_norm=batch_norm)
+
+
+def _by_channels(make: Callable[..., nn.Module], problem: Problem, **options: Any) -> nn.Module:
+    return make(problem.outputs, problem.shape[0], **options)
+
+
+def _by_size(make: Callable[..., nn.Module], problem: Problem, **options: Any) -> nn.Module:
+    return make(problem.outputs, problem.shape[0], problem.shape[1], **options)
+
+
+def _timm(name: str, problem: Problem, **options: Any) -> nn.Module:
+    try:
+        import timm  # pyright: ignore[reportMissingImports]  # for those who have ImageNet
+    except ImportError as reason:
+        raise ImportError("this network comes from timm: pip install timm") from reason
+    return timm.create_model(name, num_classes=problem.outputs, in_chans=problem.shape[0], **options)
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "vanilla-cnn": partial(_by_size, nets.vanilla_cnn),
+    "vgg": partial(_by_size, nets.vgg),
+    "resnet20": partial(_by_channels, nets.resnet20),
+    "resnet32": partial(_by_channels, nets.resnet32),
+    "resnet18": partial(_by_channels, nets.resnet18),
+    "resnet34": partial(_by_channels, nets.resnet34),
+    "mobilenet-v2": partial(_by_channels, nets.mobilenet_v2),
+}
+"""``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"``."""
+NETWORKS_TO_COME = ("heads", "masksembles", "mc-dropout")
+
+OBJECTIVES_TO_COME = (
+    "gradient_adjusted", "negative_correlation", "adp", "a2d", "divdis", "ldr", "learner_dropout",
+)  # fmt: skip
+PROCEDURES_TO_COME = ("formula", "masks", "attack", "transfer", "detect", "generalise", "timing", "features")
+
+AUGMENTATIONS: dict[str, Augment] = {
+    "flips": augment.flips,
+    "crops": augment.crops,
+    "rotations": augment.rotations,
+    "shifts": augment.shifts,
+}
+
+
+def build_of(spec: Spec, problem: Problem) -> Callable[..., nn.Module]:
+    """The function that builds a member for a problem; its keywords are what a grid may vary."""
+    assert spec.members is not None
+    name = spec.members.network
+    make = partial(_timm, name.removeprefix("timm:")) if name.startswith("timm:") else NETWORKS[name]
+    return partial(make, problem, **spec.members.options)
+
+
+def objective_of(told: Objective) -> Callable[..., LossParts]:
+    """The objective with everything bound but what the grid varies."""
+    function = getattr(objectives, told.name)
+    known = inspect.signature(function).parameters
+    given = {"loss": told.loss, "pool": told.pool, **told.options}
+    return partial(function, **{key: value for key, value in given.items() if key in known})
+
+
+def augment_of(names: list[str]) -> Augment | None:
+    """The augmentations of a study, in their order."""
+    return augment.chain(*(AUGMENTATIONS[name] for name in names)) if names else None
+
+
+def waits_for(spec: Spec) -> list[str]:
+    """What a study names that does not exist yet; empty where it can be run."""
+    missing: list[str] = []
+    if spec.procedure != "train":
+        missing.append(f"the procedure {spec.procedure!r}")
+    if spec.members is not None and spec.members.network in NETWORKS_TO_COME:
+        missing.append(f"the network {spec.members.network!r}")
+    if spec.objective is not None and not hasattr(objectives, spec.objective.name):
+        missing.append(f"objectives.{spec.objective.name}")
+    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if measure_of(name) is None][:2]
+    missing += [f"streaming {name}" for name in spec.data if name in FOLDERS]
+    return missing
+
+
+def check(spec: Spec, file: str) -> None:
+    """Refuse words that nobody knows, now or later."""
+    if spec.members is not None and not spec.members.network.startswith("timm:"):
+        _known(file, "members.network", spec.members.network, [*NETWORKS, *NETWORKS_TO_COME])
+    if spec.objective is not None:
+        _known(file, "objective.name", spec.objective.name, [*objectives.__all__, *OBJECTIVES_TO_COME])
+    _known(file, "procedure", spec.procedure, ["train", *PROCEDURES_TO_COME])
+    for name in spec.optimisation.augment:
+        _known(file, "optimisation.augment", name, list(AUGMENTATIONS))
+    for name in spec.data:
+        _known(file, "data", name, list(NAMES))
+
+
+def _known(file: str, key: str, word: str, known: list[str]) -> None:
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It may be one of {', '.join(known)}."
+        raise SpecError(f"{file}: key {key!r} is {word!r}, which nothing is called. {hint}")

@@ -1,0 +1,115 @@
+"""What is measured of member outputs: every measure is one number per ensemble, from ``[M, N, C]`` and targets."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dissensus import losses, pooling
+from dissensus.axes import Pool
+from dissensus.diversity import bias_share, codependence, decompose
+
+Measure = Callable[[Tensor, Tensor, str, Pool], float]
+"""``(outputs [M, N, C], targets, loss, pool) -> number``."""
+
+
+def error(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """The ensemble's loss."""
+    return float(decompose(outputs, targets, loss=loss, pool=pool).ensemble.mean())
+
+
+def individual(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """The members' mean loss."""
+    return float(decompose(outputs, targets, loss=loss, pool=pool).individual.mean())
+
+
+def diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """What the ensemble's loss is below the members'."""
+    return float(decompose(outputs, targets, loss=loss, pool=pool).diversity.mean())
+
+
+def relative_diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """Diversity in units of the ensemble's loss."""
+    parts = decompose(outputs, targets, loss=loss, pool=pool)
+    return float(parts.diversity.mean() / parts.ensemble.mean())
+
+
+def constant_bias(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of diversity that vanishes when members' constant biases are taken away."""
+    return float(bias_share(outputs.softmax(-1) if pool == "probability" else outputs))
+
+
+def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples that the ensemble gets right."""
+    pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
+    return float((pooled.argmax(-1) == targets).double().mean())
+
+
+def member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples that a member gets right, on average."""
+    return float((outputs.argmax(-1) == targets).double().mean())
+
+
+def worst_member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples that the worst member gets right."""
+    return float((outputs.argmax(-1) == targets).double().mean(1).min())
+
+
+def nll(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """The ensemble's negative log-likelihood."""
+    return float(decompose(outputs, targets, loss="cross_entropy", pool=pool).ensemble.mean())
+
+
+def brier(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """The Brier score of the mean probabilities."""
+    pooled = pooling.mean_probability(outputs)
+    return float(losses.per_member("brier", pooled.unsqueeze(0), targets).mean())
+
+
+MEASURES: dict[str, Measure] = {
+    "error": error,
+    "individual": individual,
+    "diversity": diversity,
+    "relative_diversity": relative_diversity,
+    "bias_share": constant_bias,
+    "accuracy": accuracy,
+    "member_accuracy": member_accuracy,
+    "worst_member_accuracy": worst_member_accuracy,
+    "nll": nll,
+    "brier": brier,
+}
+OF_TRAINING = ("gap", "train_error")
+"""Measures that need the outputs on training data: the training procedure takes them itself."""
+
+
+def measure_of(name: str) -> Measure | None:
+    """A measure by its name; None where there is none."""
+    if name in OF_TRAINING:
+        return lambda *_: float("nan")
+    if name.startswith("codependence_"):
+        drop = float(name.removeprefix("codependence_"))
+        return lambda outputs, targets, loss, pool: _rise(outputs, targets, loss, pool, drop)
+    return MEASURES.get(name)
+
+
+def _rise(outputs: Tensor, targets: Tensor, loss: str, pool: Pool, drop: float) -> float:
+    """Relative rise of the ensemble's loss when a share of members is dropped at random."""
+    rise = codependence(outputs, targets, loss=loss, pool=pool, drop=drop)
+    return float(rise.mean()) / error(outputs, targets, loss, pool)
+
+
+def measured(
+    names: list[str], outputs: Tensor, targets: Tensor, loss: str, pool: Pool, train_error: float | None
+) -> dict[str, float]:
+    """Every measure that is asked for."""
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name in names:
+            measure = measure_of(name)
+            assert measure is not None, name
+            if name in OF_TRAINING:
+                before = float("nan") if train_error is None else train_error
+                found[name] = before if name == "train_error" else error(outputs, targets, loss, pool) - before
+            else:
+                found[name] = measure(outputs, targets, loss, pool)
+    return found

@@ -1,0 +1,115 @@
+"""Data as studies take it: split, scaled on its training part, ready for a network."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.data import sources, tables
+from dissensus.data.batches import split_rows
+from dissensus.randomness import derived_seed
+from dissensus.studies.spec import Spec
+
+LEAKY = "-leaky"
+MADE = ("made-images", "made-table")
+TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table")
+IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images")
+FOLDERS = ("imagenet-folder", "waterbirds")
+NAMES = (*TABULAR, *IMAGES, *FOLDERS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One data set for one seed."""
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    outputs: int
+    held_out: tuple[Tensor, Tensor] | None = None
+    """Rows that a search judges by, scaled as its training rows are; None where the whole is trained on."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return tuple(self.train[0].shape[1:])
+
+
+def source_of(name: str) -> str:
+    """The source that a study's data comes from."""
+    return name.removesuffix(LEAKY)
+
+
+def available(name: str) -> bool:
+    """Whether data is there, without fetching anything."""
+    return name in MADE or sources.present(source_of(name))
+
+
+def has_own_splits(name: str) -> bool:
+    """Whether every seed splits the data for itself: tables have no test set of their own."""
+    return name in TABULAR or name == "digits"
+
+
+def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Problem:
+    """A data set, split by the seed where it has no test set of its own.
+
+    With ``searching``, part of the training rows is held out, and scales are learnt from the rest alone.
+    """
+    checks.one_of("data", name, NAMES)
+    if name in FOLDERS:
+        raise NotImplementedError(f"{name} is read from disk batch by batch, which the procedure 'train' does not do")
+    if has_own_splits(name):
+        return _split(name, seed, spec, searching)
+    (x, y), (test_x, test_y) = _images(name, "train"), _images(name, "test")
+    x, y = x[: spec.optimisation.examples], y[: spec.optimisation.examples]
+    test_x, test_y = test_x[: spec.evaluation.examples], test_y[: spec.evaluation.examples]
+    mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+    return Problem(name, ((x - mean) / std, y), ((test_x - mean) / std, test_y), int(y.max()) + 1)
+
+
+def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
+    x, y = _table(name)
+    kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, seed)
+    kept = kept[: spec.optimisation.examples]
+    held = None
+    if searching and spec.search is not None:
+        rest, part = split_rows(len(kept), spec.search.validation or 0.2, derived_seed(seed, 1))
+        kept, held = kept[rest], kept[part]
+    parts = [rows for rows in (kept, test, held) if rows is not None]
+    if name == "digits":
+        pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
+    else:
+        columns = tables.Table(x, y, tuple(map(str, range(x.shape[1]))), tuple(map(str, range(y.shape[1]))))
+        pairs = list(tables.scaled(columns, *parts))
+    outputs = 10 if name == "digits" else y.shape[1]
+    return Problem(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
+
+
+def _table(name: str) -> tuple[Tensor, Tensor]:
+    if name == "made-table":
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+        noise = torch.randn(200, 1, generator=generator, dtype=torch.float64)
+        return x, x[:, :1].sin() + x[:, 1:2] * x[:, 2:3] + 0.1 * noise
+    x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
+    return x, y if y.ndim == 2 or name == "digits" else y.unsqueeze(1)
+
+
+def _images(name: str, part: str) -> tuple[Tensor, Tensor]:
+    if name == "made-images":
+        generator = torch.Generator().manual_seed(part == "test")
+        patterns = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(9))
+        y = torch.randint(10, (400,), generator=generator)
+        return patterns[y] + 0.8 * torch.randn(400, 3, 8, 8, generator=generator), y
+    x, y = sources.load(name, part)
+    return x.float() / 255, y
+
+
+def described(name: str) -> dict[str, Any]:
+    """Where data comes from, for a report."""
+    if name in MADE:
+        return {"name": name, "source": "generated"}
+    source = sources.SOURCES[source_of(name)]
+    return {"name": name, "source": source.description, "terms": source.terms}

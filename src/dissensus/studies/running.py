@@ -1,0 +1,183 @@
+"""Run a study: its folder, what is done in it, and what is left in it.
+
+The folder is determined by the study, the scale and a digest of what is computed. A second run of the same does
+nothing; one that was interrupted goes on; two at once are told apart by a lock.
+"""
+
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dissensus
+from dissensus.storage import write_atomically
+from dissensus.studies import finding, problems, training, verdicts
+from dissensus.studies.ingredients import waits_for
+from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
+
+OnStudy = Callable[[str, float], None]
+"""``(what is being done, share of the study)``."""
+
+
+class Busy(RuntimeError):
+    """Another process is running this study."""
+
+
+def runs_folder() -> Path:
+    """Where runs are kept: ``DISSENSUS_RUNS``, or ``runs`` here."""
+    return Path(os.environ.get("DISSENSUS_RUNS") or "runs") / "studies"
+
+
+def folder_of(spec: Spec, scale: str, root: Path) -> Path:
+    """The folder of a study, resolved at a scale."""
+    return root / spec.name / f"{scale}-{spec.digest()}"
+
+
+def run(
+    name: str, scale: str, *, changes: dict[str, Any] | None = None, device: torch.device | None = None, jobs: int = 1,
+    root: Path | None = None, on_study: OnStudy | None = None,
+) -> Path:  # fmt: skip
+    """Run a study of the library at a scale, or go on with it; return its folder."""
+    told = finding.load(name)
+    spec = resolved(told, scale, changes or {}, f"{name}.toml")
+    waiting = waits_for(spec)
+    if waiting:
+        raise SpecError(f"{name} cannot be run yet: it waits for {', '.join(waiting)}.")
+    root = runs_folder() if root is None else root
+    say = on_study or (lambda text, share: None)  # noqa: ARG005
+    folder = folder_of(spec, scale, root)
+    if (folder / "DONE").exists():
+        return folder
+    base = folder
+    if spec.uses:
+        own = {key: value for key, value in (changes or {}).items() if not key.startswith(("evaluation", "figure"))}
+        base = run(spec.uses, scale, changes=own, device=device, jobs=jobs, root=root, on_study=say)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder, name):
+        if not (folder / "DONE").exists():
+            _run(spec, scale, folder, base, device or torch.device("cpu"), jobs, say)
+    return folder
+
+
+def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy) -> None:
+    started, before = time.perf_counter(), _spent(folder)
+    write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
+    units = training.units(spec)
+    left = [unit for unit in units if not training.done(base, unit)]
+    if spec.uses and left:
+        raise SpecError(f"{spec.name} uses {spec.uses}, which has not trained {left[0].name}.")
+    try:
+        _train(spec, units, left, folder, device, jobs, say)
+    finally:
+        seconds = before + time.perf_counter() - started
+        write_atomically(folder / "seconds.json", json.dumps(seconds).encode())
+    if spec.uses:
+        rows = [row for unit in units for row in training.measured_again(spec, unit, base)]
+    else:
+        rows = [row for unit in units for row in json.loads((folder / unit.name / "rows.json").read_text())]
+    report = {
+        "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": made(spec, seconds, device, rows),
+        "outputs": "." if base == folder else os.path.relpath(base, folder), "rows": rows,
+        "verdicts": [verdict.to_dict() for verdict in verdicts.judged(spec, rows)],
+    }  # fmt: skip
+    write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_atomically(folder / "DONE", b"")
+
+
+def _train(
+    spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
+    say: OnStudy,
+) -> None:  # fmt: skip
+    done = len(units) - len(left)
+    if jobs <= 1 or len(left) < 2:
+        for unit in left:
+            training.run(
+                spec, unit, folder, device,
+                lambda text, share, done=done: say(text, (done + share) / len(units)),
+            )  # fmt: skip
+            done += 1
+        return
+    threads = max(1, torch.get_num_threads() // jobs)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet, initargs=(threads,)) as pool:
+        pending = {pool.submit(_unit, spec, unit, folder, str(device)): unit for unit in left}
+        say(f"{len(left)} units in {jobs} processes", done / len(units))
+        for finished in as_completed(pending):
+            finished.result()
+            done += 1
+            say(f"{pending[finished].name} is done, {len(units) - done} to go", done / len(units))
+
+
+def _quiet(threads: int) -> None:
+    torch.set_num_threads(threads)
+
+
+def _unit(spec: Spec, unit: training.Unit, folder: Path, device: str) -> None:
+    training.run(spec, unit, folder, torch.device(device), lambda text, share: None)  # noqa: ARG005
+
+
+def _spent(folder: Path) -> float:
+    """Seconds that interrupted runs have taken before."""
+    file = folder / "seconds.json"
+    return float(json.loads(file.read_text())) if file.exists() else 0.0
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """Hold a folder for this process; the lock goes with the process, whatever happens to it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as reason:
+            lock.seek(0)
+            who = lock.read().strip() or "another process"
+            raise Busy(f"{name} is being run already, by {who}, in {folder}. Wait for it, or stop it.") from reason
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        lock.flush()
+        yield
+
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "safetensors")
+
+
+def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How a result was made."""
+    gpu = device.type == "cuda"
+    scale = 2**20 if sys.platform == "darwin" else 2**10  # what ru_maxrss counts in
+    return {
+        "version": dissensus.__version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "hardware": torch.cuda.get_device_name(device) if gpu else f"{platform.machine()}, {os.cpu_count()} cores",
+        "seeds": spec.grid.get("seed", [0]),
+        "networks": sum(row["members"] for row in rows),
+        "seconds": seconds,
+        "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20
+        if gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale,
+        "data": [problems.described(name) for name in spec.data],
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
