@@ -49,7 +49,7 @@ def test_only_the_command_line_prints():
     for path in SOURCE.rglob("*.py"):
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         printing = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
-        assert not printing or path.name == "cli.py", f"{path.relative_to(SOURCE)} prints"
+        assert not printing or path.relative_to(SOURCE).parts[0] == "cli", f"{path.relative_to(SOURCE)} prints"
 
 
 def test_import_needs_the_core_dependencies_only():

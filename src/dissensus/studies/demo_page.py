@@ -81,7 +81,7 @@ def problem_panels(result: dict[str, Any], problem: dict[str, Any]) -> list[tupl
     name, loss = problem["name"], problem["loss_name"]
 
     def line(label: str, quantity: str) -> figures.Line:
-        return figures.Line(label, over_seeds(result, name, QUANTITIES[quantity]))
+        return figures.over_seeds(label, over_seeds(result, name, QUANTITIES[quantity]))
 
     parts = [line("members on their own", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
     rises = [line(f"drop {drop:.0%}", f"rise {i}") for i, drop in enumerate(result["settings"]["drops"])]

@@ -5,19 +5,29 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
-COLOURS = ("#149398", "#dc5568", "#8d70d4")
-DASHES = ("-", "--", ":")
+COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c")
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+MOST_MARKED = 25
+"""Points of a line that get a mark each."""
 
 
 class Line(NamedTuple):
-    """One line: a name, and for every x the values over seeds."""
+    """One line: a name, and for every x the mean over seeds and its standard error."""
 
     name: str
-    values: Sequence[Sequence[float]]
+    mean: Sequence[float]
+    error: Sequence[float]
+
+
+def over_seeds(name: str, values: Sequence[Sequence[float]]) -> Line:
+    """A line from the values over seeds at every x."""
+    return Line(name, [sum(v) / len(v) for v in values], [standard_error(v) for v in values])
 
 
 class Panel(NamedTuple):
@@ -71,21 +81,25 @@ def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, x, x_label, panel)
         if len(panels) == 1 and len(panels[0].lines) > 1:
-            figure.legend(loc="outside lower center", ncols=len(panels[0].lines))
+            figure.legend(loc="outside lower center", ncols=min(3, len(panels[0].lines)))
     return figure
 
 
 def _draw_panel(axes: Any, x: Sequence[float], x_label: str, panel: Panel) -> None:
-    for line, colour, dash in zip(panel.lines, COLOURS, DASHES, strict=False):
-        mean = [sum(values) / len(values) for values in line.values]
-        errors = [standard_error(values) for values in line.values]
-        axes.plot(x, mean, dash, color=colour, marker="o", markersize=4, label=line.name)
-        low = [m - e for m, e in zip(mean, errors, strict=True)]
-        high = [m + e for m, e in zip(mean, errors, strict=True)]
+    for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):
+        mark = "o" if len(x) <= MOST_MARKED else ""
+        axes.plot(x, line.mean, linestyle=dash, color=colour, marker=mark, markersize=4, label=line.name)
+        low = [m - e for m, e in zip(line.mean, line.error, strict=True)]
+        high = [m + e for m, e in zip(line.mean, line.error, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    if all(value >= 0 for line in panel.lines for values in line.values for value in values):
+    if all(value >= 0 for line in panel.lines for value in line.mean):
         axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
+
+
+def save(figure: Any, file: Path) -> None:
+    """The figure on white as PDF, PNG or SVG, by the file's ending."""
+    figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
 
 
 def as_png(figure: Any) -> bytes:

@@ -26,6 +26,15 @@ th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--soft); font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+td.text { white-space: normal; text-align: left; min-width: 16rem; max-width: 34rem; }
+h3 { font-size: 1.12rem; margin: 2.4rem 0 .3rem; scroll-margin-top: 1rem; }
+a { color: var(--mark); }
+.badge { display: inline-block; padding: .05rem .6rem; border-radius: 1rem; font-size: .86rem; white-space: nowrap;
+  border: 1px solid var(--line); }
+.badge.good { background: #1a7f4b; border-color: #1a7f4b; color: #fff; }
+.badge.fair { background: #f2c14e; border-color: #f2c14e; color: #2a2200; }
+.badge.bad { background: #b3261e; border-color: #b3261e; color: #fff; }
+.badge.none { color: var(--soft); white-space: normal; }
 code { font: .92em ui-monospace, monospace; }
 @media print { body { font-size: 11pt; background: #fff; color: #000; } main { max-width: none; padding: 0; }
   figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }
@@ -42,9 +51,32 @@ def page(title: str, body: Sequence[str]) -> str:
     )
 
 
-def heading(text: str, level: int = 2) -> str:
-    """A heading."""
-    return f"<h{level}>{escape(text)}</h{level}>"
+class Html(str):
+    """Text that is HTML already, for a table's cell."""
+
+    __slots__ = ()
+
+
+class Wrapped(str):
+    """Plain text that a table may break over lines."""
+
+    __slots__ = ()
+
+
+def link(target: str, text: str) -> Html:
+    """A link."""
+    return Html(f'<a href="{escape(target)}">{escape(text)}</a>')
+
+
+def badge(text: str, kind: str) -> Html:
+    """A word in the colour of its kind: ``good``, ``fair``, ``bad`` or ``none``."""
+    return Html(f'<span class="badge {kind}">{escape(text)}</span>')
+
+
+def heading(text: str, level: int = 2, anchor: str = "") -> str:
+    """A heading, to which links may lead."""
+    target = f' id="{escape(anchor)}"' if anchor else ""
+    return f"<h{level}{target}>{escape(text)}</h{level}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -62,8 +94,14 @@ def figures(entries: Sequence[tuple[str, str]]) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls sideways on a narrow screen."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+
+
+def _cell(cell: str) -> str:
+    if isinstance(cell, Html):
+        return f"<td>{cell}</td>"
+    return f'<td class="text">{escape(cell)}</td>' if isinstance(cell, Wrapped) else f"<td>{escape(cell)}</td>"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

@@ -151,7 +151,10 @@ def _curves(epochs: list[dict[str, Any]]) -> dict[str, list[float]]:
     names = {"train_error": "ensemble", "train_individual": "individual", "train_diversity": "diversity"}
     names |= {f"test_{n}": f"validation_{p}" for n, p in
               (("error", "ensemble"), ("individual", "individual"), ("diversity", "diversity"))}  # fmt: skip
-    return {name: [entry[key] for entry in epochs] for name, key in names.items() if epochs and key in epochs[0]}
+    curves = {name: [entry[key] for entry in epochs] for name, key in names.items() if epochs and key in epochs[0]}
+    if "test_error" in curves and "train_error" in curves:
+        curves["gap"] = [b - a for a, b in zip(curves["train_error"], curves["test_error"], strict=True)]
+    return curves
 
 
 def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]:

@@ -1,25 +1,17 @@
-"""The command line: the only file that prints."""
+"""The program, and `dissensus demo`."""
 
 import json
 import logging
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
-try:
-    import typer
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.logging import RichHandler
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.table import Table
-    from rich.text import Text
-except ImportError as missing:
-    sys.exit(f"the command line needs {missing.name}: pip install 'dissensus[cli]'")
+import typer
+from rich.logging import RichHandler
 
 import dissensus
+from dissensus.cli import data, study
+from dissensus.cli.screen import console, fail, shown, table
 from dissensus.storage import write_atomically
 
 app = typer.Typer(
@@ -31,7 +23,8 @@ app = typer.Typer(
     "Start with `dissensus demo`: it trains small ensembles on real data and writes a page that shows what joint "
     "training does to diversity.",
 )
-console = Console(stderr=False)
+app.add_typer(study.app, name="study")
+app.add_typer(data.app, name="data")
 
 
 def _show_version(wanted: bool) -> bool:
@@ -65,7 +58,7 @@ def demo(
 
     Writes `report.html`, one file to open in any browser, `overview.png`, and `results.json`, the numbers behind them.
     """
-    from dissensus.studies import demo as study
+    from dissensus.studies import demo as study_of_demo
     from dissensus.studies import demo_page
 
     if out.exists() and not out.is_dir():
@@ -73,53 +66,23 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     try:
-        bar, detail = _bar(), Text(style="dim", no_wrap=True, overflow="ellipsis")
-        task = bar.add_task("starting", total=1.0)
-
-        def on_step(label: str, share: float, progress: dissensus.Progress) -> None:
-            bar.update(task, description=label, completed=share)
-            detail.plain = str(progress)
-
-        with Live(Group(bar, detail), console=console, transient=True, refresh_per_second=8):
-            result = study.run(study.FAST if fast else study.Settings(), on_step)
+        with shown() as bar:
+            result = study_of_demo.run(
+                study_of_demo.FAST if fast else study_of_demo.Settings(),
+                lambda label, share, progress: bar.update(label, share, str(progress)),
+            )
         report, overview = demo_page.html(result), demo_page.overview(result)
     except ImportError as reason:
-        _fail(str(reason))
+        fail(str(reason))
     write_atomically(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
     write_atomically(out / "report.html", report.encode())
     write_atomically(out / "overview.png", overview)
     for problem in result["problems"]:
-        console.print(_table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
+        console.print(table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
         console.print(demo_page.finding(result, problem["name"]), highlight=False)
         console.print()
     console.print(f"{result['made']['networks']} networks in {time.perf_counter() - started:.0f} s. Open ", end="")
     console.print(f"{out / 'report.html'}", style="bold", soft_wrap=True)
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        expand=True,
-    )
-
-
-def _table(title: str, header: tuple[str, ...], rows: list[list[str]]) -> Any:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in header:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _fail(message: str) -> NoReturn:
-    console.print(f"[red]error:[/red] {escape(message)}", soft_wrap=True)
-    raise typer.Exit(1)
 
 
 def main() -> None:
