@@ -209,3 +209,58 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     assert history.steps == 30
     (record,) = [r for r in caplog.records if "not captured" in r.getMessage()]
     assert record.getMessage().endswith("operation not permitted when stream is capturing")
+
+
+def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
+    captures = []
+
+    def second_refuses(function, generators):
+        captures.append(1)
+        if len(captures) == 2:
+            raise RuntimeError("out of memory")
+        return function
+
+    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(second_refuses))
+    build, shape = NETWORKS["mlp"]
+    ds.fit(ds.Ensemble(build, 3).double(), data(shape, "cpu"), partial(augmented, beta=0.7), epochs=8, batch_size=8)
+    assert len(captures) == 2
+    assert sum("not captured" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_failure_inside_a_graph_is_seen_again_with_the_masks_of_its_step(replays, eager):
+    """Dropout decides here whose outputs are not finite: replays after the failure must not change whose they are."""
+    build, shape = NETWORKS["two_dropouts"]
+    x, y = data(shape, "cpu", n=48)
+
+    def fragile(outputs, targets):
+        parts = augmented(outputs, targets, beta=0.5)
+        spoilt = torch.where(outputs.detach().flatten(1).amax(1) > 1.3, math.inf, 1.0)
+        loss = parts.parts["member_loss"] * spoilt
+        return ds.LossParts(loss.sum(), {"member_loss": loss})
+
+    told = []
+    for switch in (eager, replays):
+        switch()
+        ensemble = ds.Ensemble(build, 3, seed=5, backend="loop").double()
+        with pytest.raises(ds.TrainingDiverged) as caught:
+            ds.fit(ensemble, (x, y), fragile, epochs=60, batch_size=8, lr=0.02)
+        steps = [t.tolist() for n, t in ensemble.body.tensors().items() if n.endswith("step")]
+        told.append((caught.value.step, caught.value.members, caught.value.part))
+    assert told[0][0] > 6 * capture.WARM_UP, "it failed within a graph"
+    assert told[0] == told[1]
+    assert steps
+
+
+def test_predict_while_training_leaves_its_mode_alone():
+    build, shape = NETWORKS["two_dropouts"]
+    ensemble = ds.Ensemble(build, 2).double().eval()
+    x, y = data(shape, "cpu")
+    modes = []
+
+    def look(moment):
+        ensemble.predict(x)
+        modes.append(ensemble.body.training)
+
+    ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=3, batch_size=8, progress=look)
+    assert all(modes)
+    assert not ensemble.training

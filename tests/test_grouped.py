@@ -2,9 +2,12 @@
 
 import gc
 import logging
+import random
+import re
 import weakref
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
@@ -234,3 +237,63 @@ def test_measuring_memory_leaves_nothing_in_memory():
     assert memory.saved_bytes(forward) > 0
     gc.collect()
     assert alive[0]() is None
+
+
+class Stochastic(nn.Module):
+    """Leaves a layer out at random, by a number that is drawn on the host."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.first, self.second, self.draw = nn.Linear(6, 6), nn.Linear(6, 3), draw
+
+    def forward(self, x):
+        return self.second(self.first(x) if self.training and self.draw() < 0.5 else x)
+
+
+@pytest.mark.parametrize(
+    "draw", [random.random, lambda: float(torch.rand(())), np.random.random], ids=["python", "torch", "numpy"]
+)
+def test_numbers_drawn_on_the_host_are_the_same_in_both_passes(draw, at_once, unchecked):
+    def run():
+        random.seed(3)
+        np.random.seed(3)  # noqa: NPY002
+        return fitted(lambda: Stochastic(draw), (6,))[0]
+
+    whole = run()
+    at_once(2)
+    assert_same(run(), whole)
+
+
+def test_a_step_that_draws_from_torch_on_the_host_is_not_captured(monkeypatch, caplog):
+    def records(function, generators):
+        function()  # a capture runs what is on the host
+        return function
+
+    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(records))
+    fitted(lambda: Stochastic(lambda: float(torch.rand(()))), (6,))
+    assert any("on the host" in record.getMessage() for record in caplog.records)
+
+
+def test_both_passes_run_in_one_backend(at_once):
+    at_once(2)
+    ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M).double()
+    ds.fit(ensemble, data(), augmented, epochs=2, batch_size=8)
+    trained = [mode for mode in ensemble.body.choices if mode[1]]
+    assert len(trained) == 1, "one choice for training, whether gradients are on or not"
+
+
+def test_advice_can_be_followed():
+    calls = []
+
+    def hungry(outputs, targets):
+        calls.append(1)
+        if len(calls) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return augmented(outputs, targets)
+
+    build, shape = NETWORKS["cnn_batch_norm"]
+    with pytest.raises(ds.OutOfMemory) as caught:
+        ds.fit(ds.Ensemble(build, M).double(), data(shape), hungry, epochs=4, batch_size=8)
+    allowed = int(re.search(r"max_memory=(\d+)", str(caught.value)).group(1))
+    _, history, _ = fitted(build, shape, max_memory=allowed)
+    assert history.memory.startswith("2 of 5 members at once")

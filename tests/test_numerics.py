@@ -65,11 +65,11 @@ def test_what_was_asked_for_is_taken(monkeypatch, unchecked):
 def test_switches_are_set_and_put_back(precision, deterministic, monkeypatch, unchecked):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     switches = lambda: (  # noqa: E731
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     before = switches()
-    wanted = precision == "tf32"
+    wanted = "tf32" if precision == "tf32" else "ieee"
     with contextlib.suppress(KeyboardInterrupt), Numerics(precision, False, deterministic, Card()).training():
         during = switches()
         raise KeyboardInterrupt
@@ -163,3 +163,40 @@ def test_casting_once_gives_what_autocast_gives(backend):
     assert found.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert wanted.shape == found.shape
+
+
+class Scaled(nn.Module):
+    """A parameter without axes, and a convolution that looks at its own weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.conv = StandardisedConv(2, 3, 3)
+
+    def forward(self, x):
+        return self.scale * self.conv(x).mean((2, 3))
+
+
+class StandardisedConv(nn.Conv2d):
+    def forward(self, x):
+        weight = self.weight - self.weight.view(len(self.weight), -1).mean(1).view(-1, 1, 1, 1)
+        return nn.functional.conv2d(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_scalars_and_convolutions_that_view_their_weights_train(channels_last):
+    ensemble = ds.Ensemble(Scaled, 3, backend="loop").double()
+    before = ensemble.body.trainable()["scale"].detach().clone()
+    history = ds.fit(ensemble, data(), mse, epochs=3, batch_size=8, lr=0.01, channels_last=channels_last)
+    assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+    assert (ensemble.body.trainable()["scale"] != before).all()
+
+
+def test_precision_may_have_been_set_by_torchs_newer_switches(unchecked):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with Numerics("float32", False, False, Card()).training():
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"

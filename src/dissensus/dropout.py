@@ -37,7 +37,9 @@ class KeyedDropout(nn.Dropout):
 
 def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
     """Zero what is not kept and rescale the rest; ``p=1`` drops everything."""
-    return x * keep if p == 1 else x * (keep.to(x.dtype) / (1 - p))
+    if p == 1:
+        return x * keep
+    return torch.where(keep, x / (1 - p), 0.0)  # not times 1/(1−p), which rounding to bf16 would bias
 
 
 _CHANNEL_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}

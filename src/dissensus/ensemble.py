@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dissensus import checks, storage
 from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference
+from dissensus.execution.graphs import on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import derived_seed, seeded
 
@@ -167,15 +168,18 @@ class Ensemble(nn.Module):
         On a GPU, passes are replayed from a CUDA graph, and outputs travel while the next batch is computed.
         """
         source = inference.source_of(data, batch_size)
-        was_training, was_replayed = self.training, self.body.replayed
+        was_training, was_replayed, inner = self.training, self.body.replayed, self.body.training
         self.eval()
-        self.body.replayed = self.device.type == "cuda" and (source.examples or 0) > 4 * batch_size
+        many = source.examples is None or source.examples > 4 * batch_size
+        self.body.replayed = self.device.type == "cuda" and many
         capture = inference.capture_on(self.device) if self.body.replayed else None
         try:
-            passes = inference.Passes(self, self.device, capture)
-            return inference.collected(passes, source, None if file is None else Path(file))
+            with on(self.device):
+                passes = inference.Passes(self, self.device, capture)
+                return inference.collected(passes, source, None if file is None else Path(file))
         finally:
             self.train(was_training)
+            self.body.train(inner)  # a training that is under way has a mode of its own
             self.body.replayed = was_replayed
 
     def save(self, path: str | Path) -> None:

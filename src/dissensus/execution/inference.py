@@ -1,5 +1,6 @@
 """Member outputs of many examples: batch by batch from any source to the host or a file, in bounded memory."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
 from dissensus.execution.graphs import Capture, captured
+from dissensus.execution.skeleton import first_line
 
 Inputs = Tensor | tuple[Tensor, ...] | Dataset[Any] | DataLoader[Any]
 WARM_UP = 2
 """Passes of a shape that run eagerly before one is captured."""
+MOST_SHAPES = 4
+"""Shapes that get a graph, each of which holds the memory of a pass."""
+
+log = logging.getLogger("dissensus")
 
 
 class Source(NamedTuple):
@@ -29,7 +35,7 @@ class Source(NamedTuple):
 def source_of(data: Inputs, batch_size: int) -> Source:
     """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, whose own batches stand."""
     checks.count("batch_size", batch_size)
-    if isinstance(data, tuple | list) and len(data) and isinstance(data[0], Tensor):
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
         data = data[0]
     if isinstance(data, Tensor):
         if len(data) == 0:
@@ -66,7 +72,8 @@ class Passes:
         """Outputs on the device; they are overwritten by the next call of the same shape."""
         key = (batch.shape, batch.dtype)
         self.seen[key] = self.seen.get(key, 0) + 1
-        if self.capture is not None and key not in self.graphs and self.seen[key] > WARM_UP:
+        room = key not in self.graphs and len(self.graphs) < MOST_SHAPES
+        if self.capture is not None and room and self.seen[key] > WARM_UP:
             self._prepare(batch, key, self.capture)
         if key not in self.graphs:
             return self.run(batch.to(self.device, non_blocking=True))
@@ -84,8 +91,9 @@ class Passes:
 
         try:
             self.graphs[key] = (held, found, capture(one_pass, ()))
-        except RuntimeError:  # a pass that reads numbers back, say: eager passes do as well
+        except RuntimeError as reason:  # a pass that reads numbers back, say
             self.capture = None
+            log.info("passes are not captured in a graph: %s", first_line(reason))
 
 
 @dataclass
@@ -130,7 +138,7 @@ def _sent(outputs: Tensor, buffers: dict[object, list[Tensor]], place: slice) ->
     pair.append(host)  # the other one may still be waiting to be written
     host.copy_(outputs, non_blocking=True)
     ready = torch.cuda.Event()
-    ready.record()
+    ready.record(torch.cuda.current_stream(outputs.device))
     return _Waiting(host, ready, place)
 
 

@@ -110,8 +110,7 @@ class MixedMembers(nn.Module):
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Write some members' (bool ``[M]``) tensors of ``source`` into ``into``, both as `state` gives them."""
-        chosen = members.tolist()
         with torch.no_grad():
             for name, tensor in into.items():
-                if chosen[int(name.split(".", 1)[0])]:
-                    tensor.copy_(source[name])
+                chosen = members[int(name.split(".", 1)[0])]
+                tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph

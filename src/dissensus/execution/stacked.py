@@ -114,10 +114,11 @@ class StackedMembers(nn.Module):
     def _backend_for(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str:
         """The backend to use in this mode; the first call in a mode tries, and remembers."""
         replayed = self.replayed and x.is_cuda
-        mode = (self.backend, self.training, torch.is_grad_enabled(), per_member, x.device.type, replayed)
+        both_ways = torch.is_grad_enabled() or bool(self.training and weights.leaves())
+        mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed)
         if mode not in self.choices:
             if self.backend == "auto":
-                self.choices[mode] = choice = fastest(self.skeleton, weights, buffers, x, per_member, replayed=replayed)
+                self.choices[mode] = choice = self._fastest(weights, buffers, x, per_member, both_ways)
                 refusal = choice.refused.get("vmap") if choice.backend == "loop" else None
             else:
                 refusal = self._refusal(weights, buffers, x, per_member)
@@ -126,6 +127,11 @@ class StackedMembers(nn.Module):
             if refusal:
                 log.warning("members run in a loop: %s", refusal)
         return self.choices[mode].backend
+
+    def _fastest(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, both_ways: bool) -> Choice:
+        with torch.set_grad_enabled(both_ways):
+            replayed = self.replayed and x.is_cuda
+            return fastest(self.skeleton, weights, buffers, x, per_member, replayed=replayed)
 
     def _refusal(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
         """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""

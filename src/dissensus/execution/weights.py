@@ -55,7 +55,8 @@ class Layout:
     """Of one member, in the order of columns."""
     products: int
     """How many of them are weights of convolutions and linear layers."""
-    channels_last: bool
+    turned: frozenset[str]
+    """Weights that lie channels last: those of plain 2-D convolutions, which nothing looks at but the convolution."""
 
     @classmethod
     def of(cls, skeleton: Skeleton, params: Tensors, channels_last: bool) -> "Layout":
@@ -64,24 +65,25 @@ class Layout:
         held = {id(layer._parameters.get("weight")) for layer in layers}
         order = sorted(params, key=lambda name: id(params[name]) not in held)  # stable: otherwise as they come
         shapes = {name: params[name].shape[1:] for name in order}
-        return cls(shapes, sum(id(params[name]) in held for name in order), channels_last)
+        plain = {id(layer.weight) for layer in layers if type(layer) is nn.Conv2d}
+        turned = frozenset(name for name in order if channels_last and id(params[name]) in plain)
+        return cls(shapes, sum(id(params[name]) in held for name in order), turned)
 
     def packed(self, params: Tensors) -> Tensor:
         """The matrix ``[M, P]`` of stacked parameters."""
         laid = [params[name].detach() for name in self.shapes]
-        return torch.cat([(t.movedim(2, -1) if self._turned(t.shape[1:]) else t).flatten(1) for t in laid], 1)
+        turned = [t.movedim(2, -1) if name in self.turned else t for name, t in zip(self.shapes, laid, strict=True)]
+        return torch.cat([t.reshape(len(t), -1) for t in turned], 1)
 
     def views(self, rows: Tensor, names: list[str] | None = None) -> dict[str, Tensor]:
         """Parameters as views of ``[M, P]``, or of one row ``[P]``; of some of them, if they are named."""
         shapes = {name: self.shapes[name] for name in names} if names is not None else self.shapes
         pieces = rows.split([shape.numel() for shape in shapes.values()], -1)
-        return {name: self._shaped(piece, shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        return {name: self._shaped(name, piece) for name, piece in zip(shapes, pieces, strict=True)}
 
-    def _turned(self, shape: torch.Size) -> bool:
-        return self.channels_last and len(shape) == 4
-
-    def _shaped(self, piece: Tensor, shape: torch.Size) -> Tensor:
-        if self._turned(shape):
+    def _shaped(self, name: str, piece: Tensor) -> Tensor:
+        shape = self.shapes[name]
+        if name in self.turned:
             out, into, height, width = shape
             return piece.unflatten(-1, (out, height, width, into)).movedim(-1, -3)
         return piece.unflatten(-1, shape) if shape else piece.squeeze(-1)

@@ -81,8 +81,9 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
     if name == "digits":
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
     else:
-        columns = tables.Table(x, y, tuple(map(str, range(x.shape[1]))), tuple(map(str, range(y.shape[1]))))
-        pairs = list(tables.scaled(columns, *parts))
+        scaling = tables.Scaling.fit(x[kept], y[kept])
+        scaled = [scaling.apply(x[rows], y[rows]) for rows in parts]
+        pairs = [(x_part.float(), y_part.float()) for x_part, y_part in scaled]
     outputs = 10 if name == "digits" else y.shape[1]
     return Problem(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
 
@@ -99,7 +100,7 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
 
 def _images(name: str, part: str) -> tuple[Tensor, Tensor]:
     if name == "made-images":
-        generator = torch.Generator().manual_seed(part == "test")
+        generator = torch.Generator().manual_seed(int(part == "test"))
         patterns = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(9))
         y = torch.randint(10, (400,), generator=generator)
         return patterns[y] + 0.8 * torch.randn(400, 3, 8, 8, generator=generator), y

@@ -300,8 +300,12 @@ def _plain(value: Any) -> Any:
 
 
 def _said(section: Any, f: dataclasses.Field[Any]) -> bool:
+    """Whether a value is worth telling: it is something, or it was told to be nothing."""
     value = getattr(section, f.name)
-    return value is not None and value != "" and value != [] and value != {}
+    if value is None:
+        return False
+    default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+    return value not in ("", [], {}) or value != default
 
 
 def to_toml(told: dict[str, Any], prefix: str = "") -> str:

@@ -5,16 +5,19 @@ frozen on the device at that very step, and told at the end of the epoch (with a
 gone by then, at once).
 """
 
+import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from dissensus.execution.graphs import Capture, captured
+from dissensus.execution.graphs import Capture, captured, on
 from dissensus.execution.skeleton import first_line
 from dissensus.train.diagnosis import culprit
 from dissensus.train.engine import Engine
+from dissensus.train.grouped import Generators, moved
 from dissensus.train.history import Failure
 
 log = logging.getLogger("dissensus")
@@ -33,7 +36,7 @@ class GraphSteps:
 
     def __init__(self, capture: Capture = captured) -> None:
         self.capture = capture
-        self.refused = ""
+        self.refused: dict[Shapes, str] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -67,7 +70,7 @@ class GraphSteps:
         shapes = tuple(part.shape for part in raw)
         self.seen[shapes] = self.seen.get(shapes, 0) + 1
         ready = self.seen[shapes] > WARM_UP and len(self.replays) < MOST_SHAPES
-        if ready and not self.refused and shapes not in self.replays:
+        if ready and shapes not in self.refused and shapes not in self.replays:
             self._prepare(engine, raw, shapes)
         if shapes in self.replays:
             held, replay = self.replays[shapes]
@@ -89,21 +92,29 @@ class GraphSteps:
             _, parts, grad = engine.gradient(x, y)
             with torch.no_grad():
                 rows = engine.active.view(engine.runs, engine.members)
-                fine = (parts.total.isfinite() & grad.view(engine.runs, -1).sum(1).isfinite()) | ~rows.any(1)
+                largest = torch.linalg.vector_norm(grad.view(engine.runs, -1), math.inf, 1)
+                fine = (parts.total.isfinite() & largest.isfinite()) | ~rows.any(1)
                 self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, self.counter))
                 rows.logical_and_(fine.unsqueeze(1))
                 engine.update(grad, self.factor, unseen=True)
                 engine.add(parts, examples)
                 self.counter.add_(1)
 
+        generators = Generators(engine.flat.device)
+        before = generators.host()
         try:
             if engine.grouped is not None and engine.grouped.draws:
                 raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
-            self.replays[shapes] = (held, self.capture(whole_step, engine.feed.generators))
+            replay = self.capture(whole_step, engine.feed.generators)
+            if moved(before, generators.host()):
+                raise RuntimeError("a step draws random numbers on the host, which a graph would repeat")
+            self.replays[shapes] = (held, replay)
         except RuntimeError as reason:
-            self.refused = first_line(reason)
-            log.warning("steps are not captured in a graph: %s", self.refused)
-            engine.captured = None  # from the next epoch on; what is fastest is measured again, without graphs
+            generators.put(before)
+            self.refused[shapes] = first_line(reason)
+            log.warning("steps are not captured in a graph: %s", self.refused[shapes])
+            if not self.replays:
+                engine.captured = None  # from the next epoch on; what is fastest is measured again, without graphs
 
     def tell(self, engine: Engine) -> None:
         """Note the runs that failed since the last time; their weights stand still, so that step can be seen again."""
@@ -111,18 +122,34 @@ class GraphSteps:
         if not bool(failed.any()):
             return
         engine.freeze(failed)
-        before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
         base = engine.steps - engine.in_epoch
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
+            self._count_back(engine, run, int(self.counter) - step)
             feed.seed_step(engine.epoch, step - base)
+            before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
             outputs, parts, grad = engine.raw_gradient(*feed.batch(*self.past[step]))
+            engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
             own = grad.view(engine.runs, engine.members, -1)[run]
             engine.failures[engine.run_ids[run]] = Failure(step, *culprit(outputs[run], parts, own, run))
-        engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
         self.failed_at.fill_(-1)
+
+    def _count_back(self, engine: Engine, run: int, steps: int) -> None:
+        """Take back what replays after a failure have counted, so that dropout drops what it dropped then.
+
+        Running means of batch norm have moved too and stay so; no pass of training reads them.
+        """
+        rows = torch.zeros_like(engine.active)
+        rows[run * engine.members : (run + 1) * engine.members] = True
+        counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
+        earlier = {name: (tensor - steps).clamp_min(0) for name, tensor in counters.items()}
+        engine.body.merge(counters, earlier, rows)
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps, on a GPU."""
-    return GraphSteps() if engine.flat.device.type == "cuda" else None
+    """Captured steps, on a GPU; the graphs of all shapes share one pool of memory, since no two run at once."""
+    if engine.flat.device.type != "cuda":
+        return None
+    watch = "global" if engine.feed.resumable else "thread_local"  # a foreign loader may have threads of its own
+    with on(engine.flat.device):
+        return GraphSteps(functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch))

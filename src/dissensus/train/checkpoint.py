@@ -176,14 +176,14 @@ def digest(*tensors: Tensor) -> str:
     return hashlib.sha256("".join(map(checksum, tensors)).encode()).hexdigest()
 
 
-def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool, max_memory: int | None) -> None:
+def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
     """Train to the end, from where a checkpoint left off if there is one; out of memory comes with advice."""
     try:
         _train(engine, checkpointer, resume)
     except RuntimeError as reason:
         if not memory.ran_out(reason):
             raise
-        raise memory.advice(engine, max_memory) from None
+        raise memory.advice(engine) from None
 
 
 def _train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:

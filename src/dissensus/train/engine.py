@@ -14,6 +14,7 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus.axes import LossParts
 from dissensus.data.batches import Batches, TensorBatches
+from dissensus.execution.graphs import on
 from dissensus.train.diagnosis import check_labels, check_names, culprit
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.grouped import Grouped
@@ -75,6 +76,8 @@ class Engine:
     plan: Callable[["Engine", Tensor], str] | None = None
     """Looks at the first batch before the first step, and decides on that; tells what it decided."""
     planned: str = ""
+    needs: object = None
+    """What it found out; see `dissensus.train.memory.Needs`."""
 
     epoch: int = 0
     in_epoch: int = 0
@@ -121,7 +124,7 @@ class Engine:
     def train(self) -> None:
         """Train until every run is done; weights end up in the body, best ones where they were watched."""
         try:
-            with self.numerics.training():
+            with on(self.flat.device), self.numerics.training():
                 while self.epoch < self.epochs and self.runs:
                     self._train_epoch()
         finally:

@@ -184,7 +184,7 @@ def fit(
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
     was_training = ensemble.training
     try:
-        train(engine, checkpointer, resume, max_memory)
+        train(engine, checkpointer, resume)
     finally:
         ensemble.train(was_training)
     history = _history(engine)

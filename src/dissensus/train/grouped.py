@@ -6,9 +6,12 @@ group after the other. Both passes start from the same buffers (so dropout drops
 statistics move once) and from the same random numbers.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,29 +20,41 @@ from dissensus.train.stopping import Body
 
 Forward = Callable[[Tensor, slice], Tensor]
 """``(flat [m, P], rows) -> outputs [m, B, ...]`` of some members."""
+State = tuple[list[Tensor], Any, Any]
 Losses = Callable[[Tensor], LossParts]
 """``outputs [M, B, ...] -> LossParts``."""
 
 
 class Generators:
-    """Torch's own generators, whose numbers are not keyed. Within a captured graph they can be neither read nor set."""
+    """Generators whose numbers are not keyed: torch's, Python's and numpy's."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def state(self) -> list[Tensor]:
-        """Where they stand; nothing while a graph is being captured."""
-        if self.device.type != "cuda":
-            return [torch.get_rng_state()]
-        return [] if torch.cuda.is_current_stream_capturing() else [torch.cuda.get_rng_state(self.device)]
+    def host(self) -> State:
+        """Where those of the host stand."""
+        return [torch.get_rng_state()], random.getstate(), np.random.get_state()  # noqa: NPY002
 
-    def put(self, state: list[Tensor]) -> None:
+    def state(self) -> State:
+        """Where all of them stand; without the device's while a graph is being captured."""
+        torchs, pythons, numpys = self.host()
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torchs.append(torch.cuda.get_rng_state(self.device))
+        return torchs, pythons, numpys
+
+    def put(self, state: State) -> None:
         """Put them there."""
-        for one in state:
-            if self.device.type == "cuda":
-                torch.cuda.set_rng_state(one, self.device)
-            else:
-                torch.set_rng_state(one)
+        (own, *devices), pythons, numpys = state
+        torch.set_rng_state(own)
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002
+        for one in devices:
+            torch.cuda.set_rng_state(one, self.device)
+
+
+def moved(before: State, after: State) -> bool:
+    """Whether anything was drawn from torch's in between. (Python's moves under type checkers, which sample.)"""
+    return any(not torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
 
 
 class Grouped:
@@ -74,7 +89,8 @@ class Grouped:
                 outputs = torch.cat(found)
                 return outputs, losses(outputs), grad
         with self._left_as_it_was(), torch.no_grad():
-            outputs = torch.cat([forward(flat.detach()[rows], rows) for rows in self.groups()])
+            # Weights that could have a gradient: both passes then run in the backend that is fastest for both ways.
+            outputs = torch.cat([forward(flat.detach()[rows].requires_grad_(), rows) for rows in self.groups()])
         outputs.requires_grad_()
         before = self._before
         parts = losses(outputs)
@@ -93,7 +109,7 @@ class Grouped:
         held = {name: tensor.clone() for name, tensor in self.body.state().items()}
         self._before = self.generators.state()
         yield
-        self.draws |= any(not torch.equal(a, b) for a, b in zip(self._before, self.generators.state(), strict=True))
+        self.draws |= moved(self._before, self.generators.state())
         with torch.no_grad():
             for name, tensor in self.body.state().items():
                 tensor.copy_(held[name])

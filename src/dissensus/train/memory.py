@@ -49,7 +49,8 @@ def needs(engine: Engine, x: Tensor) -> Needs:
     body = engine.body
     body.train()
     alike = isinstance(body, StackedMembers)
-    before, backend = {name: tensor.clone() for name, tensor in body.state().items()}, body.backend
+    before = {name: tensor.clone() for name, tensor in body.state().items()}
+    backend, choices = body.backend, dict(body.choices)
     body.backend = "loop"
     kept = 0
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
@@ -58,7 +59,7 @@ def needs(engine: Engine, x: Tensor) -> Needs:
             leaf = engine.flat.detach()[rows].requires_grad_()
             forward = functools.partial(engine.outputs, x, leaf, per_run=False, rows=rows)
             kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
-    body.backend = backend
+    body.backend, body.choices = backend, choices
     with torch.no_grad():
         for name, tensor in body.state().items():
             tensor.copy_(before[name])
@@ -74,6 +75,7 @@ def plan_members(engine: Engine, x: Tensor, *, max_memory: int | None, separable
         fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
         checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
     at_once = found.at_once(budget)
+    engine.needs = found
     told = f"{at_once} of {found.members} members at once, about {mebibytes(found.held + at_once * found.each)}"
     if at_once < found.members:
         engine.grouped = Grouped(engine.body, at_once, separable, engine.flat.device)
@@ -103,8 +105,9 @@ def saved_bytes(forward: Callable[[], Tensor], known: Iterable[Tensor] = ()) -> 
 
 def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cuda":  # what torch holds in reserve is free for its own use
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserve
     try:
         with open("/proc/meminfo") as file:
             available = next(line for line in file if line.startswith("MemAvailable"))
@@ -140,7 +143,7 @@ def ran_out(reason: BaseException) -> bool:
     )
 
 
-def advice(engine: Engine, max_memory: int | None) -> OutOfMemory:
+def advice(engine: Engine) -> OutOfMemory:
     """What to do about it, in the order of what costs least."""
     device = engine.flat.device
     at_once = engine.grouped.at_once if engine.grouped is not None else engine.members
@@ -148,8 +151,8 @@ def advice(engine: Engine, max_memory: int | None) -> OutOfMemory:
     ways: list[str] = []
     if engine.numerics.precision in ("float32", "tf32") and device.type == "cuda":
         ways.append("precision='bf16' (half the activations)")
-    if at_once > 1:
-        half = allowed(max_memory, device) // 2
+    if at_once > 1 and isinstance(engine.needs, Needs):
+        half = engine.needs.held + at_once // 2 * engine.needs.each
         ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
     if batch is None or batch > 1:
         ways.append("a smaller batch" + (f" (now {batch})" if batch else ""))
@@ -158,7 +161,7 @@ def advice(engine: Engine, max_memory: int | None) -> OutOfMemory:
     return OutOfMemory(
         f"training ran out of memory on {device} with {runs}{engine.members} members. What helps: "
         + "; ".join(ways)
-        + ". The ensemble keeps the weights from before this step."
+        + ("." if engine.runs > 1 else ". The ensemble keeps the weights from before this step.")
     )
 
 

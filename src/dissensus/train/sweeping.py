@@ -142,7 +142,7 @@ def sweep(
         if len(part) == 1:
             separable = is_separable(objective)
             engine.plan = functools.partial(memory.plan_members, max_memory=max_memory, separable=separable)
-        train(engine, checkpointer, resume, max_memory)
+        train(engine, checkpointer, resume)
         engine.body.eval()
         done += recipe.steps(part[0])
         groups.append(recipe.group(part, engine))
@@ -316,10 +316,6 @@ def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if differing:
         raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
     return stored["parts"]
-
-
-def _first_batch(engine: Engine) -> tuple[Tensor, Tensor]:
-    return next(engine.feed.epoch(0))
 
 
 def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts]) -> None:

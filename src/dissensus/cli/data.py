@@ -1,0 +1,65 @@
+"""`dissensus data`: list, get and check data sets."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from dissensus.cli.screen import console, fail, shown, table
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, where it lies, whether it is whole.")
+
+
+@app.command("list")
+def list_sources() -> None:
+    """List all data sets, with their size, their terms, and whether they are here."""
+    from dissensus.data import sources
+
+    rows = []
+    for name, source in sources.SOURCES.items():
+        size = f"{source.download / 1e6:,.1f} MB" if source.download else ""
+        state = sources.state(name)
+        colour = {"present": "green", "incomplete": "yellow"}.get(state, "dim")
+        rows.append([name, escape(source.description), size, f"[{colour}]{state}[/{colour}]", escape(source.terms)])
+    console.print(table("", ("name", "what it is", "download", "state", "terms"), rows, left=(0, 1, 3, 4)))
+    console.print(f"Data is kept in {sources.data_folder()} (set DISSENSUS_DATA for another place).", soft_wrap=True)
+
+
+@app.command()
+def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data list`.")]) -> None:
+    """Fetch a data set, verify it and keep it."""
+    from dissensus.data import sources
+    from dissensus.data.formats import DataError
+
+    try:
+        with shown() as bar:
+
+            def on_bytes(file: str, done: int, total: int | None) -> None:
+                bar.update(file, done / total if total else 0.0, f"{done / 1e6:,.1f} MB")
+
+            folder = sources.get(name, progress=on_bytes)
+    except (DataError, ValueError) as reason:
+        fail(str(reason))
+    console.print(f"{name} is in {folder}", soft_wrap=True)
+
+
+@app.command()
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all that are here by default.")] = None,
+) -> None:
+    """Read files again and verify them."""
+    from dissensus.data import sources
+    from dissensus.data.formats import DataError
+
+    chosen = names or [name for name in sources.SOURCES if sources.state(name) != "absent"]
+    rows, broken = [], False
+    try:
+        for name in chosen:
+            for file, ok, reason in sources.check(name):
+                broken |= not ok
+                rows.append([name, file, "[green]whole[/green]" if ok else "[red]not whole[/red]", escape(reason)])
+    except (DataError, ValueError) as reason:
+        fail(str(reason))
+    console.print(table("", ("name", "file", "state", "why"), rows, left=(0, 1, 2, 3)))
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,178 @@
+"""`dissensus study`: list, show, run and report studies."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from dissensus.cli.screen import console, fail, shown, table
+
+app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
+
+COLOURS = {"agrees": "green", "agrees in direction": "yellow", "disagrees": "red"}
+
+
+@app.command("list")
+def list_studies(
+    paper: Annotated[str, typer.Argument(help="Only this paper's: collusion, ldr, adp or masksembles.")] = "",
+) -> None:
+    """List all studies: claim, data, scales with their cost in minutes, and where each stands."""
+    from dissensus.studies import finding, results, running
+    from dissensus.studies.report_page import state_of
+    from dissensus.studies.spec import PAPERS, SpecError
+
+    if paper and paper not in PAPERS:
+        fail(f"there is no paper {paper!r}; there are {', '.join(PAPERS)}")
+    root, rows = running.runs_folder(), []
+    try:
+        for name in finding.names():
+            if name.startswith(paper):
+                spec = finding.load(name)
+                result = results.found(name, root)
+                state = state_of(spec, result)
+                scale = f" ({result['scale']})" if result else ""
+                rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), _coloured(state) + scale])
+    except SpecError as reason:
+        fail(str(reason))
+    console.print(table("", ("study", "claim", "data", "scales (minutes)", "state"), rows, left=(0, 1, 2, 3, 4)))
+    console.print("`dissensus study show NAME` tells more, `dissensus study run NAME --scale smoke` tries one.")
+
+
+def _scales(spec: Any) -> str:
+    told = []
+    for scale in spec.scales:
+        cost = spec.cost.get(scale, {})
+        told.append(f"{scale} " + "/".join(f"{minutes:g} {kind}" for kind, minutes in cost.items()))
+    return "\n".join(told)
+
+
+def _coloured(state: str) -> str:
+    colour = COLOURS.get(state, "dim")
+    return f"[{colour}]{escape(state)}[/{colour}]"
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")]) -> None:
+    """Show a study: what it claims, what it would run, and what its results say."""
+    from dissensus.studies import finding, problems, results, running
+    from dissensus.studies.ingredients import waits_for
+    from dissensus.studies.spec import PAPERS, SpecError, to_toml
+
+    try:
+        spec = finding.load(name)
+    except SpecError as reason:
+        fail(str(reason))
+    console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]  [dim]{PAPERS[spec.paper]}[/dim]")
+    console.print(escape(spec.claim))
+    if spec.note:
+        console.print(f"[dim]{escape(spec.note)}[/dim]")
+    words = ("name", "title", "reference", "claim", "note", "expect", "scales", "figure")
+    console.print()
+    console.print(
+        to_toml({k: v for k, v in spec.to_dict().items() if k not in words}),
+        highlight=False,
+        markup=False,
+        style="cyan",
+    )
+    console.print()
+    for data in spec.data:
+        there = "present" if problems.available(data) else f"absent: dissensus data get {problems.source_of(data)}"
+        console.print(f"data {data}: {there}")
+    for missing in waits_for(spec):
+        console.print(f"[yellow]waits for {escape(missing)}[/yellow]")
+    result = results.found(name, running.runs_folder())
+    if result is not None:
+        _print_verdicts(result)
+
+
+def _print_verdicts(result: dict[str, Any]) -> None:
+    rows = []
+    for verdict in result["verdicts"]:
+        numbers = [f"{verdict[key]:.3g}" if verdict[key] is not None else "" for key in ("ours", "low", "high")]
+        span = f"{numbers[1]} to {numbers[2]}" if numbers[1] else ""
+        rows.append([escape(verdict["says"]), verdict["data"], escape(verdict["paper"]), numbers[0], span,
+                     _coloured(verdict["verdict"])])  # fmt: skip
+    title = f"{result['study']} at scale {result['scale']}, {len(result['made']['seeds'])} seeds"
+    console.print(
+        table(title, ("the paper says", "data", "paper", "ours", "interval", "verdict"), rows, left=(0, 1, 5))
+    )
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")],
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), laptop (minutes) or paper (the full protocol).")
+    ] = "laptop",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, such as optimisation.epochs=3; repeatable.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu or cuda.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+) -> None:
+    """Run a study, or go on with one that was interrupted. One that is done is not run again."""
+    import torch
+
+    from dissensus.data.formats import DataError
+    from dissensus.studies import results, running
+    from dissensus.studies.spec import SpecError
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        fail("there is no GPU that torch can see; use --device cpu")
+    try:
+        with shown() as bar:
+            folder = running.run(
+                name, scale, changes=_parsed(changes or []), device=torch.device(device), jobs=jobs,
+                on_study=lambda text, share: bar.update(name, share, text),
+            )  # fmt: skip
+    except (SpecError, DataError, ImportError, running.Busy) as reason:
+        fail(str(reason))
+    found = results.found(name, running.runs_folder())
+    if found is not None and found["scale"] == scale:
+        _print_verdicts(found)
+    console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _parsed(changes: list[str]) -> dict[str, Any]:
+    """``key=value`` with values as in TOML; a word needs no quotes."""
+    found: dict[str, Any] = {}
+    for change in changes:
+        key, sign, text = change.partition("=")
+        if not sign or not key:
+            fail(f"--set {change}: write it as key=value, such as optimisation.epochs=3")
+        try:
+            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key.strip()] = text.strip()
+    return found
+
+
+@app.command()
+def report(
+    names: Annotated[list[str] | None, typer.Argument(help="Studies; all by default.")] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("runs/studies.html"),
+    figures: Annotated[Path | None, typer.Option(help="A folder for the figures as files of their own.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="pdf, png or svg, for --figures.")] = "pdf",
+) -> None:
+    """Write one page for all results: claims with verdicts, and figures drawn like the papers'."""
+    from dissensus.storage import write_atomically
+    from dissensus.studies import finding, report_page, running
+    from dissensus.studies.spec import SpecError
+
+    if kind not in ("pdf", "png", "svg"):
+        fail(f"--format must be pdf, png or svg; got {kind}")
+    root = running.runs_folder()
+    try:
+        chosen = [finding.load(name).name for name in names] if names else finding.names()
+        text = report_page.html(chosen, root)
+        written = report_page.write_figures(chosen, root, figures, kind) if figures is not None else []
+    except (SpecError, ImportError) as reason:
+        fail(str(reason))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text.encode())
+    console.print("Open ", end="")
+    console.print(f"{out}", style="bold", soft_wrap=True)
+    if figures is not None:
+        console.print(f"{len(written)} figures are in {figures}", soft_wrap=True)

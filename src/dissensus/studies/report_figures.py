@@ -1,0 +1,79 @@
+"""A study's figure from its summary: the paper's axes, our means and bands."""
+
+from typing import Any
+
+from dissensus.studies import figures
+from dissensus.studies.spec import Figure, Spec
+
+WORDS = {
+    "error": "ensemble's error", "individual": "members' error", "diversity": "diversity", "gap": "generalisation gap",
+    "train_error": "training error", "test_error": "test error", "bias_share": "share that is bias",
+    "relative_diversity": "diversity / error", "train_individual": "members' training error",
+    "train_diversity": "training diversity", "test_individual": "members' test error",
+    "test_diversity": "test diversity", "member_accuracy": "members' accuracy",
+}  # fmt: skip
+
+
+def in_words(name: str) -> str:
+    """A measure's name as people say it.
+
+    >>> in_words("codependence_0.2"), in_words("error")
+    ('drop 20%', "ensemble's error")
+    """
+    if name.startswith("codependence_"):
+        return f"drop {float(name.removeprefix('codependence_')):.0%}"
+    return WORDS.get(name, name.replace("_", " "))
+
+
+def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
+    """One matplotlib figure per panel, with a title."""
+    told = spec.figure
+    if told is None:
+        return []
+    axis = told.panels if told.panels in result["axes"] else "data"
+    panels = list(dict.fromkeys(point[axis] for point in result["points"]))
+    found = []
+    for value in panels:
+        points = [point for point in result["points"] if point[axis] == value]
+        x, lines = _over_epochs(told, points) if told.x == "epoch" else _over_axis(told, points)
+        if lines:
+            title = str(value) if axis == "data" else f"{axis} {value}"
+            label = told.x_label or told.x
+            y_label = told.y_label or ", ".join(in_words(name) for name in told.lines[:2])
+            found.append((figures.draw(x, label, [figures.Panel(title, y_label, lines)]), title))
+    return found
+
+
+def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+    x = sorted({point[told.x] for point in points if point.get(told.x) is not None})
+    groups = list(dict.fromkeys(point.get(told.groups) for point in points)) if told.groups else [None]
+    lines: list[figures.Line] = []
+    for group in groups:
+        own = [p for p in points if not told.groups or p.get(told.groups) == group]
+        by_x = {point.get(told.x): point["measures"] for point in own}
+        for name in told.lines:
+            each = [by_x[value][name] for value in x if value in by_x and name in by_x[value]]
+            if len(each) == len(x) and x and all(entry[0] is not None for entry in each):
+                lines.append(figures.Line(_label(told, name, group), [e[0] for e in each], [e[1] for e in each]))
+    return x, lines
+
+
+def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+    lines: list[figures.Line] = []
+    length = 0
+    for point in points:
+        group = point.get(told.groups) if told.groups else None
+        for name in told.lines:
+            curve = point.get("curves", {}).get(name)
+            if curve is not None:
+                length = len(curve["mean"])
+                lines.append(figures.Line(_label(told, name, group), curve["mean"], curve["error"]))
+    return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
+
+
+def _label(told: Figure, name: str, group: Any) -> str:
+    if group is None:
+        return in_words(name)
+    symbol = {"beta": "β", "alpha": "α", "members": "M"}.get(told.groups, told.groups)
+    value = f"{group:g}" if isinstance(group, int | float) else str(group)
+    return f"{symbol} = {value}" + (f", {in_words(name)}" if len(told.lines) > 1 else "")

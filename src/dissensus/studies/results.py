@@ -1,0 +1,71 @@
+"""Results in short: means and standard errors over seeds, verdicts, and how they were made. Small enough to ship."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dissensus.storage import write_atomically
+from dissensus.studies.spec import SCALES
+from dissensus.studies.verdicts import mean_and_error
+
+SHIPPED = Path(__file__).parent / "results"
+_NOT_AXES = ("seed", "run", "status", "epochs", "measures", "curves", "hyperparameters", "train_error")
+_DIGITS = 6
+
+
+def summary(report: dict[str, Any]) -> dict[str, Any]:
+    """A run's report without its rows: every point's measures as ``[mean, standard error, seeds]``."""
+    grid = [axis for axis in report["spec"].get("grid", {}) if axis != "seed"]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        groups.setdefault(tuple(row.get(axis) for axis in ("data", *grid)), []).append(row)
+    points = []
+    for key, rows in groups.items():
+        names = rows[0]["measures"]
+        values = {name: _short([row["measures"][name] for row in rows]) for name in names}
+        points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **_curves(rows)})
+    told = {key: report[key] for key in ("study", "scale", "made", "verdicts")}
+    return {**told, "axes": ["data", *grid], "points": points}
+
+
+def _short(values: Sequence[float]) -> list[float | int | None]:
+    mean, error = mean_and_error(values)
+    return [_rounded(mean), _rounded(error), len(values)]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _curves(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    if "curves" not in rows[0]:
+        return {}
+    length = min(len(next(iter(row["curves"].values()))) for row in rows)
+    curves = {}
+    for name in rows[0]["curves"]:
+        each = [mean_and_error([row["curves"][name][i] for row in rows]) for i in range(length)]
+        curves[name] = {"mean": [_rounded(m) for m, _ in each], "error": [_rounded(e) for _, e in each]}
+    return {"curves": curves}
+
+
+def found(name: str, root: Path) -> dict[str, Any] | None:
+    """The result of a study at the largest scale there is: of a run of one's own, or as shipped."""
+    for scale in reversed(SCALES):
+        own = sorted((root / name).glob(f"{scale}-*/DONE"), key=lambda path: path.stat().st_mtime)
+        if own:
+            return summary(json.loads((own[-1].parent / "report.json").read_text()))
+        file = SHIPPED / f"{name}.{scale}.json"
+        if file.exists():
+            return json.loads(file.read_text())
+    return None
+
+
+def ship(folder: Path, into: Path = SHIPPED) -> Path:
+    """Write the summary of a run where shipped results lie."""
+    report = json.loads((folder / "report.json").read_text())
+    file = into / f"{report['study']}.{report['scale']}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, (json.dumps(summary(report), separators=(",", ":")) + "\n").encode())
+    return file

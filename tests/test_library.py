@@ -1,0 +1,251 @@
+"""The library of studies: every table and figure of the papers has one, and each says what it must."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dissensus
+from dissensus.studies import finding, ingredients, spec
+
+LIBRARY = Path(dissensus.__file__).parent / "studies" / "library"
+REQUIRED = [
+    "collusion/table-1", "collusion/figure-2", "collusion/figure-3", "collusion/figure-4", "collusion/figure-5",
+    "collusion/figure-6", "collusion/figure-8", "collusion/figure-9", "collusion/figure-10", "collusion/figure-11",
+    "collusion/figure-12", "collusion/figure-13", "collusion/figure-14", "collusion/figure-15", "collusion/figure-16",
+    "collusion/figure-17", "collusion/figure-18",
+    "ldr/table-1", "ldr/table-2", "ldr/table-3", "ldr/table-4", "ldr/table-5", "ldr/table-6", "ldr/table-7",
+    "ldr/table-8", "ldr/table-9", "ldr/table-10", "ldr/figure-2", "ldr/figure-3", "ldr/figure-4", "ldr/figure-5",
+    "adp/table-1", "adp/table-2", "adp/table-3", "adp/table-4", "adp/table-5", "adp/figure-2", "adp/figure-3",
+    "adp/figure-4", "adp/figure-5",
+    "masksembles/figure-1", "masksembles/figure-2", "masksembles/figure-3",
+]  # fmt: skip
+WITHOUT_NUMBERS = {"adp/figure-2": "t-SNE plots", "ldr/figure-3": "pictures"}
+"""Studies that are looked at: nothing is expected of a number, and their note says why."""
+WITHOUT_DOWNLOAD = {"diabetes", "digits", "made-images", "made-table"}
+PROCEDURES = {"train", "formula", "masks", "attack", "transfer", "detect", "generalise", "timing", "features"}
+WITHOUT_DATA = {"formula", "masks"}
+OBJECTIVES = {
+    "independent", "joint", "augmented", "gradient_adjusted", "negative_correlation", "adp", "a2d", "divdis", "ldr",
+    "learner_dropout",
+}  # fmt: skip
+BESIDE_THE_GRID = {"epoch", "members", "data"}
+
+every_study = pytest.mark.parametrize("name", REQUIRED)
+every_scale = pytest.mark.parametrize(("name", "scale"), [(n, s) for n in REQUIRED for s in spec.SCALES])
+
+
+@cache
+def study(name):
+    path = LIBRARY / f"{name}.toml"
+    return spec.parse(tomllib.loads(path.read_text()), name, str(path))
+
+
+def at_scale(name, scale):
+    return spec.resolved(study(name), scale, {}, name)
+
+
+def points(expectation):
+    return [point for point in (expectation.at, expectation.than) if point]
+
+
+def test_every_table_and_figure_has_its_study_and_nothing_else_lies_there():
+    found = {f"{path.parent.name}/{path.stem}" for path in LIBRARY.rglob("*.toml")}
+    assert found == set(REQUIRED)
+    assert all(spec.file_of(name).is_file() for name in REQUIRED)
+
+
+@every_scale
+def test_it_parses_and_resolves_at_every_scale(name, scale):
+    resolved = at_scale(name, scale)
+    assert resolved.name == name
+    assert not resolved.scales
+
+
+@every_study
+def test_it_names_only_what_is_known_or_to_come(name):
+    told = finding.load(name)
+    for scale in spec.SCALES:
+        ingredients.check(spec.resolved(told, scale, {}, name), name)
+
+
+@every_study
+def test_it_says_what_it_is(name):
+    told = study(name)
+    kind, number = name.split("/")[1].split("-")
+    assert f"{kind.capitalize()} {number}" in told.reference
+    assert told.title
+    assert told.figure is not None
+    assert told.procedure in PROCEDURES
+    assert told.objective is None or told.objective.name in OBJECTIVES
+    assert told.evaluation.measures
+    assert len(told.evaluation.measures) == len(set(told.evaluation.measures))
+
+
+@every_study
+def test_its_claim_is_one_sentence(name):
+    claim = study(name).claim
+    assert claim.endswith(".")
+    assert not re.search(r"[.!?;]\s", claim), claim
+    assert claim[0].isupper()
+
+
+@every_study
+def test_it_says_who_is_trained_for_what_or_whose_trainings_it_measures(name):
+    told = study(name)
+    if told.uses:
+        assert told.members is None
+        assert told.search is None
+        assert told.objective is not None, "measures need a loss and a pool"
+    elif told.procedure not in WITHOUT_DATA:
+        assert told.members is not None
+        assert told.objective is not None
+
+
+@every_study
+def test_what_it_uses_is_there_at_the_same_points(name):
+    told = study(name)
+    if not told.uses:
+        return
+    assert told.uses in REQUIRED
+    assert not study(told.uses).uses
+    for scale in spec.SCALES:
+        mine, other = at_scale(name, scale), at_scale(told.uses, scale)
+        assert set(mine.data) <= set(other.data), scale
+        assert mine.grid == other.grid, scale
+        ours, theirs = mine.objective, other.objective
+        assert (ours.name, ours.loss, ours.pool) == (theirs.name, theirs.loss, theirs.pool)
+
+
+@every_scale
+def test_every_scale_is_there_with_a_cost_and_a_grid_of_lists(name, scale):
+    resolved = at_scale(name, scale)
+    minutes = study(name).cost[scale]
+    assert minutes
+    assert all(value > 0 for value in minutes.values())
+    for axis, values in resolved.grid.items():
+        assert isinstance(values, list), axis
+        assert values, axis
+        assert len(values) == len(set(values)), axis
+
+
+@every_study
+def test_smoke_takes_seconds_and_downloads_nothing(name):
+    told = at_scale(name, "smoke")
+    assert set(told.data) <= WITHOUT_DOWNLOAD
+    assert sum(study(name).cost["smoke"].values()) <= 0.3
+    if told.procedure in WITHOUT_DATA or told.uses:
+        return
+    assert len(told.grid["seed"]) <= 2
+    epochs = told.optimisation.epochs if told.search is None else told.search.epochs
+    assert epochs <= 4
+    assert told.search is not None or told.optimisation.examples <= 400
+
+
+@every_study
+def test_costs_do_not_fall_as_scales_grow(name):
+    def on_two_cores(scale):
+        minutes = study(name).cost[scale]
+        return minutes.get("cpu", 0) + 50 * minutes.get("gpu", 0)
+
+    costs = [on_two_cores(scale) for scale in spec.SCALES]
+    assert costs == sorted(costs)
+
+
+@every_study
+def test_it_expects_something_or_says_why_not(name):
+    told = study(name)
+    if name in WITHOUT_NUMBERS:
+        assert not told.expect
+        assert "nothing is" in told.note
+    else:
+        assert told.expect
+
+
+@every_study
+def test_what_it_expects_can_be_measured(name):
+    told = study(name)
+    paper = at_scale(name, "paper")
+    for e in told.expect:
+        assert e.measure in paper.evaluation.measures, e.says
+        for point in points(e):
+            for axis, value in point.items():
+                assert axis in paper.grid or axis in BESIDE_THE_GRID, (e.says, axis)
+                assert axis not in paper.grid or value in paper.grid[axis], (e.says, axis, value)
+        known = {data for scale in spec.SCALES for data in at_scale(name, scale).data}
+        assert set(e.data) <= known, e.says
+
+
+@every_scale
+def test_what_it_expects_is_one_point_of_the_grid(name, scale):
+    """All axes with more than one value are told, but for the seeds."""
+    told = at_scale(name, scale)
+    for e in told.expect:
+        if e.data and not set(e.data) & set(told.data):
+            continue
+        for point in points(e):
+            if set(point) <= set(told.grid):
+                open_axes = {axis for axis, values in told.grid.items() if len(values) > 1} - set(point) - {"seed"}
+                assert not open_axes, (e.says, open_axes)
+
+
+@every_study
+def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
+    for e in study(name).expect:
+        bounded = e.low is not None or e.high is not None
+        assert (e.paper is not None) + bounded + bool(e.direction) == 1, e.says
+        assert bool(e.than) == bool(e.direction), e.says
+        assert e.at != e.than, e.says
+        assert e.paper is None or e.tolerance > 0, e.says
+        assert e.direction != "similar" or e.tolerance > 0, e.says
+        assert not bounded or (e.low if e.low is not None else -1e9) <= (e.high if e.high is not None else 1e9), e.says
+
+
+@every_study
+def test_what_is_expected_is_said_once_and_with_the_number_it_carries(name):
+    told = study(name)
+    said = [e.says for e in told.expect]
+    assert len(said) == len(set(said))
+    for e in told.expect:
+        if e.paper is None:
+            continue
+        numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", e.says)]
+        fits = [n for n in numbers if e.paper in (pytest.approx(n, abs=1e-9), pytest.approx(n / 100, abs=1e-9))]
+        assert fits, f"{e.says!r} carries {e.paper}"
+
+
+@every_study
+def test_a_papers_number_is_held_against_its_own_data_and_protocol_only(name):
+    """A reduced scale with other networks, or other data, is never judged by the paper's numbers."""
+    told = study(name)
+    for e in told.expect:
+        if e.paper is None or told.procedure in WITHOUT_DATA:
+            continue
+        assert e.data, f"{e.says}: say of which data"
+        assert not set(e.data) & set(at_scale(name, "smoke").data), e.says
+        holder = study(told.uses) if told.uses else told
+        if holder.scales["laptop"].keys() & {"members", "optimisation"}:
+            assert not set(e.data) & set(at_scale(name, "laptop").data), e.says
+
+
+@every_study
+def test_what_is_drawn_can_be_measured(name):
+    for scale in spec.SCALES:
+        told = at_scale(name, scale)
+        assert told.figure.lines
+        assert told.figure.x not in {"epoch"} or told.evaluation.curves
+        assert not told.figure.groups or told.figure.groups in study(name).grid
+
+
+def test_studies_differ_in_what_they_compute():
+    digests = {}
+    for name in REQUIRED:
+        for scale in spec.SCALES:
+            told = at_scale(name, scale)
+            if told.uses or told.procedure in WITHOUT_DATA:
+                continue
+            digests.setdefault((told.digest(), name.split("/")[0]), []).append(name)
+    shared = [names for names in digests.values() if len(set(names)) > 1]
+    assert not shared

@@ -1,0 +1,257 @@
+"""Studies: a folder that is determined, resumed, locked; measures again from kept outputs; the page and the commands."""
+
+import json
+import multiprocessing
+import re
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dissensus.cli import app
+from dissensus.data import sources
+from dissensus.studies import finding, measures, problems, report_page, results, running, spec, training
+
+STUDY = "collusion/figure-2"
+QUICK = {
+    "search.trials": 2, "search.epochs": 2, "search.space": {"lr": [0.01, 0.003], "members": [2], "width": [4], "depth": [1]},
+    "data": ["made-table"], "optimisation.examples": 60,
+}  # fmt: skip
+
+
+@pytest.fixture
+def quick(tmp_path):
+    def run(name=STUDY, **options):
+        return running.run(name, "smoke", changes=QUICK, root=tmp_path, **options)
+
+    return run
+
+
+def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
+    seen = []
+    folder = quick(on_study=lambda text, share: seen.append((text, share)))
+    resolved = spec.resolved(finding.load(STUDY), "smoke", QUICK, "x")
+    assert folder == tmp_path / STUDY / f"smoke-{resolved.digest()}"
+    assert {path.name for path in folder.iterdir()} >= {"spec.toml", "report.json", "DONE", "made-table-seed-0"}
+    report = json.loads((folder / "report.json").read_text())
+    assert report["spec"]["search"]["trials"] == 2
+    again = tomllib.loads((folder / "spec.toml").read_text())
+    assert again == json.loads(json.dumps(resolved.to_dict()))
+    assert {(row["beta"], row["seed"]) for row in report["rows"]} == {(0.0, 0), (1.0, 0), (0.0, 1), (1.0, 1)}
+    assert report["made"]["networks"] == 8
+    assert {"version", "python", "packages", "hardware", "seeds", "seconds", "peak_mib", "data"} <= set(report["made"])
+    assert [share for _, share in seen] == sorted(share for _, share in seen)
+    unit = folder / "made-table-seed-1"
+    outputs, targets = np.load(unit / "outputs-001.npy"), np.load(unit / "targets.npy")
+    row = next(row for row in report["rows"] if (row["seed"], row["run"]) == (1, 1))
+    found = measures.error(torch.from_numpy(outputs), torch.from_numpy(targets), "mse", "score")
+    assert row["measures"]["error"] == pytest.approx(found)
+
+
+def test_a_second_run_does_nothing_and_the_same_seeds_give_the_same_numbers(quick, tmp_path, monkeypatch):
+    folder = quick()
+    first = json.loads((folder / "report.json").read_text())["rows"]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run", lambda *_: pytest.fail("it was done already"))
+        assert quick() == folder
+    other = running.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "other")
+    assert json.loads((other / "report.json").read_text())["rows"] == first
+
+
+def test_an_interrupted_run_goes_on_where_it_was(quick, tmp_path, monkeypatch):
+    whole = json.loads((quick() / "report.json").read_text())["rows"]
+    calls = []
+
+    def breaks(spec, unit, folder, device, on_unit, run=training.run):
+        calls.append(unit.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        run(spec, unit, folder, device, on_unit)
+
+    root = tmp_path / "broken"
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            running.run(STUDY, "smoke", changes=QUICK, root=root)
+        folder = running.run(STUDY, "smoke", changes=QUICK, root=root)
+    assert calls == ["made-table-seed-0", "made-table-seed-1", "made-table-seed-1"]
+    assert json.loads((folder / "report.json").read_text())["rows"] == whole
+
+
+def hold(folder, held, release):
+    with running.alone(folder, "x"):
+        held.set()
+        release.wait(60)
+
+
+def test_two_at_once_are_told_apart(quick, tmp_path):
+    folder = running.folder_of(spec.resolved(finding.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
+    folder.mkdir(parents=True)
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(folder, held, release))
+    other.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(running.Busy, match=rf"being run already, by process {other.pid} on .* Wait for it"):
+            quick()
+    finally:
+        release.set()
+        other.join()
+    assert (quick() / "DONE").exists(), "the lock goes with its process"
+
+
+def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
+    alone = json.loads((quick() / "report.json").read_text())["rows"]
+    folder = running.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
+    together = json.loads((folder / "report.json").read_text())["rows"]
+    for own, other in zip(together, alone, strict=True):
+        assert own["measures"] == pytest.approx(other["measures"], rel=1e-4)
+
+
+def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):
+    folder = quick("collusion/figure-3")
+    report = json.loads((folder / "report.json").read_text())
+    base = (folder / report["outputs"]).resolve()
+    assert (base / "DONE").exists()
+    assert base.parent.name == "figure-2"
+    (first, *_) = report["rows"]
+    outputs = torch.from_numpy(np.load(base / f"made-table-seed-{first['seed']}" / f"outputs-{first['run']:03d}.npy"))
+    found = measures.constant_bias(outputs, torch.zeros(1), "mse", "score")
+    assert first["measures"]["bias_share"] == pytest.approx(found)
+
+
+def test_curves_and_gap(tmp_path):
+    changes = {"data": ["made-images"], "members.network": "cnn", "members.count": 2, "members.options": {"widths": [4]},
+               "optimisation.examples": 80, "optimisation.epochs": 3, "evaluation.examples": 50}  # fmt: skip
+    folder = running.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
+    report = json.loads((folder / "report.json").read_text())
+    row = report["rows"][0]
+    assert {len(curve) for curve in row["curves"].values()} == {3}
+    assert row["curves"]["test_error"][-1] == pytest.approx(
+        row["measures"]["error"] if "error" in row["measures"] else row["measures"]["gap"] + row["train_error"],
+        rel=1e-4,
+    )
+    gaps = [b - a for a, b in zip(row["curves"]["train_error"], row["curves"]["test_error"], strict=True)]
+    assert row["curves"]["gap"] == pytest.approx(gaps)
+    short = results.summary(report)
+    assert len(short["points"][0]["curves"]["test_error"]["mean"]) == 3
+
+
+def test_what_cannot_be_run_yet_says_what_it_waits_for():
+    with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the procedure 'attack'"):
+        running.run("adp/table-2", "smoke")
+
+
+def test_wrong_words_are_refused_with_the_nearest(tmp_path):
+    with pytest.raises(spec.SpecError, match="no study 'collusion/figur-2'. Did you mean 'collusion/figure-2'"):
+        finding.load("collusion/figur-2")
+    with pytest.raises(spec.SpecError, match="Did you mean 'collusion/figure-2'"):
+        finding.load("figure-2")
+    with pytest.raises(spec.SpecError, match="has no scale 'laptp'.* Did you mean 'laptop'"):
+        running.run(STUDY, "laptp", root=tmp_path)
+    with pytest.raises(spec.SpecError, match="key 'optimisation.epoch' is not known. Did you mean 'epochs'"):
+        running.run(STUDY, "smoke", changes={"optimisation.epoch": 3}, root=tmp_path)
+    folder = tmp_path / "collusion"
+    folder.mkdir()
+    text = (finding.LIBRARY / f"{STUDY}.toml").read_text()
+    for old, new, message in (
+        ('network = "mlp"', 'network = "mpl"', "key 'members.network' is 'mpl', .* Did you mean 'mlp'"),
+        ('name = "augmented"', 'name = "augmentd"', "Did you mean 'augmented'"),
+        ('data = ["abalone"', 'data = ["abalon"', "key 'data' is 'abalon', .* Did you mean 'abalone'"),
+        ("title = ", "title ", "own.toml: this is no TOML"),
+    ):
+        (folder / "own.toml").write_text(text.replace(old, new, 1))
+        with pytest.raises(spec.SpecError, match=message):
+            finding.load(str(folder / "own.toml"))
+
+
+@pytest.mark.parametrize("name", ["made-table", "made-images", "diabetes", "digits"])
+def test_problems_are_split_by_the_seed_and_scaled_on_training_rows(name):
+    told = spec.resolved(finding.load(STUDY), "smoke", {}, "x")
+    first, same, other = (problems.problem(name, seed, told) for seed in (0, 0, 1))
+    assert torch.equal(first.test[0], same.test[0])
+    if problems.has_own_splits(name):
+        assert not torch.equal(first.test[0], other.test[0])
+    if name in ("made-table", "diabetes"):
+        torch.testing.assert_close(first.train[0].mean(0), torch.zeros(first.shape), atol=1e-5, rtol=0)
+        assert first.test[0].mean(0).abs().max() > 1e-3
+        searching = problems.problem(name, 0, told, searching=True)
+        assert searching.held_out is not None
+        rows = len(searching.train[0]) + len(searching.held_out[0])
+        assert rows == len(first.train[0])
+        torch.testing.assert_close(searching.train[0].mean(0), torch.zeros(first.shape), atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("DISSENSUS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, code=0):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return re.sub(r"\s+", " ", result.output)
+
+    return run
+
+
+def test_commands_list_show_run_and_report(command, tmp_path):
+    listed = command("study", "list", "collusion")
+    assert "collusion/figure-2" in listed
+    assert "adp/table-1" not in listed
+    assert "waits for" in command("study", "list", "adp")
+    settings = [
+        f"--set={key}={json.dumps(value) if not isinstance(value, dict) else '{' + ', '.join(f'{k} = {v}' for k, v in value.items()) + '}'}"
+        for key, value in QUICK.items()
+    ]
+    ran = command("study", "run", STUDY, "--scale", "smoke", *settings)
+    assert "the paper says" in ran
+    assert "Results are in" in ran
+    shown = command("study", "show", STUDY)
+    assert "Diversity explosion" in shown
+    assert "at scale smoke, 2 seeds" in shown
+    command("study", "report", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures", "--format", "png")
+    assert (tmp_path / "page.html").read_text().count('class="badge') > 10
+    assert (tmp_path / "figures" / "collusion-figure-2-made-table.png").stat().st_size > 5000
+    assert "must be pdf, png or svg" in command("study", "report", "--format", "gif", code=1)
+    assert "no paper 'colusion'" in command("study", "list", "colusion", code=1)
+    assert "write it as key=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
+    assert "use --device cpu" in command("study", "run", STUDY, "--device", "cuda", code=1) or torch.cuda.is_available()
+
+
+def test_commands_for_data(command):
+    assert "fashion-mnist" in command("data", "list")
+    assert "absent" in command("data", "list")
+    checked = command("data", "check", "digits")
+    assert "whole" in checked
+    assert "Did you mean 'mnist'" in command("data", "get", "mnst", code=1)
+
+
+def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
+    quick()
+    page = report_page.html([STUDY, "collusion/figure-3", "adp/table-2"], tmp_path)
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
+    for anchor in re.findall(r'href="#([^"]+)"', page):
+        assert f'id="{anchor}"' in page
+    assert "<svg" in page
+    assert "waits for the procedure" in page
+
+
+def test_shipped_results_are_of_studies_that_exist_and_are_small():
+    for file in sorted(results.SHIPPED.rglob("*.json")):
+        name, scale, _ = file.relative_to(results.SHIPPED).as_posix().rsplit(".", 2)
+        told = json.loads(file.read_text())
+        assert (told["study"], told["scale"]) == (name, scale)
+        assert scale in finding.load(name).scales
+        assert file.stat().st_size < 200_000
+        assert told["made"]["seconds"] > 0
+
+
+def test_sources_and_problems_know_the_same_names():
+    known = {problems.source_of(name) for name in problems.NAMES if name not in problems.MADE}
+    assert known == set(sources.SOURCES)

@@ -1,0 +1,120 @@
+"""Verdicts are computed: every kind of expectation, at and beside its limits."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dissensus.studies import verdicts
+from dissensus.studies.spec import Expectation, Spec
+
+
+def spec_of(*expect, data=("a",)):
+    return Spec("collusion/x", "t", "Figure 0", "c.", list(data), expect=list(expect))
+
+
+def rows_of(values, data="a", **point):
+    return [{"data": data, "seed": s, **point, "measures": {"m": v}} for s, v in enumerate(values)]
+
+
+def verdict(expectation, rows):
+    (found,) = verdicts.judged(spec_of(expectation), rows)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"), [(0.52, "agrees"), (0.55, "agrees"), (0.551, "disagrees"), (0.4, "disagrees")]
+)
+def test_a_number_agrees_within_its_tolerance(ours, expected):
+    told = Expectation("s", "m", at={"beta": 1.0}, paper=0.5, tolerance=0.05)
+    found = verdict(told, rows_of([ours - 0.01, ours + 0.01 - 1e-12], beta=1.0))
+    assert found.verdict == expected
+    assert found.ours == pytest.approx(ours)
+    assert found.difference == pytest.approx(ours - 0.5)
+    assert found.paper == "0.5 ± 0.05"
+    assert found.low <= found.ours <= found.high
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "factor", "expected"),
+    [
+        ([1.0, 2.0, 3.0], [2.0, 3.1, 4.2], 1.0, "agrees"),
+        ([1.0, 2.0, 3.0], [2.0, 3.1, 4.2], 3.0, "agrees in direction"),
+        ([1.0, 2.0, 3.0], [4.0, 6.1, 9.3], 3.0, "agrees"),
+        ([1.0, 2.0, 3.0], [0.5, 3.0, 3.2], 1.0, "agrees in direction"),
+        ([1.0, 2.0, 3.0], [0.9, 1.9, 2.9], 1.0, "disagrees"),
+        ([1.0], [5.0], 1.0, "agrees in direction"),
+    ],
+)
+@pytest.mark.parametrize("direction", ["greater", "less"])
+def test_directions_are_judged_by_paired_differences(there, here, factor, expected, direction):
+    if direction == "less":
+        there, here = ([1 / v for v in values] for values in (there, here))
+    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
+    found = verdict(told, rows_of(here, beta=1.0) + rows_of(there, beta=0.0))
+    assert found.verdict == expected
+    assert found.difference == pytest.approx(np.mean(here) - np.mean(there))
+    assert found.seeds == len(here)
+
+
+def test_a_direction_with_a_number_agrees_only_near_it():
+    there, here = rows_of([1.0, 1.1], beta=0.0), rows_of([2.0, 2.2], beta=1.0)
+    told = {"at": {"beta": 1.0}, "than": {"beta": 0.0}, "direction": "greater", "tolerance": 0.2}
+    assert verdict(Expectation("s", "m", paper=2.2, **told), there + here).verdict == "agrees"
+    assert verdict(Expectation("s", "m", paper=9.0, **told), there + here).verdict == "agrees in direction"
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"), [([1.05, 1.02], "agrees"), ([0.9, 1.7], "agrees in direction"), ([1.5, 1.6], "disagrees")]
+)
+def test_similar_is_relative_to_the_other_point(here, expected):
+    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="similar", tolerance=0.1)
+    assert verdict(told, rows_of(here, beta=1.0) + rows_of([1.0, 1.0], beta=0.0)).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"), [([0.5, 0.6], "agrees"), ([0.2, 0.35], "agrees in direction"), ([0.1, 0.12], "disagrees")]
+)
+def test_ranges(here, expected):
+    told = Expectation("s", "m", at={"beta": 1.0}, low=0.3, high=0.7)
+    found = verdict(told, rows_of(here, beta=1.0))
+    assert found.verdict == expected
+    assert found.paper == "0.3 to 0.7"
+
+
+def test_what_was_not_run_is_said_so():
+    told = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
+    for rows in ([], rows_of([1.0], beta=1.0), rows_of([math.nan], beta=0.5)):
+        found = verdict(told, rows)
+        assert (found.verdict, found.ours, found.seeds) == ("not run", None, 0)
+    other = Expectation("s", "m", at={"beta": 1.0}, low=0.0, data=["b", "c"])
+    (found,) = verdicts.judged(spec_of(other), rows_of([1.0], beta=1.0))
+    assert (found.verdict, found.data) == ("not run", "b, c")
+    unpaired = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="greater")
+    rows = rows_of([2.0], beta=1.0) + [{"data": "a", "seed": 7, "beta": 0.0, "measures": {"m": 1.0}}]
+    assert verdict(unpaired, rows).verdict == "not run"
+
+
+def test_each_data_set_is_judged_by_itself():
+    told = Expectation("s", "m", at={"beta": 1.0}, low=0.5)
+    rows = rows_of([1.0, 1.1], data="a", beta=1.0) + rows_of([0.1, 0.2], data="b", beta=1.0)
+    assert [v.verdict for v in verdicts.judged(spec_of(told, data=("a", "b")), rows)] == ["agrees", "disagrees"]
+
+
+def test_the_worst_verdict_stands_for_all():
+    assert verdicts.overall(["agrees", "not run"]) == "agrees"
+    assert verdicts.overall(["agrees", "agrees in direction"]) == "agrees in direction"
+    assert verdicts.overall(["disagrees", "agrees"]) == "disagrees"
+    assert verdicts.overall([]) == verdicts.overall(["not run"]) == "not run"
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say():
+    generator = np.random.default_rng(1)
+    hits = 0
+    for _ in range(60):
+        values = generator.normal(3.0, 1.0, 25).tolist()
+        low, high = verdicts.interval(values)
+        hits += low <= 3.0 <= high
+    assert 48 <= hits <= 60
+    assert verdicts.interval([2.0]) == (2.0, 2.0)
+    assert verdicts.interval([2.0, 2.0]) == (2.0, 2.0)
