@@ -1,5 +1,6 @@
 """The library of studies: every table and figure of the papers has one, and each says what it must."""
 
+import functools
 import re
 import tomllib
 from functools import cache
@@ -38,11 +39,13 @@ every_scale = pytest.mark.parametrize(("name", "scale"), [(n, s) for n in REQUIR
 
 
 @cache
+@functools.cache
 def study(name):
     path = LIBRARY / f"{name}.toml"
     return spec.parse(tomllib.loads(path.read_text()), name, str(path))
 
 
+@functools.cache
 def at_scale(name, scale):
     return spec.resolved(study(name), scale, {}, name)
 

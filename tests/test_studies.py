@@ -1,6 +1,7 @@
 """Studies: a folder that is determined, resumed, locked; measures again from kept outputs; the page and the commands."""
 
 import json
+import math
 import multiprocessing
 import re
 import tomllib
@@ -12,7 +13,18 @@ from typer.testing import CliRunner
 
 from dissensus.cli import app
 from dissensus.data import sources
-from dissensus.studies import finding, measures, problems, report_page, results, running, spec, training
+from dissensus.studies import (
+    finding,
+    measures,
+    problems,
+    report_figures,
+    report_page,
+    results,
+    running,
+    spec,
+    training,
+)
+from dissensus.studies.ingredients import waits_for
 
 STUDY = "collusion/figure-2"
 QUICK = {
@@ -124,8 +136,9 @@ def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):
 
 
 def test_curves_and_gap(tmp_path):
-    changes = {"data": ["made-images"], "members.network": "cnn", "members.count": 2, "members.options": {"widths": [4]},
-               "optimisation.examples": 80, "optimisation.epochs": 3, "evaluation.examples": 50}  # fmt: skip
+    changes = {"data": ["made-images"], "members.network": "cnn", "members.count": 2,
+               "members.options": {"widths": [4]}, "optimisation.examples": 80, "optimisation.epochs": 3,
+               "evaluation.examples": 50}  # fmt: skip
     folder = running.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     row = report["rows"][0]
@@ -140,6 +153,25 @@ def test_curves_and_gap(tmp_path):
     assert len(short["points"][0]["curves"]["test_error"]["mean"]) == 3
 
 
+def runnable():
+    resolved = [(name, spec.resolved(finding.load(name), "smoke", {}, name)) for name in finding.names()]
+    return [name for name, told in resolved if not waits_for(told)]
+
+
+@pytest.fixture(scope="module")
+def shared_runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
+    folder = running.run(name, "smoke", root=shared_runs)
+    report = json.loads((folder / "report.json").read_text())
+    assert all(math.isfinite(value) for row in report["rows"] for value in row["measures"].values())
+    assert report["verdicts"]
+    assert report_figures.drawn(finding.load(name), results.summary(report)) or "table" in name
+
+
 def test_what_cannot_be_run_yet_says_what_it_waits_for():
     with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the procedure 'attack'"):
         running.run("adp/table-2", "smoke")
@@ -148,8 +180,8 @@ def test_what_cannot_be_run_yet_says_what_it_waits_for():
 def test_wrong_words_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(spec.SpecError, match="no study 'collusion/figur-2'. Did you mean 'collusion/figure-2'"):
         finding.load("collusion/figur-2")
-    with pytest.raises(spec.SpecError, match="Did you mean 'collusion/figure-2'"):
-        finding.load("figure-2")
+    with pytest.raises(spec.SpecError, match="Did you mean 'collusion/figure-15'"):
+        finding.load("figure-15")
     with pytest.raises(spec.SpecError, match="has no scale 'laptp'.* Did you mean 'laptop'"):
         running.run(STUDY, "laptp", root=tmp_path)
     with pytest.raises(spec.SpecError, match="key 'optimisation.epoch' is not known. Did you mean 'epochs'"):
@@ -189,7 +221,7 @@ def test_problems_are_split_by_the_seed_and_scaled_on_training_rows(name):
 def command(tmp_path, monkeypatch):
     monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("DISSENSUS_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("dissensus.cli.screen.console.width", 250)
     monkeypatch.chdir(tmp_path)
 
     def run(*words, code=0):
@@ -205,10 +237,9 @@ def test_commands_list_show_run_and_report(command, tmp_path):
     assert "collusion/figure-2" in listed
     assert "adp/table-1" not in listed
     assert "waits for" in command("study", "list", "adp")
-    settings = [
-        f"--set={key}={json.dumps(value) if not isinstance(value, dict) else '{' + ', '.join(f'{k} = {v}' for k, v in value.items()) + '}'}"
-        for key, value in QUICK.items()
-    ]
+    space = "{lr = [0.01, 0.003], members = [2], width = [4], depth = [1]}"
+    told = {**QUICK, "search.space": space, "data": '["made-table"]'}
+    settings = [f"--set={key}={value}" for key, value in told.items()]
     ran = command("study", "run", STUDY, "--scale", "smoke", *settings)
     assert "the paper says" in ran
     assert "Results are in" in ran

@@ -33,7 +33,7 @@ def load(name: str) -> Spec:
         return read(path, f"{path.parent.name}/{path.stem}")
     known = names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1) or [n for n in known if n.endswith(f"/{name}")][:1]
+        near = [n for n in known if n.endswith(f"/{name}")][:1] or difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else " `dissensus study list` shows all."
         raise SpecError(f"there is no study {name!r}.{hint}")
     return read(LIBRARY / f"{name}.toml", name)

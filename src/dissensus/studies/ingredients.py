@@ -105,7 +105,18 @@ def waits_for(spec: Spec) -> list[str]:
         missing.append(f"objectives.{spec.objective.name}")
     missing += [f"the measure {name!r}" for name in spec.evaluation.measures if measure_of(name) is None][:2]
     missing += [f"streaming {name}" for name in spec.data if name in FOLDERS]
+    missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
+
+
+def _axes(spec: Spec) -> set[str]:
+    """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
+    known = {"seed", "split_seed", "members", "batch_size", "lr", "weight_decay", "momentum", "clip_norm"}
+    if spec.objective is not None and hasattr(objectives, spec.objective.name):
+        known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
+    if spec.members is not None and spec.members.network in NETWORKS:
+        known |= set(inspect.signature(NETWORKS[spec.members.network]).parameters)
+    return known
 
 
 def check(spec: Spec, file: str) -> None:

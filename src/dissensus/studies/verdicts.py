@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dissensus.studies.spec import Expectation, Spec
+from dissensus.studies.spec import Expectation, Spec, SpecError
 
 AGREES, DIRECTION, DISAGREES, NOT_RUN = "agrees", "agrees in direction", "disagrees", "not run"
 WORST_FIRST = (DISAGREES, DIRECTION, AGREES, NOT_RUN)
@@ -78,6 +78,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def _at(rows: Sequence[Row], point: dict[str, Any], measure: str) -> dict[Any, float]:
     """The measure at a point, by seed."""
     here = [row for row in rows if all(_same(row.get(axis), value) for axis, value in point.items())]
+    if len({row["seed"] for row in here}) < len(here):
+        raise SpecError(f"an expectation about {measure!r} at {point} does not say which of several runs it means.")
     return {
         row["seed"]: row["measures"][measure] for row in here if math.isfinite(row["measures"].get(measure, math.nan))
     }
