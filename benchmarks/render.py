@@ -90,6 +90,8 @@ def memory(result: dict[str, Any]) -> str:
 def equality(result: dict[str, Any]) -> str:
     lines = ["| training | backend | captured in a graph | largest difference |", "|---|---|---|---|"]
     for row in result["rows"]:
+        if row["backend"] == "batched" and row["case"].startswith("fit") and "MLP" not in row["case"]:
+            continue  # a network that is no chain of linear layers ran as a loop
         captured = "yes" if row["captured"] else "no"
         lines.append(f"| {row['case']} | {row['backend']} | {captured} | {row['difference']:.1e} |")
     return "\n".join(lines)
@@ -143,7 +145,10 @@ SECTIONS = (
         "gpu_equality.json",
         "## Is it still the same training?",
         "Largest difference of any weight or statistic between a training on the GPU and the same training in a loop "
-        'on the CPU, in float64. "Resumed" is a training that was stopped three times against one that was not.',
+        'on the CPU, in float64. "Resumed" is a training that was stopped three times against one that was not; '
+        '"augmented" and "foreign loader" compare captured with eager steps on the GPU, whose generator draws other '
+        'numbers than the CPU\'s; "one kernel" compares updates in float32 with the passes they replace; "predict" is '
+        "inference, GPU against CPU.",
         equality,
     ),
 )

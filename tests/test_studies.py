@@ -1,4 +1,4 @@
-"""Studies: a folder that is determined, resumed, locked; measures again from kept outputs; the page and the commands."""
+"""Studies: folders that are determined, resumed and locked; measures from kept outputs; the page and the commands."""
 
 import json
 import math
@@ -28,9 +28,12 @@ from dissensus.studies.ingredients import waits_for
 
 STUDY = "collusion/figure-2"
 QUICK = {
-    "search.trials": 2, "search.epochs": 2, "search.space": {"lr": [0.01, 0.003], "members": [2], "width": [4], "depth": [1]},
-    "data": ["made-table"], "optimisation.examples": 60,
-}  # fmt: skip
+    "search.trials": 2,
+    "search.epochs": 2,
+    "search.space": {"lr": [0.01, 0.003], "members": [2], "width": [4], "depth": [1]},
+    "data": ["made-table"],
+    "optimisation.examples": 60,
+}
 
 
 @pytest.fixture
