@@ -81,3 +81,21 @@ def test_files_are_one_thought_long():
     for path in SOURCE.rglob("*.py"):
         lines = len(path.read_text().splitlines())
         assert lines <= 420, f"{path.relative_to(SOURCE)} has {lines} lines"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    names = {
+        path: ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        for path in SOURCE.rglob("*.py")
+    }
+    doors = {
+        name: {n.removeprefix("dissensus.") for n in imports_of(path) if n.startswith("dissensus.")}
+        & set(names.values()) - {name}
+        for path, name in names.items()
+    }
+    left = dict(doors)
+    while left:
+        free = [name for name, own in left.items() if not own & set(left)]
+        assert free, f"these import each other in a circle: {sorted(left)}"
+        for name in free:
+            del left[name]

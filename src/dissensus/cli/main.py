@@ -10,7 +10,8 @@ import typer
 from rich.logging import RichHandler
 
 import dissensus
-from dissensus.cli import data, study
+import dissensus.cli.data as data
+import dissensus.cli.study as study
 from dissensus.cli.screen import console, fail, shown, table
 from dissensus.storage import write_atomically
 

@@ -18,8 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+import dissensus.data.folders as folders
+import dissensus.data.formats as formats
+import dissensus.data.tables as tables
 from dissensus import checks
-from dissensus.data import folders, formats, tables
 from dissensus.data.catalogue import SOURCES, TABLES, Place, Source
 from dissensus.data.fetching import Progress, fetch
 from dissensus.data.formats import DataError, refuse

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from dissensus.data import formats
+import dissensus.data.formats as formats
 from dissensus.data.catalogue import File
 from dissensus.storage import file_digest
 

@@ -26,7 +26,13 @@ th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--soft); font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-td.text { white-space: normal; text-align: left; min-width: 16rem; max-width: 34rem; }
+td.text { white-space: normal; min-width: 12rem; max-width: 30rem; }
+table.cards { width: 100%; } table.cards th, table.cards td { text-align: left; padding: .35rem .5rem; }
+@media (max-width: 44rem) { table.cards thead { display: none; } table.cards tr { display: block; padding: .7rem 0;
+  border-bottom: 1px solid var(--line); }
+  table.cards td { display: block; border: 0; padding: .1rem 0; max-width: none; }
+  table.cards td:empty { display: none; } table.cards td[data-label]::before { content: attr(data-label) " ";
+  color: var(--soft); font-size: .86rem; } table.cards td { white-space: normal; } }
 h3 { font-size: 1.12rem; margin: 2.4rem 0 .3rem; scroll-margin-top: 1rem; }
 a { color: var(--mark); }
 .badge { display: inline-block; padding: .05rem .6rem; border-radius: 1rem; font-size: .86rem; white-space: nowrap;
@@ -91,17 +97,22 @@ def figures(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="figures">\n{inner}\n</div>'
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls sideways on a narrow screen."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, cards: bool = False) -> str:
+    """A table that scrolls sideways on a narrow screen, or with ``cards`` stacks its cells there."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    labels = [name if cards else "" for name in header]
+    lines = ["".join(_cell(cell, label) for cell, label in zip(row, labels, strict=True)) for row in rows]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    kind = ' class="cards"' if cards else ""
+    return (
+        f'<div class="scroll"><table{kind}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    )
 
 
-def _cell(cell: str) -> str:
-    if isinstance(cell, Html):
-        return f"<td>{cell}</td>"
-    return f'<td class="text">{escape(cell)}</td>' if isinstance(cell, Wrapped) else f"<td>{escape(cell)}</td>"
+def _cell(cell: str, label: str) -> str:
+    told = f' data-label="{escape(label)}"' if label and not isinstance(cell, Html | Wrapped) else ""
+    kind = ' class="text"' if isinstance(cell, Wrapped) else ""
+    return f"<td{kind}{told}>{cell if isinstance(cell, Html) else escape(cell)}</td>"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

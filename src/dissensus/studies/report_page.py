@@ -56,10 +56,10 @@ def _overview(own: list[tuple[Spec, dict[str, Any] | None]]) -> str:
     rows = []
     for spec, result in own:
         state = state_of(spec, result)
-        name = page.link(f"#{_anchor(spec)}", spec.reference) if result is not None else spec.reference
+        name = page.link(f"#{_anchor(spec)}", spec.reference) if result is not None else page.Html(spec.reference)
         scale = result["scale"] if result is not None else ""
-        rows.append([name, page.Wrapped(spec.claim), scale, page.badge(state, KINDS.get(state, "none"))])
-    return page.table(("study", "claim", "scale", "verdict"), rows)
+        rows.append([name, page.badge(state, KINDS.get(state, "none")), scale, page.Wrapped(spec.claim)])
+    return page.table(("study", "verdict", "scale", "claim"), rows, cards=True)
 
 
 def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
@@ -73,7 +73,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
     told = [
         ("command", command),
         ("seeds", f"{len(made['seeds'])}"),
-        ("networks", f"{made['networks']:,}, in {made['seconds'] / 60:.1f} minutes"),
+        ("networks", _networks(made)),
         ("machine", f"{made['hardware']}; dissensus {made['version']}, torch {made['packages'].get('torch', '')}"),
         ("data", "; ".join(entry["source"] for entry in made["data"])),
         *([("note", spec.note)] if spec.note else []),
@@ -82,17 +82,22 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         page.heading(f"{spec.reference}: {spec.title}", 3, _anchor(spec)),
         page.paragraph(spec.claim),
         *([page.figures(drawn)] if drawn else []),
-        page.table(("the paper says", "data", "paper", "ours", "interval", "difference", "verdict"), rows),
+        page.table(("the paper says", "verdict", "data", "paper", "ours", "interval", "difference"), rows, cards=True),
         page.facts(told),
     ]
+
+
+def _networks(made: dict[str, Any]) -> str:
+    searched = f" after a search over {made['searched_networks']:,}" if made.get("searched_networks") else ""
+    return f"{made['networks']:,}{searched}, in {made['seconds'] / 60:.1f} minutes"
 
 
 def _verdict_row(verdict: dict[str, Any]) -> list[Any]:
     span = "" if verdict["low"] is None else f"{_number(verdict['low'])} to {_number(verdict['high'])}"
     word = verdict["verdict"]
     return [
-        page.Wrapped(verdict["says"]), verdict["data"], verdict["paper"], _number(verdict["ours"]), span,
-        _number(verdict["difference"]), page.badge(word, KINDS[word]),
+        page.Wrapped(verdict["says"]), page.badge(word, KINDS[word]), verdict["data"], verdict["paper"],
+        _number(verdict["ours"]), span, _number(verdict["difference"]),
     ]  # fmt: skip
 
 

@@ -87,8 +87,9 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
         rows = [row for unit in units for row in training.measured_again(spec, unit, base)]
     else:
         rows = [row for unit in units for row in json.loads((folder / unit.name / "rows.json").read_text())]
+    how = made(spec, seconds, device, rows, _searched(base))
     report = {
-        "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": made(spec, seconds, device, rows),
+        "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
         "outputs": "." if base == folder else os.path.relpath(base, folder), "rows": rows,
         "verdicts": [verdict.to_dict() for verdict in verdicts.judged(spec, rows)],
     }  # fmt: skip
@@ -157,7 +158,13 @@ def alone(folder: Path, name: str) -> Iterator[None]:
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "safetensors")
 
 
-def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _searched(folder: Path) -> int:
+    """Networks that were trained in searches."""
+    trials = [trial for file in folder.glob("*/trials.json") for trial in json.loads(file.read_text())]
+    return sum(int(trial["params"].get("members", 1)) for trial in trials)
+
+
+def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, Any]], searched: int) -> dict[str, Any]:
     """How a result was made."""
     gpu = device.type == "cuda"
     scale = 2**20 if sys.platform == "darwin" else 2**10  # what ru_maxrss counts in
@@ -168,6 +175,7 @@ def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, 
         "hardware": torch.cuda.get_device_name(device) if gpu else f"{platform.machine()}, {os.cpu_count()} cores",
         "seeds": spec.grid.get("seed", [0]),
         "networks": sum(row["members"] for row in rows),
+        "searched_networks": searched,
         "seconds": seconds,
         "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20
         if gpu
