@@ -6,11 +6,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.padding import Padding
 
 from dissensus.cli.screen import console, fail, shown, table
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
+NARROW = 120
+"""Columns of a terminal below which a list reads better than a table."""
 COLOURS = {"agrees": "green", "agrees in direction": "yellow", "disagrees": "red"}
 
 
@@ -36,7 +39,13 @@ def list_studies(
                 rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), _coloured(state) + scale])
     except SpecError as reason:
         fail(str(reason))
-    console.print(table("", ("study", "claim", "data", "scales (minutes)", "state"), rows, left=(0, 1, 2, 3, 4)))
+    if console.width < NARROW:
+        for name, claim, data, scales, state in rows:
+            console.print(f"[bold]{name}[/bold]  {state}", highlight=False)
+            told = f"{claim}\n[dim]{data}; minutes: {', '.join(scales.splitlines())}[/dim]\n"
+            console.print(Padding(told, (0, 0, 0, 2)), highlight=False)
+    else:
+        console.print(table("", ("study", "claim", "data", "scales (minutes)", "state"), rows, left=(0, 1, 2, 3, 4)))
     console.print("`dissensus study show NAME` tells more, `dissensus study run NAME --scale smoke` tries one.")
 
 
@@ -68,7 +77,7 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
     console.print(escape(spec.claim))
     if spec.note:
         console.print(f"[dim]{escape(spec.note)}[/dim]")
-    words = ("name", "title", "reference", "claim", "note", "expect", "scales", "figure")
+    words = ("name", "title", "reference", "claim", "note", "expect", "scales", "figure", "cost")
     console.print()
     console.print(
         to_toml({k: v for k, v in spec.to_dict().items() if k not in words}),
@@ -77,6 +86,7 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
         style="cyan",
     )
     console.print()
+    console.print(f"scales (minutes): {', '.join(_scales(spec).splitlines())}", highlight=False)
     for data in spec.data:
         there = "present" if problems.available(data) else f"absent: dissensus data get {problems.source_of(data)}"
         console.print(f"data {data}: {there}")
@@ -90,14 +100,12 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
 def _print_verdicts(result: dict[str, Any]) -> None:
     rows = []
     for verdict in result["verdicts"]:
-        numbers = [f"{verdict[key]:.3g}" if verdict[key] is not None else "" for key in ("ours", "low", "high")]
-        span = f"{numbers[1]} to {numbers[2]}" if numbers[1] else ""
-        rows.append([escape(verdict["says"]), verdict["data"], escape(verdict["paper"]), numbers[0], span,
-                     _coloured(verdict["verdict"])])  # fmt: skip
+        ours = f"{verdict['ours']:.3g}" if verdict["ours"] is not None else ""
+        span = f"\n[dim]{verdict['low']:.3g} to {verdict['high']:.3g}[/dim]" if verdict["low"] is not None else ""
+        told = f"[bold]{verdict['data']}[/bold]: {escape(verdict['says'])}"
+        rows.append([_coloured(verdict["verdict"]), told, escape(verdict["paper"]), ours + span])
     title = f"{result['study']} at scale {result['scale']}, {len(result['made']['seeds'])} seeds"
-    console.print(
-        table(title, ("the paper says", "data", "paper", "ours", "interval", "verdict"), rows, left=(0, 1, 5))
-    )
+    console.print(table(title, ("verdict", "the paper says", "paper", "ours, interval"), rows, left=(0, 1)))
 
 
 @app.command()
