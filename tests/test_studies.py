@@ -3,8 +3,13 @@
 import json
 import math
 import multiprocessing
+import os
 import re
+import signal
+import time
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +129,39 @@ def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     together = json.loads((folder / "report.json").read_text())["rows"]
     for own, other in zip(together, alone, strict=True):
         assert own["measures"] == pytest.approx(other["measures"], rel=1e-4)
+
+
+def linger(folder):
+    (folder / "worker").write_text(str(os.getpid()))
+    time.sleep(120)
+
+
+def start_a_worker(folder):
+    with ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=running._begin, initargs=(1,)
+    ) as pool:
+        pool.submit(linger, folder).result()
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    parent = multiprocessing.get_context("spawn").Process(target=start_a_worker, args=(tmp_path,))
+    parent.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "worker").exists() or not (tmp_path / "worker").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    worker = int((tmp_path / "worker").read_text())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join()
+    while True:
+        try:
+            state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            break
+        if state == "Z":
+            break
+        assert time.monotonic() < deadline, "the worker lives on"
+        time.sleep(0.1)
 
 
 def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):

@@ -68,6 +68,7 @@ class MixedMembers(nn.Module):
                 return checked_output(network(x[place] if per_member else x))
 
         jobs = [functools.partial(one, place, index) for place, index in enumerate(indices)]
+        self.ran = "streams" if x.is_cuda else "loop"
         outputs = side_by_side(jobs, x.device)
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:

@@ -10,6 +10,7 @@ import platform
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -111,7 +112,7 @@ def _train(
             done += 1
         return
     threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         pending = {pool.submit(_unit, spec, unit, folder, str(device)): unit for unit in left}
         say(f"{len(left)} units in {jobs} processes", done / len(units))
         for finished in as_completed(pending):
@@ -120,8 +121,16 @@ def _train(
             say(f"{pending[finished].name} is done, {len(units) - done} to go", done / len(units))
 
 
-def _quiet(threads: int) -> None:
+def _begin(threads: int) -> None:
+    """Set a worker up: its share of the cores, and an end of its own when the process that started it is gone."""
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)  # the lock went with the parent: nothing may be written any more
 
 
 def _unit(spec: Spec, unit: training.Unit, folder: Path, device: str) -> None:
