@@ -1,5 +1,6 @@
 """`dissensus study`: list, show, run and report studies."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,7 +102,8 @@ def _print_verdicts(result: dict[str, Any]) -> None:
     rows = []
     for verdict in result["verdicts"]:
         ours = f"{verdict['ours']:.3g}" if verdict["ours"] is not None else ""
-        span = f"\n[dim]{verdict['low']:.3g} to {verdict['high']:.3g}[/dim]" if verdict["low"] is not None else ""
+        sign = "Δ " if verdict["compared"] else ""
+        span = f"\n[dim]{sign}{verdict['low']:.3g} to {verdict['high']:.3g}[/dim]" if verdict["low"] is not None else ""
         told = f"[bold]{verdict['data']}[/bold]: {escape(verdict['says'])}"
         rows.append([_coloured(verdict["verdict"]), told, escape(verdict["paper"]), ours + span])
     title = f"{result['study']} at scale {result['scale']}, {len(result['made']['seeds'])} seeds"
@@ -137,9 +139,7 @@ def run(
             )  # fmt: skip
     except (SpecError, DataError, ImportError, running.Busy) as reason:
         fail(str(reason))
-    found = results.found(name, running.runs_folder())
-    if found is not None and found["scale"] == scale:
-        _print_verdicts(found)
+    _print_verdicts(results.summary(json.loads((folder / "report.json").read_text())))
     console.print(f"Results are in {folder}", soft_wrap=True)
 
 

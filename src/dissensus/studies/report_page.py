@@ -33,7 +33,7 @@ def html(names: list[str], root: Path) -> str:
             "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our "
             "numbers: agrees, agrees in direction (the right way, but by another amount or within the spread over "
             "seeds), disagrees, or not run. Means are over seeds; intervals are 95 % bootstrap intervals, of paired "
-            "differences where two settings are compared.",
+            "differences (Δ) where two settings are compared.",
             "lead",
         ),
         _counts(studies),
@@ -93,7 +93,8 @@ def _networks(made: dict[str, Any]) -> str:
 
 
 def _verdict_row(verdict: dict[str, Any]) -> list[Any]:
-    span = "" if verdict["low"] is None else f"{_number(verdict['low'])} to {_number(verdict['high'])}"
+    sign = "Δ " if verdict["compared"] else ""
+    span = "" if verdict["low"] is None else f"{sign}{_number(verdict['low'])} to {_number(verdict['high'])}"
     word = verdict["verdict"]
     return [
         page.Wrapped(verdict["says"]), page.badge(word, KINDS[word]), verdict["data"], verdict["paper"],

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.storage import write_atomically
-from dissensus.studies.spec import SCALES
-from dissensus.studies.verdicts import mean_and_error
+from dissensus.studies.spec import SCALES, parse
+from dissensus.studies.verdicts import judged, mean_and_error
 
 SHIPPED = Path(__file__).parent / "results"
 _NOT_AXES = ("seed", "run", "status", "epochs", "measures", "curves", "hyperparameters", "train_error")
@@ -26,7 +26,9 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
         names = rows[0]["measures"]
         values = {name: _short([row["measures"][name] for row in rows]) for name in names}
         points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **_curves(rows)})
-    told = {key: report[key] for key in ("study", "scale", "made", "verdicts")}
+    told = {key: report[key] for key in ("study", "scale", "made")}
+    spec = parse({key: value for key, value in report["spec"].items() if key != "name"}, report["study"], "report.json")
+    told["verdicts"] = [verdict.to_dict() for verdict in judged(spec, report["rows"])]
     return {**told, "axes": ["data", *grid], "points": points}
 
 

@@ -23,11 +23,13 @@ class Verdict:
     paper: str
     ours: float | None
     low: float | None
-    """The interval of ours (or of the difference, where two points are compared)."""
+    """The interval of ours, or of the difference where two points are ``compared``."""
     high: float | None
     difference: float | None
     """Ours less the paper's number, or less the value at the point of comparison."""
     seeds: int
+    compared: bool = False
+    """Whether two points were compared: the interval is then of their paired difference."""
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -118,7 +120,7 @@ def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[
     if told.direction == "similar":
         limit = told.tolerance * abs(base)
         verdict = AGREES if abs(off) <= limit else DIRECTION if low <= limit and high >= -limit else DISAGREES
-        return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a))
+        return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a), compared=True)
     sign = 1 if told.direction == "greater" else -1
     right = sign * off > 0
     sure = len(a) > 1 and (low > 0 if sign > 0 else high < 0)
@@ -126,7 +128,7 @@ def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[
     enough = told.factor <= 1 or (base != 0 and ratio >= told.factor)
     near = told.paper is None or abs(mean - told.paper) <= told.tolerance
     verdict = AGREES if right and sure and enough and near else DIRECTION if right else DISAGREES
-    return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a))
+    return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a), compared=True)
 
 
 def _in_words(told: Expectation) -> str:
