@@ -13,6 +13,8 @@ INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
 COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+_LEGEND_WIDTH = 62
+"""Letters that fit side by side below a panel."""
 MOST_MARKED = 25
 """Points of a line that get a mark each."""
 
@@ -81,7 +83,9 @@ def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, x, x_label, panel)
         if len(panels) == 1 and len(panels[0].lines) > 1:
-            figure.legend(loc="outside lower center", ncols=min(3, len(panels[0].lines)))
+            longest = max(len(line.name) for line in panels[0].lines)
+            beside = max(1, min(3, len(panels[0].lines), _LEGEND_WIDTH // (longest + 6)))
+            figure.legend(loc="outside lower center", ncols=beside)
     return figure
 
 

@@ -17,7 +17,8 @@ p { max-width: 46rem; margin: .5rem 0 1rem; }
 .lead { font-size: 1.12rem; }
 .finding { border-left: 4px solid var(--mark); padding: .1rem 0 .1rem 1rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1.2rem; }
-figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem; }
+figure { margin: 0; max-width: 40rem; padding: .9rem; background: var(--card); border: 1px solid var(--line);
+  border-radius: 10px; }
 figure svg { width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .92rem; line-height: 1.45; margin-top: .5rem; }
 .scroll { overflow-x: auto; }

@@ -13,6 +13,12 @@ KINDS = {
 }  # fmt: skip
 
 
+CURVES = (
+    "Training curves are means over each epoch's steps, in training mode (dropout on); test curves are taken at the "
+    "epoch's end. The table's gap compares both in evaluation mode, after the last epoch."
+)
+
+
 def state_of(spec: Spec, result: dict[str, Any] | None) -> str:
     """Where a study stands, in few words: its verdict, or what it waits for."""
     if result is not None:
@@ -75,6 +81,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         ("seeds", f"{len(made['seeds'])}"),
         ("networks", _networks(made)),
         ("machine", f"{made['hardware']}; dissensus {made['version']}, torch {made['packages'].get('torch', '')}"),
+        *([("trainings", f"those of {spec.uses}, measured again")] if spec.uses else []),
         ("data", "; ".join(entry["source"] for entry in made["data"])),
         *([("note", spec.note)] if spec.note else []),
     ]
@@ -82,6 +89,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         page.heading(f"{spec.reference}: {spec.title}", 3, _anchor(spec)),
         page.paragraph(spec.claim),
         *([page.figures(drawn)] if drawn else []),
+        *([page.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
         page.table(("the paper says", "verdict", "data", "paper", "ours", "interval", "difference"), rows, cards=True),
         page.facts(told),
     ]
