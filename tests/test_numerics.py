@@ -80,7 +80,7 @@ def test_switches_are_set_and_put_back(precision, deterministic, monkeypatch, un
 def test_deterministic_works_on_the_cpu_and_changes_nothing_there():
     found = []
     for deterministic in (False, True):
-        ensemble = ds.Ensemble(NETWORKS["cnn_batch_norm"][0], 2).double()
+        ensemble = ds.Ensemble(NETWORKS["cnn_batch_norm"][0], 2, backend="loop").double()
         ds.fit(ensemble, data(), mse, epochs=2, batch_size=8, deterministic=deterministic)
         found.append(ensemble.predict(data()[0]))
     assert not torch.are_deterministic_algorithms_enabled()
