@@ -7,7 +7,6 @@ nothing; one that was interrupted goes on; two at once are told apart by a lock.
 import json
 import os
 import platform
-import resource
 import socket
 import sys
 import threading
@@ -79,11 +78,18 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
     left = [unit for unit in units if not training.done(base, unit)]
     if spec.uses and left:
         raise SpecError(f"{spec.name} uses {spec.uses}, which has not trained {left[0].name}.")
-    try:
-        _train(spec, units, left, folder, device, jobs, say)
-    finally:
+    left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
+
+    def spent() -> float:
+        """Keep the seconds up to here: a run that is killed loses those of one unit at most."""
         seconds = before + time.perf_counter() - started
         write_atomically(folder / "seconds.json", json.dumps(seconds).encode())
+        return seconds
+
+    try:
+        _train(spec, units, left, folder, device, jobs, say, spent)
+    finally:
+        seconds = spent()
     if spec.uses:
         rows = [row for unit in units for row in training.measured_again(spec, unit, base)]
     else:
@@ -100,7 +106,7 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
 
 def _train(
     spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
-    say: OnStudy,
+    say: OnStudy, spent: Callable[[], float],
 ) -> None:  # fmt: skip
     done = len(units) - len(left)
     if jobs <= 1 or len(left) < 2:
@@ -109,6 +115,7 @@ def _train(
                 spec, unit, folder, device,
                 lambda text, share, done=done: say(text, (done + share) / len(units)),
             )  # fmt: skip
+            spent()
             done += 1
         return
     threads = max(1, torch.get_num_threads() // jobs)
@@ -117,6 +124,7 @@ def _train(
         say(f"{len(left)} units in {jobs} processes", done / len(units))
         for finished in as_completed(pending):
             finished.result()
+            spent()
             done += 1
             say(f"{pending[finished].name} is done, {len(units) - done} to go", done / len(units))
 
@@ -176,7 +184,6 @@ def _searched(folder: Path) -> int:
 def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, Any]], searched: int) -> dict[str, Any]:
     """How a result was made."""
     gpu = device.type == "cuda"
-    scale = 2**20 if sys.platform == "darwin" else 2**10  # what ru_maxrss counts in
     return {
         "version": dissensus.__version__,
         "python": platform.python_version(),
@@ -186,11 +193,19 @@ def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, 
         "networks": sum(row["members"] for row in rows),
         "searched_networks": searched,
         "seconds": seconds,
-        "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20
-        if gpu
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale,
+        "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if gpu else _peak_mib(),
         "data": [problems.described(name) for name in spec.data],
     }
+
+
+def _peak_mib() -> float | None:
+    """The most memory that this process or one of its workers has held; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # what ru_maxrss counts in
+    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / unit
 
 
 def _version(name: str) -> str | None:
