@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import command_line
+from provenance import command_line, library
 
 import dissensus as ds
 
@@ -66,7 +66,7 @@ def main() -> None:
     }  # fmt: skip
     made = {"command": command_line(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-            "python": platform.python_version(), "torch": torch.__version__, "dissensus": ds.__version__,
+            "python": platform.python_version(), "torch": torch.__version__, **library(),
             "epochs": options.epochs, "members": options.members, "seed": options.seed}  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:

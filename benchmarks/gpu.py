@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from provenance import command_line
+from provenance import command_line, library
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -191,7 +191,7 @@ def main() -> None:
     )  # that vmap may be slow is told by its time
     bandwidth, rate = ceilings()
     made = {"command": command_line(), "device": torch.cuda.get_device_name(), "python": platform.python_version(),
-            "torch": torch.__version__, "cuda": torch.version.cuda, "dissensus": ds.__version__}  # fmt: skip
+            "torch": torch.__version__, "cuda": torch.version.cuda, **library()}  # fmt: skip
     print(", ".join(f"{key} {value}" for key, value in made.items()))
     print(f"measured: {bandwidth / 1e12:.2f} TB/s copied, {rate / 1e12:.0f} TFLOP/s in bf16")
     rows: list[dict[str, Any]] = []

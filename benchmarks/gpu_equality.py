@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import command_line
+from provenance import command_line, library
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -229,7 +229,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     made = {"command": command_line(),
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            "dissensus": ds.__version__, "tolerance": TOLERANCE}  # fmt: skip
+            **library(), "tolerance": TOLERANCE}  # fmt: skip
     rows = []
     for name in NETWORKS:
         reference = fitted(name, "loop", "cpu", captured=False)

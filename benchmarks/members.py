@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from provenance import command_line
+from provenance import command_line, library
 from torch import nn
 from torch.nn import functional as F
 
@@ -88,7 +88,7 @@ def main() -> None:
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # that a CNN is no chain of linear layers is no news here
     made = {"command": command_line(),
             "machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "torch": torch.__version__, "dissensus": ds.__version__, "rounds": options.rounds}  # fmt: skip
+            "torch": torch.__version__, **library(), "rounds": options.rounds}  # fmt: skip
     print(", ".join(f"{name} {value}" for name, value in made.items()))
     print(f"{'milliseconds a step':28s} {'M':>3s} {'by hand':>9s}", *(f"{b:>16s}" for b in BACKENDS), " auto took")
     rows = []

@@ -1,6 +1,13 @@
-"""How a result was made."""
+"""How a result was made.
 
+Usage: python benchmarks/provenance.py    (the digest of the library as it lies here, to compare with a result's)
+"""
+
+import hashlib
 import sys
+from pathlib import Path
+
+import dissensus
 
 
 def command_line() -> str:
@@ -10,3 +17,16 @@ def command_line() -> str:
         at = words.index("--json")
         del words[at : at + 2]
     return " ".join(["python", *words])
+
+
+def library() -> dict[str, str]:
+    """Version and digest of the library's source, so that a result tells which code it is of."""
+    root = Path(dissensus.__file__).parent
+    together = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        together.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return {"dissensus": dissensus.__version__, "source": together.hexdigest()[:12]}
+
+
+if __name__ == "__main__":
+    print(library())

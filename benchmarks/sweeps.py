@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from provenance import command_line
+from provenance import command_line, library
 from torch.nn import functional as F
 
 import dissensus as ds
@@ -96,7 +96,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     made = {"command": command_line(),
             "device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "torch": torch.__version__, "dissensus": ds.__version__,
+            "torch": torch.__version__, **library(),
             "rounds": options.rounds, "steps": steps}  # fmt: skip
     print(", ".join(f"{key} {value}" for key, value in made.items()))
     peak = peak_flops(device)

@@ -211,6 +211,39 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     assert record.getMessage().endswith("operation not permitted when stream is capturing")
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backend", ["loop", "streams", "auto"])
+def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
+    """An objective that reads a number back cannot be captured: what follows must be what it would have been."""
+    build, shape = NETWORKS["two_dropouts"]
+
+    def reads_back(outputs, targets):
+        parts = augmented(outputs, targets, beta=0.7)
+        return parts if parts.total.detach().item() < 1e9 else augmented(outputs, targets, beta=0.0)
+
+    found = []
+    for captured in (False, True):
+        with monkeypatch.context() as patch:
+            if not captured:
+                patch.setattr("dissensus.train.fitting.graph_steps", lambda engine: None)
+            torch.manual_seed(4)
+            torch.cuda.manual_seed(4)
+            ensemble = ds.Ensemble(build, 3, backend=backend).double().cuda()
+            options = {"epochs": 6, "batch_size": 8, "lr": 0.01, "augment": jitter, "validation": 0.2}
+            history = ds.fit(ensemble, data(shape, "cuda"), reads_back, **options)
+            after = torch.randn(3, device="cuda").tolist(), torch.randn(3).tolist()
+            found.append((weights(ensemble), history.column("validation"), after))
+    told = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+    assert told, "the fall-back is told"
+    assert all(len(line.splitlines()) == 1 for line in told)
+    assert_same(found[1][0], found[0][0])
+    assert found[1][1] == pytest.approx(found[0][1])
+    assert found[1][2] == found[0][2], "torch's own generators go on as if nothing had been tried"
+    x, y = data(shape, "cuda")
+    history = ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=6, batch_size=8)
+    assert history.steps == 36, "and the next training is captured as ever"
+
+
 def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
     captures = []
 
