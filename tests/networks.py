@@ -66,9 +66,23 @@ NETWORKS = {
         lambda: nn.Sequential(nn.Conv2d(2, 6, 3), nn.Dropout2d(0.5), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)),
         (2, 8, 8),
     ),
+    "pooled": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, (3, 2), stride=(2, 1), padding=(2, 1)),
+            nn.MaxPool2d(2),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(6, 4, 2, bias=False),
+            nn.AvgPool2d((1, 2)),
+            nn.Tanh(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        (2, 8, 8),
+    ),
     "tied": (TiedAutoencoder, (6,)),
     "plain_average_norm": (PlainAverageNorm, (6,)),
     "norm_first": (NormFirst, (6,)),
 }
-BATCHED = {"mlp", "functional", "two_dropouts", "tied"}
-"""Those that are chains of linear layers and pointwise functions."""
+BATCHED = {"mlp", "functional", "two_dropouts", "channel_dropout", "pooled", "tied"}
+"""Those whose every layer has a batched product, or works on any shape."""

@@ -1,4 +1,8 @@
-"""Chains of linear layers and pointwise functions as batched matrix products over all members."""
+"""Networks of linear layers, plain convolutions, pooling and pointwise functions as batched products over all members.
+
+A convolution becomes one product per layer over all members' patches. Grouped convolutions, which `torch.vmap` makes of
+it, are slow for the few channels of small networks; large ones have other backends.
+"""
 
 import operator
 from collections.abc import Callable
@@ -19,6 +23,10 @@ POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Softsign, nn.Hardtanh, nn.ReLU6, nn.Hardswish, nn.Identity,
 )  # fmt: skip
 
+POOLING_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+
 POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
     F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.tanh, F.sigmoid, torch.relu, torch.tanh, torch.sigmoid,
     torch.sin, torch.cos, torch.exp, torch.add, torch.mul, torch.sub, operator.add, operator.mul, operator.sub,
@@ -27,8 +35,8 @@ POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
 
 
 def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
-    """Run all members as one chain of ``baddbmm``; raises `Unsupported` where the network is no such chain."""
-    plan = skeleton.once(_plan)
+    """Run all members by one ``baddbmm`` per layer; raises `Unsupported` where the network has other layers."""
+    plan = skeleton.once(batched_plan)
     values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
     with skeleton.lending(weights.stacked(), buffers):
         for step in plan:
@@ -39,7 +47,7 @@ def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tenso
 Step = Callable[[list[Any]], Any]
 
 
-def _plan(skeleton: Skeleton) -> list[Step]:
+def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as steps that each read earlier values and give one more; the input is the first value."""
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
@@ -77,7 +85,7 @@ def _function_step(node: fx.Node, place: dict[fx.Node, int]) -> Step:
 
 
 def unsupported(network: nn.Module, graph: fx.Graph) -> str:
-    """Why the network is no chain of linear layers and pointwise functions; empty where it is one."""
+    """Why the network has no place here; empty where it has."""
     layers = dict(network.named_modules(remove_duplicate=False))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
@@ -90,7 +98,7 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
             if layer._forward_hooks or layer._forward_pre_hooks:
                 return f"layer {node.target} has hooks"
             if not _is_supported(layer) or len(node.args) != 1 or node.kwargs:
-                return f"layer {node.target} ({type(layer).__name__}) is neither linear nor pointwise"
+                return f"layer {node.target} ({type(layer).__name__}) has no batched form"
         elif node.op == "call_function":
             if node.kwargs.get("inplace") and any(len(before.users) > 1 for before in node.all_input_nodes):
                 return "a function writes into what another operation reads"
@@ -107,13 +115,20 @@ def unsupported(network: nn.Module, graph: fx.Graph) -> str:
 def _is_supported(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1
-    return type(layer) in (nn.Linear, KeyedDropout) or type(layer) in POINTWISE_LAYERS
+    if type(layer) is nn.Conv2d:
+        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
+    return type(layer) in (nn.Linear, KeyedDropout, *POOLING_LAYERS, *POINTWISE_LAYERS)
 
 
 def _layer(layer: nn.Module, x: Tensor) -> Tensor:
     """One layer for all members at once; its weights are stacked ``[M, ...]``."""
     if isinstance(layer, nn.Linear):
         return stacked_linear(x, layer.weight, layer.bias)
+    if isinstance(layer, nn.Conv2d):
+        return stacked_convolution(x, layer.weight, layer.bias, layer.stride, layer.padding)
+    if isinstance(layer, POOLING_LAYERS):
+        return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     if isinstance(layer, KeyedDropout):
         return _stacked_dropout(layer, x)
     if isinstance(layer, nn.Flatten):
@@ -130,6 +145,26 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     transposed = weight.transpose(1, 2)
     y = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, transposed)
     return y if x.ndim == 3 else y.view(*x.shape[:-1], -1)
+
+
+def stacked_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], padding: str | tuple[int, ...]
+) -> Tensor:
+    """``x [M, B, C, H, W]`` through M convolutions ``[M, out, C, h, w]``: one product of patches and kernels.
+
+    What comes out lies channels last, so that the next layer's patches are copied in runs of ``w · C`` numbers.
+    """
+    assert not isinstance(padding, str)
+    members, out, _, height, width = weight.shape
+    x = x.to(weight.dtype)  # what autocast would do, before patches repeat every number
+    if any(padding):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    views = x.unfold(3, height, stride[0]).unfold(4, width, stride[1])  # [M, B, C, H', W', h, w]
+    batch, rows, columns = views.shape[1], views.shape[3], views.shape[4]
+    patches = views.permute(0, 1, 3, 4, 5, 6, 2).reshape(members, batch * rows * columns, -1)
+    kernels = weight.permute(0, 1, 3, 4, 2).reshape(members, out, -1)
+    y = stacked_linear(patches, kernels, bias)
+    return y.view(members, batch, rows, columns, out).permute(0, 1, 4, 2, 3)
 
 
 def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dissensus.dropout import keyed, set_keys
+from dissensus.execution.batched import batched_plan
 from dissensus.execution.choice import BACKENDS, Choice, fastest
 from dissensus.execution.signature import signature
-from dissensus.execution.skeleton import Skeleton, Tensors, first_line
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights
 
 log = logging.getLogger("dissensus")
@@ -144,6 +145,14 @@ class StackedMembers(nn.Module):
             except Exception as reason:  # where the network itself is at fault, the loop will say so
                 return first_line(reason)
         return None
+
+    def is_batchable(self) -> bool:
+        """Whether the backend ``"batched"`` knows every layer."""
+        try:
+            self.skeleton.once(batched_plan)
+        except Unsupported:
+            return False
+        return True
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module."""

@@ -38,8 +38,9 @@ class Hanging:
         return [tensor for tensor in self.tensors.values() if tensor.requires_grad]
 
     def first(self, members: int) -> "Hanging":
-        """The first so many members."""
-        return Hanging({name: tensor[:members] for name, tensor in self.tensors.items()}, min(members, self.count))
+        """The first so many members, as leaves of their own: a graph cannot lead back to tensors from before it."""
+        cut = {n: t.detach()[:members].requires_grad_(t.requires_grad) for n, t in self.tensors.items()}
+        return Hanging(cut, min(members, self.count))
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,9 @@ class Packed:
         return [self.flat] if self.flat.requires_grad else []
 
     def first(self, members: int) -> "Packed":
-        """The first so many members."""
-        return Packed(self.layout, self.flat[:members], self.dtype)
+        """The first so many members, as a leaf of their own."""
+        flat = self.flat.detach()[:members].requires_grad_(self.flat.requires_grad)
+        return Packed(self.layout, flat, self.dtype)
 
 
 Weights = Hanging | Packed

@@ -51,14 +51,16 @@ def needs(engine: Engine, x: Tensor) -> Needs:
     alike = isinstance(body, StackedMembers)
     before = {name: tensor.clone() for name, tensor in body.state().items()}
     backend, choices = body.backend, dict(body.choices)
-    body.backend = "loop"
     kept = 0
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
             forward = functools.partial(engine.outputs, x, leaf, per_run=False, rows=rows)
-            kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
+            patches = isinstance(body, StackedMembers) and backend in ("batched", "auto") and body.is_batchable()
+            for way in ("loop", "batched") if patches else ("loop",):
+                body.backend = way  # convolutions as products keep all their patches
+                kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
     body.backend, body.choices = backend, choices
     with torch.no_grad():
         for name, tensor in body.state().items():
