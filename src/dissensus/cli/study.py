@@ -114,7 +114,8 @@ def _print_verdicts(result: dict[str, Any]) -> None:
 def run(
     name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")],
     scale: Annotated[
-        str, typer.Option(help="smoke (seconds), laptop (minutes) or paper (the full protocol).")
+        str,
+        typer.Option(help="smoke (seconds), laptop (minutes), gpu (minutes, on a card) or paper (the full protocol)."),
     ] = "laptop",
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, such as optimisation.epochs=3; repeatable.")

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-SCALES = ("smoke", "laptop", "paper")
+SCALES = ("smoke", "laptop", "gpu", "paper")
+"""From seconds to the full protocol; ``gpu``: all of the data, and as much of the rest as a card does in minutes."""
 PAPERS = {
     "collusion": "Joint Training of Deep Ensembles Fails Due to Learner Collusion",
     "ldr": "Rethinking Out-of-Distribution Detection at Scale through Ensemble Diversity",
