@@ -3,7 +3,6 @@
 import functools
 import re
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,8 @@ OBJECTIVES = {
 BESIDE_THE_GRID = {"epoch", "members", "data"}
 
 every_study = pytest.mark.parametrize("name", REQUIRED)
-every_scale = pytest.mark.parametrize(("name", "scale"), [(n, s) for n in REQUIRED for s in spec.SCALES])
 
 
-@cache
 @functools.cache
 def study(name):
     path = LIBRARY / f"{name}.toml"
@@ -50,6 +47,9 @@ def at_scale(name, scale):
     return spec.resolved(study(name), scale, {}, name)
 
 
+every_scale = pytest.mark.parametrize(("name", "scale"), [(n, s) for n in REQUIRED for s in study(n).scales])
+
+
 def points(expectation):
     return [point for point in (expectation.at, expectation.than) if point]
 
@@ -57,7 +57,12 @@ def points(expectation):
 def test_every_table_and_figure_has_its_study_and_nothing_else_lies_there():
     found = {f"{path.parent.name}/{path.stem}" for path in LIBRARY.rglob("*.toml")}
     assert found == set(REQUIRED)
-    assert all(spec.file_of(name).is_file() for name in REQUIRED)
+    assert found == set(finding.names())
+
+
+@every_study
+def test_it_has_the_three_scales_that_everyone_asks_for(name):
+    assert {"smoke", "laptop", "paper"} <= set(study(name).scales) <= set(spec.SCALES)
 
 
 @every_scale
@@ -70,7 +75,7 @@ def test_it_parses_and_resolves_at_every_scale(name, scale):
 @every_study
 def test_it_names_only_what_is_known_or_to_come(name):
     told = finding.load(name)
-    for scale in spec.SCALES:
+    for scale in study(name).scales:
         ingredients.check(spec.resolved(told, scale, {}, name), name)
 
 
@@ -114,7 +119,7 @@ def test_what_it_uses_is_there_at_the_same_points(name):
         return
     assert told.uses in REQUIRED
     assert not study(told.uses).uses
-    for scale in spec.SCALES:
+    for scale in study(name).scales:
         mine, other = at_scale(name, scale), at_scale(told.uses, scale)
         assert set(mine.data) <= set(other.data), scale
         assert mine.grid == other.grid, scale
@@ -153,7 +158,7 @@ def test_costs_do_not_fall_as_scales_grow(name):
         minutes = study(name).cost[scale]
         return minutes.get("cpu", 0) + 50 * minutes.get("gpu", 0)
 
-    costs = [on_two_cores(scale) for scale in spec.SCALES]
+    costs = [on_two_cores(scale) for scale in study(name).scales]
     assert costs == sorted(costs)
 
 
@@ -174,10 +179,11 @@ def test_what_it_expects_can_be_measured(name):
     for e in told.expect:
         assert e.measure in paper.evaluation.measures, e.says
         for point in points(e):
+            assert not e.along or (e.along in paper.grid and e.along not in point), e.says
             for axis, value in point.items():
                 assert axis in paper.grid or axis in BESIDE_THE_GRID, (e.says, axis)
                 assert axis not in paper.grid or value in paper.grid[axis], (e.says, axis, value)
-        known = {data for scale in spec.SCALES for data in at_scale(name, scale).data}
+        known = {data for scale in study(name).scales for data in at_scale(name, scale).data}
         assert set(e.data) <= known, e.says
 
 
@@ -190,7 +196,7 @@ def test_what_it_expects_is_one_point_of_the_grid(name, scale):
             continue
         for point in points(e):
             if set(point) <= set(told.grid):
-                open_axes = {axis for axis, values in told.grid.items() if len(values) > 1} - set(point) - {"seed"}
+                open_axes = {axis for axis, values in told.grid.items() if len(values) > 1} - {*point, "seed", e.along}
                 assert not open_axes, (e.says, open_axes)
 
 
@@ -199,7 +205,8 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
     for e in study(name).expect:
         bounded = e.low is not None or e.high is not None
         assert (e.paper is not None) + bounded + bool(e.direction) == 1, e.says
-        assert bool(e.than) == bool(e.direction), e.says
+        assert bool(e.than) + bool(e.along) == bool(e.direction), e.says
+        assert bool(e.along) == e.direction.endswith("inside"), e.says
         assert e.at != e.than, e.says
         assert e.paper is None or e.tolerance > 0, e.says
         assert e.direction != "similar" or e.tolerance > 0, e.says
@@ -235,7 +242,7 @@ def test_a_papers_number_is_held_against_its_own_data_and_protocol_only(name):
 
 @every_study
 def test_what_is_drawn_can_be_measured(name):
-    for scale in spec.SCALES:
+    for scale in study(name).scales:
         told = at_scale(name, scale)
         assert told.figure.lines
         assert told.figure.x not in {"epoch"} or told.evaluation.curves
@@ -245,7 +252,7 @@ def test_what_is_drawn_can_be_measured(name):
 def test_studies_differ_in_what_they_compute():
     digests = {}
     for name in REQUIRED:
-        for scale in spec.SCALES:
+        for scale in study(name).scales:
             told = at_scale(name, scale)
             if told.uses or told.procedure in WITHOUT_DATA:
                 continue

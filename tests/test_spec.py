@@ -312,7 +312,3 @@ def test_plain_values_survive_as_toml(value):
 @pytest.mark.parametrize("value", [float("inf"), float("-inf")])
 def test_infinities_survive_as_toml(value):
     assert tomllib.loads(to_toml({"key": value})) == {"key": value}
-
-
-def test_a_study_lies_where_its_name_says():
-    assert [spec.file_of(name) for name in NAMES] == FILES

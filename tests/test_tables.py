@@ -107,10 +107,10 @@ def test_only_training_rows_are_learnt_from():
     x, y = rows(300)
     data = Table(x, y, tuple("abcdef"), ("y", "z"))
     train, test = torch.arange(200), torch.arange(200, 300)
-    before = scaled(data, train, test)
+    before = scaled(data.x, data.y, train, test)
     spoiled = Table(x.clone(), y.clone(), data.features, data.targets)
     spoiled.x[200:], spoiled.y[200:] = -1e6, 1e6
-    after = scaled(spoiled, train, test)
+    after = scaled(spoiled.x, spoiled.y, train, test)
     assert torch.equal(before[0][0], after[0][0])
     assert torch.equal(before[0][1], after[0][1])
     assert before[0][0].dtype == before[0][1].dtype == torch.float32
@@ -160,7 +160,7 @@ def test_the_real_tables(name):
     assert len(set(data.features)) == features
     assert data.targets == RECIPES[name].targets
     train, test = split_rows(rows, 0.2, seed=0)
-    pairs = scaled(data, train, test)
+    pairs = scaled(data.x, data.y, train, test)
     assert all(part.isfinite().all() for pair in pairs for part in pair)
     torch.testing.assert_close(pairs[0][0].mean(0), torch.zeros(features), atol=1e-4, rtol=0)
     skewed = Scaling.fit(data.x, data.y).logged

@@ -73,6 +73,37 @@ def test_similar_is_relative_to_the_other_point(here, expected):
 
 
 @pytest.mark.parametrize(
+    ("curves", "expected", "best"),
+    [
+        ([[3.0, 2.0, 1.0, 2.5], [3.2, 2.1, 1.2, 2.4]], "agrees", 0.8),
+        ([[3.0, 2.9, 3.1, 4.0], [3.0, 3.05, 3.2, 4.0]], "agrees in direction", 0.4),
+        ([[1.0, 2.0, 3.0, 4.0], [1.1, 2.0, 3.0, 4.0]], "disagrees", 0.4),
+        ([[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.1, 1.1]], "disagrees", 0.8),
+        ([[3.0, 1.0, 2.0, 3.0]], "agrees in direction", 0.4),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
+    rows = [
+        {"data": "a", "seed": s, "beta": beta, "members": 5, "measures": {"m": sign * value}}
+        for s, curve in enumerate(curves)
+        for beta, value in zip([0.0, 0.4, 0.8, 1.0], curve, strict=True)
+    ]
+    rows += [{**row, "members": 10, "measures": {"m": 0.0}} for row in rows]
+    direction = "lowest inside" if sign == 1 else "highest inside"
+    told = Expectation("s", "m", at={"members": 5}, along="beta", direction=direction)
+    found = verdict(told, rows)
+    means = np.mean(curves, 0)
+    assert found.verdict == expected
+    assert found.ours == pytest.approx(sign * means[1:-1].min())
+    assert found.difference == pytest.approx(sign * (means[1:-1].min() - min(means[0], means[-1])))
+    assert found.low <= found.difference <= found.high
+    assert f"beta = {best:g}" in found.says
+    two_points = [row for row in rows if row["beta"] in (0.0, 1.0)]
+    assert verdict(told, two_points).verdict == verdict(told, []).verdict == "not run"
+
+
+@pytest.mark.parametrize(
     ("here", "expected"), [([0.5, 0.6], "agrees"), ([0.2, 0.35], "agrees in direction"), ([0.1, 0.12], "disagrees")]
 )
 def test_ranges(here, expected):

@@ -39,10 +39,17 @@ def one_of(name: str, value: object, options: Iterable[str]) -> None:
     options = list(options)
     if value in options:
         return
-    near = difflib.get_close_matches(str(value), options, n=1)
-    refuse(
-        name, "be one of " + ", ".join(map(repr, options)), repr(value), f"Did you mean {near[0]!r}?" if near else ""
-    )
+    refuse(name, "be one of " + ", ".join(map(repr, options)), repr(value), nearest(str(value), options))
+
+
+def nearest(word: str, known: Iterable[object], otherwise: str = "") -> str:
+    """Ask whether the nearest known word was meant, or say something else where none is near.
+
+    >>> nearest("strems", ["loop", "streams"]), nearest("x", ["loop"], "There is but loop.")
+    ("Did you mean 'streams'?", 'There is but loop.')
+    """
+    found = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    return f"Did you mean {found[0]!r}?" if found else otherwise
 
 
 def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, int]:

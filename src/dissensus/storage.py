@@ -9,7 +9,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,29 @@ def _to_disk(temporary: Path, path: Path) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a folder for this process, where the system has such locks; the lock goes with the process.
+
+    With ``wait=False`` a folder that is held raises `BlockingIOError`, which says who holds it since when.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as reason:
+            lock.seek(0)
+            raise BlockingIOError(lock.read().strip() or "another process") from reason
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        lock.flush()
+        yield
 
 
 def write_atomically(path: Path, payload: bytes) -> None:

@@ -9,8 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -27,7 +25,7 @@ from dissensus.data.fetching import Progress, fetch
 from dissensus.data.formats import DataError, refuse
 from dissensus.data.unpacking import unpack
 from dissensus.data.verifying import has_size, judged
-from dissensus.storage import file_digest
+from dissensus.storage import file_digest, locked
 
 __all__ = ["SOURCES", "check", "data_folder", "dataset", "folder_of", "get", "load", "present", "state"]
 
@@ -113,7 +111,7 @@ def get(name: str, *, progress: Progress | None = None) -> Path:
     if source.places:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _alone(folder):
+            with locked(folder, wait=True):
                 if present(name) or _fetched(source, folder, reasons, progress):
                     return folder
         except OSError as reason:
@@ -270,19 +268,6 @@ def _from_place(source: Source, place: Place, folder: Path, progress: Progress |
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(entry, target)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from fetching into the same folder, where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _told_by_hand(name: str, source: Source, folder: Path, reasons: list[str]) -> str:

@@ -146,18 +146,17 @@ class Scaling:
 
 
 def scaled(
-    table: Table, train: Int[Tensor, " n"], *others: Int[Tensor, " m"]
-) -> list[tuple[Float[Tensor, "k F"], Float[Tensor, "k T"]]]:
+    x: Float[Tensor, "N F"], y: Float[Tensor, "N T"], train: Int[Tensor, " n"], *others: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """Rows of a table as float32 pairs ``(x, y)``, all scaled by the first, the training rows.
 
-    >>> rows = Table(torch.eye(4), torch.arange(4.0).unsqueeze(1), ("a", "b", "c", "d"), ("y",))
-    >>> train, test = scaled(rows, torch.tensor([0, 1, 2]), torch.tensor([3]))
+    >>> train, test = scaled(torch.eye(4), torch.arange(4.0).unsqueeze(1), torch.tensor([0, 1, 2]), torch.tensor([3]))
     >>> test
     (tensor([[-0.7071, -0.7071, -0.7071,  1.0000]]), tensor([[2.4495]]))
     """
-    scaling = Scaling.fit(table.x[train], table.y[train])
-    pairs = [scaling.apply(table.x[rows], table.y[rows]) for rows in (train, *others)]
-    return [(x.float(), y.float()) for x, y in pairs]
+    scaling = Scaling.fit(x[train], y[train])
+    pairs = [scaling.apply(x[rows], y[rows]) for rows in (train, *others)]
+    return [(x_part.float(), y_part.float()) for x_part, y_part in pairs]
 
 
 def _is_missing(text: str) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dissensus.studies import figures, page
+from dissensus.studies import figures, page, verdicts
 from dissensus.studies.demo import epochs_of
 
 Run = dict[str, Any]
@@ -61,7 +61,7 @@ def _change(differences: list[float], base: float) -> str:
     from scipy.stats import t
 
     n = len(differences)
-    mean, error = sum(differences) / n, figures.standard_error(differences)
+    mean, error = verdicts.mean_and_error(differences)
     size = f"{abs(mean) / base:.0%}"
     if n < 2 or abs(mean) <= t.ppf(0.975, n - 1) * error:
         tail = "so what was added mostly cancels out when members are averaged."

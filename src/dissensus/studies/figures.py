@@ -1,13 +1,13 @@
 """Figures as SVG that take their ink from the page, so that they read in light, in dark and in print."""
 
 import io
-import math
 import re
-import statistics
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from dissensus.studies.verdicts import mean_and_error
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 def over_seeds(name: str, values: Sequence[Sequence[float]]) -> Line:
     """A line from the values over seeds at every x."""
-    return Line(name, [sum(v) / len(v) for v in values], [standard_error(v) for v in values])
+    return Line(name, [mean_and_error(v)[0] for v in values], [mean_and_error(v)[1] for v in values])
 
 
 class Panel(NamedTuple):
@@ -60,15 +60,6 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 2,
 }
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Standard error of a mean over seeds; zero for one seed.
-
-    >>> standard_error([1.0, 3.0])
-    1.0
-    """
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:

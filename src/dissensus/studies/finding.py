@@ -1,13 +1,13 @@
 """The library of studies: which there are, and one by its name."""
 
-import difflib
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from dissensus import checks
 from dissensus.studies import ingredients
-from dissensus.studies.spec import Spec, SpecError, parse
+from dissensus.studies.spec import Spec, SpecError, merged, parse
 
 LIBRARY = Path(__file__).parent / "library"
 _OWN = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
@@ -33,9 +33,9 @@ def load(name: str) -> Spec:
         return read(path, f"{path.parent.name}/{path.stem}")
     known = names()
     if name not in known:
-        near = [n for n in known if n.endswith(f"/{name}")][:1] or difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else " `dissensus study list` shows all."
-        raise SpecError(f"there is no study {name!r}.{hint}")
+        same = next((n for n in known if n.endswith(f"/{name}")), name)  # its paper was left out
+        hint = checks.nearest(same, known, "`dissensus study list` shows all.")
+        raise SpecError(f"there is no study {name!r}. {hint}")
     return read(LIBRARY / f"{name}.toml", name)
 
 
@@ -44,7 +44,7 @@ def read(path: Path, name: str) -> Spec:
     told = _toml(path)
     if "uses" in told:
         base = _toml(LIBRARY / f"{told['uses']}.toml")
-        told = _over({key: value for key, value in base.items() if key not in _OWN}, told)
+        told = merged({key: value for key, value in base.items() if key not in _OWN}, told)
     spec = parse(told, name, path.name)
     ingredients.check(spec, path.name)
     return spec
@@ -57,11 +57,3 @@ def _toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
     except FileNotFoundError as reason:
         raise SpecError(f"{path.name}: there is no such file.") from reason
-
-
-def _over(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in other.items():
-        inner = base.get(key)
-        result[key] = _over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return result

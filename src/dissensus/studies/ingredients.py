@@ -1,6 +1,5 @@
 """What a study may name: networks, objectives, augmentations. A study that names what is not there yet waits for it."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -8,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from dissensus import nets, objectives
+from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
-from dissensus.studies.measures import measure_of
+from dissensus.studies import measures
 from dissensus.studies.problems import FOLDERS, NAMES, Problem
 from dissensus.studies.spec import Objective, Spec, SpecError
 
@@ -103,7 +102,7 @@ def waits_for(spec: Spec) -> list[str]:
         missing.append(f"the network {spec.members.network!r}")
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
-    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if measure_of(name) is None][:2]
+    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not measures.exists(name)][:2]
     missing += [f"streaming {name}" for name in spec.data if name in FOLDERS]
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
@@ -134,6 +133,5 @@ def check(spec: Spec, file: str) -> None:
 
 def _known(file: str, key: str, word: str, known: list[str]) -> None:
     if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It may be one of {', '.join(known)}."
+        hint = checks.nearest(word, known, f"It may be one of {', '.join(known)}.")
         raise SpecError(f"{file}: key {key!r} is {word!r}, which nothing is called. {hint}")

@@ -82,10 +82,13 @@ OF_TRAINING = ("gap", "train_error")
 """Measures that need the outputs on training data: the training procedure takes them itself."""
 
 
+def exists(name: str) -> bool:
+    """Whether a measure can be taken."""
+    return name in OF_TRAINING or measure_of(name) is not None
+
+
 def measure_of(name: str) -> Measure | None:
-    """A measure by its name; None where there is none."""
-    if name in OF_TRAINING:
-        return lambda *_: float("nan")
+    """A measure of test outputs by its name; None where there is none."""
     if name.startswith("codependence_"):
         drop = float(name.removeprefix("codependence_"))
         return lambda outputs, targets, loss, pool: _rise(outputs, targets, loss, pool, drop)
@@ -105,11 +108,11 @@ def measured(
     found: dict[str, float] = {}
     with torch.no_grad():
         for name in names:
-            measure = measure_of(name)
-            assert measure is not None, name
             if name in OF_TRAINING:
                 before = float("nan") if train_error is None else train_error
                 found[name] = before if name == "train_error" else error(outputs, targets, loss, pool) - before
-            else:
-                found[name] = measure(outputs, targets, loss, pool)
+                continue
+            measure = measure_of(name)
+            assert measure is not None, name
+            found[name] = measure(outputs, targets, loss, pool)
     return found

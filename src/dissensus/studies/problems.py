@@ -10,7 +10,7 @@ from dissensus import checks
 from dissensus.data import sources, tables
 from dissensus.data.batches import split_rows
 from dissensus.randomness import derived_seed
-from dissensus.studies.spec import Spec
+from dissensus.studies.spec import Spec, SpecError
 
 LEAKY = "-leaky"
 MADE = ("made-images", "made-table")
@@ -59,7 +59,7 @@ def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Pro
     """
     checks.one_of("data", name, NAMES)
     if name in FOLDERS:
-        raise NotImplementedError(f"{name} is read from disk batch by batch, which the procedure 'train' does not do")
+        raise SpecError(f"{name} is read from disk batch by batch, which the procedure 'train' does not do")
     if has_own_splits(name):
         return _split(name, seed, spec, searching)
     (x, y), (test_x, test_y) = _images(name, "train"), _images(name, "test")
@@ -81,9 +81,7 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
     if name == "digits":
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
     else:
-        scaling = tables.Scaling.fit(x[kept], y[kept])
-        scaled = [scaling.apply(x[rows], y[rows]) for rows in parts]
-        pairs = [(x_part.float(), y_part.float()) for x_part, y_part in scaled]
+        pairs = tables.scaled(x, y, *parts)
     outputs = 10 if name == "digits" else y.shape[1]
     return Problem(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
 

@@ -7,13 +7,12 @@ nothing; one that was interrupted goes on; two at once are told apart by a lock.
 import json
 import os
 import platform
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +21,8 @@ from typing import Any
 import torch
 
 import dissensus
-from dissensus.storage import write_atomically
-from dissensus.studies import finding, problems, training, verdicts
+from dissensus.storage import locked, write_atomically
+from dissensus.studies import finding, problems, training
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
 
@@ -72,41 +71,34 @@ def run(
 
 
 def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy) -> None:
-    started, before = time.perf_counter(), _spent(folder)
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
     units = training.units(spec)
     left = [unit for unit in units if not training.done(base, unit)]
     if spec.uses and left:
         raise SpecError(f"{spec.name} uses {spec.uses}, which has not trained {left[0].name}.")
     left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
-
-    def spent() -> float:
-        """Keep the seconds up to here: a run that is killed loses those of one unit at most."""
-        seconds = before + time.perf_counter() - started
-        write_atomically(folder / "seconds.json", json.dumps(seconds).encode())
-        return seconds
-
-    try:
-        _train(spec, units, left, folder, device, jobs, say, spent)
-    finally:
-        seconds = spent()
-    if spec.uses:
-        rows = [row for unit in units for row in training.measured_again(spec, unit, base)]
-    else:
-        rows = [row for unit in units for row in json.loads((folder / unit.name / "rows.json").read_text())]
-    how = made(spec, seconds, device, rows, _searched(base))
+    with _clock(folder) as seconds:
+        _train(spec, units, left, folder, device, jobs, say)
+        rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
+    how = made(spec, seconds(), device, rows, _searched(base))
     report = {
         "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
         "outputs": "." if base == folder else os.path.relpath(base, folder), "rows": rows,
-        "verdicts": [verdict.to_dict() for verdict in verdicts.judged(spec, rows)],
     }  # fmt: skip
     write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomically(folder / "DONE", b"")
 
 
+def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dict[str, Any]]:
+    """A unit's rows: as it left them, or measured anew from what another study has kept."""
+    if spec.uses:
+        return training.measured_again(spec, unit, base)
+    return json.loads((folder / unit.name / "rows.json").read_text())
+
+
 def _train(
     spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
-    say: OnStudy, spent: Callable[[], float],
+    say: OnStudy,
 ) -> None:  # fmt: skip
     done = len(units) - len(left)
     if jobs <= 1 or len(left) < 2:
@@ -115,7 +107,6 @@ def _train(
                 spec, unit, folder, device,
                 lambda text, share, done=done: say(text, (done + share) / len(units)),
             )  # fmt: skip
-            spent()
             done += 1
         return
     threads = max(1, torch.get_num_threads() // jobs)
@@ -124,7 +115,6 @@ def _train(
         say(f"{len(left)} units in {jobs} processes", done / len(units))
         for finished in as_completed(pending):
             finished.result()
-            spent()
             done += 1
             say(f"{pending[finished].name} is done, {len(units) - done} to go", done / len(units))
 
@@ -145,30 +135,38 @@ def _unit(spec: Spec, unit: training.Unit, folder: Path, device: str) -> None:
     training.run(spec, unit, folder, torch.device(device), lambda text, share: None)  # noqa: ARG005
 
 
-def _spent(folder: Path) -> float:
-    """Seconds that interrupted runs have taken before."""
+@contextmanager
+def _clock(folder: Path) -> Iterator[Callable[[], float]]:
+    """Seconds that this study has taken, interrupted runs included: one that is killed loses five of them at most."""
     file = folder / "seconds.json"
-    return float(json.loads(file.read_text())) if file.exists() else 0.0
+    before = float(json.loads(file.read_text())) if file.exists() else 0.0
+    started, over = time.perf_counter(), threading.Event()
+
+    def seconds() -> float:
+        return before + time.perf_counter() - started
+
+    def tick() -> None:
+        while not over.wait(5.0):
+            write_atomically(file, json.dumps(seconds()).encode())
+
+    ticking = threading.Thread(target=tick, daemon=True)
+    ticking.start()
+    try:
+        yield seconds
+    finally:
+        over.set()
+        ticking.join()
+        write_atomically(file, json.dumps(seconds()).encode())
 
 
 @contextmanager
 def alone(folder: Path, name: str) -> Iterator[None]:
-    """Hold a folder for this process; the lock goes with the process, whatever happens to it."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    with (folder / ".lock").open("a+") as lock:
+    """Hold a study's folder, or say who does."""
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as reason:
-            lock.seek(0)
-            who = lock.read().strip() or "another process"
-            raise Busy(f"{name} is being run already, by {who}, in {folder}. Wait for it, or stop it.") from reason
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        lock.flush()
+            held.enter_context(locked(folder, wait=False))
+        except BlockingIOError as reason:
+            raise Busy(f"{name} is being run already, by {reason}, in {folder}. Wait for it, or stop it.") from reason
         yield
 
 

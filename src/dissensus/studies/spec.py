@@ -5,15 +5,15 @@ Sections are dataclasses; a field's annotation is the type that is wanted and it
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 import types
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
+
+from dissensus import checks
 
 SCALES = ("smoke", "laptop", "gpu", "paper")
 """From seconds to the full protocol; ``gpu``: all of the data, and as much of the rest as a card does in minutes."""
@@ -123,7 +123,9 @@ class Expectation:
     """The point where the measure is taken, such as ``{beta = 1.0}``."""
     than: dict[str, Any] = field(default_factory=dict)
     """A point to compare it with."""
-    direction: Literal["", "greater", "less", "similar"] = ""
+    along: str = ""
+    """An axis along which the measure is said to be ``lowest inside`` or ``highest inside``: at neither end."""
+    direction: Literal["", "greater", "less", "similar", "lowest inside", "highest inside"] = ""
     factor: float = _at_least(0, 1.0)
     """By which factor at least it is greater or less."""
     low: float | None = None
@@ -187,7 +189,7 @@ def parse(told: dict[str, Any], name: str, file: str) -> Spec:
     for scale, other in spec.scales.items():
         if scale not in SCALES:
             raise SpecError(f"{file}: key 'scales.{scale}' is not known.{_near(scale, SCALES)}")
-        _section(_merged(told, other) | {"name": name}, Spec, file, f"scales.{scale}")
+        _section(merged(told, other) | {"name": name}, Spec, file, f"scales.{scale}")
     for scale, minutes in spec.cost.items():
         kinds = isinstance(minutes, dict) and all(
             kind in ("cpu", "gpu") and isinstance(m, int | float) for kind, m in minutes.items()
@@ -202,7 +204,7 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
     if scale not in spec.scales:
         have = ", ".join(spec.scales) or "none"
         raise SpecError(f"{spec.name} has no scale {scale!r}; it has {have}.{_near(scale, tuple(spec.scales))}")
-    told = _merged(spec.to_dict(), spec.scales[scale])
+    told = merged(spec.to_dict(), spec.scales[scale])
     for key, value in changes.items():
         place = told
         *path, last = key.split(".")
@@ -215,13 +217,13 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
     return _section({**told, "name": spec.name}, Spec, file, "")
 
 
-def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """One mapping over another, section by section; lists and a grid's axes are replaced whole."""
+def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """One mapping over another, section by section; lists are replaced whole, and so is a scale's grid."""
     result = dict(base)
     for key, value in other.items():
         inner = base.get(key)
         both = isinstance(inner, dict) and isinstance(value, dict)
-        result[key] = _merged(inner, value) if both and key != "grid" else value  # pyright: ignore[reportArgumentType]
+        result[key] = merged(inner, value) if both and key != "grid" else value  # pyright: ignore[reportArgumentType]
     return result
 
 
@@ -259,8 +261,8 @@ def _value(value: Any, hint: Any, about: dataclasses.Field[Any], file: str, key:
         known = typing.get_args(wanted)
         if value not in known:
             one_of = ", ".join(repr(word) for word in known if word)
-            near = _near(str(value), known) if difflib.get_close_matches(str(value), known, n=1) else ""
-            raise SpecError(f"{file}: key {key!r} must be one of {one_of}; got {value!r}.{near}")
+            near = checks.nearest(str(value), known)
+            raise SpecError(f"{file}: key {key!r} must be one of {one_of}; got {value!r}. {near}".rstrip())
         return value
     fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
@@ -288,8 +290,7 @@ def _kind(value: object) -> str:
 
 
 def _near(word: str, known: tuple[Any, ...]) -> str:
-    found = difflib.get_close_matches(word, [str(k) for k in known], n=1)
-    return f" Did you mean {found[0]!r}?" if found else f" It may be one of {', '.join(map(str, known))}."
+    return " " + checks.nearest(word, known, f"It may be one of {', '.join(map(str, known))}.")
 
 
 def _plain(value: Any) -> Any:
@@ -351,8 +352,3 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, float):
         return {math.inf: "inf", -math.inf: "-inf"}.get(value, repr(value))
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
-
-
-def file_of(name: str) -> Path:
-    """Where a study of the library lies."""
-    return Path(__file__).parent / "library" / f"{name}.toml"
