@@ -34,7 +34,7 @@ def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B
     >>> mse(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([5.])
     """
-    return (values - _values(values, targets)).square().sum(-1)
+    return (values - as_values(values, targets)).square().sum(-1)
 
 
 def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -81,7 +81,7 @@ def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     tensor([6.9315e-01, 1.0000e+04])
     """
     # softplus would jump by 2e-9 at 20, where torch goes over to a straight line.
-    return -F.logsigmoid(_values(margin, targets) * margin).sum(-1)
+    return -F.logsigmoid(as_values(margin, targets) * margin).sum(-1)
 
 
 def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -90,7 +90,7 @@ def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tenso
     >>> exponential(torch.tensor([[2.0]]), torch.tensor([-1.0]))
     tensor([7.3891])
     """
-    return (-_values(margin, targets) * margin).exp().sum(-1)
+    return (-as_values(margin, targets) * margin).exp().sum(-1)
 
 
 def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -99,7 +99,7 @@ def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor,
     >>> poisson(torch.tensor([[0.0]]), torch.tensor([3.0]))
     tensor([1.])
     """
-    return (log_rate.exp() - _values(log_rate, targets) * log_rate).sum(-1)
+    return (log_rate.exp() - as_values(log_rate, targets) * log_rate).sum(-1)
 
 
 def _check_classes(logits: Tensor) -> None:
@@ -181,5 +181,6 @@ def at_label(values: Float[Tensor, "*S B C"], labels: Tensor) -> Float[Tensor, "
     return values.gather(-1, index).squeeze(-1)
 
 
-def _values(outputs: Tensor, targets: Tensor) -> Tensor:
+def as_values(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Real targets, checked and ready to be set against outputs: ``[B]`` serves as ``[B, 1]``."""
     return checks.value_targets(targets, *outputs.shape[-2:]).to(outputs.dtype)

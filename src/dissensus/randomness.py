@@ -4,6 +4,7 @@ A mask that depends on (key, step, position) alone is the same whether members r
 batched product, in any order, on any device.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,18 +43,20 @@ def keep_mask(shape: tuple[int, ...], drop: float, key: Int[Tensor, ""], step: I
     >>> round(mask.float().mean().item(), 2)
     0.7
     """
+    return random_bits(shape, key, step) > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
+
+
+def random_bits(shape: tuple[int, ...], key: Int[Tensor, ""], step: Int[Tensor, ""]) -> Int[Tensor, "..."]:
+    """Whole numbers from 0 to 2³¹ − 1 that depend on (position, key, step) alone."""
     low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
-    count = 1
-    for size in shape:
-        count *= size
-    position = torch.arange(count, dtype=torch.int32, device=key.device).view(shape)
-    first = _mixed(_mixed(low ^ step.to(torch.int32)) + high)
-    second = _mixed(first + 0x3C6EF372)
-    bits = _mixed(_mixed(position + first) ^ second) & 0x7FFFFFFF
-    return bits > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
+    position = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
+    first = mixed(mixed(low ^ step.to(torch.int32)) + high)
+    second = mixed(first + 0x3C6EF372)
+    return mixed(mixed(position + first) ^ second) & 0x7FFFFFFF
 
 
-def _mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """One round of a mixer of 32 bits; wraps around."""
     word = (word ^ ((word >> 16) & 0xFFFF)) * 0x21F0AAAD
     word = (word ^ ((word >> 15) & 0x1FFFF)) * 0x735A2D97
     return word ^ ((word >> 15) & 0x1FFFF)

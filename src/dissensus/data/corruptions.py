@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.randomness import _mixed as mixed
-from dissensus.randomness import derived_seed
+from dissensus.randomness import derived_seed, mixed
 
 Images = Float[Tensor, "B C H W"]
 

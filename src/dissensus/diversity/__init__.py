@@ -14,8 +14,20 @@ from dissensus.diversity.closed_forms import (
 )
 from dissensus.diversity.collusion import bias_share, codependence, debias
 from dissensus.diversity.decomposition import decompose
+from dissensus.diversity.disagreement import distinct_predictions, pairwise_disagreement
+from dissensus.diversity.errors import (
+    Gap,
+    dominance,
+    error_correlation,
+    error_covariance,
+    errors,
+    generalisation_gap,
+    mean_covariance,
+    relative_diversity,
+)
 
 __all__ = [
+    "Gap",
     "ambiguity",
     "beta_approximation",
     "bias_share",
@@ -23,11 +35,20 @@ __all__ = [
     "codependence",
     "debias",
     "decompose",
+    "distinct_predictions",
+    "dominance",
+    "error_correlation",
+    "error_covariance",
+    "errors",
     "exponential_family",
+    "generalisation_gap",
     "hessian_form",
+    "mean_covariance",
+    "pairwise_disagreement",
     "probability_kl_limit",
     "probability_log_ratio",
     "probability_variance_approximation",
+    "relative_diversity",
     "score_kl",
     "vote_disagreement",
 ]

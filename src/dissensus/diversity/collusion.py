@@ -1,5 +1,8 @@
 """Is diversity made by opposite biases, and do members lean on each other? (collusion paper, section 6.1)"""
 
+import logging
+from typing import Literal
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,18 +13,23 @@ from dissensus.diversity.closed_forms import ambiguity
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
 from dissensus.pooling import Weights
 
+log = logging.getLogger("dissensus")
+
 _NUMBERS_AT_ONCE = 2**24
 
 
-def debias(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "M B C"]:
+def debias(
+    outputs: Float[Tensor, "M B C"], weights: Weights = None, *, pool: Literal["score", "probability"] = "score"
+) -> Float[Tensor, "M B C"]:
     """Take each member's constant bias away; the ensemble's mean prediction stays as it is.
 
     f_j(x_i) − b_j, with b_j = 1/N Σ_i (f_j(x_i) − f̄(x_i))
 
     (collusion paper, appendix C.1: of all constants that cancel in the mean, these leave the least diversity.) Give it
-    all examples at once: the bias is a mean over them. It acts on what is averaged: values for regression, logits for
-    score averaging, probabilities for probability averaging. Debiased probabilities still sum to one but may leave
-    [0, 1]; measure them by their spread (`ambiguity`), not by a logarithm.
+    all examples at once: the bias is a mean over them. It acts on what is averaged: with ``pool="score"`` on outputs as
+    they are (values, or logits), with ``"probability"`` on the softmax of logits, and gives probabilities back. Those
+    still sum to one but may leave [0, 1], which is logged; measure them by their spread (the Brier score's
+    `ambiguity`), not by a logarithm.
 
     M=1 and identical members come back unchanged.
 
@@ -30,11 +38,21 @@ def debias(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Te
             [1.5000, 4.5000]])
     """
     checks.member_outputs(outputs)
+    checks.one_of("pool", pool, ("score", "probability"))
+    if pool == "probability":
+        outputs = outputs.softmax(-1)
     mean = pooling.mean_output(outputs, weights)
-    return outputs - (outputs - mean).mean(1, keepdim=True)
+    found = outputs - (outputs - mean).mean(1, keepdim=True)
+    if pool == "probability":
+        beyond = int(((found < 0) | (found > 1)).sum())
+        if beyond:
+            log.info("debiasing took %d of %d probabilities beyond [0, 1]", beyond, found.numel())
+    return found
 
 
-def bias_share(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, ""]:
+def bias_share(
+    outputs: Float[Tensor, "M B C"], weights: Weights = None, *, pool: Literal["score", "probability"] = "score"
+) -> Float[Tensor, ""]:
     """Share of the members' spread that `debias` removes: 1 − DIV_debiased / DIV (collusion paper, Figure 3).
 
     Spread is squared distance (`ambiguity`): equation 1's diversity for values, the Brier score's for probabilities.
@@ -43,7 +61,9 @@ def bias_share(outputs: Float[Tensor, "M B C"], weights: Weights = None) -> Floa
     >>> bias_share(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]))
     tensor(1.)
     """
-    before, after = ambiguity(outputs, weights).mean(), ambiguity(debias(outputs, weights), weights).mean()
+    averaged = outputs.softmax(-1) if pool == "probability" else outputs
+    before = ambiguity(averaged, weights).mean()
+    after = ambiguity(debias(outputs, weights, pool=pool), weights).mean()
     return torch.where(before > 0, 1 - after / before.clamp_min(torch.finfo(before.dtype).tiny), 0.0)
 
 
@@ -55,13 +75,15 @@ def codependence(
     pool: Pool,
     drop: float = 0.2,
     repeats: int = 100,
+    per: Literal["example", "batch"] = "example",
     seed: int = 0,
 ) -> Float[Tensor, " B"]:
     """How much the ensemble's loss rises, per example, when a share of members is dropped at random.
 
     (Collusion paper, section 6.1, Figure 4; members weigh equally.) ``int(M · drop)`` members are dropped, a fresh
-    choice for every example and repeat, and the mean over repeats is returned. For squared error no sampling is
-    needed: with K of M members kept, the expected rise is DIV · (M − K) / (K (M − 1)), exactly.
+    choice for every example and repeat (``per="example"``, as in the paper) or for every repeat (``"batch"``), and the
+    mean over repeats is returned. For squared error no sampling is needed: with K of M members kept, the expected rise
+    is DIV · (M − K) / (K (M − 1)), exactly, whichever way they are drawn.
 
     Dropping fewer than one member gives zeros; so do identical members.
 
@@ -73,6 +95,7 @@ def codependence(
     check_pool(loss, pool)
     checks.number("drop", drop, 0, 1)
     checks.count("repeats", repeats)
+    checks.one_of("per", per, ("example", "batch"))
     kept = members - int(members * drop)
     if kept < 1:
         checks.refuse("drop", f"leave at least one of {members} members", drop)
@@ -86,8 +109,9 @@ def codependence(
     at_once = max(1, min(repeats, _NUMBERS_AT_ONCE // outputs.numel()))
     for start in range(0, repeats, at_once):
         count = min(at_once, repeats - start)
-        draws = torch.rand(members, count * batch, generator=generator).to(outputs.device)
-        chosen = draws.argsort(0)[:kept].unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
+        draws = torch.rand(members, count, batch if per == "example" else 1, generator=generator)
+        kept_ones = draws.to(outputs.device).argsort(0)[:kept].expand(-1, -1, batch).flatten(1)
+        chosen = kept_ones.unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
         subset = outputs.repeat(1, count, 1).gather(0, chosen)
         repeated = targets.repeat(count, *[1] * (targets.ndim - 1))
         _, reduced = member_and_ensemble_loss(subset, repeated, loss=loss, pool=pool, weights=None)

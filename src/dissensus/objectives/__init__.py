@@ -4,7 +4,27 @@
 M separate networks would. Objectives never see a network.
 """
 
+from dissensus.objectives.adjusted import (
+    alpha_from_beta,
+    alpha_from_gamma,
+    beta_from_alpha,
+    gamma_from_alpha,
+    gradient_adjusted,
+)
+from dissensus.objectives.correlation import negative_correlation
+from dissensus.objectives.dropped import learner_dropout
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented, joint
 
-__all__ = ["augmented", "independent", "joint"]
+__all__ = [
+    "alpha_from_beta",
+    "alpha_from_gamma",
+    "augmented",
+    "beta_from_alpha",
+    "gamma_from_alpha",
+    "gradient_adjusted",
+    "independent",
+    "joint",
+    "learner_dropout",
+    "negative_correlation",
+]

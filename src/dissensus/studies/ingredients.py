@@ -11,7 +11,7 @@ from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
-from dissensus.studies import measures
+from dissensus.studies import formulas, measures
 from dissensus.studies.problems import FOLDERS, NAMES, Problem
 from dissensus.studies.spec import Objective, Spec, SpecError
 
@@ -45,6 +45,18 @@ def _timm(name: str, problem: Problem, **options: Any) -> nn.Module:
     return timm.create_model(name, num_classes=problem.outputs, in_chans=problem.shape[0], **options)
 
 
+def _torchvision(name: str, problem: Problem, **options: Any) -> nn.Module:
+    try:
+        from torchvision.models import get_model  # pyright: ignore[reportMissingImports]
+    except ImportError as reason:
+        raise ImportError("this network comes from torchvision: pip install torchvision") from reason
+    return get_model(name, num_classes=problem.outputs, **options)
+
+
+ELSEWHERE: dict[str, Callable[..., nn.Module]] = {"timm:": _timm, "torchvision:": _torchvision}
+"""Prefixes of networks that other libraries build."""
+
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": _mlp,
     "cnn": _cnn,
@@ -56,13 +68,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet34": partial(_by_channels, nets.resnet34),
     "mobilenet-v2": partial(_by_channels, nets.mobilenet_v2),
 }
-"""``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"``."""
+"""``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"`` and ``"torchvision:NAME"``."""
 NETWORKS_TO_COME = ("heads", "masksembles", "mc-dropout")
 
-OBJECTIVES_TO_COME = (
-    "gradient_adjusted", "negative_correlation", "adp", "a2d", "divdis", "ldr", "learner_dropout",
-)  # fmt: skip
-PROCEDURES_TO_COME = ("formula", "masks", "attack", "transfer", "detect", "generalise", "timing", "features")
+OBJECTIVES_TO_COME = ("adp", "a2d", "divdis", "ldr")
+PROCEDURES = ("train", "formula")
+PROCEDURES_TO_COME = ("masks", "attack", "transfer", "detect", "generalise", "timing", "features")
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flips": augment.flips,
@@ -75,9 +86,20 @@ AUGMENTATIONS: dict[str, Augment] = {
 def build_of(spec: Spec, problem: Problem) -> Callable[..., nn.Module]:
     """The function that builds a member for a problem; its keywords are what a grid may vary."""
     assert spec.members is not None
-    name = spec.members.network
-    make = partial(_timm, name.removeprefix("timm:")) if name.startswith("timm:") else NETWORKS[name]
-    return partial(make, problem, **spec.members.options)
+    if "network" in spec.grid:
+        return partial(_named, problem)
+    return _maker(spec.members.network, problem, spec.members.options)
+
+
+def _named(problem: Problem, *, network: str) -> nn.Module:
+    return _maker(network, problem, {})()
+
+
+def _maker(name: str, problem: Problem, options: dict[str, Any]) -> Callable[..., nn.Module]:
+    for prefix, make in ELSEWHERE.items():
+        if name.startswith(prefix):
+            return partial(make, name.removeprefix(prefix), problem, **options)
+    return partial(NETWORKS[name], problem, **options)
 
 
 def objective_of(told: Objective) -> Callable[..., LossParts]:
@@ -96,8 +118,10 @@ def augment_of(names: list[str]) -> Augment | None:
 def waits_for(spec: Spec) -> list[str]:
     """What a study names that does not exist yet; empty where it can be run."""
     missing: list[str] = []
-    if spec.procedure != "train":
+    if spec.procedure not in PROCEDURES:
         missing.append(f"the procedure {spec.procedure!r}")
+    if spec.procedure == "formula":
+        return [f"the formula {name!r}" for name in spec.evaluation.measures if name not in formulas.FORMULAS]
     if spec.members is not None and spec.members.network in NETWORKS_TO_COME:
         missing.append(f"the network {spec.members.network!r}")
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
@@ -110,7 +134,7 @@ def waits_for(spec: Spec) -> list[str]:
 
 def _axes(spec: Spec) -> set[str]:
     """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
-    known = {"seed", "split_seed", "members", "batch_size", "lr", "weight_decay", "momentum", "clip_norm"}
+    known = {"network", "seed", "split_seed", "members", "batch_size", "lr", "weight_decay", "momentum", "clip_norm"}
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
     if spec.members is not None and spec.members.network in NETWORKS:
@@ -120,15 +144,22 @@ def _axes(spec: Spec) -> set[str]:
 
 def check(spec: Spec, file: str) -> None:
     """Refuse words that nobody knows, now or later."""
-    if spec.members is not None and not spec.members.network.startswith("timm:"):
-        _known(file, "members.network", spec.members.network, [*NETWORKS, *NETWORKS_TO_COME])
+    if spec.members is not None:
+        _known_network(file, "members.network", spec.members.network)
     if spec.objective is not None:
         _known(file, "objective.name", spec.objective.name, [*objectives.__all__, *OBJECTIVES_TO_COME])
-    _known(file, "procedure", spec.procedure, ["train", *PROCEDURES_TO_COME])
+    _known(file, "procedure", spec.procedure, [*PROCEDURES, *PROCEDURES_TO_COME])
+    for name in spec.grid.get("network", []):
+        _known_network(file, "grid.network", name)
     for name in spec.optimisation.augment:
         _known(file, "optimisation.augment", name, list(AUGMENTATIONS))
     for name in spec.data:
         _known(file, "data", name, list(NAMES))
+
+
+def _known_network(file: str, key: str, name: str) -> None:
+    if not name.startswith(tuple(ELSEWHERE)):
+        _known(file, key, name, [*NETWORKS, *NETWORKS_TO_COME])
 
 
 def _known(file: str, key: str, word: str, known: list[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dissensus import diversity as diversity_of
 from dissensus import losses, pooling
 from dissensus.axes import Pool
 from dissensus.diversity import bias_share, codependence, decompose
@@ -30,13 +31,12 @@ def diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
 
 def relative_diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
     """Diversity in units of the ensemble's loss."""
-    parts = decompose(outputs, targets, loss=loss, pool=pool)
-    return float(parts.diversity.mean() / parts.ensemble.mean())
+    return float(diversity_of.relative_diversity(outputs, targets, loss=loss, pool=pool))
 
 
 def constant_bias(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of diversity that vanishes when members' constant biases are taken away."""
-    return float(bias_share(outputs.softmax(-1) if pool == "probability" else outputs))
+    return float(bias_share(outputs, pool="probability" if pool == "probability" else "score"))
 
 
 def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001

@@ -22,7 +22,7 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import finding, problems, training
+from dissensus.studies import finding, formulas, problems, training
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
 
@@ -72,14 +72,14 @@ def run(
 
 def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy) -> None:
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
-    units = training.units(spec)
+    units = training.units(spec) if spec.procedure == "train" else []
     left = [unit for unit in units if not training.done(base, unit)]
     if spec.uses and left:
         raise SpecError(f"{spec.name} uses {spec.uses}, which has not trained {left[0].name}.")
     left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
     with _clock(folder) as seconds:
         _train(spec, units, left, folder, device, jobs, say)
-        rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
+        rows = [row for unit in units for row in _rows(spec, unit, folder, base)] or formulas.rows(spec)
     how = made(spec, seconds(), device, rows, _searched(base))
     report = {
         "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
@@ -188,7 +188,7 @@ def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, 
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "hardware": torch.cuda.get_device_name(device) if gpu else f"{platform.machine()}, {os.cpu_count()} cores",
         "seeds": spec.grid.get("seed", [0]),
-        "networks": sum(row["members"] for row in rows),
+        "networks": sum(row["members"] for row in rows if "run" in row),
         "searched_networks": searched,
         "seconds": seconds,
         "peak_mib": torch.cuda.max_memory_allocated(device) / 2**20 if gpu else _peak_mib(),

@@ -41,9 +41,10 @@ def judged(spec: Spec, rows: Sequence[Row]) -> list[Verdict]:
     found: list[Verdict] = []
     for told in spec.expect:
         spoken_of = [data for data in told.data or spec.data if data in spec.data]
-        found += [_judged(told, data, [row for row in rows if row["data"] == data]) for data in spoken_of]
+        exact = spec.procedure == "formula"
+        found += [_judged(told, data, [row for row in rows if row["data"] == data], exact) for data in spoken_of]
         if not spoken_of:
-            found.append(_judged(told, ", ".join(told.data), []))
+            found.append(_judged(told, ", ".join(told.data), [], exact=False))
     return found
 
 
@@ -91,7 +92,7 @@ def _same(a: Any, b: Any) -> bool:
     return math.isclose(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else a == b
 
 
-def _judged(told: Expectation, data: str, rows: Sequence[Row]) -> Verdict:
+def _judged(told: Expectation, data: str, rows: Sequence[Row], exact: bool) -> Verdict:
     if told.along:
         return _inside(told, data, rows)
     here, there = _at(rows, told.at, told.measure), _at(rows, told.than, told.measure) if told.than else {}
@@ -101,7 +102,7 @@ def _judged(told: Expectation, data: str, rows: Sequence[Row]) -> Verdict:
     if told.than:
         seeds = sorted(set(here) & set(there))
         a, b = [here[s] for s in seeds], [there[s] for s in seeds]
-        return _compared(told, data, paper, a, b)
+        return _compared(told, data, paper, a, b, exact)
     values = list(here.values())
     mean, (low, high) = sum(values) / len(values), interval(values)
     if told.paper is not None:
@@ -114,8 +115,8 @@ def _judged(told: Expectation, data: str, rows: Sequence[Row]) -> Verdict:
     return Verdict(told.says, data, verdict, paper, mean, low, high, None, len(values))
 
 
-def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[float]) -> Verdict:
-    """Two points, paired by seed."""
+def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[float], exact: bool) -> Verdict:
+    """Two points, paired by seed; ``exact`` ones carry no chance, and one is enough."""
     differences = [x - y for x, y in zip(a, b, strict=True)]
     mean, base = sum(a) / len(a), sum(b) / len(b)
     off, (low, high) = sum(differences) / len(differences), interval(differences)
@@ -125,7 +126,7 @@ def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[
         return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a), compared=True)
     sign = 1 if told.direction == "greater" else -1
     right = sign * off > 0
-    sure = len(a) > 1 and (low > 0 if sign > 0 else high < 0)
+    sure = (exact or len(a) > 1) and (low > 0 if sign > 0 else high < 0)
     ratio = mean / base if sign > 0 else base / mean if mean else math.inf
     enough = told.factor <= 1 or (base != 0 and ratio >= told.factor)
     near = told.paper is None or abs(mean - told.paper) <= told.tolerance

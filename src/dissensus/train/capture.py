@@ -49,9 +49,8 @@ class GraphSteps:
         feed = engine.feed
         if not self.replays:  # what graphs read and write must stay where it is
             self.factor = torch.ones((), dtype=factors.dtype, device=factors.device)
-            self.counter = torch.zeros((), dtype=torch.int64, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
-        self.counter.fill_(engine.steps)
+        engine.ticks.fill_(engine.steps)
         self.failed_at.fill_(-1)
         self.past: dict[int, Raw] = {}
         for raw in feed.raw(engine.epoch, engine.in_epoch):
@@ -80,7 +79,7 @@ class GraphSteps:
             replay()
         else:
             engine.step(*engine.feed.batch(*raw), factor)
-            self.counter.add_(1)
+            engine.ticks.add_(1)
 
     def _prepare(self, engine: Engine, raw: Raw, shapes: Shapes) -> None:
         """Capture the step of a shape, or say in one line why not."""
@@ -94,11 +93,11 @@ class GraphSteps:
                 rows = engine.active.view(engine.runs, engine.members)
                 largest = torch.linalg.vector_norm(grad.view(engine.runs, -1), math.inf, 1)
                 fine = (parts.total.isfinite() & largest.isfinite()) | ~rows.any(1)
-                self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, self.counter))
+                self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, engine.ticks))
                 rows.logical_and_(fine.unsqueeze(1))
                 engine.update(grad, self.factor, unseen=True)
                 engine.add(parts, examples)
-                self.counter.add_(1)
+                engine.ticks.add_(1)
 
         generators = Generators(engine.flat.device)
         before = generators.host()
@@ -122,16 +121,18 @@ class GraphSteps:
         if not bool(failed.any()):
             return
         engine.freeze(failed)
-        base = engine.steps - engine.in_epoch
+        base, now = engine.steps - engine.in_epoch, int(engine.ticks)
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
-            self._count_back(engine, run, int(self.counter) - step)
+            self._count_back(engine, run, now - step)
             feed.seed_step(engine.epoch, step - base)
+            engine.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
             outputs, parts, grad = engine.raw_gradient(*feed.batch(*self.past[step]))
             engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
             own = grad.view(engine.runs, engine.members, -1)[run]
             engine.failures[engine.run_ids[run]] = Failure(step, *culprit(outputs[run], parts, own, run))
+        engine.ticks.fill_(now)
         self.failed_at.fill_(-1)
 
     def _count_back(self, engine: Engine, run: int, steps: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import dissensus.train.optim as optim
@@ -28,6 +28,9 @@ Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
 """The watched metric of every run, ``[R]``, or of every member, ``[R·M]``; and the objective's parts, ``[R]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
+DRAW = "draw"
+"""The parameter by which an objective asks for a number that is new at every step of every run."""
+_STRIDE = 0x2545F4914F6CDD1D
 
 
 @runtime_checkable
@@ -75,6 +78,8 @@ class Engine:
     """Takes members in groups, where all at once would not fit into memory."""
     plan: Callable[["Engine", Tensor], str] | None = None
     """Looks at the first batch before the first step, and decides on that; tells what it decided."""
+    keys: Int[Tensor, " R"] | None = None
+    """What an objective that draws is keyed by, per run; None for one that does not."""
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
@@ -106,6 +111,8 @@ class Engine:
         self.state = optim.fresh_state(self.optimizer, self.flat.detach(), self.settings.momentum)
         self.run_ids = list(range(len(self.flat) // self.members))
         self.histories = {run: [] for run in self.run_ids}
+        self.ticks = torch.zeros((), dtype=torch.int64, device=self.flat.device)
+        """Steps done, on the device; graphs count on, so it stays where it is."""
 
     @property
     def runs(self) -> int:
@@ -231,6 +238,7 @@ class Engine:
 
     def step(self, x: Tensor, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
+        self.ticks.fill_(self.steps)
         outputs, parts, grad = self.gradient(x, y)
         with torch.no_grad():
             # A sum is finite only if every entry is, and it is one number to read back.
@@ -270,7 +278,8 @@ class Engine:
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
         if self.steps == 0:
             check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
-        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), self.hyper)
+        hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
+        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), hyper)
         if self.steps == 0:
             check_names(parts)
         return parts
@@ -362,6 +371,7 @@ class Engine:
         self.limit = None if self.limit is None else self.limit[rows]
         self.settings = self.settings.select(rows)
         self.hyper = {name: value[runs.to(value.device)] for name, value in self.hyper.items()}
+        self.keys = None if self.keys is None else self.keys[runs.to(self.keys.device)]
         kept = runs.nonzero().flatten().tolist()
         self.run_ids = [self.run_ids[r] for r in kept]
         if self.watch is not None:

@@ -19,6 +19,7 @@ from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
+from dissensus.train.grid import draw_keys
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
@@ -167,6 +168,7 @@ def fit(
             min_delta=min_delta,
             keep=keep,
         )
+    engine.keys = draw_keys(objective, [seed], device)
     engine.captured = graph_steps(engine)
     engine.plan = functools.partial(plan_members, max_memory=max_memory, separable=is_separable(objective))
     checkpointer = None

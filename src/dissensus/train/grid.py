@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.randomness import derived_seed
+from dissensus.train.engine import DRAW
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
@@ -19,6 +22,8 @@ PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
 """Settings of the optimiser that every run may have its own of."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
+_DRAWING = 11
+"""Among the words that seeds are derived by: what objectives draw."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,15 @@ def _free_parameters(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
-    return [name for name in names if name not in ("outputs", "targets", "logits", "labels")]
+    return [name for name in names if name not in ("outputs", "targets", "logits", "labels", DRAW)]
+
+
+def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:
+    """Each run's key for an objective that draws: one with a parameter ``draw`` that nobody has bound."""
+    bound = set(objective.keywords) if isinstance(objective, functools.partial) else set()
+    if DRAW in bound or DRAW not in inspect.signature(objective).parameters:
+        return None
+    return torch.tensor([derived_seed(seed, _DRAWING) for seed in seeds], device=device)
 
 
 def grouped(runs: Sequence[Run]) -> list[list[int]]:

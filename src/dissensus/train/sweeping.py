@@ -25,7 +25,7 @@ from dissensus.train.checkpoint import Checkpointer, digest, in_words, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.fitting import check_patience, is_separable
-from dissensus.train.grid import Grid, Run, grouped, runs_of
+from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.stopping import Watch
@@ -228,6 +228,7 @@ class Recipe:
             schedule=self.schedule,
             epochs=self.epochs,
             numerics=decided,
+            keys=draw_keys(self.objective, [run.seed for run in runs], self.device),
         )
         self._watched(engine, feed, held)
         return engine

@@ -1,0 +1,36 @@
+"""Do members name different classes?"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks
+
+
+def pairwise_disagreement(probs: Float[Tensor, "M B C"]) -> Float[Tensor, "M M"]:
+    """Share of examples on which two members name different classes. Logits or log-probabilities serve as well.
+
+    >>> pairwise_disagreement(torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]]))
+    tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]])
+    """
+    members, batch, classes = checks.member_outputs(probs, "probs")
+    named = probs.argmax(-1)
+    # A product of one-hot rows counts agreements; in slices, so that memory is M · slice · C.
+    agreeing = probs.new_zeros(members, members)
+    step = max(1, 2**24 // (members * classes))
+    for start in range(0, batch, step):
+        hot = torch.nn.functional.one_hot(named[:, start : start + step], classes).flatten(1).to(probs.dtype)
+        agreeing += hot @ hot.T
+    return 1 - agreeing / batch
+
+
+def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+    """How many different classes members name, per example: from 1 to min(M, C).
+
+    >>> distinct_predictions(torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]]))
+    tensor([1., 2.])
+    """
+    checks.member_outputs(probs, "probs")
+    named = probs.argmax(-1).sort(0).values
+    return 1 + (named[1:] != named[:-1]).sum(0).to(probs.dtype)

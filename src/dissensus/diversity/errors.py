@@ -1,0 +1,123 @@
+"""How members err, alone and together: what diversity is to be judged against."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks, losses
+from dissensus.axes import Decomposition, PerExampleLoss, Pool
+from dissensus.diversity.decomposition import decompose, member_and_ensemble_loss
+
+
+def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M B C"]:
+    """Signed errors of members: f_j − y for ``"mse"``, p_j − y with y one-hot for ``"brier"``.
+
+    Their squared length is the loss. The Brier form is what stands for errors of classifiers.
+
+    >>> errors(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])).flatten()
+    tensor([-1.5000,  0.5000])
+    """
+    _, batch, classes = checks.member_outputs(outputs)
+    checks.one_of("loss", loss, ("mse", "brier"))
+    if loss == "mse":
+        return outputs - losses.as_values(outputs, targets)
+    soft = checks.class_targets(targets, batch, classes)
+    wanted = targets if soft else torch.nn.functional.one_hot(targets, classes)
+    return outputs.softmax(-1) - wanted.to(outputs.dtype)
+
+
+def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
+    """E[⟨e_i, e_j⟩] over examples: members' own mean losses on the diagonal, how they err together beside it.
+
+    Moments about zero, as squared error has them, so that with V the mean of the diagonal and c the mean beside it
+
+    ERR = V/M + (M − 1)c/M    and    DIV/ERR = (M − 1)(V − c)/(V + (M − 1)c)
+
+    hold exactly. DIV/ERR is M − 1 for uncorrelated errors, and above that only where errors *cancel*, c < 0, which
+    independent training does not bring about.
+
+    >>> error_covariance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]))
+    tensor([[ 2.2500, -0.7500],
+            [-0.7500,  0.2500]])
+    """
+    members, batch, _ = checks.member_outputs(outputs)
+    flat = errors(outputs, targets, loss=loss).reshape(members, -1)
+    return flat @ flat.T / batch
+
+
+def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
+    """`error_covariance` scaled to ones on the diagonal; 0 beside a member that never errs.
+
+    >>> error_correlation(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]))
+    tensor([[ 1., -1.],
+            [-1.,  1.]])
+    """
+    covariance = error_covariance(outputs, targets, loss=loss)
+    scale = covariance.diagonal().sqrt()
+    product = scale.unsqueeze(0) * scale.unsqueeze(1)
+    found = torch.where(product > 0, covariance / product.clamp_min(torch.finfo(product.dtype).tiny), 0.0)
+    return found.fill_diagonal_(1.0)
+
+
+def mean_covariance(covariance: Float[Tensor, "M M"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """V and c: the mean of a covariance's diagonal, and of what lies beside it (0 for one member).
+
+    >>> mean_covariance(torch.tensor([[2.25, -0.75], [-0.75, 0.25]]))
+    (tensor(1.2500), tensor(-0.7500))
+    """
+    members = len(covariance)
+    own = covariance.diagonal().mean()
+    beside = (covariance.sum() - covariance.diagonal().sum()) / max(members * (members - 1), 1)
+    return own, beside
+
+
+def relative_diversity(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
+) -> Float[Tensor, ""]:
+    """DIV/ERR over all examples, to be judged against M − 1 (see `error_covariance`), never against a fixed number.
+
+    >>> relative_diversity(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]), loss="mse", pool="score")
+    tensor(4.)
+    """
+    parts = decompose(outputs, targets, loss=loss, pool=pool)
+    return parts.diversity.mean() / parts.ensemble.mean()
+
+
+class Gap(NamedTuple):
+    """Test less training, of every part of the decomposition (means over examples)."""
+
+    ensemble: Float[Tensor, ""]
+    individual: Float[Tensor, ""]
+    diversity: Float[Tensor, ""]
+
+
+def generalisation_gap(train: Decomposition, test: Decomposition) -> Gap:
+    """How the ensemble's loss, the members' and diversity differ between training and test data.
+
+    ensemble = individual − diversity, for gaps as for losses: it tells whether members overfit, or whether diversity
+    that was there in training is missing in test. At epoch ends, `dissensus.History` holds all six numbers.
+
+    >>> half = Decomposition(*(torch.tensor([v]) for v in (0.5, 1.0, 0.5)))
+    >>> whole = Decomposition(*(torch.tensor([v]) for v in (1.0, 1.25, 0.25)))
+    >>> [round(float(part), 2) for part in generalisation_gap(half, whole)]
+    [0.5, 0.25, -0.25]
+    """
+    return Gap(*(b.mean() - a.mean() for a, b in zip(train, test, strict=True)))
+
+
+def dominance(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
+) -> Float[Tensor, ""]:
+    """Spread of members' own losses: their standard deviation over their mean; 0 where all are equally good.
+
+    >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="mse", pool="score")
+    tensor(0.)
+    """
+    checks.member_outputs(outputs)
+    member, _ = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
+    own = member.mean(-1)
+    mean = own.mean()
+    spread = own.std(correction=0)
+    return torch.where(mean > 0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny), torch.zeros_like(mean))
