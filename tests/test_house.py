@@ -11,7 +11,7 @@ import dissensus
 SOURCE = Path(dissensus.__file__).parent
 FLOORS = [
     "axes", "checks", "randomness", "pooling", "losses", "diversity", "objectives", "nets", "dropout", "execution",
-    "storage", "ensemble", "data", "train", "studies", "cli", "__main__",
+    "storage", "auditing", "ensemble", "data", "train", "studies", "cli", "__main__",
 ]  # fmt: skip
 """Each room may use rooms before it in this list, and its own."""
 CORE = {"torch", "numpy", "safetensors", "jaxtyping"}

@@ -701,7 +701,7 @@ def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
 def test_every_source_says_what_it_is():
     assert set(sources.SOURCES) == {
         "abalone", "bioconcentration", "weather", "facebook", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
-        "imagenet-folder", "waterbirds", "digits", "diabetes",
+        "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer",
     }  # fmt: skip
     for source in sources.SOURCES.values():
         assert source.description
@@ -717,7 +717,7 @@ def test_every_source_says_what_it_is():
 
 
 def test_what_scikit_learn_carries(data):
-    for name in ("digits", "diabetes"):
+    for name in ("digits", "diabetes", "wine", "breast-cancer"):
         assert sources.present(name)
         assert sources.get(name).is_dir()
         assert sources.check(name) == [(name, True, "in scikit-learn")]

@@ -1,6 +1,7 @@
 """dissensus: deep ensembles whose members disagree where it counts."""
 
-from dissensus import data, diversity, losses, nets, objectives, pooling, train
+from dissensus import auditing, data, diversity, losses, nets, objectives, pooling, train
+from dissensus.auditing import Audit, audit
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
@@ -9,6 +10,7 @@ from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiver
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "Decomposition",
     "Ensemble",
     "History",
@@ -18,6 +20,8 @@ __all__ = [
     "StorageError",
     "Sweep",
     "TrainingDiverged",
+    "audit",
+    "auditing",
     "data",
     "diversity",
     "fit",

@@ -337,6 +337,15 @@ PACKAGES = {
         0,
         kind="package",
     ),
+    "wine": Source(
+        "Wine: 178 wines of three growers, by 13 measurements", f"{CC_BY}; ships with scikit-learn", 0, kind="package"
+    ),
+    "breast-cancer": Source(
+        "Breast cancer: 569 tumours, malignant or not, by 30 measurements",
+        f"{CC_BY}; ships with scikit-learn",
+        0,
+        kind="package",
+    ),
 }
 """Sets that a Python package carries."""
 

@@ -201,6 +201,10 @@ def _from_sklearn(name: str) -> tuple[Tensor, Tensor]:
     if name == "digits":
         x, y = datasets.load_digits(return_X_y=True)
         return torch.from_numpy(x).to(torch.uint8).view(-1, 1, 8, 8), torch.from_numpy(y).long()
+    if name in ("wine", "breast-cancer"):
+        load = datasets.load_wine if name == "wine" else datasets.load_breast_cancer
+        x, y = load(return_X_y=True)
+        return torch.from_numpy(x).double(), torch.from_numpy(y).long()
     x, y = datasets.load_diabetes(return_X_y=True)
     return torch.from_numpy(x).double(), torch.from_numpy(y).double().unsqueeze(-1)
 

@@ -15,9 +15,11 @@ from dissensus.studies.spec import Spec, SpecError
 LEAKY = "-leaky"
 MADE = ("made-images", "made-table")
 TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table")
+CLASSES = ("wine", "breast-cancer")
+"""Tables whose target is a class."""
 IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images")
 FOLDERS = ("imagenet-folder", "waterbirds")
-NAMES = (*TABULAR, *IMAGES, *FOLDERS)
+NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def available(name: str) -> bool:
 
 def has_own_splits(name: str) -> bool:
     """Whether every seed splits the data for itself: tables have no test set of their own."""
-    return name in TABULAR or name == "digits"
+    return name in TABULAR or name in CLASSES or name == "digits"
 
 
 def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Problem:
@@ -80,9 +82,12 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
     parts = [rows for rows in (kept, test, held) if rows is not None]
     if name == "digits":
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
+    elif name in CLASSES:
+        scaled = tables.scaled(x, y.double().unsqueeze(1), *parts)
+        pairs = [(own, y[rows]) for (own, _), rows in zip(scaled, parts, strict=True)]
     else:
         pairs = tables.scaled(x, y, *parts)
-    outputs = 10 if name == "digits" else y.shape[1]
+    outputs = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
     return Problem(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
 
 
@@ -93,7 +98,7 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
         noise = torch.randn(200, 1, generator=generator, dtype=torch.float64)
         return x, x[:, :1].sin() + x[:, 1:2] * x[:, 2:3] + 0.1 * noise
     x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
-    return x, y if y.ndim == 2 or name == "digits" else y.unsqueeze(1)
+    return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
 
 
 def _images(name: str, part: str) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import finding, formulas, problems, training
+from dissensus.studies import calibration, finding, formulas, problems, training
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
 
@@ -79,7 +79,10 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
     left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
     with _clock(folder) as seconds:
         _train(spec, units, left, folder, device, jobs, say)
-        rows = [row for unit in units for row in _rows(spec, unit, folder, base)] or formulas.rows(spec)
+        if spec.procedure == "train":
+            rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
+        else:
+            rows = calibration.rows(spec, say) if spec.procedure == "audit" else formulas.rows(spec)
     how = made(spec, seconds(), device, rows, _searched(base))
     report = {
         "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,

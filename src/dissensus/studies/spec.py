@@ -22,6 +22,7 @@ PAPERS = {
     "ldr": "Rethinking Out-of-Distribution Detection at Scale through Ensemble Diversity",
     "adp": "Improving Adversarial Robustness via Promoting Ensemble Diversity",
     "masksembles": "Masksembles for Uncertainty Estimation (supplement)",
+    "audit": "The audit's own experiments",
 }
 
 

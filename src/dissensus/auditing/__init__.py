@@ -1,0 +1,111 @@
+"""Is an ensemble's diversity real? Bring any ensemble's outputs, get figures and a verdict."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.auditing.detection import roc_area
+from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
+from dissensus.auditing.measuring import Figure, measured
+from dissensus.auditing.record import Audit
+from dissensus.auditing.streaming import Members, Outputs
+from dissensus.auditing.tallying import Kind, Tally, tallied
+from dissensus.axes import Pool
+
+__all__ = ["LIMITS", "Audit", "Figure", "Judgement", "Limits", "audit", "roc_area"]
+
+_LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
+
+
+def audit(
+    outputs: Outputs,
+    targets: Any,
+    *,
+    task: Literal["classification", "regression"],
+    kind: Literal["logits", "probabilities"] | None = None,
+    loss: str | None = None,
+    pool: Pool | None = None,
+    train: tuple[Outputs, Any] | None = None,
+    reference: Outputs | None = None,
+    ood: Outputs | None = None,
+    limits: Limits = LIMITS,
+    seed: int = 0,
+) -> Audit:
+    """Judge an ensemble by its members' outputs, wherever they come from.
+
+    Outputs are read once, in slices: memory does not grow with the number of examples, so they may lie in memory maps.
+
+    Args:
+        outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output), or M arrays ``[N, C]``.
+        targets: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
+        task: ``"classification"`` or ``"regression"``.
+        kind: What outputs of a classifier are: ``"logits"`` or ``"probabilities"``. Never guessed.
+        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"``; ``"mse"`` for regression.
+        pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"``; ``"score"`` for
+            regression. ``"vote"`` goes with ``"zero_one"``.
+        train: ``(outputs, targets)`` on training data: does diversity generalise?
+        reference: Outputs of an independently trained ensemble on the same examples: what is normal here?
+        ood: Outputs on shifted data: what is disagreement worth for detection?
+        limits: Where the rules draw their lines.
+        seed: Of the bootstrap.
+
+    >>> truth = torch.linspace(-1, 1, 200)
+    >>> shifts = torch.tensor([-3.0, -1.0, 4.0]).unsqueeze(1)
+    >>> audit(truth + shifts, truth + 0.1, task="regression").verdict
+    'collusive'
+    """
+    checks.one_of("task", task, tuple(_LOSSES))
+    if task == "classification" and kind not in ("logits", "probabilities"):
+        checks.refuse("kind", "be 'logits' or 'probabilities'", repr(kind), "It is not guessed from values.")
+    if task == "regression" and kind is not None:
+        checks.refuse("kind", "be left out for regression", repr(kind))
+    loss = loss or _LOSSES[task][0]
+    checks.one_of("loss", loss, _LOSSES[task])
+    pool = pool or ("score" if task == "regression" else "probability")
+    checks.one_of("pool", pool, ("score",) if task == "regression" else ("probability", "score", "vote"))
+    if pool == "vote" and loss != "zero_one":
+        checks.refuse("loss", "be 'zero_one' for pool 'vote'", repr(loss))
+    known: Kind = kind if kind is not None else "values"
+    told: dict[str, Any] = {"kind": known, "loss": loss, "pool": pool}
+
+    def seen(some: Outputs, wanted: Any, name: str) -> Tally:
+        members = Members(some, name)
+        return tallied(members, None if wanted is None else _targets(wanted, members, task, name), **told)
+
+    test = seen(outputs, targets, "outputs")
+    figures = measured(test, seed)
+    of_train = None if train is None else measured(seen(*train, "train"), seed)
+    of_reference = None if reference is None else measured(seen(reference, targets, "reference"), seed)
+    detection: dict[str, Figure] = {}
+    if ood is not None:
+        shifted = seen(ood, None, "ood")
+        if shifted.width != test.width:
+            checks.refuse("ood", f"have {test.width} outputs, as `outputs` has", shifted.width)
+        detection = {name: roc_area(values, shifted.scores[name]) for name, values in test.scores.items()}
+    judgement = judged(
+        figures, of_train, of_reference, members=test.members, logits=_averages_logits(told), limits=limits
+    )
+    facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
+    return Audit(judgement, figures, of_train, of_reference, detection, facts)
+
+
+def _averages_logits(told: dict[str, Any]) -> bool:
+    return told["pool"] == "score" and told["kind"] != "values"
+
+
+def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
+    found = targets if isinstance(targets, Tensor) else torch.from_numpy(np.ascontiguousarray(targets))
+    found = found.detach().cpu()
+    if len(found) != members.examples:
+        checks.refuse("targets", f"hold N={members.examples} examples, as `{name}` does", len(found))
+    if task == "regression":
+        return found.to(members.dtype)
+    if found.ndim != 1 or found.is_floating_point():
+        checks.refuse("targets", "be labels [N], whole numbers", f"{checks.shape_text(found.shape)} {found.dtype}")
+    if int(found.min()) < 0 or int(found.max()) >= members.width:
+        got = f"{int(found.min())} to {int(found.max())}"
+        checks.refuse("targets", f"lie between 0 and {members.width - 1}", got)
+    return found.long()

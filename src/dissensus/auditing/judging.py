@@ -1,0 +1,138 @@
+"""The verdict: a few rules, each with its reason. Thresholds come from `dissensus study run audit/calibration`."""
+
+from typing import NamedTuple
+
+from dissensus.auditing.measuring import Figure
+
+HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED = "healthy", "redundant", "collusive", "dominated", "undecided"
+VERDICTS = (HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED)
+
+
+class Limits(NamedTuple):
+    """Where the rules draw their lines."""
+
+    gain: float = 0.01
+    """Pooling takes less than this share off the members' error: they are copies."""
+    biased: float = 0.2
+    """So much of the diversity is constant bias, where members trained alone have a few per cent."""
+    biased_logits: float = 0.25
+    """The same for averaged logits, whose size is free: members trained alone have up to so much, but err together."""
+    together: float = 0.6
+    """A correlation of errors above which biases do not matter: nothing cancels."""
+    uncorrelated: float = 0.1
+    """A correlation of errors below this is not what models of the same data have, trees of a forest included."""
+    above_chance: float = 0.4
+    """Even the best member has less than this share of what the ensemble has above chance."""
+    worse: float = 1.5
+    """Members' loss against that of a reference's members."""
+    weak: float = 1.25
+    """The other members' error is at least this times the best's."""
+    needed: float = 1.1
+    """Without the best member the error grows by this factor more than it would if members were alike. (With many
+    members no one is needed: the best of fifty trees is not a forest's secret.)"""
+
+
+LIMITS = Limits()
+
+
+class Judgement(NamedTuple):
+    """A verdict, why, and what would tell more."""
+
+    verdict: str
+    reasons: list[str]
+    advice: list[str]
+
+
+def judged(
+    test: dict[str, Figure], train: dict[str, Figure] | None = None, reference: dict[str, Figure] | None = None,
+    *, members: int, logits: bool = False, limits: Limits = LIMITS,
+) -> Judgement:  # fmt: skip
+    """Judge an ensemble by its figures on test data, and on training data or against a reference where there are."""
+    if members < 2:
+        return Judgement(UNDECIDED, ["one member has no diversity to judge"], ["Give at least two members."])
+    cancel = _collusive(test, train, reference, members, logits, limits)
+    if cancel:
+        return Judgement(COLLUSIVE, cancel, ["Train members independently, or at a smaller β, and audit again."])
+    if test["gain"].high < limits.gain:
+        why = f"pooling takes {test['gain'].value:.2%} off the members' error: they say the same"
+        return Judgement(REDUNDANT, [why], ["Keep one member, or train them from other seeds, data or settings."])
+    best, others, needed = test["best_to_ensemble"], test["others_to_best"], test["best_needed"]
+    if best.high < 1 and others.low >= limits.weak and needed.low >= limits.needed:
+        why = (
+            f"the best member alone has {best.value:.2f} times the ensemble's error, the others {others.value:.1f} "
+            f"times the best's, and without it the error is {test['without_best'].value:.1f} times as large"
+        )
+        return Judgement(DOMINATED, [why], ["Use that member alone, or weigh members by their quality."])
+    doubts = _doubts(test, train, reference, logits, limits)
+    if doubts:
+        asked = [name for name, given in (("train", train), ("reference", reference)) if given is None]
+        return Judgement(UNDECIDED, doubts, [f"Add {' or '.join(f'`{name}`' for name in asked)}: outputs on training "
+                                             "data, or of an independently trained ensemble."])  # fmt: skip
+    correlation = test["error_correlation"]
+    why = [f"errors go together as those of independent members do (correlation {correlation.value:.2f}), and pooling "
+           f"takes {test['gain'].value:.0%} off them"]  # fmt: skip
+    return Judgement(HEALTHY, why, [])
+
+
+def _collusive(
+    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, members: int,
+    logits: bool, limits: Limits,
+) -> list[str]:  # fmt: skip
+    """Reasons to say that errors cancel; any is enough."""
+    found: list[str] = []
+    if test["error_correlation"].high < 0:
+        found.append(
+            f"members' errors cancel: their mean covariance is {test['error_covariance'].value:.3g}, below zero, and "
+            f"diversity is {test['relative_diversity'].value:.3g} times the error, above M − 1 = {members - 1}"
+        )
+    if "above_chance" in test and test["accuracy"].low > test["chance"].value:
+        share = test["above_chance"]
+        if share.high < limits.above_chance:
+            found.append(
+                f"even the best member is right {test['best_accuracy'].value:.1%} of the time (chance is "
+                f"{test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%}"
+            )
+    biased = limits.biased_logits if logits else limits.biased
+    correlation = test["error_correlation"]
+    if test["bias_share"].low > biased and correlation.high < limits.together:
+        found.append(
+            f"{test['bias_share'].value:.0%} of the diversity is constant bias, which cancels in the mean, and errors "
+            f"hardly go together (correlation {correlation.value:.2f})"
+        )
+    low_on_both = train is not None and train["error_correlation"].value < limits.uncorrelated
+    if low_on_both and correlation.value < limits.uncorrelated and not found:
+        found.append(
+            f"errors go apart on test data (correlation {correlation.value:.2f}) as on training data, where models "
+            "that learnt alone have much in common"
+        )
+    if train is not None and train["error_correlation"].high < 0:
+        found.append("on training data members' errors cancel (their correlation is below zero)")
+    if reference is not None and _far_worse(test, reference, limits):
+        times = test["individual"].value / reference["individual"].value
+        found.append(
+            f"members have {times:.1f} times the loss of the reference's, for an ensemble that is no better: "
+            "their diversity makes up for what it costs"
+        )
+    return found
+
+
+def _far_worse(test: dict[str, Figure], reference: dict[str, Figure], limits: Limits) -> bool:
+    worse = test["individual"].low > limits.worse * reference["individual"].high
+    return worse and test["ensemble"].high > reference["ensemble"].low
+
+
+def _doubts(
+    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, logits: bool,
+    limits: Limits,
+) -> list[str]:  # fmt: skip
+    """What looks odd in test outputs, and cannot be told apart from luck without more."""
+    if reference is not None:
+        return []
+    found: list[str] = []
+    value = test["error_correlation"].value
+    if value < limits.uncorrelated:
+        found.append(f"members' errors hardly go together (correlation {value:.2f}): good luck, or cancelling")
+    biased = limits.biased_logits if logits else limits.biased
+    if train is None and test["bias_share"].value > biased and value < limits.together:
+        found.append(f"{test['bias_share'].value:.0%} of the diversity is constant bias")
+    return found

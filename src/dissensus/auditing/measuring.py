@@ -1,0 +1,155 @@
+"""From sums to figures: each with its bootstrap interval, all replicates computed at once."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus.auditing.tallying import DROPS, Tally
+
+REPLICATES = 999
+
+
+class Figure(NamedTuple):
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
+    """Every figure that a tally can give."""
+    blocks = len(tally.sums["count"])
+    drawn = torch.randint(blocks, (REPLICATES, blocks), generator=torch.Generator().manual_seed(seed))
+    weights = torch.zeros(REPLICATES, blocks, dtype=torch.float64)
+    weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+    weights = torch.cat([torch.ones(1, blocks, dtype=torch.float64), weights])
+    totals = {name: torch.tensordot(weights, held, 1) for name, held in tally.sums.items()}
+    count = totals.pop("count")
+    means = {name: total / count.view(-1, *[1] * (total.ndim - 1)) for name, total in totals.items()}
+    found = _of_spread(tally, means)
+    if "quadratic" in means:
+        found |= _of_errors(tally, means)
+        found |= _of_the_best(tally, means, weights)
+        found |= _of_values(means) if tally.kind == "values" else _of_classes(tally, means)
+    return {name: _figure(values) for name, values in found.items()}
+
+
+def _figure(values: Float[Tensor, " S"]) -> Figure:
+    replicates = values[1:]
+    replicates = replicates[replicates.isfinite()]
+    if not len(replicates):
+        return Figure(float(values[0]), float("nan"), float("nan"))
+    low, high = torch.quantile(replicates, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Figure(float(values[0]), low, high)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(b.abs() > 1e-300, a / b, torch.full_like(b, float("nan")))
+
+
+def _of_spread(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
+    bias = means["deviation"].square().sum(-1).mean(-1)
+    share = torch.where(means["spread"] > 0, bias / means["spread"].clamp_min(1e-300), torch.zeros_like(bias))
+    found = {"spread": means["spread"], "bias_share": share}
+    if "agreements" in means:
+        members = tally.members
+        pairs = max(1, members * (members - 1))
+        agreeing = (means["agreements"].sum((-1, -2)) - members) / pairs
+        found |= {"disagreement": 1 - agreeing if members > 1 else 0 * agreeing, "distinct": means["distinct"]}
+    return found
+
+
+def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The decomposition, and how errors go together (in squares: squared error, or the Brier score)."""
+    members = tally.members
+    own = means["member_loss"]
+    individual, ensemble = own.mean(-1), means["ensemble_loss"]
+    products = means["products"]
+    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    variance = diagonal.mean(-1)
+    covariance = (products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
+    error = means["quadratic"]
+    found = {
+        "ensemble": ensemble, "individual": individual, "diversity": individual - ensemble,
+        "best_member": own.amin(-1), "worst_member": own.amax(-1),
+        "dominance": _ratio(own.std(-1, correction=0), individual),
+        "error_covariance": covariance, "error_correlation": _ratio(covariance, variance),
+        "relative_diversity": _ratio(variance - error, error),
+        "of_uncorrelated": _ratio(variance - error, error) / max(1, members - 1),
+        "gain": _ratio(variance - error, variance),
+    }  # fmt: skip
+    for i, drop in enumerate(DROPS):
+        kept = members - int(members * drop)
+        if "rises" in means:
+            rise = means["rises"][..., i]
+        elif tally.loss in ("mse", "brier"):  # the closed form of squares
+            rise = (individual - ensemble) * (members - kept) / (kept * max(1, members - 1))
+        else:
+            continue
+        found[f"codependence_{drop}"] = _ratio(rise, ensemble)
+    return found
+
+
+def _of_the_best(tally: Tally, means: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
+    """What the best member is worth. Each replicate picks it on the blocks that it has not drawn, so that the best of
+    many is not called better than it is."""
+    products, members = means["products"], tally.members
+    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    elsewhere = (weights == 0).double()
+    elsewhere[0] = 1.0
+    own_elsewhere = torch.tensordot(elsewhere, tally.sums["products"].diagonal(dim1=-2, dim2=-1), 1)
+    best = own_elsewhere.argmin(-1, keepdim=True)
+    own = diagonal.gather(-1, best).squeeze(-1)
+    shared = products.sum(-1).gather(-1, best).squeeze(-1)
+    without = (products.sum((-1, -2)) - 2 * shared + own) / max(1, members - 1) ** 2
+    variance = diagonal.mean(-1)
+    covariance = (products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
+    grows = _ratio(without, means["quadratic"])
+    if_alike = _ratio(_alike(variance, covariance, max(1, members - 1)), _alike(variance, covariance, members))
+    return {
+        "best_to_ensemble": _ratio(own, means["quadratic"]),
+        "others_to_best": _ratio((diagonal.sum(-1) - own) / max(1, members - 1), own),
+        "without_best": grows, "best_needed": grows / if_alike,
+    }  # fmt: skip
+
+
+def _alike(variance: Tensor, covariance: Tensor, members: int) -> Tensor:
+    """The pooled error of so many members that are alike in variance and covariance of their errors."""
+    return variance / members + (members - 1) / members * covariance
+
+
+def _of_values(means: dict[str, Tensor]) -> dict[str, Tensor]:
+    spread = means["y_squared"] - means["y"].square().sum(-1)
+    error, own = means["quadratic"], means["member_quadratic"]
+    return {"mse": error, "member_mse": own.mean(-1), "explained": 1 - _ratio(error, spread),
+            "member_explained": 1 - _ratio(own.mean(-1), spread)}  # fmt: skip
+
+
+def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
+    right, own_right = means["right"], means["member_right"]
+    chance = means["classes"].amax(-1)
+    members = tally.members
+    disagreement = 1 - means["agreements"]
+    wrong = 1 - own_right
+    plane = _ratio(disagreement, (wrong.unsqueeze(-1) + wrong.unsqueeze(-2)) / 2)
+    beside = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
+    return {
+        "accuracy": right, "member_accuracy": own_right.mean(-1), "best_accuracy": own_right.amax(-1),
+        "worst_accuracy": own_right.amin(-1), "chance": chance,
+        "nll": means["nll"], "member_nll": means["member_nll"].mean(-1), "brier": means["brier"],
+        "member_brier": means["member_brier"].mean(-1), "ece": _calibration(means["bins"]),
+        "member_ece": _calibration(means["member_bins"]).mean(-1),
+        "above_chance": _ratio(own_right.amax(-1) - chance, right - chance),
+        "plane_diversity": beside,
+    }  # fmt: skip
+
+
+def _calibration(bins: Float[Tensor, "*S bins 3"]) -> Float[Tensor, "*S"]:
+    """Expected calibration error from each bin's count, confidence and accuracy."""
+    return (bins[..., 1] - bins[..., 2]).abs().sum(-1)

@@ -1,0 +1,110 @@
+"""What an audit says: figures, verdict, reasons; as words, as JSON."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from dissensus.auditing.judging import Judgement
+from dissensus.auditing.measuring import Figure
+
+TITLES = {
+    "accuracy": "accuracy", "nll": "negative log-likelihood", "brier": "Brier score", "ece": "calibration error",
+    "mse": "squared error", "explained": "variance explained",
+    "member_accuracy": "accuracy", "member_nll": "negative log-likelihood", "member_brier": "Brier score",
+    "member_ece": "calibration error", "member_mse": "squared error", "member_explained": "variance explained",
+    "best_accuracy": "best member's accuracy", "worst_accuracy": "worst member's accuracy",
+    "ensemble": "ensemble's loss", "individual": "members' loss", "diversity": "diversity",
+    "best_member": "best member's loss", "worst_member": "worst member's loss",
+    "dominance": "spread of members' losses", "without_best": "error without the best member, in the ensemble's",
+    "relative_diversity": "diversity / error", "of_uncorrelated": "… as a share of M − 1",
+    "error_covariance": "mean error covariance", "error_correlation": "mean error correlation",
+    "gain": "error that pooling takes off", "bias_share": "constant bias in diversity",
+    "codependence_0.2": "loss without 20 % of members", "codependence_0.4": "loss without 40 % of members",
+    "codependence_0.6": "loss without 60 % of members",
+    "disagreement": "pairs that disagree", "distinct": "distinct predictions",
+    "plane_diversity": "disagreement / error rate", "above_chance": "best member's share of what is above chance",
+}  # fmt: skip
+GROUPS = {
+    "ensemble": ("accuracy", "nll", "brier", "ece", "mse", "explained"),
+    "members": ("member_accuracy", "best_accuracy", "worst_accuracy", "member_nll", "member_brier", "member_ece",
+                "member_mse", "member_explained", "best_member", "worst_member", "dominance", "without_best",
+                "above_chance"),
+    "decomposition": ("ensemble", "individual", "diversity"),
+    "is it real?": ("relative_diversity", "of_uncorrelated", "error_covariance", "error_correlation", "bias_share",
+                    "codependence_0.2", "codependence_0.4", "codependence_0.6", "gain"),
+    "do they disagree?": ("disagreement", "distinct", "plane_diversity"),
+}  # fmt: skip
+"""How figures are shown, group by group."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of `dissensus.audit`."""
+
+    judgement: Judgement
+    test: dict[str, Figure]
+    train: dict[str, Figure] | None = None
+    reference: dict[str, Figure] | None = None
+    detection: dict[str, Figure] = field(default_factory=dict)
+    """What disagreement is worth for telling shifted data apart: area under the ROC curve, by score."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Members, examples, outputs, kind, loss and pool."""
+
+    @property
+    def verdict(self) -> str:
+        """``healthy``, ``redundant``, ``collusive``, ``dominated`` or ``undecided``."""
+        return self.judgement.verdict
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """Every figure: name, title, group, value, interval; on training data and of a reference, where given."""
+        found: list[dict[str, Any]] = []
+        for group, names in GROUPS.items():
+            for name in names:
+                if name in self.test:
+                    entry = {"name": name, "title": TITLES[name], "group": group, **_numbers(self.test[name])}
+                    for where, figures in (("train", self.train), ("reference", self.reference)):
+                        if figures is not None and name in figures:
+                            entry[where] = _numbers(figures[name])
+                    found.append(entry)
+        return found
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reasons."""
+        return f"{self.verdict}: {'; '.join(self.judgement.reasons)}."
+
+    def to_json(self) -> str:
+        """Everything, as JSON."""
+        told = {
+            "verdict": self.verdict, "reasons": self.judgement.reasons, "advice": self.judgement.advice,
+            "facts": self.facts, "findings": self.findings,
+            "detection": {name: _numbers(figure) for name, figure in self.detection.items()},
+        }  # fmt: skip
+        return json.dumps(told, indent=1, ensure_ascii=False)
+
+    def summary(self) -> str:
+        """One screen of plain text."""
+        facts = self.facts
+        lines = [self.sentence, *self.judgement.advice, "",
+                 f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"]  # fmt: skip
+        group = ""
+        for finding in self.findings:
+            if finding["group"] != group:
+                group = finding["group"]
+                lines += ["", group]
+            extra = "".join(f"   {w} {finding[w]['value']:.3g}" for w in ("train", "reference") if w in finding)
+            low, high = finding["low"], finding["high"]
+            span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
+            lines.append(f"  {finding['title']:40s} {finding['value']:10.4g}   {span}{extra}")
+        if self.detection:
+            lines += ["", "telling shifted data apart (area under the ROC curve)"]
+            lines += [
+                f"  {name:40s} {f.value:10.3f}   {f.low:.3f} to {f.high:.3f}" for name, f in self.detection.items()
+            ]
+        return "\n".join(lines)
+
+
+def _numbers(figure: Figure) -> dict[str, float | None]:
+    return {k: v if math.isfinite(v) else None for k, v in figure._asdict().items()}

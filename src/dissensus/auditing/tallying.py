@@ -1,0 +1,200 @@
+"""One pass over member outputs: every figure of an audit is a function of sums, kept for each of some blocks.
+
+Examples are dealt to blocks at random. Sums of all blocks give a figure, and drawing blocks with replacement gives its
+bootstrap interval, so that nothing has to be read twice and memory does not grow with the number of examples. With
+fewer examples than blocks this is the ordinary bootstrap.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dissensus import checks, losses
+from dissensus.auditing.streaming import Members
+from dissensus.axes import Pool
+from dissensus.randomness import random_bits
+
+Kind = Literal["logits", "probabilities", "values"]
+BLOCKS = 256
+BINS = 15
+DROPS = (0.2, 0.4, 0.6)
+_MOST_HELD = 2**24
+"""Numbers of the largest sum, over all blocks."""
+_DRAWS = 20_000
+"""Draws of members left out that codependence takes in all, at least one per example."""
+
+
+@dataclass
+class Tally:
+    """Sums per block, ``[K, ...]``, of everything that was seen."""
+
+    members: int
+    examples: int
+    width: int
+    kind: Kind
+    loss: str
+    pool: Pool
+    sums: dict[str, Tensor]
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    """Per example: how much members disagree, by several scores; higher is more."""
+
+
+def tallied(members: Members, targets: Tensor | None, *, kind: Kind, loss: str, pool: Pool) -> Tally:
+    """Read all outputs once. Without targets only what needs none is counted."""
+    blocks = max(2, min(members.examples, BLOCKS, _MOST_HELD // (members.members * members.width)))
+    positions = random_bits((members.examples,), torch.tensor(members.examples), torch.tensor(0))
+    order = positions.argsort()
+    dealt = torch.empty_like(order)
+    dealt[order] = torch.arange(members.examples) % blocks  # blocks of equal size, in random order
+    tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {})
+    scores: dict[str, list[Tensor]] = {}
+    for rows, outputs in members.slices():
+        seen = _Slice(tally, outputs, None if targets is None else targets[rows], rows.start)
+        found = seen.regression() if kind == "values" else seen.classification()
+        found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
+        for name, per_example in found.items():
+            held = tally.sums.setdefault(name, torch.zeros(blocks, *per_example.shape[1:], dtype=torch.float64))
+            held.index_add_(0, dealt[rows], per_example.double())
+        for name, values in seen.scores.items():
+            scores.setdefault(name, []).append(values.float())
+    tally.scores = {name: torch.cat(parts) for name, parts in scores.items()}
+    return tally
+
+
+class _Slice:
+    """What is counted of some examples; every entry has the examples first."""
+
+    def __init__(self, tally: Tally, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int) -> None:
+        self.tally, self.outputs, self.targets, self.start = tally, outputs, targets, start
+        self.scores: dict[str, Tensor] = {}
+
+    def regression(self) -> dict[str, Tensor]:
+        """Squared error and its parts."""
+        f = self.outputs
+        found = self._spread(f)
+        self.scores["variance"] = found["spread"]
+        if self.targets is None:
+            return found
+        y = losses.as_values(f, self.targets)
+        errors = f - y
+        own = errors.square().sum(-1)
+        pooled = errors.mean(0).square().sum(-1)
+        return found | {
+            "y": y, "y_squared": y.square().sum(-1), "quadratic": pooled, "member_quadratic": own.T,
+            "ensemble_loss": pooled, "member_loss": own.T, "products": _products(errors),
+        }  # fmt: skip
+
+    def classification(self) -> dict[str, Tensor]:
+        """Accuracy, likelihood, Brier score, calibration, agreement, and the decomposition of the loss asked for."""
+        tally, (members, _, classes) = self.tally, self.outputs.shape
+        log_probs = self._log_probs()
+        probs = log_probs.exp()
+        named = log_probs.argmax(-1)
+        votes = torch.nn.functional.one_hot(named, classes).to(probs.dtype)
+        if tally.pool == "score":
+            pooled_log = log_probs.mean(0).log_softmax(-1)
+        elif tally.pool == "vote":
+            pooled_log = votes.mean(0).clamp_min(torch.finfo(probs.dtype).tiny).log()
+        else:
+            pooled_log = log_probs.logsumexp(0) - torch.tensor(float(members)).log()
+        pooled = pooled_log.exp()
+        averaged = {"probability": probs, "score": self._scores_of(log_probs), "vote": votes}[tally.pool]
+        hot = votes.permute(1, 0, 2)
+        found = self._spread(averaged) | {"agreements": hot @ hot.transpose(1, 2)}
+        ordered = named.sort(0).values
+        distinct = 1 + (ordered[1:] != ordered[:-1]).sum(0)
+        found["distinct"] = distinct
+        mean_probs = probs.mean(0)
+        entropy = torch.special.entr(mean_probs).sum(-1)
+        self.scores |= {
+            "distinct predictions": distinct,
+            "mutual information": entropy - torch.special.entr(probs).sum(-1).mean(0),
+            "predictive diversity": probs.amax(0).mean(-1),
+            "least confidence of the mean": 1 - mean_probs.amax(-1),
+            "entropy of the mean": entropy,
+        }
+        if self.targets is None:
+            return found
+        labels = self.targets
+        wanted = torch.nn.functional.one_hot(labels, classes).to(probs.dtype)
+        errors = probs - wanted
+        member_nll = -losses.at_label(log_probs, labels)
+        nll = -losses.at_label(pooled_log, labels)
+        choice = votes.mean(0).argmax(-1) if tally.pool == "vote" else pooled_log.argmax(-1)
+        right, member_right = choice == labels, named == labels
+        brier, member_brier = (pooled - wanted).square().sum(-1), errors.square().sum(-1)
+        quadratic = errors.mean(0).square().sum(-1)
+        by_loss = {
+            "cross_entropy": (nll, member_nll), "brier": (brier, member_brier),
+            "zero_one": (1.0 - right.to(probs.dtype), 1.0 - member_right.to(probs.dtype)),
+        }  # fmt: skip
+        ensemble_loss, member_loss = by_loss[tally.loss]
+        found |= {
+            "right": right, "member_right": member_right.T, "nll": nll, "member_nll": member_nll.T, "brier": brier,
+            "member_brier": member_brier.T, "quadratic": quadratic, "member_quadratic": member_brier.T,
+            "ensemble_loss": ensemble_loss, "member_loss": member_loss.T, "products": _products(errors),
+            "bins": _binned(pooled.amax(-1), right), "classes": wanted,
+            "member_bins": _binned(probs.amax(-1).T, member_right.T),
+        }  # fmt: skip
+        if tally.loss == "cross_entropy" and tally.pool in ("probability", "score"):
+            found["rises"] = self._rises(log_probs, labels, nll)
+        return found
+
+    def _log_probs(self) -> Tensor:
+        if self.tally.kind == "logits":
+            return self.outputs.log_softmax(-1)
+        low, sums = float(self.outputs.min()), self.outputs.sum(-1)
+        if low < -1e-6 or float((sums - 1).abs().max()) > 1e-2:
+            off = float(sums.flatten()[(sums - 1).abs().argmax()])
+            got = f"{low:.3g} as the least, and a sum of {off:.4g}"
+            checks.refuse("outputs", "be probabilities that sum to one", got, "Logits? Say kind='logits'.")
+        return self.outputs.clamp_min(torch.finfo(self.outputs.dtype).tiny).log()
+
+    def _scores_of(self, log_probs: Tensor) -> Tensor:
+        """What is averaged under ``"score"``: logits as they are given, less each example's mean over classes."""
+        given = self.outputs if self.tally.kind == "logits" else log_probs
+        return given - given.mean(-1, keepdim=True)
+
+    def _spread(self, averaged: Tensor) -> dict[str, Tensor]:
+        deviation = averaged - averaged.mean(0)
+        return {"spread": deviation.square().sum(-1).mean(0), "deviation": deviation.transpose(0, 1)}
+
+    def _rises(self, log_probs: Tensor, labels: Tensor, whole: Tensor) -> Tensor:
+        """How the ensemble's loss rises when members are left out at random, for every share of `DROPS`."""
+        members, n, _ = log_probs.shape
+        repeats = max(1, -(-_DRAWS // self.tally.examples))
+        generator = torch.Generator().manual_seed(self.start)
+        rises = []
+        for drop in DROPS:
+            kept = members - int(members * drop)
+            if kept == members:
+                rises.append(torch.zeros_like(whole))
+                continue
+            total = torch.zeros_like(whole)
+            for _ in range(repeats):
+                chosen = torch.rand(members, n, generator=generator).argsort(0)[:kept]
+                if self.tally.pool == "probability":
+                    at_label = losses.at_label(log_probs, labels).gather(0, chosen)
+                    total += -(at_label.logsumexp(0) - torch.tensor(float(kept)).log())
+                else:
+                    some = log_probs.gather(0, chosen.unsqueeze(-1).expand(-1, -1, log_probs.shape[-1]))
+                    total += -losses.at_label(some.mean(0).log_softmax(-1), labels)
+            rises.append(total / repeats - whole)
+        return torch.stack(rises, -1)
+
+
+def _products(errors: Float[Tensor, "M n C"]) -> Float[Tensor, "n M M"]:
+    """⟨e_i, e_j⟩ of every example."""
+    first = errors.transpose(0, 1)
+    return first @ first.transpose(1, 2)
+
+
+def _binned(confidence: Float[Tensor, "n *S"], right: Tensor) -> Float[Tensor, "n *S bins 3"]:
+    """Count, confidence and accuracy, each in its bin."""
+    place = (confidence * BINS).long().clamp_max(BINS - 1)
+    hot = torch.nn.functional.one_hot(place, BINS).to(confidence.dtype).unsqueeze(-1)
+    three = torch.stack([torch.ones_like(confidence), confidence, right.to(confidence.dtype)], -1)
+    return hot * three.unsqueeze(-2)
