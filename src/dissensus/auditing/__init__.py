@@ -9,7 +9,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
 from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
-from dissensus.auditing.measuring import Figure, measured
+from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
 from dissensus.auditing.streaming import Members, Outputs
 from dissensus.auditing.tallying import Kind, Tally, tallied
@@ -89,7 +89,7 @@ def audit(
         figures, of_train, of_reference, members=test.members, logits=_averages_logits(told), limits=limits
     )
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
-    return Audit(judgement, figures, of_train, of_reference, detection, facts)
+    return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
 
 
 def _averages_logits(told: dict[str, Any]) -> bool:

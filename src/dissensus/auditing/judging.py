@@ -80,10 +80,10 @@ def _collusive(
 ) -> list[str]:  # fmt: skip
     """Reasons to say that errors cancel; any is enough."""
     found: list[str] = []
-    if test["error_correlation"].high < 0:
+    if test["relative_diversity"].low > members - 1:
         found.append(
-            f"members' errors cancel: their mean covariance is {test['error_covariance'].value:.3g}, below zero, and "
-            f"diversity is {test['relative_diversity'].value:.3g} times the error, above M − 1 = {members - 1}"
+            f"members' errors cancel: diversity is {test['relative_diversity'].value:.3g} times the error, where "
+            f"uncorrelated errors would give M − 1 = {members - 1}"
         )
     if "above_chance" in test and test["accuracy"].low > test["chance"].value:
         share = test["above_chance"]

@@ -1,6 +1,6 @@
 """From sums to figures: each with its bootstrap interval, all replicates computed at once."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,20 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     return {name: _figure(values) for name, values in found.items()}
 
 
+def by_member(tally: Tally) -> dict[str, list[Any]]:
+    """Per member: loss, accuracy; per pair: correlation of errors, disagreement."""
+    count = float(tally.sums["count"].sum())
+    means = {name: held.sum(0) / count for name, held in tally.sums.items()}
+    products = means["products"]
+    scale = products.diagonal().clamp_min(1e-300).sqrt()
+    found = {
+        "loss": means["member_loss"].tolist(), "error_correlation": (products / scale / scale.unsqueeze(1)).tolist(),
+    }  # fmt: skip
+    if "member_right" in means:
+        found |= {"accuracy": means["member_right"].tolist(), "disagreement": (1 - means["agreements"]).tolist()}
+    return found
+
+
 def _figure(values: Float[Tensor, " S"]) -> Figure:
     replicates = values[1:]
     replicates = replicates[replicates.isfinite()]
@@ -74,7 +88,7 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     diagonal = products.diagonal(dim1=-2, dim2=-1)
     variance = diagonal.mean(-1)
     covariance = (products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
-    error = means["quadratic"]
+    error = means.get("brier", means["quadratic"])  # of what the ensemble says, however it is pooled
     found = {
         "ensemble": ensemble, "individual": individual, "diversity": individual - ensemble,
         "best_member": own.amin(-1), "worst_member": own.amax(-1),
@@ -113,7 +127,7 @@ def _of_the_best(tally: Tally, means: dict[str, Tensor], weights: Tensor) -> dic
     grows = _ratio(without, means["quadratic"])
     if_alike = _ratio(_alike(variance, covariance, max(1, members - 1)), _alike(variance, covariance, members))
     return {
-        "best_to_ensemble": _ratio(own, means["quadratic"]),
+        "best_to_ensemble": _ratio(own, means.get("brier", means["quadratic"])),
         "others_to_best": _ratio((diagonal.sum(-1) - own) / max(1, members - 1), own),
         "without_best": grows, "best_needed": grows / if_alike,
     }  # fmt: skip

@@ -20,8 +20,7 @@ TITLES = {
     "relative_diversity": "diversity / error", "of_uncorrelated": "… as a share of M − 1",
     "error_covariance": "mean error covariance", "error_correlation": "mean error correlation",
     "gain": "error that pooling takes off", "bias_share": "constant bias in diversity",
-    "codependence_0.2": "loss without 20 % of members", "codependence_0.4": "loss without 40 % of members",
-    "codependence_0.6": "loss without 60 % of members",
+    **{f"codependence_{share}": f"rise of loss without {share:.0%} of members" for share in (0.2, 0.4, 0.6)},
     "disagreement": "pairs that disagree", "distinct": "distinct predictions",
     "plane_diversity": "disagreement / error rate", "above_chance": "best member's share of what is above chance",
 }  # fmt: skip
@@ -48,6 +47,8 @@ class Audit:
     reference: dict[str, Figure] | None = None
     detection: dict[str, Figure] = field(default_factory=dict)
     """What disagreement is worth for telling shifted data apart: area under the ROC curve, by score."""
+    by_member: dict[str, list[Any]] = field(default_factory=dict)
+    """Losses, accuracies, and how pairs go together."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Members, examples, outputs, kind, loss and pool."""
 
@@ -80,6 +81,7 @@ class Audit:
         told = {
             "verdict": self.verdict, "reasons": self.judgement.reasons, "advice": self.judgement.advice,
             "facts": self.facts, "findings": self.findings,
+            "by_member": self.by_member,
             "detection": {name: _numbers(figure) for name, figure in self.detection.items()},
         }  # fmt: skip
         return json.dumps(told, indent=1, ensure_ascii=False)
@@ -97,7 +99,8 @@ class Audit:
             extra = "".join(f"   {w} {finding[w]['value']:.3g}" for w in ("train", "reference") if w in finding)
             low, high = finding["low"], finding["high"]
             span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
-            lines.append(f"  {finding['title']:40s} {finding['value']:10.4g}   {span}{extra}")
+            value = "" if finding["value"] is None else f"{finding['value']:.4g}"
+            lines.append(f"  {finding['title']:46s} {value:>10s}   {span}{extra}")
         if self.detection:
             lines += ["", "telling shifted data apart (area under the ROC curve)"]
             lines += [

@@ -10,6 +10,7 @@ import typer
 from rich.logging import RichHandler
 
 import dissensus
+import dissensus.cli.audit as audit
 import dissensus.cli.data as data
 import dissensus.cli.study as study
 from dissensus.cli.screen import console, fail, shown, table
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
+app.command()(audit.audit)
 
 
 def _show_version(wanted: bool) -> bool:

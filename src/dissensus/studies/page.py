@@ -27,7 +27,7 @@ th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--soft); font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .95rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-td.text { white-space: normal; min-width: 12rem; max-width: 30rem; }
+td.text { white-space: normal; min-width: 12rem; max-width: 30rem; text-align: left; }
 table.cards { width: 100%; } table.cards th, table.cards td { text-align: left; padding: .35rem .5rem; }
 @media (max-width: 44rem) { table.cards thead { display: none; } table.cards tr { display: block; padding: .7rem 0;
   border-bottom: 1px solid var(--line); }

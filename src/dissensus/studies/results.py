@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,8 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
     for key, rows in groups.items():
         names = rows[0]["measures"]
         values = {name: _short([row["measures"][name] for row in rows]) for name in names}
-        points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **_curves(rows)})
+        told_of = {"said": dict(Counter(row["verdict"] for row in rows))} if "verdict" in rows[0] else {}
+        points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **told_of, **_curves(rows)})
     told = {key: report[key] for key in ("study", "scale", "made")}
     told["verdicts"] = [verdict.to_dict() for verdict in judged(_as_told_now(report), report["rows"])]
     return {**told, "axes": ["data", *grid], "points": points}

@@ -1,0 +1,122 @@
+"""Stored outputs: one file for all members, or one file per member. Nothing that could run code is opened."""
+
+import csv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+OUTPUTS, TARGETS = "outputs", "targets"
+KINDS = (".npz", ".npy", ".safetensors", ".csv", ".parquet")
+
+
+class ReadingError(ValueError):
+    """A file is not what an audit can read; the message says what to do."""
+
+
+def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """What files hold, by name: ``outputs``, and where the file has them ``targets``, ``train_outputs`` and so on.
+
+    Args:
+        paths: One ``.npz`` or ``.safetensors`` with arrays of these names, one ``.npy`` ``[M, N, C]`` (read slice by
+            slice, never whole), or one ``.npy``, ``.csv`` or ``.parquet`` ``[N, C]`` per member.
+    """
+    files = [Path(path) for path in paths]
+    for file in files:
+        if not file.exists():
+            raise ReadingError(f"there is no file {file}")
+        if file.suffix not in KINDS:
+            raise ReadingError(f"{file} is none of {', '.join(KINDS)}; save arrays with numpy.savez or safetensors")
+    if len(files) > 1:
+        return {OUTPUTS: [array(file) for file in files]}
+    (file,) = files
+    if file.suffix == ".npz":
+        return _npz(file)
+    if file.suffix == ".safetensors":
+        return _safetensors(file)
+    found = array(file)
+    if file.suffix != ".npy":
+        raise ReadingError(f"{file} holds one member; give one file per member")
+    return {OUTPUTS: found}
+
+
+def array(path: str | Path) -> Any:
+    """One array: targets ``[N]``, or a member ``[N, C]``."""
+    file = Path(path)
+    if not file.exists():
+        raise ReadingError(f"there is no file {file}")
+    if file.suffix == ".npy":
+        try:
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        except ValueError as reason:
+            raise ReadingError(f"{file} is no plain array of numbers (pickles are not opened): {reason}") from reason
+    if file.suffix == ".csv":
+        return _csv(file)
+    if file.suffix == ".parquet":
+        return _parquet(file)
+    raise ReadingError(f"{file} holds several arrays or none; give a .npy, .csv or .parquet file")
+
+
+def _npz(file: Path) -> dict[str, Any]:
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            found = {name: held[name] for name in held.files}
+    except (ValueError, zipfile.BadZipFile) as reason:
+        raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
+    return _with_outputs(file, found)
+
+
+def _safetensors(file: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return _with_outputs(file, load_file(file))
+    except SafetensorError as reason:
+        raise ReadingError(f"{file} cannot be read: {reason}") from reason
+
+
+def _with_outputs(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    if OUTPUTS not in found:
+        raise ReadingError(f"{file} has no array `outputs` [M, N, C]; it has {', '.join(sorted(found)) or 'none'}")
+    return found
+
+
+def _csv(file: Path) -> Any:
+    """Numbers, with or without a line of names."""
+    with file.open(newline="") as stream:
+        rows = [row for row in csv.reader(stream) if row]
+    if rows and not all(_is_number(text) for text in rows[0]):
+        rows = rows[1:]
+    try:
+        found = np.array([[float(text) for text in row] for row in rows])
+    except ValueError as reason:
+        raise ReadingError(f"{file}: every line must hold the same count of numbers: {reason}") from reason
+    if not len(found):
+        raise ReadingError(f"{file} holds no lines")
+    return _narrow(found)
+
+
+def _parquet(file: Path) -> Any:
+    try:
+        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as reason:
+        raise ReadingError("parquet files need pyarrow: pip install pyarrow; or save as .npy or .csv") from reason
+    return _narrow(np.column_stack([column.to_numpy() for column in parquet.read_table(file).columns]))
+
+
+def _narrow(found: Any) -> Any:
+    """A single column is a list of numbers; whole numbers are labels."""
+    narrow = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+    whole = narrow.ndim == 1 and bool((narrow == np.round(narrow)).all())
+    return narrow.astype(np.int64) if whole else narrow
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""`dissensus audit`: is this ensemble's diversity real?"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.panel import Panel
+
+from dissensus.cli.screen import console, fail, table
+from dissensus.storage import write_atomically
+
+COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
+
+
+def audit(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="One .npz or .safetensors (arrays `outputs` [M, N, C] and `targets`), one .npy, or one "
+            ".npy, .csv or .parquet per member."
+        ),
+    ],
+    task: Annotated[str, typer.Option(help="classification or regression.")],
+    kind: Annotated[str | None, typer.Option(help="What a classifier's outputs are: logits or probabilities.")] = None,
+    targets: Annotated[Path | None, typer.Option(help="Labels or values: .npy, .csv or .parquet.")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="Outputs on training data: .npz or .safetensors with `outputs`, `targets`.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Outputs of an independently trained ensemble on the same examples.")
+    ] = None,
+    ood: Annotated[Path | None, typer.Option(help="Outputs on shifted data.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross_entropy, brier or zero_one; mse for regression.")] = None,
+    pool: Annotated[str | None, typer.Option(help="probability, score or vote.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
+    fail_on: Annotated[
+        list[str] | None, typer.Option("--fail-on", help="Leave with code 2 at this verdict; repeatable.")
+    ] = None,
+) -> None:
+    """Judge an ensemble by its members' outputs: healthy, redundant, collusive, dominated or undecided.
+
+    Codes: 0 when the verdict is none of `--fail-on`, 2 when it is one, 1 when something is wrong with the call.
+    """
+    import dissensus as ds
+    from dissensus.auditing import reading
+    from dissensus.auditing.judging import VERDICTS
+
+    for verdict in fail_on or []:
+        if verdict not in VERDICTS:
+            fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
+    try:
+        held = reading.stored(files)
+        wanted = reading.array(targets) if targets is not None else held.get("targets")
+        if wanted is None:
+            fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
+        told: dict[str, Any] = {"task": task, "kind": kind, "loss": loss, "pool": pool}
+        result = ds.audit(held["outputs"], wanted, train=_train(held, train), reference=_more(held, "reference",
+                          reference), ood=_more(held, "ood", ood), **told)  # fmt: skip
+    except (ValueError, TypeError) as reason:
+        fail(str(reason))
+    _print(result)
+    if json_file is not None:
+        write_atomically(json_file, (result.to_json() + "\n").encode())
+    if page is not None:
+        from dissensus.studies import audit_page
+
+        try:
+            write_atomically(page, audit_page.html(result, files[0].stem).encode())
+        except ImportError as reason:
+            fail(str(reason))
+        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+    if result.verdict in (fail_on or []):
+        raise typer.Exit(2)
+
+
+def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
+    from dissensus.auditing import reading
+
+    if file is not None:
+        found = reading.stored([file])
+        if "targets" not in found:
+            raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
+        return found["outputs"], found["targets"]
+    if "train_outputs" in held and "train_targets" in held:
+        return held["train_outputs"], held["train_targets"]
+    return None
+
+
+def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
+    from dissensus.auditing import reading
+
+    return reading.stored([file])["outputs"] if file is not None else held.get(name)
+
+
+def _print(result: Any) -> None:
+    colour = COLOURS[result.verdict]
+    words = "\n".join(escape(line) for line in ("; ".join(result.judgement.reasons) + ".", *result.judgement.advice))
+    console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
+    facts = result.facts
+    extra = [name for name in ("train", "reference") if getattr(result, name) is not None]
+    rows, group = [], ""
+    for finding in result.findings:
+        if finding["group"] != group:
+            group = finding["group"]
+            rows.append([f"[bold]{escape(group)}[/bold]", "", "", *[""] * len(extra)])
+        low, high = finding["low"], finding["high"]
+        span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
+        others = [_value(finding[name]) if name in finding else "" for name in extra]
+        rows.append([f"  {escape(finding['title'])}", _value(finding), f"[dim]{span}[/dim]", *others])
+    title = f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"
+    console.print(table(title, ("figure", "test", "95 % interval", *extra), rows, left=(0,)))
+    if result.detection:
+        shown = [[escape(n), f"{f.value:.3f}", f"[dim]{f.low:.3f} to {f.high:.3f}[/dim]"] for n, f in
+                 result.detection.items()]  # fmt: skip
+        console.print(table("telling shifted data apart", ("score", "ROC area", "95 % interval"), shown, left=(0,)))
+
+
+def _value(numbers: dict[str, Any]) -> str:
+    return "" if numbers["value"] is None else f"{numbers['value']:.4g}"
