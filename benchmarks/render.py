@@ -1,4 +1,4 @@
-"""Write docs/speed.md from the results that the benchmarks left in benchmarks/results.
+"""Write docs/speed.md, and the table of docs/audit.md, from results that benchmarks and studies have left.
 
 Usage: python benchmarks/render.py [--check]
 """
@@ -164,7 +164,38 @@ def rendered() -> str:
     return "\n".join(parts)
 
 
+AUDIT, MARKS = ROOT / "docs" / "audit.md", ("<!-- audit -->\n", "<!-- end -->")
+CONFUSION = ROOT / "src/dissensus/studies/results/audit/table-1.paper.json"
+VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
+
+
+def confusion() -> str:
+    """What the audit said of ensembles whose state is known, over all data sets, members and seeds."""
+    result = json.loads(CONFUSION.read_text())
+    said: dict[str, dict[str, int]] = {}
+    for point in result["points"]:
+        row = said.setdefault(point["case"], dict.fromkeys(VERDICTS, 0))
+        for verdict, count in point["said"].items():
+            row[verdict] += count
+    lines = [f"| how it was made | {' | '.join(VERDICTS)} |", "|---|" + "---|" * len(VERDICTS)]
+    lines += [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
+    data = ", ".join(dict.fromkeys(point["data"] for point in result["points"]))
+    made = result["made"]
+    words = (f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
+             f"{made['seconds'] / 60:.1f} minutes*")  # fmt: skip
+    return "\n".join(lines) + f"\n\n{words}\n"
+
+
+def audit_page() -> str:
+    """The page with its table put in."""
+    before, rest = AUDIT.read_text().split(MARKS[0])
+    return before + MARKS[0] + "\n" + confusion() + "\n" + MARKS[1] + rest.split(MARKS[1])[1]
+
+
 if __name__ == "__main__":
+    pages = {PAGE: rendered, AUDIT: audit_page}
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text() == rendered() else "docs/speed.md is stale: run python benchmarks/render.py")
-    PAGE.write_text(rendered())
+        stale = [page.name for page, render in pages.items() if page.read_text() != render()]
+        sys.exit(f"stale: {', '.join(stale)}; run python benchmarks/render.py" if stale else 0)
+    for page, render in pages.items():
+        page.write_text(render())

@@ -97,7 +97,7 @@ def _averages_logits(told: dict[str, Any]) -> bool:
 
 
 def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
-    found = targets if isinstance(targets, Tensor) else torch.from_numpy(np.ascontiguousarray(targets))
+    found = targets if isinstance(targets, Tensor) else torch.from_numpy(np.array(targets))
     found = found.detach().cpu()
     if len(found) != members.examples:
         checks.refuse("targets", f"hold N={members.examples} examples, as `{name}` does", len(found))

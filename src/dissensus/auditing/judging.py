@@ -17,6 +17,8 @@ class Limits(NamedTuple):
     """So much of the diversity is constant bias, where members trained alone have a few per cent."""
     biased_logits: float = 0.25
     """The same for averaged logits, whose size is free: members trained alone have up to so much, but err together."""
+    lost: float = 0.15
+    """Biases of logits matter once members lose this share of what knowing class frequencies alone would lose."""
     together: float = 0.6
     """A correlation of errors above which biases do not matter: nothing cancels."""
     uncorrelated: float = 0.1
@@ -25,6 +27,8 @@ class Limits(NamedTuple):
     """Even the best member has less than this share of what the ensemble has above chance."""
     worse: float = 1.5
     """Members' loss against that of a reference's members."""
+    carries: float = 1.25
+    """The best member alone has at most this times the ensemble's error."""
     weak: float = 1.25
     """The other members' error is at least this times the best's."""
     needed: float = 1.1
@@ -57,7 +61,7 @@ def judged(
         why = f"pooling takes {test['gain'].value:.2%} off the members' error: they say the same"
         return Judgement(REDUNDANT, [why], ["Keep one member, or train them from other seeds, data or settings."])
     best, others, needed = test["best_to_ensemble"], test["others_to_best"], test["best_needed"]
-    if best.high < 1 and others.low >= limits.weak and needed.low >= limits.needed:
+    if best.value <= limits.carries and others.low >= limits.weak and needed.low >= limits.needed:
         why = (
             f"the best member alone has {best.value:.2f} times the ensemble's error, the others {others.value:.1f} "
             f"times the best's, and without it the error is {test['without_best'].value:.1f} times as large"
@@ -94,7 +98,8 @@ def _collusive(
             )
     biased = limits.biased_logits if logits else limits.biased
     correlation = test["error_correlation"]
-    if test["bias_share"].low > biased and correlation.high < limits.together:
+    matters = not logits or test["lost"].low > limits.lost
+    if test["bias_share"].low > biased and correlation.high < limits.together and matters:
         found.append(
             f"{test['bias_share'].value:.0%} of the diversity is constant bias, which cancels in the mean, and errors "
             f"hardly go together (correlation {correlation.value:.2f})"

@@ -29,9 +29,16 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     weights = torch.zeros(REPLICATES, blocks, dtype=torch.float64)
     weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
     weights = torch.cat([torch.ones(1, blocks, dtype=torch.float64), weights])
-    totals = {name: torch.tensordot(weights, held, 1) for name, held in tally.sums.items()}
-    count = totals.pop("count")
-    means = {name: total / count.view(-1, *[1] * (total.ndim - 1)) for name, total in totals.items()}
+    sums = dict(tally.sums)
+    count, deviation = weights @ sums.pop("count"), sums.pop("deviation")
+    means = {
+        name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
+    }
+    # As many numbers as all outputs of an example, for every replicate: a few replicates at a time.
+    means["bias"] = torch.cat([
+        (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
+        for some, n in zip(weights.split(50), count.split(50), strict=True)
+    ])  # fmt: skip
     found = _of_spread(tally, means)
     if "quadratic" in means:
         found |= _of_errors(tally, means)
@@ -68,7 +75,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_spread(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
-    bias = means["deviation"].square().sum(-1).mean(-1)
+    bias = means["bias"]
     share = torch.where(means["spread"] > 0, bias / means["spread"].clamp_min(1e-300), torch.zeros_like(bias))
     found = {"spread": means["spread"], "bias_share": share}
     if "agreements" in means:
@@ -159,6 +166,7 @@ def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
         "nll": means["nll"], "member_nll": means["member_nll"].mean(-1), "brier": means["brier"],
         "member_brier": means["member_brier"].mean(-1), "ece": _calibration(means["bins"]),
         "member_ece": _calibration(means["member_bins"]).mean(-1),
+        "lost": _ratio(means["member_brier"].mean(-1), 1 - means["classes"].square().sum(-1)),
         "above_chance": _ratio(own_right.amax(-1) - chance, right - chance),
         "plane_diversity": beside,
     }  # fmt: skip

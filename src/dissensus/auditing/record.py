@@ -22,13 +22,14 @@ TITLES = {
     "gain": "error that pooling takes off", "bias_share": "constant bias in diversity",
     **{f"codependence_{share}": f"rise of loss without {share:.0%} of members" for share in (0.2, 0.4, 0.6)},
     "disagreement": "pairs that disagree", "distinct": "distinct predictions",
+    "lost": "members' Brier score, of that of class frequencies",
     "plane_diversity": "disagreement / error rate", "above_chance": "best member's share of what is above chance",
 }  # fmt: skip
 GROUPS = {
     "ensemble": ("accuracy", "nll", "brier", "ece", "mse", "explained"),
     "members": ("member_accuracy", "best_accuracy", "worst_accuracy", "member_nll", "member_brier", "member_ece",
                 "member_mse", "member_explained", "best_member", "worst_member", "dominance", "without_best",
-                "above_chance"),
+                "above_chance", "lost"),
     "decomposition": ("ensemble", "individual", "diversity"),
     "is it real?": ("relative_diversity", "of_uncorrelated", "error_covariance", "error_correlation", "bias_share",
                     "codependence_0.2", "codependence_0.4", "codependence_0.6", "gain"),
@@ -96,11 +97,10 @@ class Audit:
             if finding["group"] != group:
                 group = finding["group"]
                 lines += ["", group]
-            extra = "".join(f"   {w} {finding[w]['value']:.3g}" for w in ("train", "reference") if w in finding)
+            extra = "".join(f"   {w} {_short(finding[w])}" for w in ("train", "reference") if w in finding)
             low, high = finding["low"], finding["high"]
             span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
-            value = "" if finding["value"] is None else f"{finding['value']:.4g}"
-            lines.append(f"  {finding['title']:46s} {value:>10s}   {span}{extra}")
+            lines.append(f"  {finding['title']:46s} {_short(finding):>10s}   {span}{extra}")
         if self.detection:
             lines += ["", "telling shifted data apart (area under the ROC curve)"]
             lines += [
@@ -111,3 +111,7 @@ class Audit:
 
 def _numbers(figure: Figure) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in figure._asdict().items()}
+
+
+def _short(numbers: dict[str, Any]) -> str:
+    return "" if numbers["value"] is None else f"{numbers['value']:.4g}"

@@ -66,7 +66,7 @@ class Members:
 def _tensor(part: Any, name: str) -> Tensor:
     if isinstance(part, Tensor):
         return part.detach().cpu()
-    array = np.ascontiguousarray(part)
+    array = np.array(part)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), error=TypeError)
     return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float16 else array)

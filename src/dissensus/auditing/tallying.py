@@ -57,7 +57,10 @@ def tallied(members: Members, targets: Tensor | None, *, kind: Kind, loss: str, 
         found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
         for name, per_example in found.items():
             held = tally.sums.setdefault(name, torch.zeros(blocks, *per_example.shape[1:], dtype=torch.float64))
-            held.index_add_(0, dealt[rows], per_example.double())
+            if per_example.ndim < 3 or per_example.dtype == torch.float64:
+                held.index_add_(0, dealt[rows], per_example.double())
+            else:  # too many numbers to convert one by one: a slice is added up as it is
+                held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, dealt[rows], per_example)
         for name, values in seen.scores.items():
             scores.setdefault(name, []).append(values.float())
     tally.scores = {name: torch.cat(parts) for name, parts in scores.items()}
@@ -93,7 +96,7 @@ class _Slice:
         log_probs = self._log_probs()
         probs = log_probs.exp()
         named = log_probs.argmax(-1)
-        votes = torch.nn.functional.one_hot(named, classes).to(probs.dtype)
+        votes = torch.nn.functional.one_hot(named, classes).to(probs.dtype) if tally.pool == "vote" else probs
         if tally.pool == "score":
             pooled_log = log_probs.mean(0).log_softmax(-1)
         elif tally.pool == "vote":
@@ -102,16 +105,17 @@ class _Slice:
             pooled_log = log_probs.logsumexp(0) - torch.tensor(float(members)).log()
         pooled = pooled_log.exp()
         averaged = {"probability": probs, "score": self._scores_of(log_probs), "vote": votes}[tally.pool]
-        hot = votes.permute(1, 0, 2)
-        found = self._spread(averaged) | {"agreements": hot @ hot.transpose(1, 2)}
+        both = named.T.unsqueeze(1) == named.T.unsqueeze(2)
+        found = self._spread(averaged) | {"agreements": both.to(probs.dtype)}
         ordered = named.sort(0).values
         distinct = 1 + (ordered[1:] != ordered[:-1]).sum(0)
         found["distinct"] = distinct
         mean_probs = probs.mean(0)
         entropy = torch.special.entr(mean_probs).sum(-1)
+        own_entropy = -torch.where(probs > 0, probs * log_probs, 0.0).sum(-1).mean(0)
         self.scores |= {
             "distinct predictions": distinct,
-            "mutual information": entropy - torch.special.entr(probs).sum(-1).mean(0),
+            "mutual information": entropy - own_entropy,
             "predictive diversity": probs.amax(0).mean(-1),
             "least confidence of the mean": 1 - mean_probs.amax(-1),
             "entropy of the mean": entropy,
@@ -119,7 +123,7 @@ class _Slice:
         if self.targets is None:
             return found
         labels = self.targets
-        wanted = torch.nn.functional.one_hot(labels, classes).to(probs.dtype)
+        wanted = torch.zeros(len(labels), classes, dtype=probs.dtype).scatter_(1, labels.unsqueeze(1), 1.0)
         errors = probs - wanted
         member_nll = -losses.at_label(log_probs, labels)
         nll = -losses.at_label(pooled_log, labels)

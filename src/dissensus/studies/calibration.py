@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import dissensus as ds
 from dissensus import nets, objectives
 from dissensus.auditing import Audit, audit
 from dissensus.studies.problems import Problem, problem
 from dissensus.studies.spec import Spec
+from dissensus.train import sweep
 
 FIGURES = ("error_correlation", "bias_share", "relative_diversity", "gain", "best_to_ensemble", "best_needed")
 
@@ -60,7 +60,7 @@ def _trained(data: Problem, seed: int, members: int, epochs: int) -> Trained:
     objective = partial(objectives.augmented, loss=loss, pool="score")
     flat = data.train[0].flatten(1), data.test[0].flatten(1)
     build = partial(nets.mlp, flat[0].shape[1], data.outputs, (30, 30))
-    swept = ds.sweep(build, (flat[0], data.train[1]), objective, grid={"beta": [0.0, 1.0]}, members=members,
+    swept = sweep(build, (flat[0], data.train[1]), objective, grid={"beta": [0.0, 1.0]}, members=members,
                      epochs=epochs, batch_size=32, lr=2e-3, seed=seed)  # fmt: skip
     outputs = [(swept.run(i).predict(flat[1]), swept.run(i).predict(flat[0])) for i in range(2)]
     return Trained(data, seed, outputs[0], outputs[1])

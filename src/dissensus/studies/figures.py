@@ -62,7 +62,7 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:
+def draw(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Panel]) -> Any:
     """A matplotlib figure, panels side by side: means over seeds, with bands of one standard error around them."""
     try:
         from matplotlib import rc_context
@@ -80,7 +80,7 @@ def draw(x: Sequence[float], x_label: str, panels: Sequence[Panel]) -> Any:
     return figure
 
 
-def _draw_panel(axes: Any, x: Sequence[float], x_label: str, panel: Panel) -> None:
+def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, panel: Panel) -> None:
     for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):
         mark = "o" if len(x) <= MOST_MARKED else ""
         axes.plot(x, line.mean, linestyle=dash, color=colour, marker=mark, markersize=4, label=line.name)
@@ -90,6 +90,8 @@ def _draw_panel(axes: Any, x: Sequence[float], x_label: str, panel: Panel) -> No
     if all(value >= 0 for line in panel.lines for value in line.mean):
         axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
+    if isinstance(x[0], str):
+        axes.tick_params(axis="x", rotation=40)
 
 
 def save(figure: Any, file: Path) -> None:
@@ -101,7 +103,7 @@ def as_png(figure: Any) -> bytes:
     """The figure on white, for places that take no SVG."""
     held = io.BytesIO()
     for axes in figure.axes:
-        if len(axes.lines) > 1:
+        if len(axes.lines) > 1 and not figure.legends:
             axes.legend(frameon=False)
     figure.savefig(held, format="png", dpi=110, facecolor="white", bbox_inches="tight")
     return held.getvalue()

@@ -45,6 +45,13 @@ def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float: 
     return float((pooled.argmax(-1) == targets).double().mean())
 
 
+def accuracy_top5(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples whose class is among the ensemble's five most probable ones."""
+    pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
+    found = pooled.topk(min(5, pooled.shape[-1]), -1).indices == targets.unsqueeze(-1)
+    return float(found.any(-1).double().mean())
+
+
 def member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples that a member gets right, on average."""
     return float((outputs.argmax(-1) == targets).double().mean())
@@ -73,6 +80,7 @@ MEASURES: dict[str, Measure] = {
     "relative_diversity": relative_diversity,
     "bias_share": constant_bias,
     "accuracy": accuracy,
+    "accuracy_top5": accuracy_top5,
     "member_accuracy": member_accuracy,
     "worst_member_accuracy": worst_member_accuracy,
     "nll": nll,

@@ -45,7 +45,8 @@ def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
-    x = sorted({point[told.x] for point in points if point.get(told.x) is not None})
+    seen = list(dict.fromkeys(point[told.x] for point in points if point.get(told.x) is not None))
+    x = seen if any(isinstance(value, str) for value in seen) else sorted(seen)
     groups = list(dict.fromkeys(point.get(told.groups) for point in points)) if told.groups else [None]
     lines: list[figures.Line] = []
     for group in groups:

@@ -1,0 +1,78 @@
+"""Time and peak memory of an audit of outputs on disk: a memory-mapped array that is read once, in slices.
+
+Usage: python benchmarks/audit.py [--json FILE] [--sizes 20x100000x100 5x1000000x1000] [--folder DIR]
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from provenance import command_line, library
+
+import dissensus as ds
+
+
+def write_outputs(folder: Path, members: int, examples: int, classes: int) -> None:
+    """Half-precision logits of members that are somewhat right."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(classes, size=examples)
+    np.save(folder / "targets.npy", labels)
+    held = np.lib.format.open_memmap(folder / "outputs.npy", "w+", np.float16, (members, examples, classes))
+    step = max(1, 2**24 // classes)
+    for member in range(members):
+        for start in range(0, examples, step):
+            rows = slice(start, min(start + step, examples))
+            part = rng.standard_normal((rows.stop - rows.start, classes), dtype=np.float32)
+            part[np.arange(len(part)), labels[rows]] += 4.0
+            held[member, rows] = part
+    held.flush()
+
+
+def audited(folder: Path) -> dict[str, Any]:
+    """One audit, in a process of its own so that its peak memory is its own."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outputs = np.load(folder / "outputs.npy", mmap_mode="r")
+    started = time.perf_counter()
+    found = ds.audit(outputs, np.load(folder / "targets.npy"), task="classification", kind="logits")
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": seconds, "peak_mib": peak / 2**10, "before_mib": before / 2**10, "verdict": found.verdict}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--sizes", nargs="*", default=["20x100000x100", "5x1000000x1000"])
+    parser.add_argument("--folder", type=Path, help="where outputs are written for the while")
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(audited(options.one)))
+        return
+    rows = []
+    for size in options.sizes:
+        members, examples, classes = map(int, size.split("x"))
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            write_outputs(Path(name), members, examples, classes)
+            done = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=True)
+        rows.append({"members": members, "examples": examples, "classes": classes,
+                     "gib_on_disk": members * examples * classes * 2 / 2**30, **json.loads(done.stdout)})  # fmt: skip
+        print(rows[-1], flush=True)
+    made = {"command": command_line(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(), "torch": torch.__version__, **library()}  # fmt: skip
+    if options.json:
+        options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Draw the pictures of these pages: from shipped results, and from a small training for the audit.
+
+Usage: python docs/pictures.py
+"""
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import torch
+
+import dissensus as ds
+from dissensus.studies import audit_page, figures
+from dissensus.studies.results import SHIPPED
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def line(name: str, points: list[dict[str, Any]], measure: str) -> figures.Line:
+    """A measure over points."""
+    each = [point["measures"][measure] for point in points]
+    return figures.Line(name, [value[0] for value in each], [value[1] for value in each])
+
+
+def shipped(name: str) -> list[dict[str, Any]]:
+    """The points of a result of the collusion paper."""
+    return json.loads((SHIPPED / "collusion" / name).read_text())["points"]
+
+
+def collusion() -> bytes:
+    """UCI weather and CIFAR-10 over β."""
+    weather = [point for point in shipped("figure-2.paper.json") if point["data"] == "weather"]
+    cnns = shipped("figure-15.paper.json")
+    few, many = ([point for point in cnns if point["members"] == count] for count in (5, 10))
+    first = figures.Panel("weather: diversity explodes", "test squared error",
+                          [line("diversity", weather, "diversity"), line("ensemble", weather, "error")])  # fmt: skip
+    second = figures.Panel("CIFAR-10: the best β lies inside", "test loss of the ensemble",
+                           [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")])  # fmt: skip
+    drawn = [figures.draw([p["beta"] for p in points], "β", [panel])
+             for points, panel in ((weather, first), (few, second))]  # fmt: skip
+    drawn[1].axes[0].set_ylim(0.7, 0.9)
+    return side_by_side([figures.as_png(figure) for figure in drawn])
+
+
+def audit() -> bytes:
+    """Five digits classifiers trained jointly, as docs/audit.md has them."""
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    x = x.float() / 16
+    objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="score")
+    swept = ds.sweep(partial(ds.nets.mlp, 64, 10, (30, 30)), (x[:1400], y[:1400]), objective,
+                     grid={"beta": [0.0, 1.0]}, members=5, epochs=40, batch_size=32, lr=2e-3)  # fmt: skip
+    alone, jointly = (swept.run(i).predict(x[1400:]) for i in range(2))
+    found = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
+    print(found.sentence)
+    print(found.test["accuracy"], found.test["member_accuracy"])
+    return side_by_side([figures.as_png(figure) for figure, _ in audit_page.drawings(found)[:3]])
+
+
+def side_by_side(pictures: list[bytes]) -> bytes:
+    """Several PNGs as one, on white."""
+    each = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
+    height = max(len(picture) for picture in each)
+    padded = [np.pad(p, ((0, height - len(p)), (0, 24), (0, 0)), constant_values=1.0) for p in each]
+    held = io.BytesIO()
+    matplotlib.image.imsave(held, np.concatenate(padded, 1), format="png")
+    return held.getvalue()
+
+
+if __name__ == "__main__":
+    for name, draw in {"collusion.png": collusion, "audit.png": audit}.items():
+        (ASSETS / name).write_bytes(draw())

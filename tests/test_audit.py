@@ -1,0 +1,413 @@
+"""The audit: its figures against the library's own functions, its verdicts on ensembles whose state is known."""
+
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from typer.testing import CliRunner
+
+import dissensus as ds
+from dissensus.auditing import reading, roc_area, streaming, tallying
+from dissensus.cli import app
+
+CLASSES = {"task": "classification", "kind": "logits"}
+
+
+def classifier(members=4, examples=300, classes=3, seed=0, scale=1.5):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (examples,), generator=generator)
+    shared = torch.nn.functional.one_hot(labels, classes) * 2.0 + torch.randn(examples, classes, generator=generator)
+    logits = shared + scale * torch.randn(members, examples, classes, generator=generator)
+    return logits.double(), labels
+
+
+def regressor(members=4, examples=300, width=2, seed=0, own=0.4):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randn(examples, width, generator=generator, dtype=torch.float64)
+    shared = y + 0.5 * torch.randn(examples, width, generator=generator, dtype=torch.float64)
+    return shared + own * torch.randn(members, examples, width, generator=generator, dtype=torch.float64), y
+
+
+def values(audit):
+    return {name: figure.value for name, figure in audit.test.items()}
+
+
+@pytest.mark.parametrize("pool", ["probability", "score"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "brier"])
+def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
+    logits, labels = classifier()
+    found = values(ds.audit(logits, labels, loss=loss, pool=pool, **CLASSES))
+    parts = ds.diversity.decompose(logits, labels, loss=loss, pool=pool)
+    pooled = ds.pooling.mean_probability(logits) if pool == "probability" else ds.pooling.mean_score(logits)
+    brier = ds.losses.brier(pooled, labels).mean()
+    member_brier = ds.losses.brier(logits, labels).mean(-1)
+    own, beside = ds.diversity.mean_covariance(ds.diversity.error_covariance(logits, labels, loss="brier"))
+    pairs = ds.diversity.pairwise_disagreement(logits)
+    expected = {
+        "ensemble": parts.ensemble.mean(), "individual": parts.individual.mean(), "diversity": parts.diversity.mean(),
+        "accuracy": (pooled.argmax(-1) == labels).double().mean(),
+        "nll": ds.losses.cross_entropy(pooled, labels).mean(),
+        "brier": brier, "member_brier": member_brier.mean(),
+        "member_accuracy": (logits.argmax(-1) == labels).double().mean(),
+        "error_covariance": beside, "error_correlation": beside / own,
+        "relative_diversity": (member_brier.mean() - brier) / brier,
+        "dominance": ds.diversity.dominance(logits, labels, loss=loss, pool=pool),
+        "disagreement": pairs.sum() / 12, "distinct": ds.diversity.distinct_predictions(logits).mean(),
+    }  # fmt: skip
+    if pool == "probability":
+        expected["bias_share"] = ds.diversity.bias_share(logits, pool="probability")
+    else:
+        centred = logits - logits.mean(-1, keepdim=True)
+        expected["bias_share"] = ds.diversity.bias_share(centred)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), rel=1e-6), name
+
+
+def test_figures_of_a_regression():
+    f, y = regressor()
+    found = values(ds.audit(f, y, task="regression"))
+    parts = ds.diversity.decompose(f, y, loss="mse", pool="score")
+    assert found["mse"] == pytest.approx(float(parts.ensemble.mean()))
+    assert found["relative_diversity"] == pytest.approx(
+        float(ds.diversity.relative_diversity(f, y, loss="mse", pool="score"))
+    )
+    assert found["bias_share"] == pytest.approx(float(ds.diversity.bias_share(f)))
+    spread = (y - y.mean(0)).square().sum(-1).mean()
+    assert found["explained"] == pytest.approx(1 - float(parts.ensemble.mean() / spread))
+    for drop in (0.2, 0.4, 0.6):
+        rise = ds.diversity.codependence(f, y, loss="mse", pool="score", drop=drop).mean() / parts.ensemble.mean()
+        assert found[f"codependence_{drop}"] == pytest.approx(float(rise), abs=1e-12)
+    own = (f - y).square().sum(-1).mean(-1)
+    rest = ((f.sum(0) - f[own.argmin()]) / 3 - y).square().sum(-1).mean()
+    assert found["without_best"] == pytest.approx(float(rest / parts.ensemble.mean()))
+    assert found["best_to_ensemble"] == pytest.approx(float(own.min() / parts.ensemble.mean()))
+
+
+def test_codependence_of_likelihoods_is_sampled_closely():
+    logits, labels = classifier(members=5, examples=2000)
+    for pool in ("probability", "score"):
+        found = values(ds.audit(logits, labels, pool=pool, **CLASSES))
+        told = {"loss": "cross_entropy", "pool": pool, "repeats": 50}
+        for drop in (0.2, 0.4, 0.6):
+            rise = ds.diversity.codependence(logits, labels, drop=drop, **told).mean()
+            assert found[f"codependence_{drop}"] == pytest.approx(float(rise) / found["ensemble"], rel=0.1)
+
+
+def test_calibration_error_by_hand():
+    logits, labels = classifier(members=3, examples=400)
+    found = values(ds.audit(logits, labels, **CLASSES))
+
+    def ece(probs):
+        confidence, named = probs.max(-1)
+        right = (named == labels).double()
+        place = (confidence * 15).long().clamp_max(14)
+        return sum(
+            float((confidence[place == b] - right[place == b]).sum().abs()) / len(labels) for b in place.unique()
+        )
+
+    probs = logits.softmax(-1)
+    assert found["ece"] == pytest.approx(ece(probs.mean(0)))
+    assert found["member_ece"] == pytest.approx(np.mean([ece(p) for p in probs]))
+
+
+def test_probabilities_say_the_same_as_their_logits():
+    logits, labels = classifier()
+    a = values(ds.audit(logits, labels, **CLASSES))
+    b = values(ds.audit(logits.softmax(-1).numpy(), labels.numpy(), task="classification", kind="probabilities"))
+    assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_votes():
+    logits, labels = classifier(classes=2)
+    found = values(ds.audit(logits, labels, loss="zero_one", pool="vote", **CLASSES))
+    parts = ds.diversity.decompose(logits, labels, loss="zero_one", pool="vote")
+    assert found["ensemble"] == pytest.approx(float(parts.ensemble.mean()))
+    assert found["accuracy"] == pytest.approx(1 - float(parts.ensemble.mean()))
+
+
+def test_slices_change_nothing(monkeypatch):
+    logits, labels = classifier(examples=500)
+    whole = ds.audit(logits, labels, loss="brier", **CLASSES)
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 7)
+    again = ds.audit(logits, labels, loss="brier", **CLASSES)
+    assert values(again) == pytest.approx(values(whole), rel=1e-9)
+    assert again.test["accuracy"].low == pytest.approx(whole.test["accuracy"].low)
+
+
+def test_outputs_come_as_they_are(tmp_path):
+    logits, labels = classifier()
+    expected = values(ds.audit(logits, labels, **CLASSES))
+    np.save(tmp_path / "o.npy", logits.numpy())
+    forms = {
+        "memory map": np.load(tmp_path / "o.npy", mmap_mode="r"), "list": list(logits), "arrays": list(logits.numpy()),
+        "with gradient": logits.clone().requires_grad_(),
+    }  # fmt: skip
+    for outputs in forms.values():
+        assert values(ds.audit(outputs, labels, **CLASSES)) == pytest.approx(expected)
+    half = values(ds.audit(logits.numpy().astype(np.float16), labels.numpy(), **CLASSES))
+    assert half["nll"] == pytest.approx(expected["nll"], rel=1e-2)
+    f, y = regressor(width=1)
+    assert values(ds.audit(f[..., 0], y[:, 0], task="regression")) == pytest.approx(
+        values(ds.audit(f, y, task="regression"))
+    )
+
+
+def test_large_outputs_are_counted_in_single_precision_and_agree(monkeypatch):
+    logits, labels = classifier()
+    exact = values(ds.audit(logits, labels, loss="brier", **CLASSES))
+    monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
+    assert streaming.Members(logits).dtype == torch.float32
+    assert values(ds.audit(logits, labels, loss="brier", **CLASSES)) == pytest.approx(exact, rel=1e-4)
+
+
+def test_intervals_are_those_of_the_ordinary_bootstrap():
+    """Blocks of many examples give the width that theory gives: the accuracy's standard error is known."""
+    logits, labels = classifier(examples=20_000)
+    accuracy = ds.audit(logits.float(), labels, **CLASSES).test["accuracy"]
+    p = accuracy.value
+    assert accuracy.low < p < accuracy.high
+    assert (accuracy.high - accuracy.low) == pytest.approx(2 * 1.96 * math.sqrt(p * (1 - p) / 20_000), rel=0.15)
+
+
+def test_blocks_do_not_follow_the_order_of_the_data():
+    """Sorted by class, every tenth example would make blocks that are too much alike."""
+    logits, labels = classifier(examples=5000)
+    order = labels.argsort()
+    a, b = (
+        ds.audit(o, y, **CLASSES).test["accuracy"] for o, y in ((logits, labels), (logits[:, order], labels[order]))
+    )
+    assert (b.high - b.low) == pytest.approx(a.high - a.low, rel=0.2)
+
+
+def near_chance(members=5, examples=600, classes=50, seed=0):
+    """Members whose logits cancel: each is lost, their mean is right."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (examples,), generator=generator)
+    truth = 6.0 * torch.nn.functional.one_hot(labels, classes)
+    noise = 40 * torch.randn(members, examples, classes, generator=generator)
+    return truth + noise - noise.mean(0), labels
+
+
+def test_members_near_chance_under_an_ensemble_that_is_right_collude():
+    logits, labels = near_chance()
+    audit = ds.audit(logits, labels, pool="score", **CLASSES)
+    assert audit.test["accuracy"].value == 1.0
+    assert audit.test["best_accuracy"].value < 0.15
+    assert audit.verdict == "collusive"
+    assert any("even the best member" in reason for reason in audit.judgement.reasons)
+
+
+def test_verdicts_on_ensembles_whose_state_is_known():
+    logits, labels = classifier(members=5, examples=800, scale=0.7)
+    f, y = regressor(members=5, examples=800)
+    assert ds.audit(logits, labels, **CLASSES).verdict == "healthy"
+    assert ds.audit(f, y, task="regression").verdict == "healthy"
+    assert ds.audit(f[:1].expand(5, -1, -1), y, task="regression").verdict == "redundant"
+    assert ds.audit(logits[:1].expand(5, -1, -1), labels, **CLASSES).verdict == "redundant"
+    shifts = torch.tensor([-3.0, -1.0, 0.5, 1.5, 2.0]).double().view(5, 1, 1)
+    constant = ds.audit(f + shifts, y, task="regression")
+    assert constant.verdict == "collusive"
+    assert "constant bias" in constant.sentence
+    per_example = torch.randn(5, 800, 2, dtype=torch.float64) * 3
+    cancelling = ds.audit(f + per_example - per_example.mean(0), y, task="regression")
+    assert cancelling.verdict == "collusive"
+    assert "M − 1 = 4" in cancelling.sentence
+    strong = torch.cat([f[:1], torch.zeros(4, 800, 2)])
+    assert ds.audit(strong, y, task="regression").verdict == "dominated"
+    alone = ds.audit(f[:1], y, task="regression")
+    assert alone.verdict == "undecided"
+    assert "one member" in alone.sentence
+
+
+def test_what_test_outputs_cannot_tell_a_reference_or_training_outputs_do():
+    f, y = regressor(members=20, examples=800, own=0.3)
+    hidden = 0.9 * torch.randn(20, 800, 2, dtype=torch.float64)
+    outputs = f + hidden - hidden.mean(0)
+    assert ds.audit(outputs, y, task="regression").verdict == "healthy", "the errors' correlation is unsuspicious"
+    told = ds.audit(outputs, y, task="regression", reference=f)
+    assert told.verdict == "collusive"
+    assert "reference" in told.sentence
+    fitted = y + 0.05 * torch.randn(20, 800, 2, dtype=torch.float64)
+    on_train = ds.audit(outputs, y, task="regression", train=(fitted + hidden - hidden.mean(0), y))
+    assert on_train.verdict == "collusive"
+    assert "training data" in on_train.sentence
+    assert ds.audit(f, y, task="regression", reference=f, train=(fitted, y)).verdict == "healthy"
+
+
+def test_doubts_ask_for_what_would_settle_them():
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(500, 1, generator=generator, dtype=torch.float64)
+    uncorrelated = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
+    audit = ds.audit(uncorrelated, y, task="regression")
+    assert audit.verdict == "undecided"
+    assert "`train` or `reference`" in audit.judgement.advice[0]
+    assert ds.audit(uncorrelated, y, task="regression", reference=uncorrelated).verdict == "healthy"
+
+
+def test_a_forest_is_healthy():
+    from sklearn.datasets import load_diabetes
+    from sklearn.ensemble import RandomForestRegressor
+
+    x, y = load_diabetes(return_X_y=True)
+    y = (y - y.mean()) / y.std()
+    forest = RandomForestRegressor(30, random_state=0).fit(x[:300], y[:300])
+    outputs = np.stack([tree.predict(x) for tree in forest.estimators_])
+    audit = ds.audit(outputs[:, 300:], y[300:], task="regression", train=(outputs[:, :300], y[:300]))
+    assert audit.verdict == "healthy"
+
+
+def test_roc_area_is_scikit_learns_and_its_interval_covers():
+    generator = torch.Generator().manual_seed(0)
+    for ties in (False, True):
+        inside, outside = torch.randn(300, generator=generator), torch.randn(200, generator=generator) + 0.7
+        if ties:
+            inside, outside = inside.round(), outside.round()
+        found = roc_area(inside, outside)
+        truth = [0] * 300 + [1] * 200
+        assert found.value == pytest.approx(roc_auc_score(truth, torch.cat([inside, outside]).numpy()))
+    covered = 0
+    expected = 0.5 * (1 + math.erf(0.7 / 2))
+    for _ in range(200):
+        found = roc_area(torch.randn(80, generator=generator), torch.randn(80, generator=generator) + 0.7)
+        covered += found.low <= expected <= found.high
+    assert 180 <= covered <= 199
+
+
+def test_what_disagreement_is_worth_for_detection():
+    logits, labels = classifier(scale=0.3)
+    shifted = 3 * torch.randn(4, 200, 3, dtype=torch.float64)
+    audit = ds.audit(logits, labels, ood=shifted, **CLASSES)
+    assert audit.detection["mutual information"].value > 0.8
+    assert all(f.low <= f.value <= f.high for f in audit.detection.values())
+    f, y = regressor()
+    assert set(ds.audit(f, y, task="regression", ood=4 * f).detection) == {"variance"}
+
+
+def test_words_and_json():
+    f, y = regressor()
+    audit = ds.audit(f, y, task="regression", reference=f)
+    told = json.loads(audit.to_json())
+    assert told["verdict"] == audit.verdict
+    assert {finding["name"] for finding in told["findings"]} == {finding["name"] for finding in audit.findings}
+    assert all("reference" in finding for finding in told["findings"])
+    assert "mean error correlation" in audit.summary()
+    assert len(audit.summary().splitlines()) < 50
+    perfect = ds.audit(y.expand(3, -1, -1), y, task="regression")
+    assert "NaN" not in perfect.to_json()
+    assert perfect.summary()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": None}, "`kind` must be 'logits' or 'probabilities'"),
+        ({"kind": "probabilities"}, "Logits\\? Say kind='logits'"),
+        ({"targets": torch.zeros(300)}, "be labels"),
+        ({"targets": torch.full((300,), 3)}, "lie between 0 and 2"),
+        ({"targets": torch.zeros(299, dtype=torch.long)}, "hold N=300"),
+        ({"loss": "mse"}, "`loss` must be one of"),
+        ({"pool": "vote"}, "'zero_one' for pool 'vote'"),
+        ({"task": "clasification"}, "Did you mean 'classification'"),
+        ({"ood": torch.zeros(4, 5, 7)}, "have 3 outputs"),
+        ({"outputs": torch.zeros(4)}, "be an array \\[M, N, C\\]"),
+        ({"outputs": []}, "be an array"),
+        ({"outputs": [torch.zeros(3, 2), torch.zeros(4, 2)]}, "members of one shape"),
+    ],
+)
+def test_odd_calls_are_refused(change, message, unchecked):
+    logits, labels = classifier()
+    told = {"outputs": logits, "targets": labels, **CLASSES, **change}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ds.audit(told.pop("outputs"), told.pop("targets"), **told)
+
+
+def test_nan_is_named_with_its_place():
+    logits, labels = classifier()
+    logits[2, 17, 1] = math.nan
+    with pytest.raises(ValueError, match="member 2, example 17"):
+        ds.audit(logits, labels, **CLASSES)
+
+
+def test_files(tmp_path):
+    logits, labels = (part.numpy() for part in classifier())
+    np.savez(tmp_path / "a.npz", outputs=logits, targets=labels)
+    np.save(tmp_path / "a.npy", logits)
+    np.save(tmp_path / "y.npy", labels)
+    from safetensors.torch import save_file
+
+    save_file({"outputs": torch.tensor(logits), "targets": torch.tensor(labels)}, tmp_path / "a.safetensors")
+    for i, member in enumerate(logits):
+        np.savetxt(tmp_path / f"m{i}.csv", member, delimiter=",", header="a,b,c" if i else "", comments="")
+    np.savetxt(tmp_path / "y.csv", labels, fmt="%d", header="label", comments="")
+    for found in (reading.stored([tmp_path / "a.npz"]), reading.stored([tmp_path / "a.safetensors"])):
+        assert np.array_equal(np.asarray(found["outputs"]), logits)
+        assert np.array_equal(np.asarray(found["targets"]), labels)
+    assert isinstance(reading.stored([tmp_path / "a.npy"])["outputs"], np.memmap)
+    by_member = reading.stored([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
+    assert np.allclose(np.stack(by_member), logits)
+    assert np.array_equal(reading.array(tmp_path / "y.csv"), labels)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "p.npy").write_bytes(pickle.dumps([1, 2]))
+    np.save(tmp_path / "o.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "o.npz", outputs=np.array([None]))
+    np.savez(tmp_path / "n.npz", predictions=np.zeros(3))
+    (tmp_path / "t.npz").write_bytes(b"PK nothing")
+    (tmp_path / "t.safetensors").write_bytes(b"nothing")
+    (tmp_path / "r.csv").write_text("1,2\n3\n")
+    (tmp_path / "e.csv").write_text("a,b\n")
+    (tmp_path / "x.pt").write_bytes(b"")
+    for name, message in {
+        "p.npy": "pickles", "o.npy": "pickles", "o.npz": "pickles", "n.npz": "it has predictions", "t.npz": "cannot be",
+        "t.safetensors": "cannot be read", "r.csv": "same count", "e.csv": "no lines", "x.pt": "none of .npz",
+        "absent.npy": "there is no file",
+    }.items():  # fmt: skip
+        with pytest.raises(reading.ReadingError, match=message):
+            reading.stored([tmp_path / name])
+    np.savetxt(tmp_path / "one.csv", np.zeros((3, 2)), delimiter=",")
+    with pytest.raises(reading.ReadingError, match="one file per member"):
+        reading.stored([tmp_path / "one.csv"])
+
+
+def test_the_command(tmp_path):
+    run = CliRunner().invoke
+    logits, labels = near_chance()
+    file = tmp_path / "ens.npz"
+    np.savez(file, outputs=logits.numpy(), targets=labels.numpy())
+    told = ["audit", str(file), "--task", "classification", "--kind", "logits", "--pool", "score"]
+    page, out = tmp_path / "page.html", tmp_path / "out.json"
+    done = run(app, [*told, "--json", str(out), "--page", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "collusive" in done.output
+    assert json.loads(out.read_text())["verdict"] == "collusive"
+    assert page.read_text().count("<figure>") == 4
+    assert "http" not in page.read_text().replace("http://www.w3.org", "")
+    assert run(app, [*told, "--fail-on", "collusive"]).exit_code == 2
+    assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
+    for wrong, message in (
+        (["--fail-on", "bad"], "--fail-on must be one of"),
+        (["--kind", "probabilities"], "Say kind='logits'"),
+        (["--reference", str(tmp_path / "no.npz")], "there is no file"),
+    ):
+        failed = run(app, [*told, *wrong])
+        assert failed.exit_code == 1
+        assert message in " ".join(failed.output.split())
+    np.savez(file, outputs=logits.numpy())
+    assert "there are no targets" in run(app, told).output
+    np.save(tmp_path / "y.npy", labels.numpy())
+    assert run(app, [*told, "--targets", str(tmp_path / "y.npy")]).exit_code == 0
+
+
+def test_memory_does_not_grow_with_the_examples(tmp_path):
+    """Only sums per block and one number per score and example are kept."""
+    members = streaming.Members(np.zeros((3, 5000, 4), dtype=np.float32))
+    tally = tallying.tallied(members, torch.zeros(5000, dtype=torch.long), kind="logits", loss="brier", pool="score")
+    held = sum(t.numel() for t in tally.sums.values()) / tallying.BLOCKS
+    assert held < 400
+    assert all(len(t) == 5000 for t in tally.scores.values())
+    assert max(len(o[0]) for _, o in [(r, o) for r, o in members.slices()]) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
