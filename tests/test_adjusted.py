@@ -283,6 +283,14 @@ def test_a_training_that_draws_goes_on_as_it_would_have(tmp_path):
         assert torch.equal(tensor, again.body.tensors()[name]), name
 
 
+def test_an_objective_that_draws_needs_a_default(unchecked):
+    def draws(outputs, targets, *, draw):
+        return objectives.independent(outputs, targets, loss="cross_entropy")
+
+    with pytest.raises(ValueError, match="give `draw` a default"):
+        ds.fit(ds.Ensemble(partial(ds.nets.mlp, 3, 4, (6,)), 2), small_data(), draws, epochs=1)
+
+
 def test_draw_is_no_key_of_a_grid(unchecked):
     objective = partial(objectives.learner_dropout, loss="cross_entropy", pool="probability")
     with pytest.raises(ValueError, match="grid key"):

@@ -54,7 +54,8 @@ def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
         "brier": brier, "member_brier": member_brier.mean(),
         "member_accuracy": (logits.argmax(-1) == labels).double().mean(),
         "error_covariance": beside, "error_correlation": beside / own,
-        "relative_diversity": (member_brier.mean() - brier) / brier,
+        "relative_diversity": ds.diversity.relative_diversity(logits, labels, loss="brier", pool="probability"),
+        "gain": (member_brier.mean() - brier) / member_brier.mean(),
         "dominance": ds.diversity.dominance(logits, labels, loss=loss, pool=pool),
         "disagreement": pairs.sum() / 12, "distinct": ds.diversity.distinct_predictions(logits).mean(),
     }  # fmt: skip
@@ -244,7 +245,8 @@ def test_doubts_ask_for_what_would_settle_them():
     uncorrelated = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
     audit = ds.audit(uncorrelated, y, task="regression")
     assert audit.verdict == "undecided"
-    assert "`train` or `reference`" in audit.judgement.advice[0]
+    assert "`train`" in audit.judgement.advice[0]
+    assert "`reference`" in audit.judgement.advice[0]
     assert ds.audit(uncorrelated, y, task="regression", reference=uncorrelated).verdict == "healthy"
 
 
@@ -285,6 +287,99 @@ def test_what_disagreement_is_worth_for_detection():
     assert all(f.low <= f.value <= f.high for f in audit.detection.values())
     f, y = regressor()
     assert set(ds.audit(f, y, task="regression", ood=4 * f).detection) == {"variance"}
+
+
+def test_trees_below_the_largest_class_under_a_forest_above_it_do_not_collude():
+    from sklearn.datasets import make_classification
+    from sklearn.ensemble import RandomForestClassifier
+
+    x, y = make_classification(3000, 12, n_informative=4, weights=[0.8], flip_y=0.15, random_state=0)
+    forest = RandomForestClassifier(10, random_state=0).fit(x[:1500], y[:1500])
+    trees = np.stack([tree.predict_proba(x[1500:]) for tree in forest.estimators_])
+    assert ds.audit(trees, y[1500:], task="classification", kind="probabilities").verdict == "healthy"
+
+
+def test_a_weaker_ensemble_is_not_a_collusive_one():
+    weak, y = regressor(members=5, examples=800, own=0.3)
+    weak = weak + 1.5 * torch.randn(800, 2, dtype=torch.float64)
+    strong, _ = regressor(members=5, examples=800, own=0.3)
+    assert ds.audit(weak, y, task="regression", reference=strong).verdict == "healthy"
+
+
+def test_a_reference_that_errs_together_accuses_members_that_do_not():
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(500, 1, generator=generator, dtype=torch.float64)
+    apart = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
+    together = y + 0.5 * torch.randn(500, 1, generator=generator, dtype=torch.float64) + 0.05 * apart
+    found = ds.audit(apart, y, task="regression", reference=together)
+    assert found.verdict == "collusive"
+    assert "where the reference's do" in found.sentence
+
+
+def test_nothing_to_err_about():
+    y = torch.randn(50, 1, dtype=torch.float64)
+    assert ds.audit(y.expand(3, -1, -1), y, task="regression").verdict == "redundant"
+    noise = torch.randint(1, 5, (50, 1)).double()
+    whole = torch.randint(9, (50, 1)).double()
+    exact = ds.audit(torch.stack([whole + noise, whole - noise]), whole, task="regression")
+    assert exact.verdict == "collusive"
+    assert exact.test["relative_diversity"].value == math.inf
+    few = ds.audit(torch.randn(3, 10, 1), torch.randn(10, 1), task="regression")
+    assert few.verdict == "undecided"
+    assert "too few" in few.sentence
+
+
+def test_experts_for_halves_of_the_data_are_not_accused():
+    """Their mean score is far better than either: that may be honest, and is not called collusive."""
+    labels = torch.randint(4, (400,), generator=torch.Generator().manual_seed(0))
+    right = 20.0 * torch.nn.functional.one_hot(labels, 4).double()
+    half = (torch.arange(400) < 200).double().view(1, -1, 1)
+    lost = 1.5 * torch.randn(2, 400, 4, dtype=torch.float64)
+    outputs = torch.cat([half, 1 - half]) * right + torch.cat([1 - half, half]) * lost
+    found = ds.audit(outputs, labels, pool="score", **CLASSES)
+    assert found.verdict == "undecided"
+    assert "the mean of scores" in found.sentence
+
+
+def test_copies_that_vote_are_redundant():
+    logits, labels = classifier(scale=0.1)
+    for members in (2, 3, 5):
+        copies = 0.1 * logits[:1].expand(members, -1, -1)
+        assert ds.audit(copies, labels, loss="zero_one", pool="vote", **CLASSES).verdict == "redundant"
+
+
+def test_precision_does_not_decide(monkeypatch):
+    probs = torch.eye(3, dtype=torch.float64)[torch.randint(3, (4, 300))]
+    labels = torch.randint(3, (300,))
+    told = {"task": "classification", "kind": "probabilities"}
+    exact = values(ds.audit(probs, labels, **told))
+    monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
+    assert values(ds.audit(probs, labels, **told))["member_nll"] == pytest.approx(exact["member_nll"], rel=1e-5)
+    far = 1e6 + torch.randn(300, 1, dtype=torch.float64)
+    outputs = far + 0.05 * torch.randn(4, 300, 1, dtype=torch.float64)
+    assert values(ds.audit(outputs, far, task="regression"))["mse"] == pytest.approx(
+        float((outputs.mean(0) - far).square().mean())
+    )
+
+
+def test_pages_of_odd_ensembles():
+    from dissensus.studies import audit_page
+
+    logits, labels = classifier()
+    perfect = 50.0 * torch.nn.functional.one_hot(labels, 3).double()
+    for outputs in (logits[:1], perfect.expand(3, -1, -1)):
+        assert "<svg" in audit_page.html(ds.audit(outputs, labels, **CLASSES), "odd")
+    f, y = regressor()
+    assert audit_page.html(ds.audit(f, y, task="regression"), "values").count("<figure>") == 3
+
+
+def test_many_outputs_keep_their_own_coarser_blocks(monkeypatch):
+    logits, labels = classifier(examples=600)
+    whole = ds.audit(logits, labels, **CLASSES).test
+    monkeypatch.setattr(tallying, "_MOST_HELD", 40 * 12)
+    coarse = ds.audit(logits, labels, **CLASSES).test
+    assert coarse["bias_share"].value == pytest.approx(whole["bias_share"].value)
+    assert coarse["accuracy"] == pytest.approx(whole["accuracy"])
 
 
 def test_words_and_json():
@@ -350,6 +445,8 @@ def test_files(tmp_path):
     by_member = reading.stored([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
     assert np.allclose(np.stack(by_member), logits)
     assert np.array_equal(reading.array(tmp_path / "y.csv"), labels)
+    np.savetxt(tmp_path / "n.csv", logits[0], delimiter=",", header="0,1,2", comments="")
+    assert np.allclose(reading.array(tmp_path / "n.csv"), logits[0])
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -387,7 +484,7 @@ def test_the_command(tmp_path):
     assert json.loads(out.read_text())["verdict"] == "collusive"
     assert page.read_text().count("<figure>") == 4
     assert "http" not in page.read_text().replace("http://www.w3.org", "")
-    assert run(app, [*told, "--fail-on", "collusive"]).exit_code == 2
+    assert run(app, [*told, "--fail-on", "collusive"]).exit_code == 3
     assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
     for wrong, message in (
         (["--fail-on", "bad"], "--fail-on must be one of"),
@@ -397,8 +494,11 @@ def test_the_command(tmp_path):
         failed = run(app, [*told, *wrong])
         assert failed.exit_code == 1
         assert message in " ".join(failed.output.split())
+    np.savez(file, outputs=logits.numpy(), targets=labels.numpy(), train_outputs=logits.numpy())
+    assert "must both be there" in run(app, told).output
     np.savez(file, outputs=logits.numpy())
     assert "there are no targets" in run(app, told).output
+    assert run(app, ["audit", str(file)]).exit_code == 2, "a call that is wrong is no verdict"
     np.save(tmp_path / "y.npy", labels.numpy())
     assert run(app, [*told, "--targets", str(tmp_path / "y.npy")]).exit_code == 0
 

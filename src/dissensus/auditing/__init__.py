@@ -72,8 +72,9 @@ def audit(
     told: dict[str, Any] = {"kind": known, "loss": loss, "pool": pool}
 
     def seen(some: Outputs, wanted: Any, name: str) -> Tally:
-        members = Members(some, name)
-        return tallied(members, None if wanted is None else _targets(wanted, members, task, name), **told)
+        members = Members(some, name, exact=task == "regression")
+        checked = None if wanted is None else _targets(wanted, members, task, name)
+        return tallied(members, checked, keep_scores=ood is not None, **told)
 
     test = seen(outputs, targets, "outputs")
     figures = measured(test, seed)
@@ -86,8 +87,9 @@ def audit(
             checks.refuse("ood", f"have {test.width} outputs, as `outputs` has", shifted.width)
         detection = {name: roc_area(values, shifted.scores[name]) for name, values in test.scores.items()}
     judgement = judged(
-        figures, of_train, of_reference, members=test.members, logits=_averages_logits(told), limits=limits
-    )
+        figures, of_train, of_reference, members=test.members, examples=test.examples, logits=_averages_logits(told),
+        limits=limits,
+    )  # fmt: skip
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
 
@@ -99,13 +101,17 @@ def _averages_logits(told: dict[str, Any]) -> bool:
 def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
     found = targets if isinstance(targets, Tensor) else torch.from_numpy(np.array(targets))
     found = found.detach().cpu()
+    if found.is_floating_point() and not bool(found.isfinite().all()):
+        where = int((~found.isfinite()).flatten().nonzero()[0])
+        checks.refuse("targets", "be finite", f"NaN or infinity at place {where}", "Leave such examples out.")
     if len(found) != members.examples:
         checks.refuse("targets", f"hold N={members.examples} examples, as `{name}` does", len(found))
     if task == "regression":
         return found.to(members.dtype)
     if found.ndim != 1 or found.is_floating_point():
         checks.refuse("targets", "be labels [N], whole numbers", f"{checks.shape_text(found.shape)} {found.dtype}")
+    found = found.long()
     if int(found.min()) < 0 or int(found.max()) >= members.width:
         got = f"{int(found.min())} to {int(found.max())}"
         checks.refuse("targets", f"lie between 0 and {members.width - 1}", got)
-    return found.long()
+    return found

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from dissensus.auditing.measuring import Figure
 
 HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED = "healthy", "redundant", "collusive", "dominated", "undecided"
+FEWEST = 20
+"""Examples below which intervals say little."""
 VERDICTS = (HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED)
 
 
@@ -49,11 +51,15 @@ class Judgement(NamedTuple):
 
 def judged(
     test: dict[str, Figure], train: dict[str, Figure] | None = None, reference: dict[str, Figure] | None = None,
-    *, members: int, logits: bool = False, limits: Limits = LIMITS,
+    *, members: int, examples: int, logits: bool = False, limits: Limits = LIMITS,
 ) -> Judgement:  # fmt: skip
     """Judge an ensemble by its figures on test data, and on training data or against a reference where there are."""
     if members < 2:
         return Judgement(UNDECIDED, ["one member has no diversity to judge"], ["Give at least two members."])
+    if examples < FEWEST:
+        return Judgement(UNDECIDED, [f"{examples} examples are too few to tell"], [f"Give at least {FEWEST}."])
+    if test["member_error"].value == 0:
+        return Judgement(REDUNDANT, ["no member ever errs: one would do"], ["Keep one member, or find harder data."])
     cancel = _collusive(test, train, reference, members, logits, limits)
     if cancel:
         return Judgement(COLLUSIVE, cancel, ["Train members independently, or at a smaller β, and audit again."])
@@ -61,17 +67,18 @@ def judged(
         why = f"pooling takes {test['gain'].value:.2%} off the members' error: they say the same"
         return Judgement(REDUNDANT, [why], ["Keep one member, or train them from other seeds, data or settings."])
     best, others, needed = test["best_to_ensemble"], test["others_to_best"], test["best_needed"]
-    if best.value <= limits.carries and others.low >= limits.weak and needed.low >= limits.needed:
+    if best.high <= limits.carries and others.low >= limits.weak and needed.low >= limits.needed:
         why = (
             f"the best member alone has {best.value:.2f} times the ensemble's error, the others {others.value:.1f} "
             f"times the best's, and without it the error is {test['without_best'].value:.1f} times as large"
         )
-        return Judgement(DOMINATED, [why], ["Use that member alone, or weigh members by their quality."])
-    doubts = _doubts(test, train, reference, logits, limits)
+        return Judgement(DOMINATED, [why], ["Try that member alone, or weigh members by their quality."])
+    doubts = _doubts(test, train, reference, members, logits, limits)
     if doubts:
-        asked = [name for name, given in (("train", train), ("reference", reference)) if given is None]
-        return Judgement(UNDECIDED, doubts, [f"Add {' or '.join(f'`{name}`' for name in asked)}: outputs on training "
-                                             "data, or of an independently trained ensemble."])  # fmt: skip
+        wanted = {"`train`: outputs on training data": train,
+                  "`reference`: outputs of an independently trained ensemble": reference}  # fmt: skip
+        asked = [words for words, given in wanted.items() if given is None]
+        return Judgement(UNDECIDED, doubts, [f"Add {', or '.join(asked)}."] if asked else [])
     correlation = test["error_correlation"]
     why = [f"errors go together as those of independent members do (correlation {correlation.value:.2f}), and pooling "
            f"takes {test['gain'].value:.0%} off them"]  # fmt: skip
@@ -91,10 +98,10 @@ def _collusive(
         )
     if "above_chance" in test and test["accuracy"].low > test["chance"].value:
         share = test["above_chance"]
-        if share.high < limits.above_chance:
+        if share.high < limits.above_chance and test["error_correlation"].high < limits.together:
             found.append(
-                f"even the best member is right {test['best_accuracy'].value:.1%} of the time (chance is "
-                f"{test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%}"
+                f"even the best member is right {test['best_accuracy'].value:.1%} of the time (guessing by "
+                f"frequency {test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%}"
             )
     biased = limits.biased_logits if logits else limits.biased
     correlation = test["error_correlation"]
@@ -112,32 +119,48 @@ def _collusive(
         )
     if train is not None and train["error_correlation"].high < 0:
         found.append("on training data members' errors cancel (their correlation is below zero)")
-    if reference is not None and _far_worse(test, reference, limits):
-        times = test["individual"].value / reference["individual"].value
+    if reference is not None:
+        found += _against(reference, test, limits)
+    return found
+
+
+def _against(reference: dict[str, Figure], test: dict[str, Figure], limits: Limits) -> list[str]:
+    """What a reference brings to light."""
+    found: list[str] = []
+    worse = test["member_error"].low > limits.worse * reference["member_error"].high
+    more = test["relative_diversity"].low > reference["relative_diversity"].high
+    if worse and more and test["pooled_error"].high > reference["pooled_error"].low:
+        times = test["member_error"].value / reference["member_error"].value
         found.append(
-            f"members have {times:.1f} times the loss of the reference's, for an ensemble that is no better: "
-            "their diversity makes up for what it costs"
+            f"members have {times:.1f} times the error of the reference's, for an ensemble that is no better: their "
+            "diversity makes up for what it costs"
+        )
+    own, other = test["error_correlation"], reference["error_correlation"]
+    if own.value < limits.uncorrelated and own.high < other.low:
+        found.append(
+            f"errors hardly go together (correlation {own.value:.2f}) where the reference's do ({other.value:.2f})"
         )
     return found
 
 
-def _far_worse(test: dict[str, Figure], reference: dict[str, Figure], limits: Limits) -> bool:
-    worse = test["individual"].low > limits.worse * reference["individual"].high
-    return worse and test["ensemble"].high > reference["ensemble"].low
-
-
 def _doubts(
-    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, logits: bool,
-    limits: Limits,
+    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, members: int,
+    logits: bool, limits: Limits,
 ) -> list[str]:  # fmt: skip
     """What looks odd in test outputs, and cannot be told apart from luck without more."""
-    if reference is not None:
-        return []
     found: list[str] = []
     value = test["error_correlation"].value
-    if value < limits.uncorrelated:
+    alike = reference is not None and test["error_correlation"].high >= reference["error_correlation"].low
+    if value < limits.uncorrelated and not alike:
         found.append(f"members' errors hardly go together (correlation {value:.2f}): good luck, or cancelling")
+    best = test["best_to_ensemble"]
+    if logits and best.low > members and (reference is None or best.low > reference["best_to_ensemble"].high):
+        found.append(
+            f"the mean of scores has 1/{best.value:.0f} of the best member's error, which {members} members cannot "
+            "explain: each knows what the others do not, or scores cancel"
+        )
     biased = limits.biased_logits if logits else limits.biased
-    if train is None and test["bias_share"].value > biased and value < limits.together:
+    untold = train is None and reference is None
+    if untold and test["bias_share"].value > biased and value < limits.together:
         found.append(f"{test['bias_share'].value:.0%} of the diversity is constant bias")
     return found

@@ -25,19 +25,18 @@ class Figure(NamedTuple):
 def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     """Every figure that a tally can give."""
     blocks = len(tally.sums["count"])
-    drawn = torch.randint(blocks, (REPLICATES, blocks), generator=torch.Generator().manual_seed(seed))
-    weights = torch.zeros(REPLICATES, blocks, dtype=torch.float64)
-    weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
-    weights = torch.cat([torch.ones(1, blocks, dtype=torch.float64), weights])
+    weights = _drawn(blocks, seed)
     sums = dict(tally.sums)
     count, deviation = weights @ sums.pop("count"), sums.pop("deviation")
     means = {
         name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
     }
     # As many numbers as all outputs of an example, for every replicate: a few replicates at a time.
+    own = weights if len(deviation) == blocks else _drawn(len(deviation), seed)
+    share = own.sum(1) * tally.examples / len(deviation)  # examples of a replicate: blocks are of equal size
     means["bias"] = torch.cat([
         (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
-        for some, n in zip(weights.split(50), count.split(50), strict=True)
+        for some, n in zip(own.split(50), (count if own is weights else share).split(50), strict=True)
     ])  # fmt: skip
     found = _of_spread(tally, means)
     if "quadratic" in means:
@@ -45,6 +44,14 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
         found |= _of_the_best(tally, means, weights)
         found |= _of_values(means) if tally.kind == "values" else _of_classes(tally, means)
     return {name: _figure(values) for name, values in found.items()}
+
+
+def _drawn(blocks: int, seed: int) -> Float[Tensor, "S K"]:
+    """How often every replicate draws every block; the first row is the data itself."""
+    drawn = torch.randint(blocks, (REPLICATES, blocks), generator=torch.Generator().manual_seed(seed))
+    weights = torch.zeros(REPLICATES, blocks, dtype=torch.float64)
+    weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+    return torch.cat([torch.ones(1, blocks, dtype=torch.float64), weights])
 
 
 def by_member(tally: Tally) -> dict[str, list[Any]]:
@@ -63,15 +70,19 @@ def by_member(tally: Tally) -> dict[str, list[Any]]:
 
 def _figure(values: Float[Tensor, " S"]) -> Figure:
     replicates = values[1:]
-    replicates = replicates[replicates.isfinite()]
+    replicates = replicates[~replicates.isnan()]
     if not len(replicates):
         return Figure(float(values[0]), float("nan"), float("nan"))
-    low, high = torch.quantile(replicates, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    low, high = torch.quantile(replicates, ends, interpolation="nearest").tolist()  # infinities cannot be mixed
     return Figure(float(values[0]), low, high)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b.abs() > 1e-300, a / b, torch.full_like(b, float("nan")))
+    """a/b; infinite where something is set against nothing, NaN where nothing is set against nothing."""
+    found = a / torch.where(b.abs() > 1e-300, b, torch.ones_like(b))
+    none = torch.where(a.abs() > 1e-300, a.sign() * float("inf"), torch.full_like(a, float("nan")))
+    return torch.where(b.abs() > 1e-300, found, none)
 
 
 def _of_spread(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -95,7 +106,8 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     diagonal = products.diagonal(dim1=-2, dim2=-1)
     variance = diagonal.mean(-1)
     covariance = (products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
-    error = means.get("brier", means["quadratic"])  # of what the ensemble says, however it is pooled
+    error = means["quadratic"]  # of the mean prediction: what covariances speak of
+    pooled = means.get("brier", error) if tally.pool == "score" else error  # of what the ensemble says
     found = {
         "ensemble": ensemble, "individual": individual, "diversity": individual - ensemble,
         "best_member": own.amin(-1), "worst_member": own.amax(-1),
@@ -103,13 +115,13 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
         "error_covariance": covariance, "error_correlation": _ratio(covariance, variance),
         "relative_diversity": _ratio(variance - error, error),
         "of_uncorrelated": _ratio(variance - error, error) / max(1, members - 1),
-        "gain": _ratio(variance - error, variance),
+        "gain": _ratio(variance - pooled, variance), "member_error": variance, "pooled_error": pooled,
     }  # fmt: skip
     for i, drop in enumerate(DROPS):
         kept = members - int(members * drop)
         if "rises" in means:
             rise = means["rises"][..., i]
-        elif tally.loss in ("mse", "brier"):  # the closed form of squares
+        elif tally.loss == "mse" or (tally.loss, tally.pool) == ("brier", "probability"):  # the closed form of squares
             rise = (individual - ensemble) * (members - kept) / (kept * max(1, members - 1))
         else:
             continue
@@ -134,7 +146,7 @@ def _of_the_best(tally: Tally, means: dict[str, Tensor], weights: Tensor) -> dic
     grows = _ratio(without, means["quadratic"])
     if_alike = _ratio(_alike(variance, covariance, max(1, members - 1)), _alike(variance, covariance, members))
     return {
-        "best_to_ensemble": _ratio(own, means.get("brier", means["quadratic"])),
+        "best_to_ensemble": _ratio(own, means["brier" if tally.pool == "score" and "brier" in means else "quadratic"]),
         "others_to_best": _ratio((diagonal.sum(-1) - own) / max(1, members - 1), own),
         "without_best": grows, "best_needed": grows / if_alike,
     }  # fmt: skip
@@ -147,14 +159,14 @@ def _alike(variance: Tensor, covariance: Tensor, members: int) -> Tensor:
 
 def _of_values(means: dict[str, Tensor]) -> dict[str, Tensor]:
     spread = means["y_squared"] - means["y"].square().sum(-1)
-    error, own = means["quadratic"], means["member_quadratic"]
-    return {"mse": error, "member_mse": own.mean(-1), "explained": 1 - _ratio(error, spread),
-            "member_explained": 1 - _ratio(own.mean(-1), spread)}  # fmt: skip
+    error, own = means["quadratic"], means["member_loss"].mean(-1)
+    return {"mse": error, "member_mse": own, "explained": 1 - _ratio(error, spread),
+            "member_explained": 1 - _ratio(own, spread)}  # fmt: skip
 
 
 def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     right, own_right = means["right"], means["member_right"]
-    chance = means["classes"].amax(-1)
+    chance = means["classes"].square().sum(-1)  # of guessing by the frequency of classes
     members = tally.members
     disagreement = 1 - means["agreements"]
     wrong = 1 - own_right

@@ -50,7 +50,7 @@ def array(path: str | Path) -> Any:
     if file.suffix == ".npy":
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as reason:
+        except (ValueError, EOFError) as reason:
             raise ReadingError(f"{file} is no plain array of numbers (pickles are not opened): {reason}") from reason
     if file.suffix == ".csv":
         return _csv(file)
@@ -63,7 +63,7 @@ def _npz(file: Path) -> dict[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as held:
             found = {name: held[name] for name in held.files}
-    except (ValueError, zipfile.BadZipFile) as reason:
+    except (ValueError, EOFError, zipfile.BadZipFile) as reason:
         raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
     return _with_outputs(file, found)
 
@@ -85,10 +85,11 @@ def _with_outputs(file: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _csv(file: Path) -> Any:
-    """Numbers, with or without a line of names."""
+    """Numbers, with or without a line of names; names may be the columns' numbers, as tables are often written."""
     with file.open(newline="") as stream:
         rows = [row for row in csv.reader(stream) if row]
-    if rows and not all(_is_number(text) for text in rows[0]):
+    counted = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))] if rows else False
+    if rows and (counted or not all(_is_number(text) for text in rows[0])):
         rows = rows[1:]
     try:
         found = np.array([[float(text) for text in row] for row in rows])

@@ -83,6 +83,7 @@ class Audit:
             "verdict": self.verdict, "reasons": self.judgement.reasons, "advice": self.judgement.advice,
             "facts": self.facts, "findings": self.findings,
             "by_member": self.by_member,
+            "figures": {name: _numbers(figure) for name, figure in self.test.items()},
             "detection": {name: _numbers(figure) for name, figure in self.detection.items()},
         }  # fmt: skip
         return json.dumps(told, indent=1, ensure_ascii=False)

@@ -23,7 +23,7 @@ Outputs = Any
 class Members:
     """M members' outputs for N examples, read slice by slice."""
 
-    def __init__(self, outputs: Outputs, name: str = "outputs") -> None:
+    def __init__(self, outputs: Outputs, name: str = "outputs", *, exact: bool = False) -> None:
         each: Sequence[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
         self.stacked = not isinstance(outputs, list | tuple)
         shapes = [tuple(part.shape) if hasattr(part, "shape") else None for part in each]
@@ -40,7 +40,8 @@ class Members:
             checks.refuse(name, wanted, checks.shape_text(shape), "One output per example? [M, N] will do.")
         self.each, self.name = each, name
         self.members, self.examples, self.width = shape
-        self.dtype = torch.float64 if self.members * self.examples * self.width <= _EXACT_UP_TO else torch.float32
+        few = self.members * self.examples * self.width <= _EXACT_UP_TO
+        self.dtype = torch.float64 if few or exact else torch.float32  # values may be large beside their errors
 
     def slices(self) -> Iterator[tuple[slice, Tensor]]:
         """``(which examples, outputs [M, n, C])``, one after the other."""

@@ -5,6 +5,7 @@ bootstrap interval, so that nothing has to be read twice and memory does not gro
 fewer examples than blocks this is the ordinary bootstrap.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +22,8 @@ Kind = Literal["logits", "probabilities", "values"]
 BLOCKS = 256
 BINS = 15
 DROPS = (0.2, 0.4, 0.6)
+_LEAST = 2e-38
+"""What a probability of zero is read as, in single and in double precision alike."""
 _MOST_HELD = 2**24
 """Numbers of the largest sum, over all blocks."""
 _DRAWS = 20_000
@@ -42,9 +45,12 @@ class Tally:
     """Per example: how much members disagree, by several scores; higher is more."""
 
 
-def tallied(members: Members, targets: Tensor | None, *, kind: Kind, loss: str, pool: Pool) -> Tally:
+def tallied(
+    members: Members, targets: Tensor | None, *, kind: Kind, loss: str, pool: Pool, keep_scores: bool = False
+) -> Tally:
     """Read all outputs once. Without targets only what needs none is counted."""
-    blocks = max(2, min(members.examples, BLOCKS, _MOST_HELD // (members.members * members.width)))
+    blocks = max(2, min(members.examples, BLOCKS))
+    coarse = max(2, min(blocks, _MOST_HELD // (members.members * members.width)))  # for sums over every output
     positions = random_bits((members.examples,), torch.tensor(members.examples), torch.tensor(0))
     order = positions.argsort()
     dealt = torch.empty_like(order)
@@ -52,16 +58,18 @@ def tallied(members: Members, targets: Tensor | None, *, kind: Kind, loss: str, 
     tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {})
     scores: dict[str, list[Tensor]] = {}
     for rows, outputs in members.slices():
-        seen = _Slice(tally, outputs, None if targets is None else targets[rows], rows.start)
+        seen = _Slice(tally, members.name, outputs, None if targets is None else targets[rows], rows.start)
         found = seen.regression() if kind == "values" else seen.classification()
         found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
         for name, per_example in found.items():
-            held = tally.sums.setdefault(name, torch.zeros(blocks, *per_example.shape[1:], dtype=torch.float64))
+            count = coarse if name == "deviation" else blocks
+            held = tally.sums.setdefault(name, torch.zeros(count, *per_example.shape[1:], dtype=torch.float64))
+            place = dealt[rows] % count
             if per_example.ndim < 3 or per_example.dtype == torch.float64:
-                held.index_add_(0, dealt[rows], per_example.double())
+                held.index_add_(0, place, per_example.double())
             else:  # too many numbers to convert one by one: a slice is added up as it is
-                held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, dealt[rows], per_example)
-        for name, values in seen.scores.items():
+                held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, place, per_example)
+        for name, values in seen.scores.items() if keep_scores else ():
             scores.setdefault(name, []).append(values.float())
     tally.scores = {name: torch.cat(parts) for name, parts in scores.items()}
     return tally
@@ -70,8 +78,10 @@ def tallied(members: Members, targets: Tensor | None, *, kind: Kind, loss: str, 
 class _Slice:
     """What is counted of some examples; every entry has the examples first."""
 
-    def __init__(self, tally: Tally, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int) -> None:
-        self.tally, self.outputs, self.targets, self.start = tally, outputs, targets, start
+    def __init__(
+        self, tally: Tally, name: str, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int
+    ) -> None:
+        self.tally, self.name, self.outputs, self.targets, self.start = tally, name, outputs, targets, start
         self.scores: dict[str, Tensor] = {}
 
     def regression(self) -> dict[str, Tensor]:
@@ -86,7 +96,7 @@ class _Slice:
         own = errors.square().sum(-1)
         pooled = errors.mean(0).square().sum(-1)
         return found | {
-            "y": y, "y_squared": y.square().sum(-1), "quadratic": pooled, "member_quadratic": own.T,
+            "y": y, "y_squared": y.square().sum(-1), "quadratic": pooled,
             "ensemble_loss": pooled, "member_loss": own.T, "products": _products(errors),
         }  # fmt: skip
 
@@ -100,9 +110,9 @@ class _Slice:
         if tally.pool == "score":
             pooled_log = log_probs.mean(0).log_softmax(-1)
         elif tally.pool == "vote":
-            pooled_log = votes.mean(0).clamp_min(torch.finfo(probs.dtype).tiny).log()
+            pooled_log = votes.mean(0).clamp_min(_LEAST).log()
         else:
-            pooled_log = log_probs.logsumexp(0) - torch.tensor(float(members)).log()
+            pooled_log = log_probs.logsumexp(0) - math.log(members)
         pooled = pooled_log.exp()
         averaged = {"probability": probs, "score": self._scores_of(log_probs), "vote": votes}[tally.pool]
         both = named.T.unsqueeze(1) == named.T.unsqueeze(2)
@@ -124,12 +134,12 @@ class _Slice:
             return found
         labels = self.targets
         wanted = torch.zeros(len(labels), classes, dtype=probs.dtype).scatter_(1, labels.unsqueeze(1), 1.0)
-        errors = probs - wanted
+        errors = (votes if tally.pool == "vote" else probs) - wanted
         member_nll = -losses.at_label(log_probs, labels)
         nll = -losses.at_label(pooled_log, labels)
         choice = votes.mean(0).argmax(-1) if tally.pool == "vote" else pooled_log.argmax(-1)
         right, member_right = choice == labels, named == labels
-        brier, member_brier = (pooled - wanted).square().sum(-1), errors.square().sum(-1)
+        brier, member_brier = (pooled - wanted).square().sum(-1), (probs - wanted).square().sum(-1)
         quadratic = errors.mean(0).square().sum(-1)
         by_loss = {
             "cross_entropy": (nll, member_nll), "brier": (brier, member_brier),
@@ -138,7 +148,7 @@ class _Slice:
         ensemble_loss, member_loss = by_loss[tally.loss]
         found |= {
             "right": right, "member_right": member_right.T, "nll": nll, "member_nll": member_nll.T, "brier": brier,
-            "member_brier": member_brier.T, "quadratic": quadratic, "member_quadratic": member_brier.T,
+            "member_brier": member_brier.T, "quadratic": quadratic,
             "ensemble_loss": ensemble_loss, "member_loss": member_loss.T, "products": _products(errors),
             "bins": _binned(pooled.amax(-1), right), "classes": wanted,
             "member_bins": _binned(probs.amax(-1).T, member_right.T),
@@ -154,8 +164,8 @@ class _Slice:
         if low < -1e-6 or float((sums - 1).abs().max()) > 1e-2:
             off = float(sums.flatten()[(sums - 1).abs().argmax()])
             got = f"{low:.3g} as the least, and a sum of {off:.4g}"
-            checks.refuse("outputs", "be probabilities that sum to one", got, "Logits? Say kind='logits'.")
-        return self.outputs.clamp_min(torch.finfo(self.outputs.dtype).tiny).log()
+            checks.refuse(self.name, "be probabilities that sum to one", got, "Logits? Say kind='logits'.")
+        return self.outputs.clamp_min(_LEAST).log()
 
     def _scores_of(self, log_probs: Tensor) -> Tensor:
         """What is averaged under ``"score"``: logits as they are given, less each example's mean over classes."""
@@ -169,7 +179,7 @@ class _Slice:
     def _rises(self, log_probs: Tensor, labels: Tensor, whole: Tensor) -> Tensor:
         """How the ensemble's loss rises when members are left out at random, for every share of `DROPS`."""
         members, n, _ = log_probs.shape
-        repeats = max(1, -(-_DRAWS // self.tally.examples))
+        repeats = min(100, max(1, -(-_DRAWS // self.tally.examples)))
         generator = torch.Generator().manual_seed(self.start)
         rises = []
         for drop in DROPS:
@@ -182,7 +192,7 @@ class _Slice:
                 chosen = torch.rand(members, n, generator=generator).argsort(0)[:kept]
                 if self.tally.pool == "probability":
                     at_label = losses.at_label(log_probs, labels).gather(0, chosen)
-                    total += -(at_label.logsumexp(0) - torch.tensor(float(kept)).log())
+                    total += -(at_label.logsumexp(0) - math.log(kept))
                 else:
                     some = log_probs.gather(0, chosen.unsqueeze(-1).expand(-1, -1, log_probs.shape[-1]))
                     total += -losses.at_label(some.mean(0).log_softmax(-1), labels)

@@ -36,12 +36,12 @@ def audit(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help="Leave with code 2 at this verdict; repeatable.")
+        list[str] | None, typer.Option("--fail-on", help="Leave with code 3 at this verdict; repeatable.")
     ] = None,
 ) -> None:
     """Judge an ensemble by its members' outputs: healthy, redundant, collusive, dominated or undecided.
 
-    Codes: 0 when the verdict is none of `--fail-on`, 2 when it is one, 1 when something is wrong with the call.
+    Codes: 0 when the verdict is none of `--fail-on`, 3 when it is one, 1 or 2 when something is wrong with the call.
     """
     import dissensus as ds
     from dissensus.auditing import reading
@@ -58,21 +58,23 @@ def audit(
         told: dict[str, Any] = {"task": task, "kind": kind, "loss": loss, "pool": pool}
         result = ds.audit(held["outputs"], wanted, train=_train(held, train), reference=_more(held, "reference",
                           reference), ood=_more(held, "ood", ood), **told)  # fmt: skip
-    except (ValueError, TypeError) as reason:
+    except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
     _print(result)
-    if json_file is not None:
-        write_atomically(json_file, (result.to_json() + "\n").encode())
-    if page is not None:
-        from dissensus.studies import audit_page
+    try:
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(json_file, (result.to_json() + "\n").encode())
+        if page is not None:
+            from dissensus.studies import audit_page
 
-        try:
+            page.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(page, audit_page.html(result, files[0].stem).encode())
-        except ImportError as reason:
-            fail(str(reason))
-        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+            console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+    except (ImportError, OSError) as reason:
+        fail(str(reason))
     if result.verdict in (fail_on or []):
-        raise typer.Exit(2)
+        raise typer.Exit(3)
 
 
 def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
@@ -83,9 +85,10 @@ def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
         if "targets" not in found:
             raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
         return found["outputs"], found["targets"]
-    if "train_outputs" in held and "train_targets" in held:
-        return held["train_outputs"], held["train_targets"]
-    return None
+    parts = [held.get("train_outputs"), held.get("train_targets")]
+    if (parts[0] is None) != (parts[1] is None):
+        raise reading.ReadingError("`train_outputs` and `train_targets` must both be there, or neither")
+    return None if parts[0] is None else (parts[0], parts[1])
 
 
 def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:

@@ -17,12 +17,12 @@ def pairwise_disagreement(probs: Float[Tensor, "M B C"]) -> Float[Tensor, "M M"]
     members, batch, classes = checks.member_outputs(probs, "probs")
     named = probs.argmax(-1)
     # A product of one-hot rows counts agreements; in slices, so that memory is M · slice · C.
-    agreeing = probs.new_zeros(members, members)
+    agreeing = torch.zeros(members, members, dtype=torch.float64, device=probs.device)
     step = max(1, 2**24 // (members * classes))
     for start in range(0, batch, step):
-        hot = torch.nn.functional.one_hot(named[:, start : start + step], classes).flatten(1).to(probs.dtype)
+        hot = torch.nn.functional.one_hot(named[:, start : start + step], classes).flatten(1).float()
         agreeing += hot @ hot.T
-    return 1 - agreeing / batch
+    return (1 - agreeing / batch).to(probs.dtype)
 
 
 def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:

@@ -74,9 +74,9 @@ def _kept(
     members: int, width: int, drop: float | Tensor, draw: int | Tensor, like: Tensor
 ) -> tuple[Bool[Tensor, "M w"], Float[Tensor, ""]]:
     """Who is kept, and how many; without looking at values, so that runs with other shares go together."""
-    share = torch.as_tensor(drop, dtype=like.dtype, device=like.device)
+    share = drop.to(like) if isinstance(drop, Tensor) else like.new_full((), drop)  # no copy: fit for a graph
     left_out = torch.floor(members * share + 1e-4).clamp_max(members - 1)  # 0.6 · 5 is 3, whatever the rounding
-    key = torch.as_tensor(draw, device=like.device)
+    key = draw if isinstance(draw, Tensor) else like.new_full((), draw, dtype=torch.int64)
     bits = random_bits((members, width), key, torch.zeros_like(key))
     rank = bits.argsort(0).argsort(0)
     return rank >= left_out, members - left_out

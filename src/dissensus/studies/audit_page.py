@@ -83,7 +83,7 @@ def drawings(audit: Audit) -> list[tuple[Any, str]]:
         found.append((_codependence(audit), "How much the ensemble's loss rises when members are left out at random."))
     if audit.facts["members"] <= _MOST_DRAWN:
         found.append((_matrix(audit), "How members' errors go together: 1 together, 0 apart, below 0 they cancel."))
-    if "accuracy" in audit.by_member:
+    if audit.facts["members"] > 1 and min(audit.by_member.get("accuracy", [1.0])) < 1:
         words = "Pairs of members on the plane of accuracy and disagreement; the lines are what flipped predictions of "
         found.append((_plane(audit), words + "one network (low) and independent errors (high) would give."))
     return found
@@ -178,7 +178,9 @@ def _plane(audit: Audit) -> Any:
         xs = [a for a in xs if a < 1]
         axes.plot(xs, independent, color=figures.COLOURS[2], linestyle="--", label="independent errors")
         axes.plot(xs, flipped, color=figures.COLOURS[3], linestyle=":", label="flips of the best")
-        axes.scatter(*zip(*points, strict=True), color=figures.COLOURS[0], s=18, label="pair", zorder=3)
+        axes.scatter(
+            [x for x, _ in points], [y for _, y in points], color=figures.COLOURS[0], s=18, label="pair", zorder=3
+        )
         axes.set_ylim(bottom=0)
         figure.legend(loc="outside lower center", ncols=3)
         return figure

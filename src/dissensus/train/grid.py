@@ -117,8 +117,11 @@ def _free_parameters(function: Callable[..., Any]) -> list[str]:
 def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:
     """Each run's key for an objective that draws: one with a parameter ``draw`` that nobody has bound."""
     bound = set(objective.keywords) if isinstance(objective, functools.partial) else set()
-    if DRAW in bound or DRAW not in inspect.signature(objective).parameters:
+    asked = inspect.signature(objective).parameters.get(DRAW)
+    if DRAW in bound or asked is None:
         return None
+    if asked.default is inspect.Parameter.empty:
+        checks.refuse("objective", "give `draw` a default", "none", "On validation data it is called without one.")
     return torch.tensor([derived_seed(seed, _DRAWING) for seed in seeds], device=device)
 
 
