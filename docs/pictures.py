@@ -42,7 +42,6 @@ def collusion() -> bytes:
                            [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")])  # fmt: skip
     drawn = [figures.draw([p["beta"] for p in points], "β", [panel])
              for points, panel in ((weather, first), (few, second))]  # fmt: skip
-    drawn[1].axes[0].set_ylim(0.7, 0.9)
     return side_by_side([figures.as_png(figure) for figure in drawn])
 
 

@@ -15,6 +15,8 @@ COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 _LEGEND_WIDTH = 62
 """Letters that fit side by side below a panel."""
+_FLAT = 0.6
+"""Share of the largest value above which the smallest does without the axis' zero."""
 MOST_MARKED = 25
 """Points of a line that get a mark each."""
 
@@ -87,7 +89,8 @@ def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, pan
         low = [m - e for m, e in zip(line.mean, line.error, strict=True)]
         high = [m + e for m, e in zip(line.mean, line.error, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    if all(value >= 0 for line in panel.lines for value in line.mean):
+    values = [value for line in panel.lines for value in line.mean]
+    if 0 <= min(values) < _FLAT * max(values):  # lines that all lie far above zero would look flat beside it
         axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
     if isinstance(x[0], str):
