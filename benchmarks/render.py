@@ -97,6 +97,17 @@ def equality(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def audits(result: dict[str, Any]) -> str:
+    lines = ["| members | examples | classes | GiB on disk | seconds | peak MiB | of which torch and its like |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        f"| {row['members']} | {row['examples']:,} | {row['classes']:,} | {row['gib_on_disk']:.2f} | "
+        f"{row['seconds']:.0f} | {row['peak_mib']:,.0f} | {row['before_mib']:,.0f} |"
+        for row in result["rows"]
+    ]
+    return "\n".join(lines)
+
+
 SECTIONS = (
     (
         "members.json",
@@ -134,6 +145,12 @@ SECTIONS = (
         "The ADP paper's protocol: 180 epochs, batch 64, Adam, shifts and flips drawn inside the graph. The paper's "
         "own baseline has members at 8.30, 8.52 and 8.67 % and an ensemble at 6.78 % (its Table 1).",
         cifar10,
+    ),
+    (
+        "audit.json",
+        "## An audit of outputs on disk",
+        "Half-precision logits in a memory-mapped `.npy` file, read once in slices; every figure with its interval.",
+        audits,
     ),
     (
         "gpu_equality.json",
