@@ -13,7 +13,7 @@ def roc_area(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confi
     """Probability that an example from outside scores higher (ties count half), with DeLong's interval.
 
     >>> print(roc_area(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0])))
-    0.889 (0.604 to 1)
+    0.889 (0.581 to 1)
     """
     n, u = len(inside), len(outside)
     above = _placements(outside, inside)

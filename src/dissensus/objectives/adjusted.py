@@ -35,6 +35,7 @@ def gradient_adjusted(
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``, all on the true targets.
 
+    >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> gradient_adjusted(outputs, targets, alpha=1.0).total
     tensor(4.)
@@ -99,7 +100,7 @@ def alpha_from_gamma(members: int, gamma: float) -> float:
 
     With t = α/(α + 1), γ = 1 − (1 − t · M/(M − 1))², so t = (1 − √(1 − γ)) (M − 1)/M.
 
-    >>> alpha_from_gamma(5, 1.0)
+    >>> round(alpha_from_gamma(5, 1.0), 12)
     4.0
     """
     _check_several(members)
