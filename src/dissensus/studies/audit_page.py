@@ -46,7 +46,9 @@ def _tables(audit: Audit) -> list[str]:
         rows = []
         for finding in audit.findings:
             if finding["group"] == group:
-                others = [_value(finding[name]) if name in finding else "" for name in extra]
+                others = [
+                    f"{_value(finding[name])} ({_span(finding[name])})" if name in finding else "" for name in extra
+                ]
                 rows.append([page.Wrapped(finding["title"]), _value(finding), _span(finding), *others])
         parts += [page.heading(_capital(group), 3), page.table(("figure", "test", "interval", *extra), rows)]
     return parts
