@@ -449,6 +449,20 @@ def test_files(tmp_path):
     assert np.allclose(reading.array(tmp_path / "n.csv"), logits[0])
 
 
+def test_parquet_where_pyarrow_is_there(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    logits, labels = (part.numpy() for part in classifier())
+    for i, member in enumerate(logits):
+        table = pyarrow.table({f"c{k}": member[:, k] for k in range(3)})
+        parquet.write_table(table, tmp_path / f"m{i}.parquet")
+    parquet.write_table(pyarrow.table({"label": labels}), tmp_path / "y.parquet")
+    found = reading.stored([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
+    assert np.array_equal(np.stack(found), logits)
+    assert np.array_equal(reading.array(tmp_path / "y.parquet"), labels)
+
+
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "p.npy").write_bytes(pickle.dumps([1, 2]))
     np.save(tmp_path / "o.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
