@@ -119,6 +119,25 @@ def test_runs_of_different_seeds_are_augmented_in_a_graph_each_by_its_own(device
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("per", ["batch", "example"])
+def test_members_left_out_in_a_graph_are_those_left_out_outside(per, device, eager, replays):
+    build, shape = NETWORKS["mlp"]
+    objective = partial(ds.objectives.learner_dropout, loss="mse", pool="score", per=per)
+    found = []
+    for switch in (eager, replays):
+        counts = switch()
+        options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "members": 4, "device": device}
+        found.append(
+            ds.sweep(build, data(shape, device), objective, grid={"seed": [0, 1], "drop": [0.3, 0.6]}, **options)
+        )
+    assert counts["captures"] == 2
+    assert counts["replays"] == 8 * 6 - 2 * capture.WARM_UP
+    for i in range(4):
+        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
+        assert found[1].history(i).column("kept_ensemble") == pytest.approx(found[0].history(i).column("kept_ensemble"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_batches_of_a_foreign_loader_are_captured(device, eager, replays):
     build, shape = NETWORKS["two_dropouts"]
     x, y = data(shape, "cpu")
