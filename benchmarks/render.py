@@ -98,10 +98,10 @@ def equality(result: dict[str, Any]) -> str:
 
 
 def audits(result: dict[str, Any]) -> str:
-    lines = ["| members | examples | classes | GiB on disk | seconds | peak MiB | of which torch and its like |",
+    lines = ["| members | examples | classes | GiB read | seconds | peak MiB | of which torch and its like |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [
-        f"| {row['members']} | {row['examples']:,} | {row['classes']:,} | {row['gib_on_disk']:.2f} | "
+        f"| {row['members']} | {row['examples']:,} | {row['classes']:,} | {row['gib_read']:.2f} | "
         f"{row['seconds']:.0f} | {row['peak_mib']:,.0f} | {row['before_mib']:,.0f} |"
         for row in result["rows"]
     ]

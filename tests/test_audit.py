@@ -439,14 +439,30 @@ def test_files(tmp_path):
         np.savetxt(tmp_path / f"m{i}.csv", member, delimiter=",", header="a,b,c" if i else "", comments="")
     np.savetxt(tmp_path / "y.csv", labels, fmt="%d", header="label", comments="")
     for found in (reading.stored([tmp_path / "a.npz"]), reading.stored([tmp_path / "a.safetensors"])):
-        assert np.array_equal(np.asarray(found["outputs"]), logits)
+        assert not isinstance(found["outputs"], torch.Tensor), "nothing is loaded before it is sliced"
+        assert np.array_equal(np.asarray(found["outputs"][:, 3:9]), logits[:, 3:9])
         assert np.array_equal(np.asarray(found["targets"]), labels)
+        told = ds.audit(found["outputs"], found["targets"], **CLASSES)
+        assert told.test == ds.audit(logits, labels, **CLASSES).test
     assert isinstance(reading.stored([tmp_path / "a.npy"])["outputs"], np.memmap)
     by_member = reading.stored([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
     assert np.allclose(np.stack(by_member), logits)
     assert np.array_equal(reading.array(tmp_path / "y.csv"), labels)
     np.savetxt(tmp_path / "n.csv", logits[0], delimiter=",", header="0,1,2", comments="")
     assert np.allclose(reading.array(tmp_path / "n.csv"), logits[0])
+
+
+def test_archives_are_mapped_where_they_can_be(tmp_path):
+    logits, labels = (part.numpy() for part in classifier())
+    np.savez(tmp_path / "plain.npz", labels, outputs=np.asfortranarray(logits), note=np.array(3), none=np.zeros((0, 2)))
+    np.savez_compressed(tmp_path / "small.npz", outputs=logits)
+    plain = reading.stored([tmp_path / "plain.npz"])
+    assert isinstance(plain["outputs"], np.memmap)
+    assert np.array_equal(plain["outputs"], logits)
+    assert np.array_equal(plain["arr_0"], labels)
+    assert plain["note"] == 3
+    assert plain["none"].shape == (0, 2)
+    assert np.array_equal(reading.stored([tmp_path / "small.npz"])["outputs"], logits)
 
 
 def test_parquet_where_pyarrow_is_there(tmp_path):

@@ -1,6 +1,8 @@
 """Stored outputs: one file for all members, or one file per member. Nothing that could run code is opened."""
 
 import csv
+import math
+import struct
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 import numpy as np
 
 OUTPUTS, TARGETS = "outputs", "targets"
+STREAMED = (OUTPUTS, "reference", "ood")
+"""Ends of names of arrays that may be large, and are read slice by slice."""
 KINDS = (".npz", ".npy", ".safetensors", ".csv", ".parquet")
 
 
@@ -20,8 +24,9 @@ def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
     """What files hold, by name: ``outputs``, and where the file has them ``targets``, ``train_outputs`` and so on.
 
     Args:
-        paths: One ``.npz`` or ``.safetensors`` with arrays of these names, one ``.npy`` ``[M, N, C]`` (read slice by
-            slice, never whole), or one ``.npy``, ``.csv`` or ``.parquet`` ``[N, C]`` per member.
+        paths: One ``.npz`` or ``.safetensors`` with arrays of these names, one ``.npy`` ``[M, N, C]``, or one ``.npy``,
+            ``.csv`` or ``.parquet`` ``[N, C]`` per member. Large arrays are read slice by slice, never whole, but for
+            compressed archives (``numpy.savez_compressed``) and text.
     """
     files = [Path(path) for path in paths]
     for file in files:
@@ -60,20 +65,58 @@ def array(path: str | Path) -> Any:
 
 
 def _npz(file: Path) -> dict[str, Any]:
+    """Arrays of an archive, mapped where they lie in it; those that were compressed are loaded."""
     try:
-        with np.load(file, allow_pickle=False) as held:
-            found = {name: held[name] for name in held.files}
+        with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as held:
+            about = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            found = {name: _mapped(file, about[name]) for name in held.files if _is_plain(about[name])}
+            found |= {name: held[name] for name in held.files if name not in found}
     except (ValueError, EOFError, zipfile.BadZipFile) as reason:
         raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
     return _with_outputs(file, found)
 
 
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    return entry.compress_type == zipfile.ZIP_STORED and entry.filename.endswith(".npy")
+
+
+def _mapped(file: Path, entry: zipfile.ZipInfo) -> Any:
+    """An array as it lies in an archive: behind the entry's own header, whose last fields are two lengths."""
+    with file.open("rb") as stream:
+        stream.seek(entry.header_offset + 26)
+        name, extra = struct.unpack("<HH", stream.read(4))
+        start = entry.header_offset + 30 + name + extra
+        stream.seek(start)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = read[np.lib.format.read_magic(stream)](stream)
+        if dtype.hasobject:
+            raise ValueError(f"`{entry.filename}` holds objects")
+        at = stream.tell()
+        if at - start + dtype.itemsize * math.prod(shape) != entry.file_size:
+            raise ValueError(f"`{entry.filename}` is cut short")
+    if not shape or 0 in shape:  # nothing to map
+        return np.load(file)[entry.filename.removesuffix(".npy")]
+    return np.memmap(file, dtype, "r", at, shape, "F" if by_columns else "C")
+
+
+class _Slices:
+    """A tensor of a safetensors file, read when it is sliced."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.shape = held, tuple(held.get_shape())
+
+    def __getitem__(self, where: Any) -> Any:
+        return self.held[where]
+
+
 def _safetensors(file: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return _with_outputs(file, load_file(file))
+        held = safe_open(file, "pt")
+        streamed = [name for name in held.keys() if name.endswith(STREAMED)]  # noqa: SIM118 (it is no dict)
+        found = {name: _Slices(held.get_slice(name)) for name in streamed}
+        return _with_outputs(file, found | {name: held.get_tensor(name) for name in held.keys() if name not in found})  # noqa: SIM118
     except SafetensorError as reason:
         raise ReadingError(f"{file} cannot be read: {reason}") from reason
 

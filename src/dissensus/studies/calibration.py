@@ -1,7 +1,8 @@
 """The procedure "audit": ensembles whose state is known, and what the audit says of them.
 
 Every case says what it is by how it was made: members trained alone, jointly, a forest, copies, biases that cancel, one
-strong member among weak ones, members near chance under an ensemble that is right.
+strong member among weak ones, members near chance under an ensemble that is right. Only for members trained at a β
+between 0 and 1 nobody knows: what the audit says of them is told, and not called right or wrong.
 """
 
 from collections.abc import Callable
@@ -34,12 +35,16 @@ Make = Callable[["Trained"], Case]
 
 
 class Trained(NamedTuple):
-    """What cases are made from: members trained alone, and jointly."""
+    """What cases are made from: members trained at several β, their outputs on test and on training data."""
 
     data: Problem
     seed: int
-    alone: tuple[Tensor, Tensor]
-    jointly: tuple[Tensor, Tensor]
+    at: dict[float, tuple[Tensor, Tensor]]
+
+    @property
+    def alone(self) -> tuple[Tensor, Tensor]:
+        """Outputs of members trained alone."""
+        return self.at[0.0]
 
     @property
     def classes(self) -> bool:
@@ -55,23 +60,19 @@ class Trained(NamedTuple):
         return torch.Generator().manual_seed(self.seed)
 
 
-def _trained(data: Problem, seed: int, members: int, epochs: int) -> Trained:
+def _trained(data: Problem, seed: int, members: int, epochs: int, betas: list[float]) -> Trained:
     loss = "mse" if data.train[1].is_floating_point() else "cross_entropy"
     objective = partial(objectives.augmented, loss=loss, pool="score")
     flat = data.train[0].flatten(1), data.test[0].flatten(1)
     build = partial(nets.mlp, flat[0].shape[1], data.outputs, (30, 30))
-    swept = sweep(build, (flat[0], data.train[1]), objective, grid={"beta": [0.0, 1.0]}, members=members,
+    swept = sweep(build, (flat[0], data.train[1]), objective, grid={"beta": betas}, members=members,
                      epochs=epochs, batch_size=32, lr=2e-3, seed=seed)  # fmt: skip
-    outputs = [(swept.run(i).predict(flat[1]), swept.run(i).predict(flat[0])) for i in range(2)]
-    return Trained(data, seed, outputs[0], outputs[1])
+    outputs = [(swept.run(i).predict(flat[1]), swept.run(i).predict(flat[0])) for i in range(len(betas))]
+    return Trained(data, seed, dict(zip(betas, outputs, strict=True)))
 
 
-def _alone(made: Trained) -> Case:
-    return made.case(*made.alone)
-
-
-def _jointly(made: Trained) -> Case:
-    return made.case(*made.jointly)
+def _at(beta: float, made: Trained) -> Case:
+    return made.case(*made.at[beta])
 
 
 def _forest(trees: int, made: Trained) -> Case:
@@ -127,13 +128,17 @@ class Known(NamedTuple):
 
     make: Make
     right: tuple[str, ...]
+    """Empty where nobody knows."""
 
 
+BETWEEN = (0.25, 0.5, 0.75, 0.9)
+"""Values of β whose ensembles are neither trained alone nor jointly."""
 CASES: dict[str, Known] = {
-    "trained alone": Known(_alone, ("healthy", "redundant")),
+    "trained alone": Known(partial(_at, 0.0), ("healthy", "redundant")),
+    **{f"β = {beta:g}": Known(partial(_at, beta), ()) for beta in BETWEEN},
     "forest of 50": Known(partial(_forest, 50), ("healthy",)),
     "forest of 5": Known(partial(_forest, 5), ("healthy",)),
-    "trained jointly": Known(_jointly, ("collusive",)),
+    "trained jointly": Known(partial(_at, 1.0), ("collusive",)),
     "constant biases": Known(_constant_biases, ("collusive",)),
     "biases per example": Known(_biases_per_example, ("collusive",)),
     "copies": Known(_copies, ("redundant",)),
@@ -148,17 +153,20 @@ def rows(spec: Spec, say: Callable[[str, float], None]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     counts = [int(count) for count in spec.grid.get("members", [spec.members.count])]
     seeds = [int(seed) for seed in spec.grid["seed"]]
+    cases = list(spec.grid["case"])
+    betas = [0.0, *(beta for beta in BETWEEN if f"β = {beta:g}" in cases), 1.0]
     work = [(name, seed, count) for name in spec.data for seed in seeds for count in counts]
     for done, (name, seed, members) in enumerate(work):
         say(f"{name}, seed {seed}, {members} members", done / len(work))
-        made = _trained(problem(name, seed, spec), seed, members, spec.optimisation.epochs)
+        made = _trained(problem(name, seed, spec), seed, members, spec.optimisation.epochs, betas)
         again = members != counts[0]
-        for case in [name for name in spec.grid["case"] if not (again and name.startswith("forest"))]:
+        for case in [name for name in cases if not (again and name.startswith("forest"))]:
             told = _audited(made, CASES[case].make(made))
-            right = told.verdict in CASES[case].right
+            right = CASES[case].right
             found.append({
                 "data": name, "case": case, "members": members, "seed": seed, "verdict": told.verdict,
-                "measures": {"right": float(right), "collusive": float(told.verdict == "collusive"),
+                "measures": {**({"right": float(told.verdict in right)} if right else {}),
+                             "collusive": float(told.verdict == "collusive"),
                              **{figure: told.test[figure].value for figure in FIGURES}},
             })  # fmt: skip
     return found
