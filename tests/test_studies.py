@@ -26,6 +26,7 @@ from dissensus.studies import (
     report_page,
     results,
     running,
+    searching,
     spec,
     training,
 )
@@ -98,6 +99,51 @@ def test_an_interrupted_run_goes_on_where_it_was(quick, tmp_path, monkeypatch):
         folder = running.run(STUDY, "smoke", changes=QUICK, root=root)
     assert calls == ["made-table-seed-0", "made-table-seed-1", "made-table-seed-1"]
     assert json.loads((folder / "report.json").read_text())["rows"] == whole
+
+
+SEARCHED = {**QUICK, "search.trials": 7, "search.space": {"lr": [0.01, 0.003], "members": [2, 3], "width": [4]}}
+
+
+def trials_of(folder, seed):
+    return json.loads((folder / f"made-table-seed-{seed}" / "trials.json").read_text())
+
+
+def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alone(tmp_path, monkeypatch):
+    sweeps = []
+
+    def counting(build, data, objective, *, grid, sweep=searching.sweep, **options):
+        sweeps.append(grid)
+        return sweep(build, data, objective, grid=grid, **options)
+
+    monkeypatch.setattr(searching, "sweep", counting)
+    both = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "both")
+    assert [len(grid) for grid in sweeps] == [10, 4], "five trials of each seed, then the two that are left"
+    assert {(point["fold"], point["seed"]) for point in sweeps[0]} == {(0, 0), (1, 1)}
+    for seed in (0, 1):
+        alone = running.run(STUDY, "smoke", changes={**SEARCHED, "grid.seed": [seed]}, root=tmp_path / f"{seed}")
+        found, expected = trials_of(both, seed), trials_of(alone, seed)
+        assert [trial["params"] for trial in found] == [trial["params"] for trial in expected]
+        assert [trial["value"] for trial in found] == pytest.approx([trial["value"] for trial in expected], rel=1e-4)
+        assert [trial["epochs"] for trial in found] == [trial["epochs"] for trial in expected]
+
+
+def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monkeypatch):
+    whole = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
+    calls = []
+
+    def breaks(*told, sweep=searching.sweep, **options):
+        calls.append(len(options["grid"]))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return sweep(*told, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "sweep", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
+        again = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
+    assert calls == [10, 4, 4]
+    assert [trials_of(again, seed) for seed in (0, 1)] == [trials_of(whole, seed) for seed in (0, 1)]
 
 
 def hold(folder, held, release):

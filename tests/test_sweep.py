@@ -294,3 +294,55 @@ def test_evaluation_takes_fewer_examples_at_once_with_more_members():
     assert evaluation_batch(5) == 1024
     assert evaluation_batch(22_000) * 22_000 <= 2**16
     assert evaluation_batch(10**6) == 1
+
+
+def folds(n=30, held=12):
+    generator = torch.Generator().manual_seed(8)
+
+    def drawn(rows):
+        x = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
+        return x, x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+
+    return [drawn(n) for _ in range(3)], [drawn(held) for _ in range(3)]
+
+
+@pytest.mark.parametrize("validation", ["own", "one for all", 0.3, None])
+def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
+    train, held = folds()
+    build = partial(ds.nets.mlp, 4, 1, (6,))
+    objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+    options = {"members": 2, "epochs": 8, "batch_size": 7, "lr": 0.02}
+    options |= {"patience": 2} if validation is not None else {}
+    told = {"own": held, "one for all": held[0]}.get(validation, validation)
+    grid = [{"fold": f, "seed": s, "beta": b} for f in (2, 0, 1) for s, b in ((0, 0.2), (1, 0.9))]
+    together = ds.sweep(build, train, objective, grid=grid, validation=told, **options)
+    for i, point in enumerate(grid):
+        fold = point["fold"]
+        alone = ds.sweep(
+            build, train[fold], objective, grid=[{"seed": point["seed"], "beta": point["beta"]}],
+            validation=held[fold] if validation == "own" else told, **options,
+        )  # fmt: skip
+        x = held[0][0]
+        torch.testing.assert_close(together.run(i).predict(x), alone.run(0).predict(x), rtol=1e-9, atol=1e-11)
+        assert len(together.history(i).epochs) == len(alone.history(0).epochs)
+        assert together.history(i).column("loss") == pytest.approx(alone.history(0).column("loss"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grid": {"beta": [0.5]}}, "which of 3 data sets"),
+        ({"grid": {"beta": [0.5], "fold": [3]}}, "below 3"),
+        ({"validation": folds()[1][:2]}, "hold 3 pairs"),
+        ({"data": [folds()[0][0], folds(n=29)[0][0]]}, "one shape"),
+        ({"data": [folds()[0][0], 3]}, "list of such pairs"),
+        ({"data": folds()[0][0], "validation": None}, "below 1"),
+    ],
+)
+def test_data_sets_that_do_not_go_together_are_refused(change, message):
+    train, held = folds()
+    told = {"data": train, "grid": {"beta": [0.5], "fold": [0, 2]}, "validation": held, **change}
+    build = partial(ds.nets.mlp, 4, 1, (6,))
+    objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+    with pytest.raises(ValueError, match=message):
+        ds.sweep(build, told.pop("data"), objective, members=2, epochs=1, **told)

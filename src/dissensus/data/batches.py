@@ -225,6 +225,26 @@ def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
     return None
 
 
+def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
+    """One pair ``(x, y)``, or a list of pairs of one shape laid end to end; and how many there were.
+
+    >>> x, y, folds = end_to_end("data", [(torch.zeros(4, 2), torch.zeros(4)), (torch.ones(4, 2), torch.ones(4))])
+    >>> x.shape, y.shape, folds
+    (torch.Size([8, 2]), torch.Size([8]), 2)
+    """
+    pairs = data if isinstance(data, list) and not any(isinstance(part, Tensor) for part in data) else [data]
+    found = [as_pair(part) for part in pairs]
+    kept = [pair for pair in found if pair is not None]
+    if not kept or len(kept) < len(found):
+        got = type(data).__name__
+        checks.refuse(name, "be a pair of tensors (x, y), or a list of such pairs", got, "Runs share the device.")
+    shapes = {(tuple(x.shape), tuple(y.shape), x.dtype, y.dtype) for x, y in kept}
+    if len(shapes) > 1:
+        got = f"{len(shapes)} shapes"
+        checks.refuse(name, "hold pairs of one shape and dtype", got, "Sweep over the others by themselves.")
+    return torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]), len(kept)
+
+
 def batches(
     data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False,
     augment: Augment | None = None,

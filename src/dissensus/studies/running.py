@@ -30,6 +30,10 @@ OnStudy = Callable[[str, float], None]
 """``(what is being done, share of the study)``."""
 
 
+SEARCH_SHARE = 0.7
+"""Of a study's progress, where hyperparameters are searched first."""
+
+
 class Busy(RuntimeError):
     """Another process is running this study."""
 
@@ -103,23 +107,43 @@ def _train(
     spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
     say: OnStudy,
 ) -> None:  # fmt: skip
-    done = len(units) - len(left)
+    searches = _searches(spec, left)
+    start = SEARCH_SHARE if searches else 0.0
+
+    def searching(text: str, share: float) -> None:
+        say(text, start * share)
+
+    def training_(text: str, share: float) -> None:
+        say(text, start + (1 - start) * share)
+
     if jobs <= 1 or len(left) < 2:
-        for unit in left:
-            training.run(
-                spec, unit, folder, device,
-                lambda text, share, done=done: say(text, (done + share) / len(units)),
-            )  # fmt: skip
-            done += 1
+        for done, units_of_one in enumerate(searches):
+            _within(searching, done, len(searches), training.search, spec, units_of_one, folder, device)
+        for done, unit in enumerate(left, len(units) - len(left)):
+            _within(training_, done, len(units), training.run, spec, unit, folder, device)
         return
     threads = max(1, torch.get_num_threads() // jobs)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
-        pending = {pool.submit(_unit, spec, unit, folder, str(device)): unit for unit in left}
-        say(f"{len(left)} units in {jobs} processes", done / len(units))
-        for finished in as_completed(pending):
-            finished.result()
-            done += 1
-            say(f"{pending[finished].name} is done, {len(units) - done} to go", done / len(units))
+        for work, tasks, before, on in (
+            (training.search, searches, 0, searching),
+            (training.run, left, len(units) - len(left), training_),
+        ):
+            pending = [pool.submit(_apart, work, spec, task, folder, str(device)) for task in tasks]
+            for done, finished in enumerate(as_completed(pending), before + 1):
+                finished.result()
+                on(f"{done} of {before + len(tasks)} units are done, in {jobs} processes", done / (before + len(tasks)))
+
+
+def _searches(spec: Spec, left: list[training.Unit]) -> list[list[training.Unit]]:
+    """Units whose hyperparameters are searched together: those of one data set."""
+    by_data: dict[str, list[training.Unit]] = {}
+    for unit in left if spec.search is not None else []:
+        by_data.setdefault(unit.data, []).append(unit)
+    return list(by_data.values())
+
+
+def _within(say: OnStudy, done: int, of: int, work: Callable[..., None], *told: Any) -> None:
+    work(*told, lambda text, share: say(text, (done + share) / of))
 
 
 def _begin(threads: int) -> None:
@@ -134,8 +158,8 @@ def _end_with(parent: int) -> None:
     os._exit(1)  # the lock went with the parent: nothing may be written any more
 
 
-def _unit(spec: Spec, unit: training.Unit, folder: Path, device: str) -> None:
-    training.run(spec, unit, folder, torch.device(device), lambda text, share: None)  # noqa: ARG005
+def _apart(work: Callable[..., None], spec: Spec, task: Any, folder: Path, device: str) -> None:
+    work(spec, task, folder, torch.device(device), lambda text, share: None)  # noqa: ARG005
 
 
 @contextmanager

@@ -18,12 +18,13 @@ from dissensus.storage import write_atomically
 from dissensus.studies import measures
 from dissensus.studies.ingredients import augment_of, build_of, objective_of
 from dissensus.studies.problems import Problem, has_own_splits, problem
-from dissensus.studies.searching import searched
+from dissensus.studies.searching import best, searched
 from dissensus.studies.spec import Spec
 from dissensus.train import Progress, Sweep, schedules, sweep
 
 OnUnit = Callable[[str, float], None]
 """``(what is being done, share of this unit)``."""
+TRIALS = "trials.json"
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,26 @@ def done(folder: Path, unit: Unit) -> bool:
     return (folder / unit.name / "rows.json").exists()
 
 
+def search(spec: Spec, units: list[Unit], folder: Path, device: torch.device, on_unit: OnUnit) -> None:
+    """Search the hyperparameters of units that share a data set; each leaves ``trials.json`` in its unit's folder."""
+    name = units[0].data
+    trying = [(unit.seeds[0], problem(name, unit.seeds[0], spec, searching=True)) for unit in units]
+    searched(
+        spec, trying, [folder / unit.name / TRIALS for unit in units], device,
+        lambda trial, trials: on_unit(f"{name}: search {trial}/{trials}", trial / trials),
+    )  # fmt: skip
+
+
 def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnUnit) -> None:
     """Train and measure a unit; it leaves ``rows.json``, member outputs and targets in its folder."""
     assert spec.objective is not None
     own = folder / unit.name
     own.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
-    if spec.search is not None:
-        trying = problem(unit.data, unit.seeds[0], spec, searching=True)
-        found = searched(
-            spec, trying, unit.seeds[0], own, device,
-            lambda trial, trials: on_unit(f"{unit.name}: search {trial}/{trials}", 0.7 * trial / trials),
-        )  # fmt: skip
+    found = best(own / TRIALS) if spec.search is not None else {}
     data = problem(unit.data, unit.seeds[0], spec)
-    start = 0.7 if found else 0.0
 
     def on_progress(moment: Progress) -> None:
-        on_unit(f"{unit.name}: {moment}", start + (1 - start) * moment.step / moment.steps)
+        on_unit(f"{unit.name}: {moment}", moment.step / moment.steps)
 
     swept = _swept(spec, unit, data, found, own, device, on_progress)
     rows = _rows(spec, unit, data, swept, own)

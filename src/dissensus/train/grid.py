@@ -22,6 +22,8 @@ PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
 """Settings of the optimiser that every run may have its own of."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
+FOLD = "fold"
+"""Which of several data sets a run is trained on."""
 _DRAWING = 11
 """Among the words that seeds are derived by: what objectives draw."""
 
@@ -35,6 +37,7 @@ class Run:
     split_seed: int
     members: int
     batch_size: int
+    fold: int
     optimiser: dict[str, float]
     hyper: dict[str, float]
     """The objective's numbers: one tensor over runs."""
@@ -73,11 +76,11 @@ def _plain(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def runs_of(
-    grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any]
+    grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any], folds: int = 1
 ) -> list[Run]:
     """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
     of_objective, of_build = _free_parameters(objective), _free_parameters(build)
-    known = [*PER_RUN, *SEEDS, *SHAPES, *of_objective, *of_build]
+    known = [*PER_RUN, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
     runs: list[Run] = []
     for point in points(grid):
         for key in point:
@@ -96,6 +99,7 @@ def runs_of(
                 split_seed=checks.count("split_seed", values.get("split_seed", seed), 0),
                 members=checks.count("members", values["members"]),
                 batch_size=checks.count("batch_size", values["batch_size"]),
+                fold=_fold(point, folds),
                 optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
@@ -103,6 +107,15 @@ def runs_of(
             )
         )
     return runs
+
+
+def _fold(point: Mapping[str, Any], folds: int) -> int:
+    if folds > 1 and FOLD not in point:
+        checks.refuse("grid", f"say which of {folds} data sets each run takes", "no 'fold'", "Add 'fold': [0, 1, ...].")
+    fold = checks.count(FOLD, point.get(FOLD, 0), 0)
+    if fold >= folds:
+        checks.refuse(FOLD, f"be below {folds}, the number of data sets", fold, "Give `data` as a list of pairs.")
+    return fold
 
 
 def _free_parameters(function: Callable[..., Any]) -> list[str]:

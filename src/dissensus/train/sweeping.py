@@ -16,7 +16,7 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augment, TensorBatches, as_pair, split_rows
+from dissensus.data.batches import Augment, TensorBatches, end_to_end, split_rows
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
@@ -36,7 +36,7 @@ log = logging.getLogger("dissensus")
 
 def sweep(
     build: Callable[..., nn.Module],
-    data: tuple[Tensor, Tensor],
+    data: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]],
     objective: Callable[..., LossParts],
     *,
     grid: Grid,
@@ -52,7 +52,7 @@ def sweep(
     weight_decay: float = 0.0,
     schedule: str | schedules.Schedule = "constant",
     clip_norm: float | None = None,
-    validation: tuple[Tensor, Tensor] | float | None = None,
+    validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -81,14 +81,16 @@ def sweep(
 
     Args:
         build: Returns a new member; keys of the grid that are its parameters (a width, say) are passed to it.
-        data: ``(x, y)`` tensors.
+        data: ``(x, y)`` tensors; or a list of such pairs, all of one shape (the folds of a cross-validation, say), of
+            which the grid's ``fold`` names one for every run.
         objective: ``(outputs, targets, **hyperparameters) -> LossParts``.
         grid: Names to lists of values (their product is taken), or a list of points. Names: the objective's parameters;
-            ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``; ``seed``, ``split_seed``; ``members``,
-            ``batch_size``; parameters of ``build``.
+            ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``; ``seed``, ``split_seed``; ``fold``;
+            ``members``, ``batch_size``; parameters of ``build``.
         members: M, unless the grid says.
         epochs: As in `dissensus.fit`; so is everything up to ``drop_last``.
-        validation: ``(x, y)`` for all runs, or the fraction that each run splits off by its own ``split_seed``.
+        validation: ``(x, y)`` for all runs, a list with one pair per fold, or the fraction that each run splits off by
+            its own ``split_seed``.
         backend: As in `dissensus.Ensemble`.
         device: Where to train; by default where ``x`` is.
         max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
@@ -110,19 +112,18 @@ def sweep(
     checks.one_of("backend", backend, ["auto", *BACKENDS])
     checks.one_of("watch", watch, ("ensemble", "member"))
     checks.one_of("keep", keep, ("best", "last"))
-    pair = as_pair(data)
-    if pair is None:
-        checks.refuse("data", "be a pair of tensors (x, y)", type(data).__name__, "Runs share data on the device.")
+    x, y, folds = end_to_end("data", data)
+    held, held_folds = _held_out(validation, folds)
     check_patience(patience, validation)
     defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
                 "members": members, "batch_size": batch_size}  # fmt: skip
     recipe = Recipe(
-        runs=runs_of(grid, build, objective, defaults), build=build, x=pair[0], y=pair[1], objective=objective,
-        epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas, eps=eps,
-        schedule=schedules.resolved(schedule), validation=validation, metric=metric, per_member=watch == "member",
+        runs=runs_of(grid, build, objective, defaults, folds), build=build, x=x, y=y, folds=folds,
+        held_folds=held_folds, objective=objective, epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas,
+        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, per_member=watch == "member",
         patience=patience, min_delta=min_delta, keep=keep, augment=augment, precision=precision,
         channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
-        drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else pair[0].device,
+        drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint)
     parts = _planned(recipe, max_memory, folder, resume)
@@ -158,6 +159,9 @@ class Recipe:
     build: Callable[..., nn.Module]
     x: Tensor
     y: Tensor
+    folds: int
+    held_folds: int
+    """Of validation data: one for all, or as many as of training data."""
     objective: Callable[..., LossParts]
     epochs: int
     optimizer: str
@@ -166,6 +170,7 @@ class Recipe:
     eps: float
     schedule: schedules.Schedule
     validation: tuple[Tensor, Tensor] | float | None
+    """Of several folds, those of all, end to end."""
     metric: Metric | None
     per_member: bool
     patience: int | None
@@ -186,7 +191,7 @@ class Recipe:
                "patience", "min_delta", "keep", "augment", "precision", "channels_last",
                "deterministic", "shuffle", "drop_last")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
-        held = digest(*self.validation) if isinstance(self.validation, tuple | list) else self.validation
+        held = digest(*self.validation) if isinstance(self.validation, tuple) else self.validation
         at = torch.arange(self.epochs, dtype=torch.float64)
         told = {
             **settings, "data": digest(self.x, self.y), "validation": held, "runs": [vars(run) for run in self.runs],
@@ -206,10 +211,10 @@ class Recipe:
         flat = body.packed()
         per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
         limit = per_row.pop("clip_norm", None)
-        held = self._held_out(runs)
+        rows, held = self._rows(runs)
         feed = TensorBatches(
             self.x, self.y, batch_size=first.batch_size, seeds=[run.seed for run in runs], device=self.device,
-            rows=None if held is None else held[0], shuffle=self.shuffle, drop_last=self.drop_last,
+            rows=rows, shuffle=self.shuffle, drop_last=self.drop_last,
             augment=self.augment,
         )  # fmt: skip
         hyper = {name: flat.new_tensor([run.hyper[name] for run in runs]) for name in first.hyper}
@@ -233,35 +238,41 @@ class Recipe:
         self._watched(engine, feed, held)
         return engine
 
-    def _watched(self, engine: Engine, feed: TensorBatches, held: tuple[Tensor, Tensor] | None) -> None:
+    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None) -> None:
         """Give an engine its validation data, where there is any."""
         if self.validation is None:
             return
-        if held is not None:
-            x, y, rows = feed.x, feed.y, held[1]
-        else:
-            pair = as_pair(self.validation)
-            if pair is None:
-                checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(self.validation))
-            x, y, rows = pair[0].to(self.device), pair[1].to(self.device), None
+        x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
+        x, y = x.to(self.device), y.to(self.device)
         engine.validator = Validation(x, y, rows=rows, metric=self.metric, per_member=self.per_member)
         engine.watch = Watch(
             engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
             min_delta=self.min_delta, keep=self.keep,
         )  # fmt: skip
 
-    def _held_out(self, runs: Sequence[Run]) -> tuple[Tensor, Tensor] | None:
-        """Each run's training and validation rows, where a fraction is split off."""
-        if not isinstance(self.validation, float):
-            return None
-        splits = [split_rows(len(self.x), self.validation, run.split_seed) for run in runs]
-        return torch.stack([rest for rest, _ in splits]), torch.stack([part for _, part in splits])
+    def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
+        """Each run's training and validation rows ``[R, n]``; None where all runs take all."""
+        size = len(self.x) // self.folds
+        if isinstance(self.validation, float):
+            splits = [split_rows(size, self.validation, run.split_seed) for run in runs]
+            both = [
+                (rest + run.fold * size, part + run.fold * size) for run, (rest, part) in zip(runs, splits, strict=True)
+            ]
+            return torch.stack([rest for rest, _ in both]), torch.stack([part for _, part in both])
+        if self.folds == 1:
+            return None, None
+        starts = torch.tensor([[run.fold] for run in runs])
+        rows = starts * size + torch.arange(size)
+        if not isinstance(self.validation, tuple) or self.held_folds == 1:
+            return rows, None
+        held = len(self.validation[0]) // self.folds
+        return rows, starts * held + torch.arange(held)
 
     def steps(self, number: int) -> int:
         """Steps of a run's whole training."""
         run = self.runs[number]
-        held = self._held_out([run])
-        examples = len(self.x) if held is None else held[0].shape[1]
+        rows, _ = self._rows([run])
+        examples = len(self.x) if rows is None else rows.shape[1]
         each = examples // run.batch_size if self.drop_last else -(-examples // run.batch_size)
         return self.epochs * each
 
@@ -270,6 +281,18 @@ class Recipe:
         assert isinstance(engine.body, StackedMembers)
         runs = [self.runs[n] for n in numbers]
         return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
+
+
+def _held_out(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
+    """Validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
+    if validation is None or isinstance(validation, float):
+        return validation, 1
+    if isinstance(validation, int):
+        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
+    x, y, found = end_to_end("validation", validation)
+    if found not in (1, folds):
+        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
+    return (x, y), found
 
 
 def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.dtype) -> StackedMembers:
