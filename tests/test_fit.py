@@ -464,3 +464,39 @@ def test_validation_that_only_looks_on_keeps_the_last_weights_and_tells_the_part
     assert "validation_member_loss" not in last
     with pytest.raises(ValueError, match="Did you mean 'last'"):
         ds.fit(plain, (x, y), objective, keep="lst", **options)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader"])
+def test_validation_by_a_loader_is_validation_by_tensors(kind):
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(40, 5, generator=generator), torch.randint(3, (40,), generator=generator)
+    held = x[25:], y[25:]
+    stored = TensorDataset(*held)
+    found = []
+    for validation in (held, stored if kind == "dataset" else DataLoader(stored, 4)):
+        ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (8,)), 3)
+        track = {"accuracy": lambda outputs, targets: (outputs.mean(0).argmax(-1) == targets).double().mean()}
+        objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="score", beta=0.5)
+        options = {"epochs": 6, "batch_size": 8, "patience": 3, "lr": 0.05}
+        history = ds.fit(ensemble, (x[:25], y[:25]), objective, validation=validation, track=track, **options)
+        found.append((history, ensemble.predict(held[0])))
+    assert found[1][0].column("validation") == pytest.approx(found[0][0].column("validation"), rel=1e-5)
+    assert found[1][0].best_epoch == found[0][0].best_epoch
+    torch.testing.assert_close(found[1][1], found[0][1])
+    best = found[0][0].best_epoch
+    accuracy = float((found[0][1].mean(0).argmax(-1) == held[1]).double().mean())
+    assert found[0][0].column("validation_accuracy")[best] == pytest.approx(accuracy)
+
+
+def test_measures_are_tracked_per_run_of_a_sweep():
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(40, 5, generator=generator), torch.randn(40, 1, generator=generator)
+    track = {"spread": lambda outputs, targets: outputs.std(0).mean()}
+    objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+    swept = ds.sweep(
+        partial(ds.nets.mlp, 5, 1, (8,)), (x[:25], y[:25]), objective, grid={"beta": [0.0, 1.0]}, members=3,
+        epochs=3, lr=0.02, validation=(x[25:], y[25:]), track=track, keep="last",
+    )  # fmt: skip
+    for run in range(2):
+        told = swept.history(run).column("validation_spread")
+        assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)

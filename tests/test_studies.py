@@ -146,6 +146,25 @@ def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monk
     assert [trials_of(again, seed) for seed in (0, 1)] == [trials_of(whole, seed) for seed in (0, 1)]
 
 
+def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path):
+    folder = running.run("collusion/table-1", "smoke", root=tmp_path)
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    assert [(row["network"], row["beta"], row["members"]) for row in rows] == [
+        ("resnet20", 0.0, 2), ("resnet20", 1.0, 2), ("cnn", 0.0, 3), ("cnn", 1.0, 3)
+    ]  # fmt: skip
+    for row in rows:
+        assert len(row["curves"]["accuracy"]) == len(row["curves"]["test_error"]) == row["epochs"] == 2
+        best = int(np.argmin(row["curves"]["test_error"]))
+        assert row["measures"]["accuracy"] == pytest.approx(row["curves"]["accuracy"][best]), "the best epoch is kept"
+        assert row["measures"]["error"] == pytest.approx(row["curves"]["test_error"][best], rel=1e-4)
+    some = problems.streamed("made-folder", spec.resolved(finding.load("collusion/table-1"), "smoke", {
+        "optimisation.examples": 6, "evaluation.examples": 3}, "x"))  # fmt: skip
+    assert some.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert some.test.labels.tolist() == [0, 1, 2]
+    assert some.shape == (3, 16, 16)
+    assert some.train.tensors()[0].float().mean((2, 3)).argmax(1).tolist() == [2, 2, 1, 1, 0, 0]
+
+
 def hold(folder, held, release):
     with running.alone(folder, "x"):
         held.set()

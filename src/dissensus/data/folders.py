@@ -58,6 +58,14 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.files)
 
+    def some(self, count: int | None) -> "Pictures":
+        """So many of them, evenly spread; all by default."""
+        if count is None or count >= len(self):
+            return self
+        rows = torch.linspace(0, len(self) - 1, checks.count("count", count)).round().long()
+        groups = None if self.groups is None else self.groups[rows]
+        return Pictures([self.files[i] for i in rows], self.labels[rows], self.classes, self.size, groups)
+
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return picture(self.files[index], self.size), self.labels[index]
 

@@ -12,11 +12,11 @@ from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
 from dissensus.studies import formulas, measures
-from dissensus.studies.problems import FOLDERS, NAMES, Problem
+from dissensus.studies.problems import NAMES, Problem, Streamed
 from dissensus.studies.spec import Objective, Spec, SpecError
 
 
-def _mlp(problem: Problem, *, width: int = 30, depth: int = 2, dropout: float = 0.0) -> nn.Module:
+def _mlp(problem: Problem | Streamed, *, width: int = 30, depth: int = 2, dropout: float = 0.0) -> nn.Module:
     inputs = 1
     for size in problem.shape:
         inputs *= size
@@ -24,20 +24,20 @@ def _mlp(problem: Problem, *, width: int = 30, depth: int = 2, dropout: float = 
     return chain if len(problem.shape) == 1 else nn.Sequential(nn.Flatten(), *chain)
 
 
-def _cnn(problem: Problem, *, widths: list[int] | None = None, batch_norm: bool = True) -> nn.Module:
+def _cnn(problem: Problem | Streamed, *, widths: list[int] | None = None, batch_norm: bool = True) -> nn.Module:
     channels, side, _ = problem.shape
     return nets.cnn(channels, problem.outputs, side, widths or (16, 32), batch_norm=batch_norm)
 
 
-def _by_channels(make: Callable[..., nn.Module], problem: Problem, **options: Any) -> nn.Module:
+def _by_channels(make: Callable[..., nn.Module], problem: Problem | Streamed, **options: Any) -> nn.Module:
     return make(problem.outputs, problem.shape[0], **options)
 
 
-def _by_size(make: Callable[..., nn.Module], problem: Problem, **options: Any) -> nn.Module:
+def _by_size(make: Callable[..., nn.Module], problem: Problem | Streamed, **options: Any) -> nn.Module:
     return make(problem.outputs, problem.shape[0], problem.shape[1], **options)
 
 
-def _timm(name: str, problem: Problem, **options: Any) -> nn.Module:
+def _timm(name: str, problem: Problem | Streamed, **options: Any) -> nn.Module:
     try:
         import timm  # pyright: ignore[reportMissingImports]  # for those who have ImageNet
     except ImportError as reason:
@@ -45,7 +45,7 @@ def _timm(name: str, problem: Problem, **options: Any) -> nn.Module:
     return timm.create_model(name, num_classes=problem.outputs, in_chans=problem.shape[0], **options)
 
 
-def _torchvision(name: str, problem: Problem, **options: Any) -> nn.Module:
+def _torchvision(name: str, problem: Problem | Streamed, **options: Any) -> nn.Module:
     try:
         from torchvision.models import get_model  # pyright: ignore[reportMissingImports]
     except ImportError as reason:
@@ -83,7 +83,7 @@ AUGMENTATIONS: dict[str, Augment] = {
 }
 
 
-def build_of(spec: Spec, problem: Problem) -> Callable[..., nn.Module]:
+def build_of(spec: Spec, problem: Problem | Streamed) -> Callable[..., nn.Module]:
     """The function that builds a member for a problem; its keywords are what a grid may vary."""
     assert spec.members is not None
     if "network" in spec.grid:
@@ -91,11 +91,11 @@ def build_of(spec: Spec, problem: Problem) -> Callable[..., nn.Module]:
     return _maker(spec.members.network, problem, spec.members.options)
 
 
-def _named(problem: Problem, *, network: str) -> nn.Module:
+def _named(problem: Problem | Streamed, *, network: str) -> nn.Module:
     return _maker(network, problem, {})()
 
 
-def _maker(name: str, problem: Problem, options: dict[str, Any]) -> Callable[..., nn.Module]:
+def _maker(name: str, problem: Problem | Streamed, options: dict[str, Any]) -> Callable[..., nn.Module]:
     for prefix, make in ELSEWHERE.items():
         if name.startswith(prefix):
             return partial(make, name.removeprefix(prefix), problem, **options)
@@ -129,7 +129,6 @@ def waits_for(spec: Spec) -> list[str]:
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
     missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not measures.exists(name)][:2]
-    missing += [f"streaming {name}" for name in spec.data if name in FOLDERS]
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
 

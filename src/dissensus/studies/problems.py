@@ -1,24 +1,30 @@
 """Data as studies take it: split, scaled on its training part, ready for a network."""
 
+import tempfile
+import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data import sources, tables
+from dissensus.data import folders, sources, tables
 from dissensus.data.batches import split_rows
+from dissensus.data.folders import Pictures
 from dissensus.randomness import derived_seed
-from dissensus.studies.spec import Spec, SpecError
+from dissensus.studies.spec import Spec
 
 LEAKY = "-leaky"
-MADE = ("made-images", "made-table")
+MADE = ("made-images", "made-table", "made-folder")
 TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table")
 CLASSES = ("wine", "breast-cancer")
 """Tables whose target is a class."""
 IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images")
-FOLDERS = ("imagenet-folder", "waterbirds")
+FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
+"""Pictures that are read one by one."""
 NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS)
 
 
@@ -60,8 +66,7 @@ def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Pro
     With ``searching``, part of the training rows is held out, and scales are learnt from the rest alone.
     """
     checks.one_of("data", name, NAMES)
-    if name in FOLDERS:
-        raise SpecError(f"{name} is read from disk batch by batch, which the procedure 'train' does not do")
+    assert name not in FOLDERS
     if has_own_splits(name):
         return _split(name, seed, spec, searching)
     (x, y), (test_x, test_y) = _images(name, "train"), _images(name, "test")
@@ -69,6 +74,55 @@ def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Pro
     test_x, test_y = test_x[: spec.evaluation.examples], test_y[: spec.evaluation.examples]
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     return Problem(name, ((x - mean) / std, y), ((test_x - mean) / std, test_y), int(y.max()) + 1)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Pictures in folders, read one by one."""
+
+    name: str
+    train: Pictures
+    test: Pictures
+
+    @property
+    def outputs(self) -> int:
+        """Classes."""
+        return len(self.train.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return (3, self.train.size, self.train.size)
+
+
+def streamed(name: str, spec: Spec) -> Streamed:
+    """Pictures in folders; where a study takes only so many, they are spread over all classes."""
+    checks.one_of("data", name, FOLDERS)
+    folder = None
+    if name == "made-folder":
+        folder = tempfile.TemporaryDirectory(prefix="dissensus-")
+        train, test = (_made_pictures(Path(folder.name) / part, seed) for seed, part in enumerate(("train", "test")))
+    else:
+        train = sources.dataset(name, "train")
+        test = sources.dataset(name, "val" if name == "imagenet-folder" else "test")
+    found = Streamed(name, train.some(spec.optimisation.examples), test.some(spec.evaluation.examples))
+    if folder is not None:
+        weakref.finalize(found, folder.cleanup)
+    return found
+
+
+def _made_pictures(folder: Path, seed: int, each: int = 12) -> Pictures:
+    """Small pictures of three colours, by class, with noise."""
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    for number, colour in enumerate(("blue", "green", "red")):
+        (folder / colour).mkdir(parents=True)
+        for i in range(each):
+            pixels = rng.integers(0, 160, (20, 24, 3))
+            pixels[:, :, 2 - number] += 60
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{i}.png")
+    return folders.by_class(folder, size=16)
 
 
 def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:

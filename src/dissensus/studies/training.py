@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from dissensus.storage import write_atomically
-from dissensus.studies import measures
+from dissensus.studies import measures, streaming
+from dissensus.studies import rows as rows_of
 from dissensus.studies.ingredients import augment_of, build_of, objective_of
-from dissensus.studies.problems import Problem, has_own_splits, problem
+from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
 from dissensus.studies.searching import best, searched
 from dissensus.studies.spec import Spec
-from dissensus.train import Progress, Sweep, schedules, sweep
+from dissensus.train import Progress, Sweep, sweep
 
 OnUnit = Callable[[str, float], None]
 """``(what is being done, share of this unit)``."""
@@ -71,9 +72,17 @@ def search(spec: Spec, units: list[Unit], folder: Path, device: torch.device, on
 
 def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnUnit) -> None:
     """Train and measure a unit; it leaves ``rows.json``, member outputs and targets in its folder."""
-    assert spec.objective is not None
     own = folder / unit.name
     own.mkdir(parents=True, exist_ok=True)
+    if unit.data in FOLDERS:
+        data = streamed(unit.data, spec)
+
+        def say(text: str, share: float) -> None:
+            on_unit(f"{unit.name}: {text}", share)
+
+        rows = streaming.rows(spec, unit.seeds, data, own, device, say)
+        _leave(rows, data.test.labels, own)
+        return
     found = best(own / TRIALS) if spec.search is not None else {}
     data = problem(unit.data, unit.seeds[0], spec)
 
@@ -84,7 +93,11 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
     rows = _rows(spec, unit, data, swept, own)
     for row in rows:
         row["hyperparameters"] = found
-    np.save(own / "targets.npy", data.test[1].numpy())
+    _leave(rows, data.test[1], own)
+
+
+def _leave(rows: list[dict[str, Any]], targets: Tensor, own: Path) -> None:
+    np.save(own / "targets.npy", targets.numpy())
     write_atomically(own / "rows.json", json.dumps(rows, indent=1).encode())
 
 
@@ -108,9 +121,10 @@ def _swept(
     }  # fmt: skip
     return sweep(
         build_of(spec, data), data.train, objective_of(spec.objective), grid=grid, optimizer=told.optimizer,
-        momentum=told.momentum, schedule=_schedule(spec, epochs), validation=validation,
+        momentum=told.momentum, schedule=rows_of.schedule(spec, epochs), validation=validation,
         patience=None if spec.evaluation.curves or validation is None else told.patience,
-        keep="last" if spec.evaluation.curves else told.keep, augment=augment_of(told.augment), device=device,
+        track=rows_of.tracked(spec), keep="last" if spec.evaluation.curves else told.keep,
+        augment=augment_of(told.augment), device=device,
         checkpoint=own / "checkpoints", resume=True, progress=on_progress, **settings,
     )  # fmt: skip
 
@@ -118,47 +132,12 @@ def _swept(
 _SWEEP_OPTIONS = ("lr", "batch_size", "weight_decay", "members", "epochs")
 
 
-def _schedule(spec: Spec, epochs: int) -> schedules.Schedule:
-    at = [share * epochs for share in spec.optimisation.cut_at]
-    return schedules.step(at, spec.optimisation.cut) if at else schedules.constant()
-
-
 def _rows(spec: Spec, unit: Unit, data: Problem, swept: Sweep, own: Path) -> list[dict[str, Any]]:
-    """One row per run: its point, its measures, and its curves where they were asked for."""
-    wants_training = any(name in measures.OF_TRAINING for name in spec.evaluation.measures)
-    assert spec.objective is not None
-    loss, pool = spec.objective.loss, spec.objective.pool
-    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for i, point in enumerate(swept.points):
-        ensemble = swept.run(i)
-        outputs = ensemble.predict(data.test[0], file=own / f"outputs-{i:03d}.npy")
-        on_train = (
-            measures.error(ensemble.predict(data.train[0]), data.train[1], loss, pool) if wants_training else None
-        )
-        told = measures.measured(spec.evaluation.measures, outputs, data.test[1], loss, pool, on_train)
-        row: dict[str, Any] = {
-            "data": unit.data, **{key: value for key, value in point.items() if key in spec.grid}, "run": i,
-            "status": swept.outcomes[i].status, "epochs": len(swept.history(i).epochs),
-            "members": ensemble.members, "measures": told,
-        }  # fmt: skip
-        row.setdefault("seed", unit.seeds[0])
-        if on_train is not None:
-            row["train_error"] = on_train
-        if spec.evaluation.curves:
-            row["curves"] = _curves(swept.history(i).epochs)
-        rows.append(row)
-    return rows
-
-
-def _curves(epochs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Losses over the epochs: of training as it went, and of the test data at every epoch's end."""
-    names = {"train_error": "ensemble", "train_individual": "individual", "train_diversity": "diversity"}
-    names |= {f"test_{n}": f"validation_{p}" for n, p in
-              (("error", "ensemble"), ("individual", "individual"), ("diversity", "diversity"))}  # fmt: skip
-    curves = {name: [entry[key] for entry in epochs] for name, key in names.items() if epochs and key in epochs[0]}
-    if "test_error" in curves and "train_error" in curves:
-        curves["gap"] = [b - a for a, b in zip(curves["train_error"], curves["test_error"], strict=True)]
-    return curves
+        done = rows_of.Done(i, point, swept.run(i), swept.history(i), swept.outcomes[i].status)
+        found.append({"seed": unit.seeds[0], **rows_of.row(spec, unit.data, done, data.test, data.train, own)})
+    return found
 
 
 def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from dissensus import checks
 from dissensus.axes import LossParts
@@ -77,16 +78,39 @@ def checked(found: object, outputs: Tensor) -> LossParts:
 class Validation:
     """Computes the watched metric of all runs on held-out data."""
 
-    def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None, metric: Metric | None, per_member: bool) -> None:
-        self.x, self.y, self.rows = x, y, rows
-        """``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or None: all examples for all."""
+    def __init__(
+        self, held_out: tuple[Tensor, Tensor] | DataLoader[Any], *, rows: Tensor | None,
+        metric: Metric | None, per_member: bool, track: Mapping[str, Metric] | None = None,
+    ) -> None:  # fmt: skip
+        """``held_out``: ``(x, y)`` on the device, or a loader of such batches, for one run.
+
+        ``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or None: all examples for all.
+        """
+        self.held_out, self.rows, self.track = held_out, rows, dict(track or {})
         self.metric, self.per_member = metric, per_member
 
     @torch.no_grad()
     def __call__(self, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         """``[R]``, or ``[R·M]`` per member; and the objective's parts that are one number per run."""
         engine.body.eval()
-        x, y = self.x, self.y
+        outputs, y = self._outputs(engine)
+        values, parts = self._values(engine, outputs, y)
+        if not bool(values.isfinite().all()):
+            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch)
+        told = {name: part for name, part in parts.items() if part.ndim == 1}
+        for name, measure in self.track.items():
+            told[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
+        return values.reshape(-1).cpu(), {name: part.cpu() for name, part in told.items()}
+
+    def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
+        """Outputs ``[R, M, N, C]`` and targets ``[R, N, ...]``."""
+        if isinstance(self.held_out, DataLoader):
+            assert engine.runs == 1
+            device, both = engine.flat.device, []
+            for x, y in self.held_out:
+                both.append((engine.outputs(x.to(device), per_run=False), y.to(device)))
+            return torch.cat([outputs for outputs, _ in both], 2), torch.cat([y for _, y in both]).unsqueeze(0)
+        x, y = self.held_out
         size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:
             own = self.rows[engine.run_ids].to(x.device)
@@ -98,10 +122,7 @@ class Validation:
                 x, y = x[own], y[own]
             pieces = [engine.outputs(batch, per_run=False) for batch in x.split(size)]
             y = y.expand(engine.runs, *y.shape)
-        values, parts = self._values(engine, torch.cat(pieces, 2), y)
-        if not bool(values.isfinite().all()):
-            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch)
-        return values.reshape(-1).cpu(), {name: part.cpu() for name, part in parts.items() if part.ndim == 1}
+        return torch.cat(pieces, 2), y
 
     def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         if self.metric is not None:

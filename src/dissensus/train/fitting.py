@@ -1,12 +1,13 @@
 """`fit`: train all members of an ensemble as one computation."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
@@ -43,8 +44,9 @@ def fit(
     schedule: str | schedules.Schedule = "constant",
     clip_norm: optim.PerMember | None = None,
     frozen: Iterable[int] = (),
-    validation: tuple[Tensor, Tensor] | float | None = None,
+    validation: Source | float | None = None,
     metric: Metric | None = None,
+    track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
     min_delta: float = 0.0,
@@ -84,10 +86,13 @@ def fit(
         schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
         clip_norm: Largest norm of a member's gradient.
         frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
-        validation: ``(x, y)``, or the fraction of tensor data to split off (by the seed). The best epoch's weights are
-            kept at the end. The objective's parts on it go into the history as ``validation_...``.
+        validation: ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs, or the fraction of tensor data to split
+            off (by the seed). The best epoch's weights are kept at the end. The objective's parts on it go into the
+            history as ``validation_...``.
         metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member; lower is better. By default the
             objective's ``ensemble`` part (or its total), and its ``member_loss`` with ``watch="member"``.
+        track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
+            into the history as ``validation_...`` and decide nothing.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
         patience: Stop after so many epochs without an improvement by more than ``min_delta``.
         min_delta: See ``patience``.
@@ -157,8 +162,9 @@ def fit(
         progress=progress,
     )
     if held_out is not None:
-        x, y = held_out[0].to(device), held_out[1].to(device)
-        engine.validator = Validation(x, y, rows=None, metric=metric, per_member=watch == "member")
+        seen = as_pair(held_out)
+        given = _loader(held_out, batch_size) if seen is None else (seen[0].to(device), seen[1].to(device))
+        engine.validator = Validation(given, rows=None, metric=metric, per_member=watch == "member", track=track)
         engine.watch = Watch(
             body,
             flat,
@@ -179,7 +185,7 @@ def fit(
             "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
-            "validation": digest(*held_out) if held_out is not None else None, "patience": patience,
+            "validation": _recognised(held_out), "patience": patience,
             "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
         }  # fmt: skip
@@ -227,13 +233,25 @@ def is_separable(objective: Callable[..., LossParts]) -> bool:
     return objective is independent and weights is None
 
 
-def _separated(
-    data: Source, validation: tuple[Tensor, Tensor] | float | None, seed: int
-) -> tuple[Source, tuple[Tensor, Tensor] | None]:
-    if not isinstance(validation, float):
-        if validation is not None and (not isinstance(validation, tuple | list) or len(validation) != 2):
-            checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
+def _recognised(held_out: Source | None) -> str | None:
+    """What checkpoints know validation data by."""
+    pair = None if held_out is None else as_pair(held_out)
+    return digest(*pair) if pair is not None else None if held_out is None else "a loader"
+
+
+def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
+    assert not isinstance(source, tuple)
+    return source if isinstance(source, DataLoader) else DataLoader(source, batch_size)
+
+
+def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:
+    if not isinstance(validation, int | float):
+        pair = isinstance(validation, tuple | list) and len(validation) == 2
+        if validation is not None and not pair and not isinstance(validation, Dataset | DataLoader):
+            checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
         return data, validation
+    if isinstance(validation, int):
+        checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
     pair = as_pair(data)
     if pair is None:
         checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)

@@ -3,7 +3,7 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,7 @@ def sweep(
     clip_norm: float | None = None,
     validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
+    track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
     min_delta: float = 0.0,
@@ -120,9 +121,9 @@ def sweep(
     recipe = Recipe(
         runs=runs_of(grid, build, objective, defaults, folds), build=build, x=x, y=y, folds=folds,
         held_folds=held_folds, objective=objective, epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas,
-        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, per_member=watch == "member",
-        patience=patience, min_delta=min_delta, keep=keep, augment=augment, precision=precision,
-        channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
+        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, track=track,
+        per_member=watch == "member", patience=patience, min_delta=min_delta, keep=keep, augment=augment,
+        precision=precision, channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
         drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint)
@@ -172,6 +173,7 @@ class Recipe:
     validation: tuple[Tensor, Tensor] | float | None
     """Of several folds, those of all, end to end."""
     metric: Metric | None
+    track: Mapping[str, Metric] | None
     per_member: bool
     patience: int | None
     min_delta: float
@@ -244,7 +246,9 @@ class Recipe:
             return
         x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
         x, y = x.to(self.device), y.to(self.device)
-        engine.validator = Validation(x, y, rows=rows, metric=self.metric, per_member=self.per_member)
+        engine.validator = Validation(
+            (x, y), rows=rows, metric=self.metric, per_member=self.per_member, track=self.track
+        )
         engine.watch = Watch(
             engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
             min_delta=self.min_delta, keep=self.keep,
