@@ -339,7 +339,7 @@ def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
         ({"data": folds()[0][0], "validation": None}, "below 1"),
     ],
 )
-def test_data_sets_that_do_not_go_together_are_refused(change, message):
+def test_data_sets_that_do_not_go_together_are_refused(change, message, unchecked):
     train, held = folds()
     told = {"data": train, "grid": {"beta": [0.5], "fold": [0, 2]}, "validation": held, **change}
     build = partial(ds.nets.mlp, 4, 1, (6,))

@@ -13,7 +13,7 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.choice import Choice
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.signature import signature
-from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
+from dissensus.execution.skeleton import Skeleton, Tensors, checked_output, members_inside
 
 
 class MixedMembers(nn.Module):
@@ -73,7 +73,7 @@ class MixedMembers(nn.Module):
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
-        return torch.stack(outputs)
+        return torch.cat(outputs) if all(map(members_inside, self.networks)) else torch.stack(outputs)
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_flat_weights", "_flat_weights_names", "_flat_weight_refs"}
 _DEPTH = 4
@@ -17,6 +17,9 @@ def signature(network: nn.Module) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for name, layer in network.named_modules():
         found.append((name, "the class", f"{type(layer).__module__}.{type(layer).__qualname__}"))
+        if isinstance(layer, fx.GraphModule):
+            found.append((name, "the code", layer.code))
+            continue
         for key, value in vars(layer).items():
             # Old-style weight norm and spectral norm keep a weight that they make anew from parameters at every pass.
             made = {f"{key}_orig", f"{key}_g"} & set(layer._parameters)

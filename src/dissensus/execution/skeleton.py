@@ -111,3 +111,8 @@ def checked_output(output: object) -> Tensor:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for notices of one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def members_inside(network: nn.Module) -> bool:
+    """Whether a network is an ensemble itself, with outputs ``[N, B, ...]``, as one with masks is."""
+    return bool(getattr(network, "members_inside", False))

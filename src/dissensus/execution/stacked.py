@@ -14,7 +14,7 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.choice import BACKENDS, Choice, fastest
 from dissensus.execution.signature import signature
-from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line
+from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights
 
 log = logging.getLogger("dissensus")
@@ -110,7 +110,8 @@ class StackedMembers(nn.Module):
             wanted = f"[M={len(weights)}, B, ...]"
             raise ValueError(f"`x` must have shape {wanted} with per_member=True; got {list(x.shape)}.")
         self.ran = self._backend_for(weights, buffers, x, per_member)
-        return BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+        outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+        return outputs.flatten(0, 1) if members_inside(self.network) else outputs
 
     def _backend_for(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str:
         """The backend to use in this mode; the first call in a mode tries, and remembers."""

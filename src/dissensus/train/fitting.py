@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import dissensus.train.optim as optim
@@ -28,7 +28,7 @@ from dissensus.train.stopping import Watch
 
 
 def fit(
-    ensemble: Ensemble,
+    ensemble: Ensemble | nn.Module,
     data: Source,
     objective: Objective,
     *,
@@ -71,7 +71,8 @@ def fit(
     M separate trainings would do, step for step.
 
     Args:
-        ensemble: Trained where it is (``ensemble.to("cuda")`` first for a GPU). Left in its mode (train or eval).
+        ensemble: Trained where it is (``ensemble.to("cuda")`` first for a GPU). Left in its mode (train or eval). A
+            module by itself is an ensemble of one, or of its masks (`dissensus.masks.Masked`).
         data: ``(x, y)`` tensors, moved to the device whole; a ``Dataset``; or a ``DataLoader``, whose own order stands.
         objective: ``(outputs [M, B, C], targets) -> LossParts``; bind hyperparameters with ``functools.partial``.
         epochs: Passes over the data.
@@ -120,6 +121,9 @@ def fit(
         TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
             the weights from before that step, or with validation data its best ones up to then.
     """
+    told = dict(locals())
+    if not isinstance(ensemble, Ensemble):
+        return _as_ensemble(ensemble, told)
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         checks.count(name, value)
     checks.count("seed", seed, 0)
@@ -199,6 +203,15 @@ def fit(
     if 0 in engine.failures:
         raise TrainingDiverged(engine.failures[0], history)
     return history
+
+
+def _as_ensemble(network: nn.Module, told: dict[str, Any]) -> History:
+    """Train a module as an ensemble of one, and give it the weights."""
+    held = Ensemble.from_modules([network])
+    try:
+        return fit(held, **{key: value for key, value in told.items() if key != "ensemble"})
+    finally:
+        network.load_state_dict(held.member(0).state_dict())
 
 
 def _history(engine: Engine) -> History:

@@ -103,7 +103,7 @@ def runs_of(
                 optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
-                build={key: point[key] for key in of_build if key in point and key not in SHAPES},
+                build={key: point[key] for key in of_build if key in point and key not in (*SHAPES, *SEEDS, FOLD)},
             )
         )
     return runs

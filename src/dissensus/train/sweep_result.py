@@ -112,9 +112,9 @@ class Sweep:
             start = 0
             for batch in x.split(evaluation_batch(len(group.runs) * group.members, batch_size)):
                 found = group.body.run(None, batch.to(device), False).cpu()
-                found = found.unflatten(0, (len(group.runs), group.members))
+                found = found.unflatten(0, (len(group.runs), -1))
                 if result is None:
-                    result = found.new_empty(len(self), group.members, len(x), *found.shape[3:])
+                    result = found.new_empty(len(self), found.shape[1], len(x), *found.shape[3:])
                 result[group.runs, :, start : start + len(batch)] = found
                 start += len(batch)
         if result is None:

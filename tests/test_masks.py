@@ -1,0 +1,513 @@
+"""Masksembles: masks by construction, the layer, conversion, and members cut out of it."""
+
+import copy
+import math
+from functools import partial
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dissensus as ds
+from dissensus import masks
+from dissensus.masks import generation, tracing
+
+cross_entropy = partial(ds.objectives.independent, loss="cross_entropy")
+
+
+def assert_sound(found, width, count, ones):
+    assert found.dtype == torch.bool
+    assert found.shape == (count, width)
+    assert (found.sum(1) == ones).all()
+    assert found.any(0).all()
+    assert len(torch.unique(found, dim=0)) == count
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
+def test_every_feasible_request_works(count):
+    tried = 0
+    for width in range(1, 15):
+        for ones in range(1, width + 1):
+            if ones <= width <= count * ones and count <= math.comb(width, ones):
+                tried += 1
+                assert_sound(generation.drawn(width, count, ones, seed=tried), width, count, ones)
+            else:
+                assert not generation.is_feasible(width, count, ones)
+                with pytest.raises(ValueError, match="ones <= width"):
+                    generation.drawn(width, count, ones, seed=0)
+    assert tried >= 14
+
+
+@given(width=st.integers(4, 300), count=st.integers(2, 9), scale=st.floats(1.05, 8.0), seed=st.integers(0, 99))
+def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width, count, scale, seed):
+    try:
+        found = masks.for_width(width, count, scale, seed)
+    except ValueError as reason:
+        words = str(reason).replace(",", "").split()
+        if "between" in words:
+            low, high = (float(words[words.index(word) + 1]) for word in ("between", "and"))
+            for end in (low * 1.0005, min(high * 0.9995, 1e5)):
+                masks.for_width(width, count, end, seed)
+            assert not low * 1.001 < scale < high * 0.999
+        else:
+            assert not any(generation.is_feasible(width, count, m) for m in range(1, width + 1))
+        return
+    ones = int(found[0].sum())
+    assert_sound(found, width, count, ones)
+    wanted = width / masks.expected_width(count, 1, scale)
+    assert abs(ones - wanted) < 1
+    assert torch.equal(found, masks.for_width(width, count, scale, seed))
+
+
+def test_all_sets_are_taken_where_no_fewer_will_do():
+    found = generation.drawn(5, 10, 2, seed=3)
+    assert {tuple(row.nonzero().flatten().tolist()) for row in found} == set(combinations(range(5), 2))
+
+
+def test_other_seeds_give_other_masks():
+    assert not torch.equal(masks.for_width(64, 4, 2.0, 0), masks.for_width(64, 4, 2.0, 1))
+    assert not torch.equal(masks.generate(4, 10, 2.0, 0), masks.generate(4, 10, 2.0, 1))
+
+
+@pytest.mark.parametrize("scale", [1.5, 2.0, 3.0, 5.0])
+def test_width_follows_equation_4(scale):
+    """Oracle: the paper's procedure itself, drawn many times."""
+    count, ones = 4, 30
+    generator = torch.Generator().manual_seed(0)
+    widths = []
+    for _ in range(300):
+        taken = torch.zeros(int(ones * scale), dtype=torch.bool)
+        for _ in range(count):
+            taken[torch.randperm(len(taken), generator=generator)[:ones]] = True
+        widths.append(int(taken.sum()))
+    expected = masks.expected_width(count, ones, scale)
+    assert abs(sum(widths) / len(widths) - expected) < 0.6
+    found = masks.generate(count, ones, scale)
+    assert found.shape[1] == int(expected)
+    assert_sound(found, int(expected), count, ones)
+
+
+@pytest.mark.parametrize("scale", [1.5, 2.0, 3.0, 4.0, 5.0, 6.0])
+def test_overlap_follows_equation_6(scale):
+    found = [masks.iou(masks.for_width(128, 4, scale, seed)) for seed in range(100)]
+    assert abs(sum(found) / 100 - 1 / (2 * scale - 1)) < 0.01
+    assert masks.expected_iou(scale) == 1 / (2 * scale - 1)
+
+
+def test_overlap_is_that_of_the_papers_own_procedure():
+    """Given the width, every matrix has the same chance in the paper's procedure: so have the mean overlaps."""
+    count, ones, positions, width = 4, 12, 24, 22
+    generator = torch.Generator().manual_seed(1)
+    papers = []
+    while len(papers) < 300:
+        drawn = torch.zeros(count, positions, dtype=torch.bool)
+        for row in drawn:
+            row[torch.randperm(positions, generator=generator)[:ones]] = True
+        if int(drawn.any(0).sum()) == width:
+            papers.append(masks.iou(drawn[:, drawn.any(0)]))
+    ours = [masks.iou(generation.drawn(width, count, ones, seed)) for seed in range(300)]
+    assert abs(sum(ours) - sum(papers)) / 300 < 0.008
+
+
+def test_intersection_over_union_by_hand():
+    found = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 1, 1, 0]]).bool()
+    assert masks.iou(found) == pytest.approx((1 / 5 + 2 / 4 + 1 / 5) / 3)
+
+
+def test_scale_of_is_the_inverse():
+    for scale in (1.2, 2.0, 3.7):
+        width = masks.expected_width(5, 1000, scale)
+        assert masks.scale_of(round(width), 5, 1000) == pytest.approx(scale, rel=2e-3)
+    assert masks.scale_of(12, 4, 3) == math.inf
+
+
+def test_a_hundred_thousand_channels():
+    found = masks.for_width(100_000, 4, 3.0)
+    assert_sound(found, 100_000, 4, int(found[0].sum()))
+    assert masks.iou(found) == pytest.approx(0.2, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: masks.for_width(2, 4, 2.0), "`width` must be at least 4"),
+        (lambda: masks.for_width(64, 4, 1.0), "`scale` must lie between"),
+        (lambda: masks.for_width(64, 4, 0.5), "`scale` must be a number of at least 1"),
+        (lambda: masks.generate(4, 10, 1.0), "`scale` must be at least 1.1"),
+        (lambda: masks.generate(4, 1, 1.5), "`ones` must be at least"),
+        (lambda: masks.for_width(64, 0, 2.0), "`count`"),
+        (lambda: masks.iou(torch.ones(1, 3).bool()), "two masks or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_refusals_name_works():
+    masks.generate(4, 10, 1.101)
+    masks.for_width(4, 4, 2.0)
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 5), (8, 4, 4), (8, 2, 3, 4)])
+@pytest.mark.parametrize("rows", [12, 13, 3, 1])
+def test_rows_are_dealt_in_blocks(shape, rows):
+    layer = masks.Masksembles(8, 4, 2.0, seed=1)
+    x = torch.randn(rows, *shape)
+    found = layer(x)
+    dealt = [i * 4 // rows for i in range(rows)]
+    for row, mask in enumerate(dealt):
+        kept = layer.masks[mask].view(8, *[1] * (len(shape) - 1))
+        assert torch.equal(found[row], x[row] * kept)
+    sizes = [dealt.count(i) for i in range(4)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_tokens():
+    layer = masks.Masksembles(8, 4, 2.0, channel_axis=-1)
+    x = torch.randn(8, 6, 8)
+    assert torch.equal(layer(x), x * layer.masks.repeat_interleave(2, 0).unsqueeze(1))
+    with pytest.raises(ValueError, match="channel_axis=-1"):
+        masks.Masksembles(8, 4, 2.0)(x)
+
+
+def test_masks_live_in_the_state_dict_and_move_with_the_layer():
+    layer, other = masks.Masksembles(8, 4, 2.0, seed=1), masks.Masksembles(8, 4, 2.0, seed=2)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.masks, layer.masks)
+    assert layer.double().masks.dtype == torch.bool
+    assert layer(torch.ones(4, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert layer.to("meta").masks.device.type == "meta"
+
+
+def test_masks_as_other_packages_store_them():
+    layer = masks.Masksembles(8, 4, 2.0, seed=1)
+    stored = layer.masks.double()
+    assert torch.equal(masks.Masksembles.of(stored).masks, layer.masks)
+    other = masks.Masksembles(8, 4, 2.0, seed=2)
+    other.load_state_dict({"masks": stored})
+    assert torch.equal(other.masks, layer.masks)
+    with pytest.raises(ValueError, match=r"\[N, channels\]"):
+        masks.Masksembles.of(torch.ones(3))
+
+
+def test_it_compiles(unchecked):
+    masked = masks.convert(ds.nets.mlp(3, 2, (8,)), 4, 2.0, seed=0).eval()
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(torch.compile(masked, backend="eager", fullgraph=True)(x), masked(x))
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "mlp": (lambda: ds.nets.mlp(6, 3, (16, 24)), (6,), 2),
+    "cnn": (lambda: ds.nets.cnn(3, 4, 8, (8, 12), batch_norm=True), (3, 8, 8), 2),
+    "vanilla": (lambda: ds.nets.vanilla_cnn(5, 1, 20), (1, 20, 20), 3),
+    "resnet20": (ds.nets.resnet20, (3, 8, 8), 9),
+    "resnet18": (ds.nets.resnet18, (3, 8, 8), 8),
+    "vgg": (lambda: ds.nets.vgg(4, 1, 28), (1, 28, 28), 14),
+}
+
+
+def by_hand(masked, x, index):
+    """Oracle: the whole network, run for one mask alone."""
+    network = copy.deepcopy(masked.network)
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, masks.Masksembles):
+            network.set_submodule(
+                name, masks.Masksembles.of(layer.masks[index : index + 1], channel_axis=layer.channel_axis)
+            )
+        elif isinstance(layer, tracing.Tile):
+            network.set_submodule(name, nn.Identity())
+    return network.eval()(x)
+
+
+@pytest.mark.parametrize("widen", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_members_are_small_dense_networks_with_equal_outputs(name, widen):
+    build, shape, places = NETWORKS[name]
+    torch.manual_seed(0)
+    network = build()
+    masked = masks.convert(network, 4, 2.0, widen=widen, seed=3).double()
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    masked.train()(x)  # batch norm gets statistics of its own
+    masked.eval()
+    outputs = masked(x)
+    assert outputs.shape[:2] == (4, 6)
+    assert sum(isinstance(layer, masks.Masksembles) for layer in masked.modules()) == places
+    for index in range(4):
+        torch.testing.assert_close(outputs[index], by_hand(masked, x, index), rtol=1e-9, atol=1e-11)
+        member = masked.member(index)
+        assert not any(isinstance(layer, masks.Masksembles | tracing.Tile) for layer in member.modules())
+        torch.testing.assert_close(member(x), outputs[index], rtol=1e-9, atol=1e-11)
+    sizes = masked.sizes()
+    assert sizes.single == sum(p.numel() for p in network.parameters())
+    assert sizes.member == (sizes.single if widen else sum(p.numel() for p in masked.member(0).parameters()))
+    assert sizes.member < sizes.masked
+    assert (sizes.masked > sizes.single) == widen
+
+
+def test_weights_are_copied_where_shapes_allow():
+    network = ds.nets.resnet20()
+    plain, wide = masks.convert(network, 4, 2.0, seed=0), masks.convert(network, 4, 2.0, seed=0, widen=True)
+    own = network.state_dict()
+    for name, tensor in own.items():
+        assert torch.equal(plain.network.state_dict()[name], tensor)
+    kept = [n for n, t in wide.network.state_dict().items() if n in own and t.shape == own[n].shape]
+    assert all(torch.equal(wide.network.state_dict()[n], own[n]) for n in kept if "num_batches" not in n)
+    assert {"conv1.weight", "bn1.weight", "fc.weight"} <= set(kept)
+    assert "layer1.0.conv1.weight" not in kept
+    assert wide.network.get_submodule("layer1.0.bn1").running_var.isfinite().all()
+
+
+def test_masks_in_place_of_dropout():
+    network = ds.nets.mlp(6, 3, (16, 16), dropout=0.3)
+    masked = masks.convert(network, 4, 2.0, where="dropout", seed=0)
+    assert not any(isinstance(layer, nn.Dropout) for layer in masked.modules())
+    assert sum(isinstance(layer, masks.Masksembles) for layer in masked.modules()) == 2
+    with pytest.raises(ValueError, match="places for masks"):
+        masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, where="dropout")
+
+
+def test_masks_where_one_says():
+    network = ds.nets.resnet20()
+    masked = masks.convert(network, 4, 2.0, where=["layer2.0.bn1"], seed=0).eval()
+    assert sum(isinstance(layer, masks.Masksembles) for layer in masked.modules()) == 1
+    by_rule = masks.convert(network, 4, 2.0, where=lambda name: name.endswith("bn1") and "layer3" in name, seed=0)
+    assert sum(isinstance(layer, masks.Masksembles) for layer in by_rule.modules()) == 3
+    with pytest.raises(ValueError, match="residual stream"):
+        masks.convert(network, 4, 2.0, where=["layer2.0"], seed=0) if False else masks.convert(
+            network, 4, 2.0, where=["layer2.0.bn2"], seed=0
+        )
+    with pytest.raises(ValueError, match="Did you mean 'activations'"):
+        masks.convert(network, 4, 2.0, where="activation")
+
+
+class Shared(nn.Module):
+    """One activation in two places, one of them on the residual stream; and a size taken from the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 12), nn.Linear(12, 6), nn.Linear(6, 2)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        rows = x.size(0)
+        inner = self.relu(self.first(x))
+        stream = self.relu(x + self.second(inner))
+        return self.last(stream.view(rows, -1)) if False else self.last(stream)
+
+
+def test_a_shared_activation_is_masked_only_inside_the_branch():
+    masked = masks.convert(Shared().double(), 3, 2.0, seed=0).eval()
+    assert [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)] == [12]
+    x = torch.randn(5, 6, dtype=torch.float64)
+    for index in range(3):
+        torch.testing.assert_close(masked.member(index)(x), masked(x)[index])
+
+
+class Sized(nn.Module):
+    """Uses the number of rows of its input behind the masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 3), nn.Linear(8 * 16, 2)
+
+    def forward(self, x):
+        rows = x.shape[0]
+        return self.second(torch.relu(self.first(x)).reshape(rows, -1))
+
+
+def test_rows_counted_on_the_input_are_rows_after_tiling():
+    network = nn.Sequential(Sized())
+    masked = masks.convert(nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 1), Sized2()), 4, 2.0, seed=0)
+    assert masked.eval()(torch.randn(3, 1, 8, 8)).shape == (4, 3, 2)
+    with pytest.raises(ValueError, match="places for masks"):
+        masks.convert(network, 4, 2.0, seed=0)  # a reshape is not followed
+
+
+class Sized2(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(36, 2)
+
+    def forward(self, x):
+        return self.last(x.reshape(x.shape[0], -1))
+
+
+def test_a_mask_on_the_stream_stays_in_the_member():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), masks.Masksembles(8, 3, 2.0), nn.Sigmoid(), nn.Linear(8, 2))
+    masked = masks.Masked(network.double()).eval()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    for index in range(3):
+        member = masked.member(index)
+        assert any(isinstance(layer, masks.Masksembles) for layer in member.modules())
+        torch.testing.assert_close(member(x), masked(x)[index])
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: masks.convert(Branches(), 4, 2.0), "torch.fx can follow"),
+        (lambda: masks.Masked(nn.Linear(2, 2)), "hold Masksembles layers"),
+        (
+            lambda: masks.Masked(nn.Sequential(masks.Masksembles(8, 3, 2.0), masks.Masksembles(8, 4, 2.0))),
+            "same number",
+        ),
+        (lambda: masks.convert(masks.convert(ds.nets.mlp(2, 2, (8,)), 4, 2.0), 4, 2.0), "no masks yet"),
+        (lambda: masks.Masked(nn.Sequential(masks.Masksembles(8, 3, 2.0)), assign="each"), "assign"),
+        (lambda: masks.convert(ds.nets.mlp(2, 2, (2,)), 4, 2.0), "`width` must be at least 4"),
+    ],
+)
+def test_what_cannot_be_masked_is_refused(call, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_mask_that_is_not_there():
+    masked = masks.convert(ds.nets.mlp(2, 2, (8,)), 4, 2.0)
+    with pytest.raises(IndexError, match="masks 0 to 3"):
+        masked.member(4)
+    assert masked.member(-1)(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_the_stem_is_computed_once_for_all_masks():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    masked = masks.convert(network, 4, 2.0, seed=0).eval()
+    seen = []
+    masked.network.get_submodule("0").register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    masked.network.get_submodule("2").register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    masked(torch.zeros(5, 4))
+    assert seen == [5, 20]
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def digits(n=90):
+    generator = torch.Generator().manual_seed(2)
+    y = torch.randint(3, (n,), generator=generator)
+    return torch.randn(n, 6, generator=generator) + 2 * nn.functional.one_hot(y, 6), y
+
+
+def test_split_trains_each_example_under_one_mask():
+    torch.manual_seed(1)
+    masked = masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, seed=0)
+    x, _ = digits(10)
+    assert masked.train()(x).shape == (1, 10, 3)
+    outputs = masked.eval()(x)
+    dealt = [i * 4 // 10 for i in range(10)]
+    torch.testing.assert_close(masked.train()(x)[0], torch.stack([outputs[m, i] for i, m in enumerate(dealt)]))
+
+
+@pytest.mark.parametrize("assign", ["split", "all"])
+@pytest.mark.parametrize("backend", ["loop", "vmap", "auto"])
+def test_a_masked_network_is_an_ensemble_for_fit(assign, backend):
+    build = partial(masks.convert, ds.nets.mlp(6, 3, (16,)), 4, 2.0, assign=assign)
+    ensemble = ds.Ensemble(build, 1, backend=backend)
+    objective = cross_entropy if assign == "split" else partial(
+        ds.objectives.augmented, loss="cross_entropy", pool="probability", beta=0.5
+    )  # fmt: skip
+    history = ds.fit(ensemble, digits(), objective, epochs=12, batch_size=32, lr=0.02, validation=0.2)
+    assert history.column("loss")[-1] < 0.5 * history.column("loss")[0]
+    outputs = ensemble.predict(digits()[0])
+    assert outputs.shape == (4, 90, 3)
+    assert (outputs.mean(0).argmax(-1) == digits()[1]).float().mean() > 0.8
+    assert len(history.column("member_loss")[0]) == (1 if assign == "split" else 4)
+    assert ds.audit(outputs, digits()[1], task="classification", kind="logits").verdict
+
+
+def test_fit_trains_a_module_in_place_as_the_ensemble_of_it():
+    torch.manual_seed(3)
+    masked = masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, assign="all", seed=0)
+    ensemble = ds.Ensemble.from_modules([masked])
+    options = {"epochs": 3, "batch_size": 32, "lr": 0.02}
+    told = [ds.fit(each, digits(), cross_entropy, **options).column("loss") for each in (masked, ensemble)]
+    assert told[0] == told[1]
+    assert torch.equal(masked.eval()(digits()[0]), ensemble.eval()(digits()[0]))
+
+
+def test_sweeps_of_masked_networks_have_masks_of_their_own_and_equal_lone_fits():
+    network = ds.nets.mlp(6, 3, (16,))
+    build = partial(masks.convert, network, 4, 2.0)
+    options = {"epochs": 2, "batch_size": 32, "lr": 0.02}
+    swept = ds.sweep(build, digits(), cross_entropy, grid={"seed": [0, 1]}, members=1, **options)
+    assert swept.outputs(digits()[0]).shape == (2, 4, 90, 3)
+    own = [swept.run(i).member(0) for i in range(2)]
+    assert not torch.equal(own[0].network.mask_0.masks, own[1].network.mask_0.masks)
+    for seed in range(2):
+        alone = ds.Ensemble(build, 1, seed=seed)
+        ds.fit(alone, digits(), cross_entropy, seed=seed, **options)
+        torch.testing.assert_close(
+            swept.run(seed).predict(digits()[0]), alone.predict(digits()[0]), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_ensembles_of_masked_networks_are_saved_and_loaded(tmp_path):
+    build = partial(masks.convert, ds.nets.mlp(6, 3, (16,)), 4, 2.0)
+    ensemble = ds.Ensemble(build, 2, seed=5)
+    ensemble.save(tmp_path / "saved")
+    loaded = ds.Ensemble.load(tmp_path / "saved", build)
+    x = digits()[0]
+    assert ensemble.predict(x).shape == (8, 90, 3)
+    assert torch.equal(loaded.predict(x), ensemble.predict(x))
+
+
+def test_modules_of_different_kinds_with_masks():
+    networks = [masks.convert(ds.nets.mlp(6, 3, (width,)), 4, 2.0) for width in (8, 12)]
+    ensemble = ds.Ensemble.from_modules(networks).eval()
+    assert ensemble(digits()[0]).shape == (8, 90, 3)
+
+
+# --- Monte Carlo dropout ----------------------------------------------------------------------------------------------
+
+
+def test_monte_carlo_dropout_by_hand():
+    network = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.25), nn.Linear(400, 2))
+    asked = masks.MonteCarlo(network, 6, seed=1).eval()
+    x = digits(8)[0]
+    outputs = asked(x)
+    assert outputs.shape == (6, 8, 2)
+    assert torch.equal(asked(x), outputs), "the seed decides"
+    assert (outputs.std(0) > 0).all()
+    hidden = []
+    asked.network[1].register_forward_hook(lambda m, i, o: hidden.append((i[0], o)))
+    asked(x)
+    before, after = hidden[0]
+    dropped = after == 0
+    assert abs(dropped.float().mean() - 0.25) < 0.01
+    torch.testing.assert_close(after[~dropped], before[~dropped] / 0.75)
+    mean = masks.MonteCarlo(network, 3000, seed=1).eval()(x).mean(0)
+    torch.testing.assert_close(mean, network.eval()(x), atol=0.05, rtol=0)
+
+
+def test_monte_carlo_dropout_is_put_in_where_masks_would_be():
+    network = ds.nets.resnet20()
+    asked = masks.monte_carlo(network, 3, 0.1, seed=0)
+    assert sum(isinstance(layer, nn.Dropout) for layer in asked.modules()) == 9
+    history = ds.fit(masks.monte_carlo(ds.nets.mlp(6, 3, (16,)), 3, 0.1), digits(), cross_entropy, epochs=2, lr=0.02)
+    assert len(history.epochs) == 2
+    with pytest.raises(ValueError, match="dropout layers"):
+        masks.MonteCarlo(nn.Linear(2, 2), 3)
+    with pytest.raises(ValueError, match="rate"):
+        masks.monte_carlo(network, 3, 1.5)
+
+
+def test_a_rate_of_zero_drops_nothing():
+    network = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.Linear(8, 2))
+    x = digits(8)[0]
+    torch.testing.assert_close(masks.MonteCarlo(network, 3).eval()(x), network.eval()(x).expand(3, -1, -1))
