@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs oracles clean
 .DEFAULT_GOAL := demo
 
 $(READY): requirements.lock pyproject.toml
@@ -33,5 +33,11 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
+# Golden tensors of other packages, which ours is tested against; they need an environment of their own.
+oracles:
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/python -m pip install --quiet --disable-pip-version-check -r oracles/requirements.txt
+	.venv-oracles/bin/python oracles/masksembles_layer.py tests/golden/masksembles.safetensors
+
 clean:
-	rm -rf $(VENV) site build dist runs
+	rm -rf $(VENV) .venv-oracles site build dist runs
