@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import masks
-from dissensus.masks import generation, tracing
+from dissensus.cli.main import app
+from dissensus.masks import generation, planning, tracing
 
 cross_entropy = partial(ds.objectives.independent, loss="cross_entropy")
 
@@ -509,3 +511,107 @@ def test_a_rate_of_zero_drops_nothing():
     network = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.Linear(8, 2))
     x = digits(8)[0]
     torch.testing.assert_close(masks.MonteCarlo(network, 3).eval()(x), network.eval()(x).expand(3, -1, -1))
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet20", "vgg"])
+def test_a_plan_is_what_conversion_gives(name):
+    """A network that is converted with widening has the plan's parameters, where its budget is that network's."""
+    build, _, _ = NETWORKS[name]
+    network = build()
+    for scale in (2.0, 3.0):
+        sizes = masks.convert(network, 4, scale, widen=True, seed=0).sizes()
+        (row,) = masks.plan(network, 4, sizes.masked / sizes.single, scales=[scale])
+        assert row.ones == pytest.approx(1, abs=0.04), "channels come as whole numbers"
+        assert row.member == pytest.approx(1, abs=0.05)
+        assert row.width == pytest.approx(masks.expected_width(4, 1, scale), rel=0.04)
+        assert row.iou == masks.expected_iou(scale)
+
+
+def test_multiply_adds_by_hand():
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
+    )
+    x = torch.zeros(1, 3, 5, 5)
+    found = planning.coefficients(network, cost="multiply_adds", x=x)
+    assert found == (0.0, 9 * 3 * 9 * 8 + 36 * 2, 9 * 8 * 4)
+    assert planning.coefficients(network) == (2.0, 3 * 9 * 8 + 8 + 4 + 72, 32.0)
+
+
+def test_budgets():
+    network = ds.nets.resnet20()
+    rows = masks.plan(network, 4, 1.0)
+    assert all(row.width == pytest.approx(1) for row in rows)
+    assert [row.member for row in rows] == sorted((row.member for row in rows), reverse=True)
+    assert masks.plan(network, 4, 2.0)[0].width > 1
+    with pytest.raises(ValueError, match="budget"):
+        masks.plan(network, 4, 0.001)
+    with pytest.raises(ValueError, match="multiply-adds"):
+        masks.plan(network, 4, 1.0, cost="multiply_adds")
+
+
+def test_the_command_prints_plans_and_draws_them(tmp_path):
+    result = CliRunner().invoke(
+        app, ["masks", "--network", "resnet20", "--budget", "1", "--figure", str(tmp_path / "p.png")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "resnet20, 4 masks, 1 times the parameters" in result.output
+    assert "0.333" in result.output
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert CliRunner().invoke(app, ["masks", "--network", "none"]).exit_code == 1
+    assert CliRunner().invoke(app, ["masks", "--budget", "0"]).exit_code == 1
+
+
+# --- the plane, and calibration ---------------------------------------------------------------------------------------
+
+
+def test_the_plane_by_hand():
+    named = torch.tensor([[0, 1, 2, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
+    labels = torch.tensor([0, 1, 2, 2])
+    found = ds.diversity.plane(nn.functional.one_hot(named, 3).float(), labels)
+    right = [3 / 4, 2 / 4, 1 / 4]
+    differ = {(0, 1): 2 / 4, (0, 2): 2 / 4, (1, 2): 2 / 4}
+    for place, (a, b) in enumerate(differ):
+        accuracy = (right[a] + right[b]) / 2
+        assert found.accuracy[place] == pytest.approx(accuracy)
+        assert found.diversity[place] == pytest.approx(differ[a, b] / (1 - accuracy))
+    assert ds.diversity.plane(torch.rand(1, 5, 3), torch.zeros(5).long()).diversity.shape == (0,)
+    perfect = nn.functional.one_hot(labels, 3).float().expand(2, -1, -1)
+    assert ds.diversity.plane(perfect, labels).diversity.tolist() == [0.0]
+
+
+def test_the_curves_of_theory_by_simulation():
+    classes, examples, base, other = 5, 400_000, 0.8, 0.7
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(classes, (examples,), generator=generator)
+
+    def named(accuracy):
+        wrong = (labels + torch.randint(1, classes, (examples,), generator=generator)) % classes
+        return torch.where(torch.rand(examples, generator=generator) < accuracy, labels, wrong)
+
+    first, second = named(base), named(other)
+    upper = ds.diversity.independent_errors(base, torch.tensor([other]), classes)
+    assert float(upper) == pytest.approx(float((first != second).float().mean()) / (1 - other), rel=0.01)
+    flips = torch.rand(examples, generator=generator) < 0.3
+    changed = torch.where(flips, (first + torch.randint(1, classes, (examples,), generator=generator)) % classes, first)
+    accuracy, lower = ds.diversity.flipped(base, torch.tensor([0.3]), classes)
+    found = float((changed == labels).float().mean())
+    assert float(accuracy) == pytest.approx(found, rel=0.01)
+    assert float(lower) == pytest.approx(float((changed != first).float().mean()) / (1 - found), rel=0.01)
+
+
+def test_calibration_is_torchmetrics():
+    metric = pytest.importorskip("torchmetrics.functional.classification").multiclass_calibration_error
+    generator = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(500, 4, generator=generator)
+    labels = torch.randint(4, (500,), generator=generator)
+    found = ds.metrics.calibration(logits.log_softmax(-1), labels, bins=10)
+    assert found.error == pytest.approx(float(metric(logits.softmax(-1), labels, 4, n_bins=10)), abs=1e-6)
+    assert int(found.examples.sum()) == 500
+    assert found.confidence[0].isnan(), "an empty bin has no mean"
+    sure = ds.metrics.calibration(torch.tensor([[0.0, -math.inf]]), torch.tensor([0]))
+    assert sure.error == 0
+    with pytest.raises(ValueError, match="label each"):
+        ds.metrics.calibration(torch.zeros(0, 3), torch.zeros(0).long())

@@ -1,6 +1,6 @@
 """dissensus: deep ensembles whose members disagree where it counts."""
 
-from dissensus import auditing, data, diversity, losses, masks, nets, objectives, pooling, train
+from dissensus import auditing, data, diversity, losses, masks, metrics, nets, objectives, pooling, train
 from dissensus.auditing import Audit, audit
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
@@ -27,6 +27,7 @@ __all__ = [
     "fit",
     "losses",
     "masks",
+    "metrics",
     "nets",
     "objectives",
     "pooling",

@@ -12,6 +12,7 @@ from rich.logging import RichHandler
 import dissensus
 import dissensus.cli.audit as audit
 import dissensus.cli.data as data
+import dissensus.cli.masks as masks
 import dissensus.cli.study as study
 from dissensus.cli.screen import console, fail, shown, table
 from dissensus.storage import write_atomically
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
 app.command()(audit.audit)
+app.command()(masks.masks)
 
 
 def _show_version(wanted: bool) -> bool:

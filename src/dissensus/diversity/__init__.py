@@ -25,9 +25,11 @@ from dissensus.diversity.errors import (
     mean_covariance,
     relative_diversity,
 )
+from dissensus.diversity.plane import Plane, flipped, independent_errors, plane
 
 __all__ = [
     "Gap",
+    "Plane",
     "ambiguity",
     "beta_approximation",
     "bias_share",
@@ -41,10 +43,13 @@ __all__ = [
     "error_covariance",
     "errors",
     "exponential_family",
+    "flipped",
     "generalisation_gap",
     "hessian_form",
+    "independent_errors",
     "mean_covariance",
     "pairwise_disagreement",
+    "plane",
     "probability_kl_limit",
     "probability_log_ratio",
     "probability_variance_approximation",

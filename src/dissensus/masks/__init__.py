@@ -4,11 +4,13 @@ from dissensus.masks.generation import expected_iou, expected_width, for_width, 
 from dissensus.masks.layer import Masksembles
 from dissensus.masks.monte_carlo import MonteCarlo, monte_carlo
 from dissensus.masks.network import Masked, Sizes, convert
+from dissensus.masks.planning import Plan, plan
 
 __all__ = [
     "Masked",
     "Masksembles",
     "MonteCarlo",
+    "Plan",
     "Sizes",
     "convert",
     "expected_iou",
@@ -18,5 +20,6 @@ __all__ = [
     "iou",
     "monte_carlo",
     "ones_for",
+    "plan",
     "scale_of",
 ]

@@ -1,6 +1,7 @@
 """Figures as SVG that take their ink from the page, so that they read in light, in dark and in print."""
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from itertools import cycle
@@ -13,6 +14,7 @@ INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
 COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+MARKS = ("o", "s", "^", "D", "v", "P")
 _LEGEND_WIDTH = 62
 """Letters that fit side by side below a panel."""
 _FLAT = 0.6
@@ -82,6 +84,42 @@ def draw(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Pane
     return figure
 
 
+def scatter(
+    clouds: Sequence[tuple[str, Sequence[Sequence[float]]]],
+    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    x_label: str, y_label: str, title: str,
+) -> Any:  # fmt: skip
+    """Clouds of points ``[x, y]`` with a name each, and curves to read them by."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for (name, x, y), dash in zip(curves, DASHES[1:], strict=False):
+            axes.plot(x, y, linestyle=dash, color=INK, alpha=0.5, linewidth=1.5, label=name)
+        for (name, points), colour, mark in zip(clouds, cycle(COLOURS), cycle(MARKS), strict=False):
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, color=colour, marker=mark, s=28, label=name)
+        axes.set(xlabel=x_label, ylabel=y_label, title=title)
+        axes.set_ylim(bottom=0)
+        figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) -> Any:
+    """What a budget buys, over S: the cost of a member, and what members have in common (`dissensus.masks.plan`)."""
+    x = [row.scale for row in plans[0]]
+    none = [0.0] * len(x)
+    costs = [Line(f"budget {b:g}", [row.member for row in rows], none) for b, rows in zip(given, plans, strict=True)]
+    overlap = [Line("overlap", [row.iou for row in plans[0]], none)]
+    panels = [Panel(f"a member's {words}", "times those of one network", costs),
+              Panel("overlap of members", "intersection over union", overlap)]  # fmt: skip
+    figure = draw(x, "S", panels)
+    figure.axes[0].legend()
+    return figure
+
+
 def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, panel: Panel) -> None:
     for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):
         mark = "o" if len(x) <= MOST_MARKED else ""
@@ -89,7 +127,7 @@ def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, pan
         low = [m - e for m, e in zip(line.mean, line.error, strict=True)]
         high = [m + e for m, e in zip(line.mean, line.error, strict=True)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-    values = [value for line in panel.lines for value in line.mean]
+    values = [value for line in panel.lines for value in line.mean if math.isfinite(value)]
     if 0 <= min(values) < _FLAT * max(values):  # lines that all lie far above zero would look flat beside it
         axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)

@@ -69,11 +69,22 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet-v2": partial(_by_channels, nets.mobilenet_v2),
 }
 """``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"`` and ``"torchvision:NAME"``."""
-NETWORKS_TO_COME = ("heads", "masksembles", "mc-dropout")
+NETWORKS_TO_COME = ("heads",)
+COMPARED = ("masksembles", "mc-dropout")
+"""Networks of methods that are made from another one, the ``backbone`` among the options of members."""
+METHODS = "methods"
+"""Among the options of the objective: what the grid's ``method`` names."""
+_OF_METHODS = {"network", "members", "scale", "rate", "widen"}
+"""What a method may say, so far."""
+
+
+class MethodError(SpecError):
+    """A study compares what it does not describe."""
+
 
 OBJECTIVES_TO_COME = ("adp", "a2d", "divdis", "ldr")
-PROCEDURES = ("train", "formula", "audit")
-PROCEDURES_TO_COME = ("masks", "attack", "transfer", "detect", "generalise", "timing", "features")
+PROCEDURES = ("train", "formula", "audit", "masks")
+PROCEDURES_TO_COME = ("attack", "transfer", "detect", "generalise", "timing", "features")
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flips": augment.flips,
@@ -88,14 +99,15 @@ def build_of(spec: Spec, problem: Problem | Streamed) -> Callable[..., nn.Module
     assert spec.members is not None
     if "network" in spec.grid:
         return partial(_named, problem)
-    return _maker(spec.members.network, problem, spec.members.options)
+    return maker(spec.members.network, problem, spec.members.options)
 
 
 def _named(problem: Problem | Streamed, *, network: str) -> nn.Module:
-    return _maker(network, problem, {})()
+    return maker(network, problem, {})()
 
 
-def _maker(name: str, problem: Problem | Streamed, options: dict[str, Any]) -> Callable[..., nn.Module]:
+def maker(name: str, problem: Problem | Streamed, options: dict[str, Any]) -> Callable[..., nn.Module]:
+    """The function that builds a network by its name."""
     for prefix, make in ELSEWHERE.items():
         if name.startswith(prefix):
             return partial(make, name.removeprefix(prefix), problem, **options)
@@ -120,7 +132,7 @@ def waits_for(spec: Spec) -> list[str]:
     missing: list[str] = []
     if spec.procedure not in PROCEDURES:
         missing.append(f"the procedure {spec.procedure!r}")
-    if spec.procedure == "audit":
+    if spec.procedure in ("audit", "masks"):
         return []
     if spec.procedure == "formula":
         return [f"the formula {name!r}" for name in spec.evaluation.measures if name not in formulas.FORMULAS]
@@ -129,13 +141,33 @@ def waits_for(spec: Spec) -> list[str]:
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
     missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not measures.exists(name)][:2]
+    missing += _of_methods(spec) if not missing else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
 
 
+def _of_methods(spec: Spec) -> list[str]:
+    """What methods ask for that cannot be done yet."""
+    methods = spec.objective.options.get(METHODS, {}) if spec.objective is not None else {}
+    asked = {key for told in methods.values() for key in told} - _OF_METHODS
+    return [f"methods with {key!r}" for key in sorted(asked)][:1]
+
+
 def _axes(spec: Spec) -> set[str]:
     """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
-    known = {"network", "seed", "split_seed", "members", "batch_size", "lr", "weight_decay", "momentum", "clip_norm"}
+    compared = spec.objective is not None and METHODS in spec.objective.options
+    known = {
+        *(["method"] if compared else []),
+        "network",
+        "seed",
+        "split_seed",
+        "members",
+        "batch_size",
+        "lr",
+        "weight_decay",
+        "momentum",
+        "clip_norm",
+    }
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
     if spec.members is not None and spec.members.network in NETWORKS:
@@ -160,7 +192,7 @@ def check(spec: Spec, file: str) -> None:
 
 def _known_network(file: str, key: str, name: str) -> None:
     if not name.startswith(tuple(ELSEWHERE)):
-        _known(file, key, name, [*NETWORKS, *NETWORKS_TO_COME])
+        _known(file, key, name, [*NETWORKS, *COMPARED, *NETWORKS_TO_COME])
 
 
 def _known(file: str, key: str, word: str, known: list[str]) -> None:

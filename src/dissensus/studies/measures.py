@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dissensus import diversity as diversity_of
-from dissensus import losses, pooling
+from dissensus import losses, metrics, pooling
 from dissensus.axes import Pool
 from dissensus.diversity import bias_share, codependence, decompose
 
@@ -73,6 +73,23 @@ def brier(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # 
     return float(losses.per_member("brier", pooled.unsqueeze(0), targets).mean())
 
 
+def normalised_disagreement(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples on which two members differ over their error rate, on average over pairs; 0 for one member."""
+    found = diversity_of.plane(outputs, targets).diversity
+    return float(found.mean()) if len(found) else 0.0
+
+
+def pairwise_disagreement(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of examples on which two members differ, on average over pairs; 0 for one member."""
+    members = len(outputs)
+    return float(diversity_of.pairwise_disagreement(outputs).sum()) / max(1, members * (members - 1))
+
+
+def ece(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """The expected calibration error of the mean probabilities."""
+    return metrics.calibration(pooling.mean_probability(outputs), targets).error
+
+
 MEASURES: dict[str, Measure] = {
     "error": error,
     "individual": individual,
@@ -85,6 +102,9 @@ MEASURES: dict[str, Measure] = {
     "worst_member_accuracy": worst_member_accuracy,
     "nll": nll,
     "brier": brier,
+    "normalised_disagreement": normalised_disagreement,
+    "pairwise_disagreement": pairwise_disagreement,
+    "ece": ece,
 }
 OF_TRAINING = ("gap", "train_error")
 """Measures that need the outputs on training data: the training procedure takes them itself."""

@@ -1,7 +1,11 @@
 """A study's figure from its summary: the paper's axes, our means and bands."""
 
+import math
 from typing import Any
 
+import torch
+
+from dissensus import diversity
 from dissensus.studies import figures
 from dissensus.studies.spec import Figure, Spec
 
@@ -35,10 +39,13 @@ def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
     found = []
     for value in panels:
         points = [point for point in result["points"] if point[axis] == value]
-        x, lines = _over_epochs(told, points) if told.x == "epoch" else _over_axis(told, points)
+        title = str(value) if axis == "data" else f"{axis} {value}"
+        label = told.x_label or told.x
+        if told.x == "member_accuracy":
+            found.append((_pairs(told, points, title), title))
+            continue
+        x, lines = _LINES.get(told.x, _over_axis)(told, points)
         if lines:
-            title = str(value) if axis == "data" else f"{axis} {value}"
-            label = told.x_label or told.x
             y_label = told.y_label or ", ".join(in_words(name) for name in told.lines[:2])
             found.append((figures.draw(x, label, [figures.Panel(title, y_label, lines)]), title))
     return found
@@ -68,8 +75,38 @@ def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any],
             curve = point.get("curves", {}).get(name)
             if curve is not None:
                 length = len(curve["mean"])
-                lines.append(figures.Line(_label(told, name, group), curve["mean"], curve["error"]))
+                mean, error = ([math.nan if v is None else v for v in curve[key]] for key in ("mean", "error"))
+                lines.append(figures.Line(_label(told, name, group), mean, error))
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
+
+
+def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+    """Accuracy in bins of confidence, beside the diagonal that perfect calibration would be."""
+    _, lines = _over_epochs(told, points)
+    bins = len(lines[0].mean) if lines else 0
+    x = [(i + 0.5) / bins for i in range(bins)]
+    return x, [*lines, figures.Line("perfect", x, [0.0] * bins)] if lines else []
+
+
+def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+    """Pairs of members in the plane, between the two curves of theory."""
+    clouds = [(str(point[told.groups]), point["pairs"]) for point in points if point.get("pairs")]
+    best = max((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
+    low = min((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
+    accuracy = torch.linspace(max(0.0, low - 0.3 * (best - low) - 0.01), best, 40)
+    flips = torch.linspace(0, 1, 400)
+    left, worst = diversity.flipped(best, flips, CLASSES)
+    shown = left >= accuracy[0]
+    curves = [
+        ("independent errors", accuracy.tolist(), diversity.independent_errors(best, accuracy, CLASSES).tolist()),
+        ("flipped predictions", left[shown].tolist(), worst[shown].tolist()),
+    ]
+    return figures.scatter(clouds, curves, told.x_label, told.y_label, title)
+
+
+CLASSES = 10
+"""Of every data set that these studies compare on."""
+_LINES = {"epoch": _over_epochs, "confidence": _over_confidence}
 
 
 def _label(told: Figure, name: str, group: Any) -> str:

@@ -14,7 +14,7 @@ from dissensus.studies.spec import SCALES, Spec, parse, resolved
 from dissensus.studies.verdicts import judged, mean_and_error
 
 SHIPPED = Path(__file__).parent / "results"
-_NOT_AXES = ("seed", "run", "status", "epochs", "measures", "curves", "hyperparameters", "train_error")
+_NOT_AXES = ("seed", "run", "status", "epochs", "measures", "curves", "hyperparameters", "train_error", "pairs")
 _DIGITS = 6
 
 
@@ -28,7 +28,11 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
     for key, rows in groups.items():
         names = rows[0]["measures"]
         values = {name: _short([row["measures"][name] for row in rows]) for name in names}
-        told_of = {"said": dict(Counter(row["verdict"] for row in rows))} if "verdict" in rows[0] else {}
+        told_of: dict[str, Any] = (
+            {"said": dict(Counter(row["verdict"] for row in rows))} if "verdict" in rows[0] else {}
+        )
+        if "pairs" in rows[0]:
+            told_of["pairs"] = [[_rounded(v) for v in pair] for row in rows for pair in row["pairs"]]
         points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **told_of, **_curves(rows)})
     told = {key: report[key] for key in ("study", "scale", "made")}
     told["verdicts"] = [verdict.to_dict() for verdict in judged(_as_told_now(report), report["rows"])]
@@ -59,7 +63,8 @@ def _curves(rows: list[dict[str, Any]]) -> dict[str, Any]:
     length = min(len(next(iter(row["curves"].values()))) for row in rows)
     curves = {}
     for name in rows[0]["curves"]:
-        each = [mean_and_error([row["curves"][name][i] for row in rows]) for i in range(length)]
+        known = [[v for row in rows if math.isfinite(v := row["curves"][name][i])] for i in range(length)]
+        each = [mean_and_error(values) if values else (math.nan, math.nan) for values in known]
         curves[name] = {"mean": [_rounded(m) for m, _ in each], "error": [_rounded(e) for _, e in each]}
     return {"curves": curves}
 

@@ -22,7 +22,7 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import calibration, finding, formulas, problems, training
+from dissensus.studies import calibration, finding, formulas, overlaps, problems, training
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
 
@@ -86,7 +86,7 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
         if spec.procedure == "train":
             rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
         else:
-            rows = calibration.rows(spec, say) if spec.procedure == "audit" else formulas.rows(spec)
+            rows = _WITHOUT_TRAINING[spec.procedure](spec, say)
     how = made(spec, seconds(), device, rows, _searched(base))
     report = {
         "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
@@ -94,6 +94,14 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
     }  # fmt: skip
     write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomically(folder / "DONE", b"")
+
+
+_WITHOUT_TRAINING: dict[str, Callable[[Spec, OnStudy], list[dict[str, Any]]]] = {
+    "audit": calibration.rows,
+    "formula": lambda spec, say: formulas.rows(spec),  # noqa: ARG005
+    "masks": lambda spec, say: overlaps.rows(spec),  # noqa: ARG005
+}
+"""Procedures that are no grid of trainings of their own."""
 
 
 def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dissensus.storage import write_atomically
-from dissensus.studies import measures, streaming
+from dissensus.studies import comparing, measures, streaming
 from dissensus.studies import rows as rows_of
 from dissensus.studies.ingredients import augment_of, build_of, objective_of
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
@@ -82,6 +82,14 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
 
         rows = streaming.rows(spec, unit.seeds, data, own, device, say)
         _leave(rows, data.test.labels, own)
+        return
+    if "method" in spec.grid:
+        data = problem(unit.data, unit.seeds[0], spec)
+
+        def tell(text: str, share: float) -> None:
+            on_unit(f"{unit.name}: {text}", share)
+
+        _leave(comparing.rows(spec, unit.seeds, data, own, device, tell), data.test[1], own)
         return
     found = best(own / TRIALS) if spec.search is not None else {}
     data = problem(unit.data, unit.seeds[0], spec)

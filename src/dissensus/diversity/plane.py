@@ -1,0 +1,66 @@
+"""The diversity-accuracy plane (Masksembles supplement, equation 7): pairs of members, and where they could lie."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.diversity.disagreement import pairwise_disagreement
+
+
+class Plane(NamedTuple):
+    """Every pair of members as a point."""
+
+    accuracy: Float[Tensor, " P"]
+    """Mean accuracy of the two."""
+    diversity: Float[Tensor, " P"]
+    """Share of examples on which they name different classes, over their mean error rate."""
+
+
+def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
+    """Accuracy and diversity of all pairs of members. Logits or log-probabilities serve as well.
+
+    A pair that never errs has no diversity: 0. One member has no pairs.
+
+    >>> probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]])
+    >>> plane(probs, torch.tensor([0, 0]))
+    Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
+    """
+    members, _, _ = checks.member_outputs(probs, "probs")
+    right = (probs.argmax(-1) == labels).to(probs.dtype).mean(-1)
+    first, second = torch.triu_indices(members, members, 1, device=probs.device)
+    accuracy = (right[first] + right[second]) / 2
+    differing = pairwise_disagreement(probs)[first, second]
+    return Plane(accuracy, torch.where(accuracy < 1, differing / (1 - accuracy).clamp_min(1e-12), 0.0))
+
+
+def flipped(
+    accuracy: float, flips: Float[Tensor, " K"], classes: int
+) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
+    """The lower curve: a network against itself with a share of its predictions flipped (Fort et al. 2019).
+
+    Returns:
+        The flipped network's accuracy a(1 − p) + (1 − a)p / (C − 1), and the diversity p over its error rate.
+
+    >>> flipped(0.9, torch.tensor([0.0, 0.5]), 10)
+    (tensor([0.9000, 0.4556]), tensor([0.0000, 0.9184]))
+    """
+    checks.number("accuracy", accuracy, 0, 1)
+    checks.count("classes", classes, 2)
+    left = accuracy * (1 - flips) + (1 - accuracy) * flips / (classes - 1)
+    return left, flips / (1 - left)
+
+
+def independent_errors(accuracy: float, others: Float[Tensor, " K"], classes: int) -> Float[Tensor, " K"]:
+    """The upper curve: a network against others whose errors are independent of its own.
+
+    They differ on 1 − a·a' − (1 − a)(1 − a') / (C − 1) of the examples; over the other's error rate.
+
+    >>> independent_errors(0.9, torch.tensor([0.9]), 10)
+    tensor([1.8889])
+    """
+    checks.number("accuracy", accuracy, 0, 1)
+    checks.count("classes", classes, 2)
+    return (1 - accuracy * others - (1 - accuracy) * (1 - others) / (classes - 1)) / (1 - others)

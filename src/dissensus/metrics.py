@@ -1,0 +1,48 @@
+"""How good pooled predictions are."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dissensus import checks
+
+BINS = 15
+
+
+class Calibration(NamedTuple):
+    """Predictions sorted into bins of equal width by the confidence of the class they name."""
+
+    confidence: Float[Tensor, " bins"]
+    """Mean confidence in a bin; NaN where it is empty."""
+    accuracy: Float[Tensor, " bins"]
+    """Share of right ones in a bin; NaN where it is empty."""
+    examples: Int[Tensor, " bins"]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean distance of the two, weighted by examples."""
+        gaps = (self.confidence - self.accuracy).abs().nan_to_num(0.0) * self.examples
+        return float(gaps.sum() / self.examples.sum())
+
+
+def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins: int = BINS) -> Calibration:
+    """Sort predictions into bins by confidence: (0, 1/bins], (1/bins, 2/bins] and so on.
+
+    >>> log_probs = torch.tensor([[0.9, 0.1], [0.78, 0.22], [0.3, 0.7], [0.75, 0.25]]).log()
+    >>> found = calibration(log_probs, torch.tensor([0, 1, 1, 0]), bins=5)
+    >>> found.examples.tolist(), round(found.error, 4)
+    ([0, 0, 0, 3, 1], 0.0825)
+    """
+    if log_probs.ndim != 2 or len(log_probs) != len(labels) or not len(labels):
+        got = f"{list(log_probs.shape)} and {list(labels.shape)}"
+        checks.refuse("log_probs", "have shape [B, C], with a label each", got)
+    checks.count("bins", bins)
+    sure, named = log_probs.double().exp().max(-1)
+    place = (sure * bins - 1e-9).ceil().long().sub(1).clamp(0, bins - 1)
+    count = torch.zeros(bins, dtype=torch.int64, device=place.device).index_add_(0, place, torch.ones_like(place))
+    zeros = torch.zeros(bins, dtype=torch.float64, device=place.device)
+    confidence = zeros.index_add(0, place, sure) / count
+    accuracy = zeros.index_add(0, place, (named == labels).double()) / count
+    return Calibration(confidence, accuracy, count)
