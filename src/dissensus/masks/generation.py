@@ -164,7 +164,7 @@ def drawn(width: int, count: int, ones: int, seed: int) -> Bool[Tensor, "N width
     masks = _columns(width, count, ones, rng)
     _trim(masks, count * ones, rng)
     _even_out(masks, ones, rng)
-    if len(np.unique(masks, axis=0)) < count:  # among few columns two rows may be alike
+    if len({row.tobytes() for row in masks}) < count:  # among few columns two rows may be alike
         masks = _different(width, count, ones, rng)
     return torch.from_numpy(masks)
 
@@ -182,8 +182,8 @@ def _columns(width: int, count: int, ones: int, rng: "np.random.Generator") -> n
     odds = odds + degrees * math.log(max(p, 1e-300)) + (count - degrees) * math.log1p(-min(p, 1 - 1e-16))
     chances = np.exp(odds - odds.max())
     many = rng.choice(degrees, size=width, p=chances / chances.sum())
-    order = rng.random((count, width)).argsort(0).argsort(0)
-    return order < many
+    order = rng.random((width, count)).argsort(1).argsort(1)
+    return np.ascontiguousarray((order < many[:, None]).T)
 
 
 def _trim(masks: np.ndarray, total: int, rng: "np.random.Generator") -> None:
