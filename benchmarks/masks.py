@@ -13,6 +13,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,9 @@ import dissensus as ds
 from dissensus.masks import Masksembles, convert, for_width
 from dissensus.masks.layer import Tile
 
-try:
-    import masksembles.common as theirs
-    from masksembles.torch import Masksembles2D
-except ImportError:
-    theirs = Masksembles2D = None
+PUBLIC = find_spec("masksembles") is not None
+theirs: Any = import_module("masksembles.common") if PUBLIC else None
+Masksembles2D: Any = import_module("masksembles.torch").Masksembles2D if PUBLIC else None
 
 COUNT, SCALE = 4, 2.0
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
@@ -110,7 +110,7 @@ def networks(case: str, repeats: int) -> dict[str, Any]:
         "one member, sliced": asked(split.eval().member(0), x),
         "four networks": asked(ds.Ensemble(build, COUNT), x),
     }
-    if Masksembles2D is not None:
+    if PUBLIC:
         same = public(split)
         training["masksembles package, split"] = step(copy.deepcopy(same), x, y)
         tiled = x.repeat(COUNT, 1, 1, 1)
@@ -125,7 +125,7 @@ def generation(width: int, scale: float) -> dict[str, Any]:
     for seed in range(5):
         for_width(width, COUNT, scale, seed)
     row: dict[str, Any] = {"width": width, "scale": scale, "ours_ms": 200 * (time.perf_counter() - started)}
-    if theirs is not None:
+    if PUBLIC:
         started = time.perf_counter()
         try:
             theirs.generation_wrapper(width, COUNT, scale)

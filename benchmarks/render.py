@@ -1,10 +1,11 @@
-"""Write docs/speed.md, and the table of docs/audit.md, from results that benchmarks and studies have left.
+"""Write docs/speed.md, and tables of other pages, from results that benchmarks and studies have left.
 
 Usage: python benchmarks/render.py [--check]
 """
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,25 @@ def audits(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def masked(result: dict[str, Any]) -> str:
+    parts: list[str] = []
+    for row in result["rows"]:
+        single = {kind: row[f"{kind}_ms"]["one network"] for kind in ("training", "inference")}
+        lines = [f"{row['case']}, batch {row['batch']}", "", "| | milliseconds | times one network |", "|---|---|---|"]
+        for kind, words in (("training", "training step"), ("inference", "inference")):
+            for way, ms in row[f"{kind}_ms"].items():
+                lines.append(f"| {words}: {way} | {ms:.1f} | {ms / single[kind]:.2f} |")
+        parts.append("\n".join(lines))
+    scales = dict.fromkeys(row["scale"] for row in result["generation"])
+    lines = ["Masks for a layer, milliseconds: ours, and the public package's", ""]
+    lines += [f"| channels | {' | '.join(f'S = {s:g}' for s in scales)} |", "|---|" + "---|" * len(scales)]
+    for width in dict.fromkeys(row["width"] for row in result["generation"]):
+        own = [row for row in result["generation"] if row["width"] == width]
+        cells = [f"{r['ours_ms']:.2f}; " + (f"{r['package_ms']:.1f}" if "package_ms" in r else "fails") for r in own]
+        lines.append(f"| {width:,} | {' | '.join(cells)} |")
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
 SECTIONS = (
     (
         "members.json",
@@ -153,6 +173,14 @@ SECTIONS = (
         audits,
     ),
     (
+        "masks.json",
+        "## An ensemble from one network, on a CPU",
+        "Masksembles with four masks (S = 2) beside one network, four networks, and the public package `masksembles` "
+        'on the same network with the same masks. "Split" trains each example under one mask, "all" every example '
+        "under all of them.",
+        masked,
+    ),
+    (
         "gpu_equality.json",
         "## Memory that is kept to",
         "Five ResNet-18 at batch 128 under a limit on memory (`max_memory`), on a GPU.",
@@ -181,14 +209,14 @@ def rendered() -> str:
     return "\n".join(parts)
 
 
-AUDIT, MARKS = ROOT / "docs" / "audit.md", ("<!-- audit -->\n", "<!-- end -->")
-CONFUSION = ROOT / "src/dissensus/studies/results/audit/table-1.paper.json"
+DOCS, SHIPPED = ROOT / "docs", ROOT / "src/dissensus/studies/results"
+END = "<!-- end -->"
 VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
 
 
 def confusion() -> str:
     """What the audit said of ensembles whose state is known, over all data sets, members and seeds."""
-    result = json.loads(CONFUSION.read_text())
+    result = shipped("audit/table-1.paper")
     said: dict[str, dict[str, int]] = {}
     for point in result["points"]:
         row = said.setdefault(point["case"], dict.fromkeys(VERDICTS, 0))
@@ -203,16 +231,97 @@ def confusion() -> str:
     return "\n".join(lines) + f"\n\n{words}\n"
 
 
-def audit_page() -> str:
-    """The page with its table put in."""
-    before, rest = AUDIT.read_text().split(MARKS[0])
-    return before + MARKS[0] + "\n" + confusion() + "\n" + MARKS[1] + rest.split(MARKS[1])[1]
+def shipped(name: str) -> dict[str, Any]:
+    """A study's result."""
+    return json.loads((SHIPPED / f"{name}.json").read_text())
+
+
+def made_by(*results: dict[str, Any]) -> str:
+    """How studies were made, in a line."""
+    made = results[0]["made"]
+    minutes = sum(result["made"]["seconds"] for result in results) / 60
+    return f"*{len(made['seeds'])} seeds; {made['hardware']}, {minutes:.0f} minutes*"
+
+
+def uci() -> str:
+    """The collusion paper's tables, from β = 0 to β = 1."""
+    result = shipped("collusion/figure-2.paper")
+    words = {
+        "facebook": "facebook, without the columns that sum up to the target",
+        "facebook-leaky": "facebook, with them",
+    }
+    lines = ["| data | diversity | ensemble's error | diversity that is bias | rise without 20 % of members |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for data in dict.fromkeys(point["data"] for point in result["points"]):
+        low, high = (_at(result, data=data, beta=beta) for beta in (0.0, 1.0))
+        shares = [f"{100 * low[m]:.2g} % → {100 * high[m]:.2g} %" for m in ("bias_share", "codependence_0.2")]
+        both = [f"{low[m]:.2g} → {high[m]:.2g}" for m in ("diversity",)] + [f"{low['error']:.3g} → {high['error']:.3g}"]
+        lines.append(f"| {words.get(data, data)} | {' | '.join([*both, *shares])} |")
+    return "\n".join(lines) + f"\n\n{made_by(result)}\n"
+
+
+def _at(result: dict[str, Any], **place: Any) -> dict[str, float]:
+    (point,) = [p for p in result["points"] if all(p[key] == value for key, value in place.items())]
+    return {name: value[0] for name, value in point["measures"].items()}
+
+
+NETWORKS = (
+    ("collusion/figure-6.gpu", "five ResNet-18, CIFAR-10, probabilities averaged", "beta", "β"),
+    ("collusion/figure-14.gpu", "five ResNet-18, CIFAR-10, scores averaged", "beta", "β"),
+    ("collusion/figure-16.gpu", "five VGG, Fashion-MNIST (for SVHN), probabilities averaged", "beta", "β"),
+    ("collusion/figure-18.gpu", "five ResNet-18, CIFAR-10, joint, members dropped at random", "drop", "share"),
+)
+
+
+def networks() -> str:
+    """Large networks over β, and over the share of members that joint training leaves out."""
+    lines = [
+        "| ensembles | at | accuracy | members' accuracy | ensemble's loss | diversity |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, words, axis, symbol in NETWORKS:
+        for point in shipped(name)["points"]:
+            told = {key: value[0] for key, value in point["measures"].items()}
+            shares = [f"{100 * told[key]:.1f} %" for key in ("accuracy", "member_accuracy")]
+            cells = [*shares, f"{told['error']:.3g}", f"{told['diversity']:.3g}"]
+            lines.append(f"| {words} | {symbol} = {point[axis]:g} | {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{made_by(*(shipped(name) for name, *_ in NETWORKS))}\n"
+
+
+def methods() -> str:
+    """Masksembles beside what they are compared with."""
+    both = shipped("masksembles/figure-2.laptop")
+    lines = ["| data | method | accuracy | members' accuracy | diversity (eq. 7) | calibration error | likelihood |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for point in both["points"]:
+        told = {key: value[0] for key, value in point["measures"].items()}
+        shares = [f"{100 * told[key]:.1f} %" for key in ("accuracy", "member_accuracy")]
+        cells = [*shares, f"{told['normalised_disagreement']:.2f}", f"{100 * told['ece']:.1f} %", f"{-told['nll']:.3f}"]
+        lines.append(f"| {point['data']} | {point['method']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{made_by(both)}\n"
+
+
+TABLES = {
+    "audit.md": {"audit": confusion},
+    "diversity.md": {"uci": uci, "networks": networks},
+    "masks.md": {"methods": methods},
+}
+"""Tables of pages, by the mark that they stand behind."""
+
+
+def page(name: str) -> str:
+    """A page with its tables put in."""
+    text = (DOCS / name).read_text()
+    for mark, table in TABLES[name].items():
+        before, rest = text.split(f"<!-- {mark} -->\n")
+        text = f"{before}<!-- {mark} -->\n\n{table()}\n{END}{rest.split(END, 1)[1]}"
+    return text
 
 
 if __name__ == "__main__":
-    pages = {PAGE: rendered, AUDIT: audit_page}
+    pages = {PAGE: rendered, **{DOCS / name: partial(page, name) for name in TABLES}}
     if "--check" in sys.argv:
-        stale = [page.name for page, render in pages.items() if page.read_text() != render()]
+        stale = [file.name for file, render in pages.items() if file.read_text() != render()]
         sys.exit(f"stale: {', '.join(stale)}; run python benchmarks/render.py" if stale else 0)
-    for page, render in pages.items():
-        page.write_text(render())
+    for file, render in pages.items():
+        file.write_text(render())

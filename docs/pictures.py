@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import dissensus as ds
-from dissensus.studies import audit_page, figures
+from dissensus.studies import audit_page, figures, finding, report_figures
 from dissensus.studies.results import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
@@ -61,6 +61,24 @@ def audit() -> bytes:
     return side_by_side([figures.as_png(figure) for figure, _ in audit_page.drawings(found)[:3]])
 
 
+def masks() -> bytes:
+    """What a budget buys."""
+    budgets = [1.0, 2.0]
+    plans = [ds.masks.plan(ds.nets.resnet18(), 4, budget) for budget in budgets]
+    return figures.as_png(figures.budgets(budgets, plans, "parameters"))
+
+
+def plane() -> bytes:
+    """Methods by accuracy, diversity and calibration, on CIFAR-10."""
+    drawn = []
+    for number in (2, 3):
+        name = f"masksembles/figure-{number}"
+        result = json.loads((SHIPPED / f"{name}.laptop.json").read_text())
+        result["points"] = [point for point in result["points"] if point["data"] == "cifar10"]
+        drawn += [figure for figure, _ in report_figures.drawn(finding.load(name), result)]
+    return side_by_side([figures.as_png(figure) for figure in drawn])
+
+
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
     each = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
@@ -72,5 +90,5 @@ def side_by_side(pictures: list[bytes]) -> bytes:
 
 
 if __name__ == "__main__":
-    for name, draw in {"collusion.png": collusion, "audit.png": audit}.items():
+    for name, draw in {"collusion.png": collusion, "audit.png": audit, "masks.png": masks, "plane.png": plane}.items():
         (ASSETS / name).write_bytes(draw())

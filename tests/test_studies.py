@@ -165,6 +165,42 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
     assert some.train.tensors()[0].float().mean((2, 3)).argmax(1).tolist() == [2, 2, 1, 1, 0, 0]
 
 
+def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
+    folder = running.run("masksembles/figure-2", "smoke", root=tmp_path)
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    members = {
+        row["method"]: np.load(folder / "made-images" / f"outputs-{row['run']:03d}.npy").shape[0] for row in rows
+    }
+    assert members == {"single": 1, "mc-dropout": 4, "masksembles-2": 4, "masksembles-3": 4, "ensemble": 4}
+    targets = torch.from_numpy(np.load(folder / "made-images" / "targets.npy"))
+    for row in rows:
+        outputs = torch.from_numpy(np.load(folder / "made-images" / f"outputs-{row['run']:03d}.npy"))
+        assert len(row["pairs"]) == math.comb(members[row["method"]], 2)
+        found = float(np.mean([pair[1] for pair in row["pairs"]])) if row["pairs"] else 0.0
+        assert row["measures"]["normalised_disagreement"] == pytest.approx(found, rel=1e-4)
+        assert row["measures"]["ece"] == pytest.approx(measures.ece(outputs, targets, "", "probability"))
+        share, sure, right = (row["curves"][key] for key in ("share", "confidence", "accuracy"))
+        gaps = [s * abs(c - a) for s, c, a in zip(share, sure, right, strict=True) if s]
+        assert row["measures"]["ece"] == pytest.approx(sum(gaps), abs=1e-6)
+    other = running.run("masksembles/figure-3", "smoke", root=tmp_path)
+    again = json.loads((other / "report.json").read_text())["rows"]
+    assert [row["measures"]["ece"] for row in again] == pytest.approx([row["measures"]["ece"] for row in rows])
+    for name in ("masksembles/figure-2", "masksembles/figure-3"):
+        (drawing,) = report_figures.drawn(finding.load(name), results.found(name, tmp_path))
+        axes = drawing[0].axes[0]
+        labels = axes.get_legend_handles_labels()[1]
+        wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}
+        assert wanted <= set(labels)
+        assert len(labels) >= 5
+
+
+def test_masks_overlap_as_the_formula_says(tmp_path):
+    folder = running.run("masksembles/figure-1", "smoke", root=tmp_path)
+    summary = results.summary(json.loads((folder / "report.json").read_text()))
+    assert {verdict["verdict"] for verdict in summary["verdicts"]} == {"agrees"}
+    assert summary["points"][0]["measures"]["iou"][2] == 50
+
+
 def hold(folder, held, release):
     with running.alone(folder, "x"):
         held.set()
