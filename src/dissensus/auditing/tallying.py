@@ -63,11 +63,13 @@ def tallied(
         found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
         for name, per_example in found.items():
             count = coarse if name == "deviation" else blocks
-            held = tally.sums.setdefault(name, torch.zeros(count, *per_example.shape[1:], dtype=torch.float64))
+            if name not in tally.sums:
+                tally.sums[name] = torch.zeros(count, *per_example.shape[1:], dtype=torch.float64)
+            held = tally.sums[name]
             place = dealt[rows] % count
-            if per_example.ndim < 3 or per_example.dtype == torch.float64:
+            if per_example.ndim < 3 or per_example.dtype == torch.float64 or len(place) <= count:
                 held.index_add_(0, place, per_example.double())
-            else:  # too many numbers to convert one by one: a slice is added up as it is
+            else:  # more numbers to convert than to hold: a slice is added up as it is
                 held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, place, per_example)
         for name, values in seen.scores.items() if keep_scores else ():
             scores.setdefault(name, []).append(values.float())
