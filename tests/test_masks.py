@@ -104,6 +104,15 @@ def test_overlap_follows_equation_6(scale):
     assert masks.expected_iou(scale) == 1 / (2 * scale - 1)
 
 
+@pytest.mark.parametrize("scale", [2.0, 4.0])
+def test_intersections_follow_equation_5(scale):
+    """Two masks of M ones share M / S of them, and each position of the paper's M · S is one with probability 1 / S."""
+    ones = 200
+    drawn = [masks.generate(4, ones, scale, seed) for seed in range(40)]
+    common = [float((m.double() @ m.double().T)[0, 1]) for m in drawn]
+    assert sum(common) / len(common) == pytest.approx(ones / scale, rel=0.03)
+
+
 def test_overlap_is_that_of_the_papers_own_procedure():
     """Given the width, every matrix has the same chance in the paper's procedure: so have the mean overlaps."""
     count, ones, positions, width = 4, 12, 24, 22

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dissensus import nets, objectives
+from dissensus import masks, nets, objectives
 from dissensus.auditing import Audit, audit
 from dissensus.studies.problems import Problem, problem
 from dissensus.studies.spec import Spec
@@ -40,6 +40,7 @@ class Trained(NamedTuple):
     data: Problem
     seed: int
     at: dict[float, tuple[Tensor, Tensor]]
+    epochs: int
 
     @property
     def alone(self) -> tuple[Tensor, Tensor]:
@@ -64,11 +65,29 @@ def _trained(data: Problem, seed: int, members: int, epochs: int, betas: list[fl
     loss = "mse" if data.train[1].is_floating_point() else "cross_entropy"
     objective = partial(objectives.augmented, loss=loss, pool="score")
     flat = data.train[0].flatten(1), data.test[0].flatten(1)
-    build = partial(nets.mlp, flat[0].shape[1], data.outputs, (30, 30))
+    build = _network(data)
     swept = sweep(build, (flat[0], data.train[1]), objective, grid={"beta": betas}, members=members,
                      epochs=epochs, batch_size=32, lr=2e-3, seed=seed)  # fmt: skip
     outputs = [(swept.run(i).predict(flat[1]), swept.run(i).predict(flat[0])) for i in range(len(betas))]
-    return Trained(data, seed, dict(zip(betas, outputs, strict=True)))
+    return Trained(data, seed, dict(zip(betas, outputs, strict=True)), epochs)
+
+
+def _network(data: Problem) -> Callable[[], nn.Module]:
+    return partial(nets.mlp, data.train[0].flatten(1).shape[1], data.outputs, (30, 30))
+
+
+def _masksembles(made: Trained) -> Case:
+    """As many masks as there are members, over a network whose members are as wide as those."""
+    x, y, test = made.data.train[0].flatten(1), made.data.train[1], made.data.test[0].flatten(1)
+    objective = partial(objectives.independent, loss="cross_entropy" if made.classes else "mse")
+    build = partial(_masked, _network(made.data), len(made.alone[0]))
+    held = sweep(build, (x, y), objective, grid={"seed": [made.seed]}, members=1, epochs=made.epochs, batch_size=32,
+                 lr=2e-3).run(0)  # fmt: skip
+    return made.case(held.predict(test), held.predict(x))
+
+
+def _masked(build: Callable[[], nn.Module], count: int) -> nn.Module:
+    return masks.convert(build(), count, 2.0, widen=True)
 
 
 def _at(beta: float, made: Trained) -> Case:
@@ -136,6 +155,7 @@ BETWEEN = (0.25, 0.5, 0.75, 0.9)
 CASES: dict[str, Known] = {
     "trained alone": Known(partial(_at, 0.0), ("healthy", "redundant")),
     **{f"β = {beta:g}": Known(partial(_at, beta), ()) for beta in BETWEEN},
+    "masksembles": Known(_masksembles, ("healthy", "redundant")),
     "forest of 50": Known(partial(_forest, 50), ("healthy",)),
     "forest of 5": Known(partial(_forest, 5), ("healthy",)),
     "trained jointly": Known(partial(_at, 1.0), ("collusive",)),

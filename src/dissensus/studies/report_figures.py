@@ -114,4 +114,6 @@ def _label(told: Figure, name: str, group: Any) -> str:
         return in_words(name)
     symbol = {"beta": "β", "alpha": "α", "members": "M"}.get(told.groups, told.groups)
     value = f"{group:g}" if isinstance(group, int | float) else str(group)
+    if told.groups == "method":
+        return value
     return f"{symbol} = {value}" + (f", {in_words(name)}" if len(told.lines) > 1 else "")
