@@ -1,6 +1,6 @@
 """dissensus: deep ensembles whose members disagree where it counts."""
 
-from dissensus import auditing, data, diversity, losses, masks, metrics, nets, objectives, pooling, train
+from dissensus import auditing, data, diversity, losses, masks, metrics, nets, objectives, pooling, scores, train
 from dissensus.auditing import Audit, audit
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
@@ -31,6 +31,7 @@ __all__ = [
     "nets",
     "objectives",
     "pooling",
+    "scores",
     "sweep",
     "train",
 ]

@@ -12,19 +12,25 @@ from dissensus.objectives.adjusted import (
     gradient_adjusted,
 )
 from dissensus.objectives.correlation import negative_correlation
+from dissensus.objectives.disagreement import a2d, divdis, hardness, ldr, pair_agreement
 from dissensus.objectives.dropped import learner_dropout
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented, joint
 
 __all__ = [
+    "a2d",
     "alpha_from_beta",
     "alpha_from_gamma",
     "augmented",
     "beta_from_alpha",
+    "divdis",
     "gamma_from_alpha",
     "gradient_adjusted",
+    "hardness",
     "independent",
     "joint",
+    "ldr",
     "learner_dropout",
     "negative_correlation",
+    "pair_agreement",
 ]

@@ -82,7 +82,7 @@ class MethodError(SpecError):
     """A study compares what it does not describe."""
 
 
-OBJECTIVES_TO_COME = ("adp", "a2d", "divdis", "ldr")
+OBJECTIVES_TO_COME = ("adp",)
 PROCEDURES = ("train", "formula", "audit", "masks")
 PROCEDURES_TO_COME = ("attack", "transfer", "detect", "generalise", "timing", "features")
 

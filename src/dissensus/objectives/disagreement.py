@@ -1,0 +1,188 @@
+"""Members that disagree on purpose: on other data (A2D, DivDis), or on examples that the ensemble finds hard (LDR)."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dissensus import checks, losses, pooling
+from dissensus.axes import LossParts
+
+Disagreement = Literal["a2d"] | Callable[[Tensor], Tensor]
+"""A name, or a function of members' log-probabilities ``[M, B, C]``: what pairs of members lose by agreeing, ``[B]``,
+summed over the M(M − 1)/2 pairs."""
+LEAST_LOSS = 1e-3
+"""What the mean loss of a batch is held above, where weights are divided by it."""
+
+
+def pair_agreement(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+    """A2D's loss of agreeing (LDR paper, equation 3), summed over all pairs of members.
+
+    For a class ŷ that one of a pair predicts, −log(p^m (1 − p^l) + p^l (1 − p^m)), averaged over the two choices of
+    ŷ, so that members can be permuted. All pairs take one gather: the loss reads p^l only at the class that m predicts.
+    Finite for any finite logits: 1 − p at a member's own class is the sum of its other classes.
+
+    >>> pair_agreement(torch.zeros(2, 1, 2))  # −log(¼ + ¼)
+    tensor([0.6931])
+    """
+    members, _, classes = checks.member_outputs(logits, "logits")
+    if members < 2:
+        checks.refuse("logits", "hold at least two members that can disagree", members)
+    if classes < 2:
+        checks.refuse("logits", "hold at least two classes", classes)
+    log_probs = logits.log_softmax(-1).transpose(0, 1)  # [B, M, C]
+    own = log_probs.argmax(-1)  # [B, M]
+    hot = torch.nn.functional.one_hot(own, classes).bool()
+    others = log_probs.masked_fill(hot, -math.inf).logsumexp(-1)  # log(1 − p) at a member's own class
+    at = log_probs.gather(2, own.unsqueeze(1).expand(-1, members, -1))  # [B, l, m]: log p^l where m points
+    same = own.unsqueeze(2) == own.unsqueeze(1)
+    apart = torch.where(same, -1.0, at)  # elsewhere p ≤ ½, and the logarithm is safe
+    without = torch.where(same, others.unsqueeze(2), torch.log1p(-apart.exp()))
+    mine, mine_without = at.diagonal(dim1=1, dim2=2).unsqueeze(1), others.unsqueeze(1)
+    agree = -torch.logaddexp(mine + without, at + mine_without)  # [B, l, m]
+    return (agree.sum((1, 2)) - agree.diagonal(dim1=1, dim2=2).sum(1)) / 2
+
+
+def a2d(
+    logits: Float[Tensor, "M B C"], labels: Tensor, *, unlabelled: Float[Tensor, "M U C"],
+    strength: float | Float[Tensor, ""] = 1.0,
+) -> LossParts:  # fmt: skip
+    """Fit the labels, and disagree on other data (A2D; LDR paper, equations 1 to 3), all pairs at once.
+
+    total = Σ_m CE_m + λ / (M − 1) · mean over unlabelled examples of the sum over pairs: M times the paper's objective.
+    Differs from the original, which trains members one after the other against frozen ones, and from both papers in
+    taking the mean over the two members whose class may be meant.
+
+    Args:
+        logits: Of members on labelled data.
+        labels: Their classes ``[B]``.
+        unlabelled: Of members on the data to disagree on.
+        strength: λ.
+
+    Returns:
+        ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement`` (the
+        mean over pairs and unlabelled examples).
+
+    >>> a2d(torch.zeros(2, 1, 2), torch.tensor([0]), unlabelled=torch.zeros(2, 3, 2)).total / math.log(2)
+    tensor(3.)
+    """
+    members, parts = _fitted(logits, labels)
+    pairs = pair_agreement(unlabelled).mean()
+    parts["agreement"] = pairs / (members * (members - 1) / 2)
+    return LossParts(parts["member_loss"].sum() + strength / (members - 1) * pairs, parts)
+
+
+def divdis(
+    logits: Float[Tensor, "M B C"], labels: Tensor, *, unlabelled: Float[Tensor, "M U C"],
+    strength: float | Float[Tensor, ""] = 1.0, balance: float | Float[Tensor, ""] = 10.0,
+) -> LossParts:  # fmt: skip
+    """Fit the labels, and say other things of other data: DivDis' mutual information between members' predictions.
+
+    For each pair, KL of the joint distribution of the two predictions (the batch mean of the outer product of their
+    probabilities) from the product of its marginals; and for each member KL of its mean prediction from the label
+    frequencies of the batch, which keeps members from saying nonsense. total = Σ_m CE_m + M · (λ · mean over pairs +
+    μ · mean over members). In logarithms that stand zeros, which the reference's do not.
+
+    Args:
+        logits: Of members on labelled data.
+        labels: Their classes ``[B]``.
+        unlabelled: Of members on the data to differ on.
+        strength: λ.
+        balance: μ, the weight of the second term.
+    """
+    members, parts = _fitted(logits, labels)
+    checks.member_outputs(unlabelled, "unlabelled")
+    probs = unlabelled.softmax(-1)
+    marginal = probs.mean(1)  # [M, C]
+    information = _pairwise_information(probs, marginal)
+    frequencies = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(probs.dtype).mean(0)
+    log_marginal = marginal.clamp_min(_TINY).log()
+    drift = (marginal * (log_marginal - frequencies.clamp_min(1e-3).log())).sum(-1).mean()
+    parts |= {"information": information, "drift": drift}
+    return LossParts(parts["member_loss"].sum() + members * (strength * information + balance * drift), parts)
+
+
+def ldr(
+    logits: Float[Tensor, "M B C"], labels: Tensor, *, strength: float | Float[Tensor, ""],
+    disagreement: Disagreement = "a2d", weight: Literal["loss", "inverse"] = "loss",
+) -> LossParts:  # fmt: skip
+    """Disagree where the ensemble is wrong (LDR paper, equations 4 to 6), on the training data itself.
+
+    total = Σ_m CE_m + λ / (M − 1) · mean_n α_n · (sum over pairs): M times equation 6, with the pair term taken both
+    ways. α_n is the loss of the mean logits on example n over the squared mean of that over the batch, and no gradient
+    goes through it. Equation 17 is this for M = 2 and λ = 2.
+
+    Args:
+        logits: Of members.
+        labels: Their classes ``[B]``.
+        strength: λ.
+        disagreement: What pairs lose by agreeing: ``"a2d"``, or a function of log-probabilities.
+        weight: ``"loss"``, or ``"inverse"``: 1/p_y instead of −log p_y on top of α_n (appendix A.14).
+
+    Returns:
+        ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement``
+        (the mean over pairs and examples), ``weighted_agreement`` (with α_n).
+    """
+    members, parts = _fitted(logits, labels)
+    checks.one_of("weight", weight, ("loss", "inverse"))
+    if members < 2:
+        checks.refuse("logits", "hold at least two members that can disagree", members)
+    pairs = pair_agreement(logits) if disagreement == "a2d" else _told(disagreement, logits)
+    alpha = hardness(logits, labels, weight)
+    weighted = (alpha * pairs).mean()
+    count = members * (members - 1) / 2
+    parts |= {"agreement": pairs.mean() / count, "weighted_agreement": weighted / count}
+    return LossParts(parts["member_loss"].sum() + strength / (members - 1) * weighted, parts)
+
+
+def hardness(
+    logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], weight: Literal["loss", "inverse"] = "loss"
+) -> Float[Tensor, " B"]:
+    """α_n (LDR paper, equation 4), without a gradient; its denominator is held above `LEAST_LOSS` squared.
+
+    >>> hardness(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2])) * math.log(4)  # all alike: one over the mean loss
+    tensor([1., 1., 1.])
+    """
+    with torch.no_grad():
+        loss = losses.cross_entropy(logits.mean(0), labels)
+        scale = loss.mean().clamp_min(LEAST_LOSS).square()
+        return (loss if weight == "loss" else loss.exp()) / scale
+
+
+_TINY = 1e-30
+
+
+def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor]]:
+    """Cross-entropy of members and ensemble."""
+    members, batch, classes = checks.member_outputs(logits, "logits")
+    checks.class_targets(labels, batch, classes, soft=False)
+    own = losses.cross_entropy(logits, labels).mean(-1)
+    ensemble = -losses.at_label(pooling.mean_probability(logits), labels).mean()
+    return members, {"member_loss": own, "individual": own.mean(), "ensemble": ensemble}
+
+
+def _told(disagreement: Disagreement, logits: Tensor) -> Tensor:
+    if not callable(disagreement):
+        checks.one_of("disagreement", disagreement, ("a2d",))
+    assert callable(disagreement)
+    found = disagreement(logits.log_softmax(-1))
+    if found.shape != logits.shape[1:2]:
+        checks.refuse("disagreement", "give one number per example, [B]", list(found.shape))
+    return found
+
+
+def _pairwise_information(probs: Float[Tensor, "M U C"], marginal: Float[Tensor, "M C"]) -> Float[Tensor, ""]:
+    """Mutual information of two members' predictions, averaged over pairs; M pairs at a time."""
+    members, examples, _ = probs.shape
+    if members < 2:
+        checks.refuse("unlabelled", "hold at least two members that can differ", members)
+    total = probs.new_zeros(())
+    for shift in range(1, members):
+        other = probs.roll(shift, 0)
+        joint = probs.transpose(1, 2) @ other / examples  # [M, C, C]
+        apart = marginal.unsqueeze(2) * marginal.roll(shift, 0).unsqueeze(1)
+        total = total + (joint * (joint.clamp_min(_TINY).log() - apart.clamp_min(_TINY).log())).sum()
+    return total / (members * (members - 1))

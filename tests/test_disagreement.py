@@ -1,0 +1,281 @@
+"""Objectives that make members disagree, and scores that read disagreement, against the LDR paper's formulas."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import dissensus as ds
+from dissensus.objectives import a2d, divdis, hardness, ldr, pair_agreement
+
+M, B, C = 4, 6, 5
+
+
+def logits(members=M, batch=B, classes=C, seed=0, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = scale * torch.randn(members, batch, classes, generator=generator, dtype=torch.float64)
+    return drawn, torch.randint(classes, (batch,), generator=generator)
+
+
+def agreement_by_loops(probs):
+    """Equation 3 in both directions, over pairs m < l, written out."""
+    members, batch, _ = probs.shape
+    found = torch.zeros(batch, dtype=probs.dtype)
+    for n in range(batch):
+        for m, k in itertools.combinations(range(members), 2):
+            for y in (int(probs[m, n].argmax()), int(probs[k, n].argmax())):
+                p, q = probs[m, n, y], probs[k, n, y]
+                found[n] += -torch.log(p * (1 - q) + q * (1 - p)) / 2
+    return found
+
+
+@pytest.mark.parametrize(("members", "classes"), [(2, 2), (3, 5), (6, 3)])
+def test_agreement_of_all_pairs_is_equation_3_in_both_directions(members, classes):
+    f, _ = logits(members, classes=classes, seed=members)
+    torch.testing.assert_close(pair_agreement(f), agreement_by_loops(f.softmax(-1)))
+
+
+def test_gradients_of_agreement_are_those_of_the_formula():
+    f, _ = logits()
+    f.requires_grad_()
+    (found,) = torch.autograd.grad(pair_agreement(f).sum(), f)
+    (expected,) = torch.autograd.grad(agreement_by_loops(f.softmax(-1)).sum(), f)
+    torch.testing.assert_close(found, expected)
+
+
+def test_members_can_be_permuted():
+    f, y = logits()
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(pair_agreement(f[order]), pair_agreement(f))
+    torch.testing.assert_close(ldr(f[order], y, strength=0.7).total, ldr(f, y, strength=0.7).total)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_at_any_logits(scale, dtype):
+    f, y = logits(scale=1.0)
+    f = (scale * f).to(dtype)
+    f[1] = f[0]  # members that agree entirely
+    f = f.requires_grad_()
+    for parts in (
+        ldr(f, y, strength=1.0),
+        ldr(f, y, strength=1.0, weight="loss"),
+        a2d(f, y, unlabelled=f, strength=1.0),
+        divdis(f, y, unlabelled=f, strength=1.0),
+    ):
+        (grad,) = torch.autograd.grad(parts.total, f)
+        assert parts.total.isfinite()
+        assert grad.isfinite().all()
+
+
+def test_equal_and_sure_members_are_pushed_apart():
+    f = torch.zeros(2, 1, 3, dtype=torch.float64)
+    f[:, :, 0] = 20.0
+    f.requires_grad_()
+    (grad,) = torch.autograd.grad(pair_agreement(f).sum(), f)
+    assert (grad[:, 0, 0] > 0).all(), "going down lowers the common class"
+    assert (grad[:, 0, 1:] < 0).all()
+
+
+def test_weights_are_equation_4():
+    f, y = logits()
+    loss = torch.nn.functional.cross_entropy(f.mean(0), y, reduction="none")
+    torch.testing.assert_close(hardness(f, y), loss / loss.mean() ** 2)
+    torch.testing.assert_close(hardness(f, y).mean(), 1 / loss.mean())  # equation 5
+    at = f.mean(0).softmax(-1)[torch.arange(B), y]
+    torch.testing.assert_close(hardness(f, y, "inverse"), 1 / at / loss.mean() ** 2)
+    sure = 50 * torch.nn.functional.one_hot(y, C).double().expand(M, -1, -1)
+    assert hardness(sure, y).isfinite().all()
+
+
+def test_ldr_is_equation_6_times_the_number_of_members():
+    f, y = logits()
+    strength = 1.7
+    probs = f.softmax(-1)
+    main = -probs[:, torch.arange(B), y].log().mean()
+    alpha = hardness(f, y)
+    second = strength / (B * M * (M - 1)) * (alpha * agreement_by_loops(probs)).sum()
+    parts = ldr(f, y, strength=strength)
+    torch.testing.assert_close(parts.total, M * (main + second))
+    torch.testing.assert_close(parts.parts["individual"], main)
+    pairs = M * (M - 1) / 2
+    torch.testing.assert_close(parts.parts["agreement"], agreement_by_loops(probs).mean() / pairs)
+    torch.testing.assert_close(
+        ldr(f, y, strength=0.0).total, ds.objectives.independent(f, y, loss="cross_entropy").total
+    )
+
+
+def test_two_members_are_equation_17_and_its_gradients():
+    """Appendix A.14: partial derivatives by the probabilities, equations 18 to 20."""
+    f = torch.tensor([[[0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3]]], dtype=torch.float64)
+    y = torch.tensor([2])
+    alpha = float(hardness(f.log(), y))
+    probs = f.clone().requires_grad_()
+    p, q = probs[0, 0], probs[1, 0]
+    loss = (
+        -p[2].log() - q[2].log()
+        - alpha * (p[0] * (1 - q[0]) + q[0] * (1 - p[0])).log()
+        - alpha * (q[1] * (1 - p[1]) + p[1] * (1 - q[1])).log()
+    )  # fmt: skip
+    torch.testing.assert_close(ldr(f.log(), y, strength=2.0).total, loss.detach())
+    (grad,) = torch.autograd.grad(loss, probs)
+    assert float(grad[0, 0, 2]) == pytest.approx(-1 / 0.2)
+    assert float(grad[0, 0, 0]) == pytest.approx(alpha * (2 * 0.1 - 1) / (0.5 + 0.1 - 2 * 0.5 * 0.1))
+    assert float(grad[0, 0, 1]) == pytest.approx(alpha * (2 * 0.6 - 1) / (0.3 + 0.6 - 2 * 0.3 * 0.6))
+    given = f.log().requires_grad_()
+    (found,) = torch.autograd.grad(ldr(given, y, strength=2.0).total, given)
+    centred = f * (grad - (f * grad).sum(-1, keepdim=True))  # by the chain rule of softmax
+    torch.testing.assert_close(found, centred)
+
+
+def test_no_gradient_goes_through_the_weights():
+    f, y = logits(members=2, batch=1)
+    f.requires_grad_()
+    (found,) = torch.autograd.grad(ldr(f, y, strength=1.0).total, f)
+    alpha = hardness(f, y)
+    fixed = (
+        torch.nn.functional.cross_entropy(f.flatten(0, 1), y.repeat(2), reduction="sum")
+        + (alpha.detach() * pair_agreement(f)).mean()
+    )
+    (expected,) = torch.autograd.grad(fixed, f)
+    torch.testing.assert_close(found, expected)
+
+
+def test_any_disagreement_term():
+    f, y = logits()
+
+    def closeness(log_probs):
+        probs = log_probs.exp()
+        return torch.stack([(probs[i] * probs[j]).sum(-1) for i, j in itertools.combinations(range(M), 2)]).sum(0)
+
+    parts = ldr(f, y, strength=0.5, disagreement=closeness)
+    own = ds.objectives.independent(f, y, loss="cross_entropy").total
+    torch.testing.assert_close(
+        parts.total, own + 0.5 / (M - 1) * (hardness(f, y) * closeness(f.log_softmax(-1))).mean()
+    )
+    with pytest.raises(ValueError, match="one number per example"):
+        ldr(f, y, strength=0.5, disagreement=lambda log_probs: log_probs.sum())
+
+
+def test_a2d_is_equations_1_to_3_times_the_number_of_members():
+    f, y = logits()
+    other, _ = logits(batch=9, seed=5)
+    strength = 0.8
+    main = torch.nn.functional.cross_entropy(f.flatten(0, 1), y.repeat(M))
+    second = agreement_by_loops(other.softmax(-1)).sum() / (9 * M * (M - 1))
+    torch.testing.assert_close(a2d(f, y, unlabelled=other, strength=strength).total, M * (main + strength * second))
+
+
+def test_divdis_by_loops():
+    f, y = logits()
+    other, _ = logits(batch=9, seed=5)
+    probs = other.softmax(-1)
+    information = 0.0
+    for i, j in itertools.combinations(range(M), 2):
+        joint = sum(torch.outer(probs[i, n], probs[j, n]) for n in range(9)) / 9
+        apart = torch.outer(joint.sum(1), joint.sum(0))
+        information += float((joint * (joint / apart).log()).sum()) / math.comb(M, 2)
+    frequencies = torch.bincount(y, minlength=C).double() / B
+    frequencies = frequencies.clamp_min(1e-3)
+    drift = sum(float((probs[m].mean(0) * (probs[m].mean(0) / frequencies).log()).sum()) for m in range(M)) / M
+    main = torch.nn.functional.cross_entropy(f.flatten(0, 1), y.repeat(M), reduction="sum") / B
+    parts = divdis(f, y, unlabelled=other, strength=0.6, balance=3.0)
+    torch.testing.assert_close(parts.total, main + M * (0.6 * information + 3.0 * drift))
+    torch.testing.assert_close(parts.parts["information"].item(), information)
+
+
+def test_members_that_say_the_same_share_all_information():
+    y = torch.tensor([0, 1])
+    sure = 100 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2)
+    assert float(divdis(sure, y, unlabelled=sure, balance=0.0).parts["information"]) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f, y: ldr(f[:1], y, strength=1.0), "two members"),
+        (lambda f, y: a2d(f, y, unlabelled=f[:1]), "two members"),
+        (lambda f, y: divdis(f, y, unlabelled=f[:1]), "two members"),
+        (lambda f, y: ldr(f[..., :1], y * 0, strength=1.0), "two classes"),
+        (lambda f, y: ldr(f, y, strength=1.0, weight="los"), "weight"),
+        (lambda f, y: ldr(f, y, strength=1.0, disagreement="a2e"), "Did you mean 'a2d'"),
+    ],
+)
+def test_what_cannot_disagree_is_refused(call, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        call(*logits())
+
+
+def test_sweeps_over_the_strength_equal_lone_fits():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(40, 4, generator=generator, dtype=torch.float64), torch.randint(3, (40,), generator=generator)
+    build = lambda: ds.nets.mlp(4, 3, (8,))  # noqa: E731
+    options = {"epochs": 3, "batch_size": 16, "lr": 0.02, "members": 3}
+    swept = ds.sweep(build, (x, y), ldr, grid={"strength": [0.0, 2.0]}, **options)
+    for i, strength in enumerate((0.0, 2.0)):
+        alone = ds.sweep(build, (x, y), ldr, grid={"strength": [strength]}, **options)
+        torch.testing.assert_close(swept.run(i).predict(x), alone.run(0).predict(x), rtol=1e-8, atol=1e-10)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_by_their_formulas():
+    f, _ = logits()
+    p = f.softmax(-1)
+    mean = p.mean(0)
+    found = ds.scores.table(f)
+    entropy = lambda q: -(q * q.log()).sum(-1)  # noqa: E731
+    pairs = list(itertools.permutations(range(M), 2))
+    kl = lambda a, b: (a * (a / b).log()).sum(-1)  # noqa: E731
+    jsd = lambda a, b: (kl(a, (a + b) / 2) + kl(b, (a + b) / 2)) / 2  # noqa: E731
+    expected = {
+        "predictive_diversity": p.max(0).values.sum(-1) / C,
+        "model_average": 1 - mean.max(-1).values,
+        "mean_least_confidence": 1 - p.max(-1).values.mean(0),
+        "mean_energy": -sum(f[m].exp().sum(-1).log() for m in range(M)) / M,
+        "max_logit": -f.mean(0).max(-1).values,
+        "mean_entropy": entropy(p).mean(0),
+        "ensemble_entropy": entropy(mean),
+        "mutual_information": sum(kl(p[m], mean) for m in range(M)) / M,
+        "pairwise_kl": sum(kl(p[i], p[j]) for i, j in pairs) / len(pairs),
+        "pairwise_jsd": sum(jsd(p[i], p[j]) for i, j in pairs) / len(pairs),
+        "probability_variance": ((p - mean) ** 2).mean(0).mean(-1),
+        "distinct_predictions": torch.tensor([len(set(p[:, n].argmax(-1).tolist())) for n in range(B)]).double(),
+    }
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_scores_in_slices_are_the_same():
+    f, _ = logits(batch=50)
+    whole, sliced = ds.scores.table(f), ds.scores.table(f, at_once=M * C * 7)
+    for name in whole:
+        torch.testing.assert_close(sliced[name], whole[name])
+    assert set(ds.scores.table(f.softmax(-1), kind="probabilities")) == set(whole) - {"mean_energy", "max_logit"}
+
+
+def test_scores_at_the_edges():
+    sure = torch.eye(3).unsqueeze(1)
+    for name, values in ds.scores.table(sure, kind="probabilities").items():
+        assert values.isfinite().all(), name
+    one = ds.scores.table(torch.randn(1, 4, 3))
+    for name in ("mutual_information", "pairwise_kl", "pairwise_jsd", "probability_variance"):
+        torch.testing.assert_close(one[name], torch.zeros(4), atol=1e-6, rtol=0)
+    same = torch.randn(1, 4, 3).expand(5, -1, -1)
+    torch.testing.assert_close(ds.scores.pairwise_kl(same.softmax(-1)), torch.zeros(4), atol=1e-5, rtol=0)
+    assert ds.scores.pairwise_kl(sure).item() > 80, "members that rule each other out are far apart"
+    with pytest.raises(ValueError, match="probs"):
+        ds.scores.predictive_diversity(torch.zeros(0, 3, 2))
+
+
+def test_scores_rise_out_of_distribution():
+    generator = torch.Generator().manual_seed(0)
+    near = 6 * torch.nn.functional.one_hot(torch.randint(4, (200,), generator=generator), 4).double()
+    near = near + 0.3 * torch.randn(5, 200, 4, generator=generator, dtype=torch.float64)
+    far = 2 * torch.randn(5, 200, 4, generator=generator, dtype=torch.float64)
+    inside, outside = ds.scores.table(near), ds.scores.table(far)
+    for name in inside:
+        assert outside[name].mean() > inside[name].mean(), name
