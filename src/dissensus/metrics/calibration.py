@@ -1,4 +1,4 @@
-"""How good pooled predictions are."""
+"""Are predictions as sure as they should be?"""
 
 from typing import NamedTuple
 

@@ -1,0 +1,120 @@
+"""Detection: against scikit-learn, and against what its intervals promise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+import dissensus as ds
+from dissensus.metrics import auroc, compared, ood, threshold
+
+
+def drawn(n=300, u=200, shift=1.0, ties=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inside = torch.randn(n, generator=generator, dtype=torch.float64)
+    outside = shift + torch.randn(u, generator=generator, dtype=torch.float64)
+    return ((inside * 2).round() / 2, (outside * 2).round() / 2) if ties else (inside, outside)
+
+
+def by_sklearn(inside, outside):
+    scores = torch.cat([inside, outside]).numpy()
+    out = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
+    # Those within are the positives here, as false positives at 95 % are usually told.
+    false, true, _ = roc_curve(1 - out, -scores, drop_intermediate=False)
+    return {
+        "auroc": roc_auc_score(out, scores),
+        "aupr_out": average_precision_score(out, scores),
+        "aupr_in": average_precision_score(1 - out, -scores),
+        "fpr_at_95": false[np.argmax(true >= 0.95)],
+    }
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("sizes", [(300, 200), (7, 50), (40, 3), (1, 1)])
+def test_figures_are_scikit_learns(sizes, ties):
+    inside, outside = drawn(*sizes, ties=ties)
+    found = ood(inside, outside, repeats=50)
+    for name, value in by_sklearn(inside, outside).items():
+        assert getattr(found, name).value == pytest.approx(value), name
+    assert auroc(inside, outside).value == pytest.approx(found.auroc.value)
+
+
+def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
+    inside, outside = drawn(30, 20, ties=True)
+    generator = torch.Generator().manual_seed(5)
+    chosen = torch.randint(30, (1, 30), generator=generator)[0], torch.randint(20, (1, 20), generator=generator)[0]
+    expected = by_sklearn(inside[chosen[0]], outside[chosen[1]])
+    found = ood(inside, outside, repeats=1, seed=5)
+    for name, value in expected.items():
+        assert getattr(found, name).low == pytest.approx(value), name
+        assert getattr(found, name).high == pytest.approx(value), name
+
+
+def test_intervals_hold_what_they_promise():
+    truth = 0.5 * (1 + math.erf(1.0 / 2))  # two normals, one apart: Φ(1/√2)
+    held = {"delong": 0, "bootstrap": 0}
+    for seed in range(200):
+        inside, outside = drawn(80, 60, seed=seed)
+        for name, interval in (
+            ("delong", auroc(inside, outside)),
+            ("bootstrap", ood(inside, outside, repeats=300).auroc),
+        ):
+            held[name] += interval.low <= truth <= interval.high
+    assert 180 <= held["delong"] <= 198
+    assert 178 <= held["bootstrap"] <= 198
+
+
+def test_delongs_test_of_a_difference():
+    alarms, powers = 0, 0
+    for seed in range(200):
+        inside, outside = drawn(80, 60, seed=seed)
+        noise = torch.Generator().manual_seed(1000 + seed)
+        again = [
+            part + 0.5 * torch.randn(len(part), generator=noise, dtype=torch.float64) for part in (inside, outside)
+        ]
+        other = [
+            part + 0.5 * torch.randn(len(part), generator=noise, dtype=torch.float64) for part in (inside, outside)
+        ]
+        alarms += compared((again[0], again[1]), (other[0], other[1])).p_value < 0.05
+        powers += compared((inside, outside), (inside, outside - 0.7)).p_value < 0.05
+    assert 2 <= alarms <= 22, "about one in twenty where there is no difference"
+    assert powers > 150
+    first = drawn()
+    assert compared(first, first) == ds.metrics.Difference(ds.metrics.Interval(0.0, 0.0, 0.0), 1.0)
+    swapped = compared((first[0], first[1] - 0.5), first)
+    assert swapped.difference.value == pytest.approx(-compared(first, (first[0], first[1] - 0.5)).difference.value)
+
+
+def test_scores_that_tell_everything_and_nothing():
+    inside, outside = torch.arange(10.0), torch.arange(20.0, 30.0)
+    best = ood(inside, outside)
+    assert [figure.value for figure in best] == [1.0, 1.0, 1.0, 0.0]
+    same = ood(torch.zeros(10), torch.zeros(30), repeats=20)
+    assert same.auroc == (0.5, 0.5, 0.5)
+    assert same.aupr_out.value == pytest.approx(0.75)
+    assert same.fpr_at_95.value == 1.0
+
+
+def test_a_threshold_keeps_to_its_false_alarms():
+    inside = drawn()[0]
+    for rate in (0.0, 0.01, 0.05, 0.5):
+        assert float((inside > threshold(inside, rate)).double().mean()) <= rate
+        assert float((inside >= threshold(inside, rate)).double().mean()) > rate
+    assert threshold(inside, 1.0) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ood(torch.zeros(0), torch.zeros(3)), "`inside`"),
+        (lambda: ood(torch.zeros(3), torch.tensor([math.nan])), "finite"),
+        (lambda: auroc(torch.zeros(3, 2), torch.zeros(3)), "`inside`"),
+        (lambda: compared((torch.zeros(3), torch.zeros(2)), (torch.zeros(3), torch.zeros(4))), "same examples"),
+        (lambda: threshold(torch.zeros(3), 1.5), "false_alarms"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(call, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        call()
