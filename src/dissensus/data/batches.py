@@ -242,6 +242,8 @@ def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
     if len(shapes) > 1:
         got = f"{len(shapes)} shapes"
         checks.refuse(name, "hold pairs of one shape and dtype", got, "Sweep over the others by themselves.")
+    if len(kept) == 1:
+        return *kept[0], 1
     return torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]), len(kept)
 
 

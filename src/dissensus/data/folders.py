@@ -62,7 +62,10 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
         """So many of them, evenly spread; all by default."""
         if count is None or count >= len(self):
             return self
-        rows = torch.linspace(0, len(self) - 1, checks.count("count", count)).round().long()
+        return self.at(torch.linspace(0, len(self) - 1, checks.count("count", count)).round().long())
+
+    def at(self, rows: Int64[Tensor, " n"]) -> "Pictures":
+        """Those at some places."""
         groups = None if self.groups is None else self.groups[rows]
         return Pictures([self.files[i] for i in rows], self.labels[rows], self.classes, self.size, groups)
 

@@ -29,10 +29,10 @@ def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
     Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
     """
     members, _, _ = checks.member_outputs(probs, "probs")
-    right = (probs.argmax(-1) == labels).to(probs.dtype).mean(-1)
+    right = (probs.argmax(-1) == labels).float().mean(-1)
     first, second = torch.triu_indices(members, members, 1, device=probs.device)
     accuracy = (right[first] + right[second]) / 2
-    differing = pairwise_disagreement(probs)[first, second]
+    differing = pairwise_disagreement(probs.float())[first, second]
     return Plane(accuracy, torch.where(accuracy < 1, differing / (1 - accuracy).clamp_min(1e-12), 0.0))
 
 
@@ -50,7 +50,7 @@ def flipped(
     checks.number("accuracy", accuracy, 0, 1)
     checks.count("classes", classes, 2)
     left = accuracy * (1 - flips) + (1 - accuracy) * flips / (classes - 1)
-    return left, flips / (1 - left)
+    return left, torch.where(left < 1, flips / (1 - left).clamp_min(1e-12), 0.0)
 
 
 def independent_errors(accuracy: float, others: Float[Tensor, " K"], classes: int) -> Float[Tensor, " K"]:

@@ -82,6 +82,8 @@ def generate(count: int, ones: int, scale: float, seed: int = 0) -> Bool[Tensor,
     torch.Size([4, 18])
     """
     width = _width(count, ones, scale)
+    if scale == 1 and count > 1:
+        checks.refuse("scale", "be above 1 for masks to differ", scale)
     if not is_feasible(width, count, ones):
         enough = next(w for w in range(width, count * ones + 1) if is_feasible(w, count, ones))
         low = math.ceil(1e3 * scale_of(enough, count, ones)) / 1e3 if enough < count * ones else math.inf
@@ -127,9 +129,8 @@ def ones_for(width: int, count: int, scale: float) -> int:
         least = next(w for w in range(1, count + 1) if any(is_feasible(w, count, m) for m in range(1, w + 1)))
         got = f"{width} channels for {count} masks"
         checks.refuse("width", f"be at least {least} for so many different masks", got, "Or ask for fewer masks.")
-    ends = scale_of(width, count, max(possible)), scale_of(width, count, min(possible))
-    told = f"lie between {ends[0]:.4g} and {ends[1]:.4g} for {width} channels and {count} masks"
-    checks.refuse("scale", told, scale)
+    low, high = (_scale_at(width / wanted, count) for wanted in (max(possible) + 1, max(min(possible) - 1, 1e-9)))
+    checks.refuse("scale", f"lie between {low:.4g} and {high:.4g} for {width} channels and {count} masks", scale)
 
 
 def scale_of(width: int, count: int, ones: int) -> float:
@@ -140,12 +141,17 @@ def scale_of(width: int, count: int, ones: int) -> float:
     """
     if not ones <= width <= count * ones:
         checks.refuse("width", f"lie between {ones} and {count * ones}", width)
-    if width == count * ones and count > 1:
-        return math.inf
+    return math.inf if width == count * ones and count > 1 else _scale_at(width / ones, count)
+
+
+def _scale_at(widths: float, count: int) -> float:
+    """The S at which masks are expected to be so many times as wide as they have ones."""
+    if widths >= expected_width(count, 1, LARGEST_SCALE):
+        return LARGEST_SCALE
     low, high = 1.0, LARGEST_SCALE
     for _ in range(100):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if expected_width(count, ones, middle) < width else (low, middle)
+        low, high = (middle, high) if expected_width(count, 1, middle) < widths else (low, middle)
     return high
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dissensus import checks
-from dissensus.dropout import dropped
+from dissensus.dropout import KeyedDropout, dropped
 from dissensus.masks.network import Where, insert, places
 from dissensus.masks.tracing import DROPOUTS
 from dissensus.randomness import derived_seed, keep_mask
@@ -18,17 +18,21 @@ class _Dropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, rate: float, seed: int) -> None:
+    def __init__(self, inner: nn.Module, rate: float, channel_axes: int, seed: int) -> None:
         super().__init__()
-        self.inner = nn.Dropout(rate)
-        self.rate = rate
+        self.inner, self.rate, self.channel_axes = inner, rate, channel_axes
+        self.calls = 0
+        """In this pass: a layer that is used twice drops twice."""
         self.register_buffer("key", torch.tensor(seed), persistent=False)
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "B *S"]:
         """Activations of which some are dropped."""
         if self.training or self.rate == 0:
             return self.inner(x)
-        return dropped(x, keep_mask(tuple(x.shape), self.rate, self.key, torch.zeros_like(self.key)), self.rate)
+        shape = x.shape[: x.ndim - self.channel_axes] + (1,) * self.channel_axes
+        step = torch.full_like(self.key, self.calls)
+        self.calls += 1
+        return dropped(x, keep_mask(tuple(shape), self.rate, self.key, step), self.rate)
 
 
 class MonteCarlo(nn.Module):
@@ -52,22 +56,33 @@ class MonteCarlo(nn.Module):
         super().__init__()
         self.count = checks.count("count", count)
         self.network = copy.deepcopy(network)
-        found = 0
+        found: dict[int, _Dropout] = {}
         for parent in list(self.network.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, DROPOUTS):
-                    rate = float(child.p)
-                    setattr(parent, name, _Dropout(rate, derived_seed(seed, found)))
-                    found += 1
+            for name, child in parent._modules.items():
+                if isinstance(child, nn.AlphaDropout):
+                    checks.refuse("network", "have ordinary dropout", "nn.AlphaDropout")
+                if isinstance(child, DROPOUTS) and not isinstance(parent, _Dropout):
+                    made = _Dropout(child, float(child.p), _channel_axes(child), derived_seed(seed, len(found)))
+                    parent._modules[name] = found.setdefault(id(child), made)  # one layer in two places stays one
         if not found:
             fix = "`dissensus.masks.monte_carlo` puts some in."
             checks.refuse("network", "have dropout layers", "one without", fix)
+        self.train(network.training)
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "N B *R"]:
         """Predictions of all passes, or in training of one."""
         if self.training:
             return self.network(x).unsqueeze(0)
+        for layer in self.network.modules():
+            if isinstance(layer, _Dropout):
+                layer.calls = 0
         return self.network(x.repeat(self.count, *[1] * (x.ndim - 1))).unflatten(0, (self.count, -1))
+
+
+def _channel_axes(layer: nn.Module) -> int:
+    """Trailing axes that a layer drops together."""
+    kinds = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+    return layer.channel_axes if isinstance(layer, KeyedDropout) else kinds.get(type(layer), 0)
 
 
 def monte_carlo(

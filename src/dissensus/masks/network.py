@@ -58,14 +58,27 @@ class Masked(nn.Module):
         if len(counts) != 1:
             got = "none" if not counts else f"layers of {sorted(counts)} masks"
             checks.refuse("network", "hold Masksembles layers, all with the same number of masks", got)
-        self.count, self.assign = counts.pop(), assign
-        tiles = [layer for layer in network.modules() if isinstance(layer, Tile)]
-        for tile in tiles:
-            tile.assign = assign
-        self.tile: nn.Module = nn.Identity() if tiles else Tile(self.count, assign)
+        self.count = counts.pop()
+        tiled = any(isinstance(layer, Tile) for layer in network.modules())
+        self.tile: nn.Module = nn.Identity() if tiled else Tile(self.count, assign)
         self.network = network
+        self.assign = assign
+        self.train(network.training)
         self.single: int | None = None
         """Learnt numbers of the network that it was made from."""
+
+    @property
+    def assign(self) -> Assign:
+        """Whether in training each example gets one mask, ``"split"``, or ``"all"`` of them."""
+        return self._assign
+
+    @assign.setter
+    def assign(self, assign: Assign) -> None:
+        checks.one_of("assign", assign, ("split", "all"))
+        self._assign: Assign = assign
+        for layer in self.modules():
+            if isinstance(layer, Tile):
+                layer.assign = assign
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "N B *R"]:
         """Predictions under every mask, or in training under one each."""
@@ -154,6 +167,11 @@ def places(network: nn.Module, where: Where) -> tuple[fx.GraphModule, list[tuple
     if isinstance(where, str):
         fit = _one_each(fit)
     else:
+        unknown = [] if callable(where) else sorted(set(where) - {str(node.target) for node, _ in found})
+        if unknown:
+            checks.refuse("where", "name layers of this network", ", ".join(unknown))
+        if len(_one_each(fit)) < len(fit):
+            checks.refuse("where", "name one place between two layers, not several", f"{where!r}")
         lost = [str(node.target) for node, span in found if span is None]
         if lost:
             fix = "On a residual stream, or before layers that see channels together, masks cannot be cut out again."

@@ -17,18 +17,20 @@ def member(graph: fx.GraphModule, index: int) -> fx.GraphModule:
     Where a mask stands in a place that cannot be cut (on a residual stream, say), it stays, as a constant.
     """
     small = copy.deepcopy(graph)
+    kept: dict[Span, Tensor] = {}
     for node in list(small.graph.nodes):
         layer = small.get_submodule(node.target) if node.op == "call_module" else None
         if isinstance(layer, Tile):
             _skip(small, node)
         elif isinstance(layer, Masksembles):
-            kept = layer.masks[index]
-            span = span_of(small, node)
+            own, span = layer.masks[index], span_of(small, node)
             if span is None:
-                small.set_submodule(node.target, Masksembles.of(kept.unsqueeze(0), channel_axis=layer.channel_axis))
+                small.set_submodule(node.target, Masksembles.of(own.unsqueeze(0), channel_axis=layer.channel_axis))
                 continue
             _skip(small, node)
-            _cut(small, span, kept.nonzero().flatten())
+            kept[span] = kept[span] & own if span in kept else own  # several masks of one stretch keep what all keep
+    for span, own in kept.items():
+        _cut(small, span, own.nonzero().flatten())
     small.delete_all_unused_submodules()
     small.graph.lint()
     small.recompile()
@@ -94,7 +96,8 @@ def widen(graph: fx.GraphModule, spans: list[tuple[Span, int, int]]) -> None:
             weight: Any = graph.get_submodule(name).weight
             sizes.setdefault(name, {})["inputs"] = int(weight.shape[1]) // now * wanted
     for name, size in sizes.items():
-        layer = copy.deepcopy(graph.get_submodule(name))
+        before = graph.get_submodule(name)
+        layer = copy.deepcopy(before)
         graph.set_submodule(name, layer)
         _resize(layer, **size)
         for key, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]:
@@ -106,6 +109,11 @@ def widen(graph: fx.GraphModule, spans: list[tuple[Span, int, int]]) -> None:
                 shape[1] = size.get("inputs", shape[1])
             _put(layer, key, tensor.new_empty(shape))
         layer.reset_parameters()  # pyright: ignore[reportCallIssue]
+        if hasattr(layer, "running_mean"):
+            continue
+        for key, tensor in layer.named_parameters(recurse=False):  # under a mask as many inputs count as before
+            own = getattr(before, key)
+            tensor.normal_(float(own.mean()), float(own.std()) if own.numel() > 1 else 0.0)
 
 
 def parameters(network: nn.Module) -> int:

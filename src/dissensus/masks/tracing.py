@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx import Node
+from torch.nn.utils.parametrize import is_parametrized
 
 from dissensus import checks
 from dissensus.dropout import KeyedDropout
@@ -41,8 +42,12 @@ class _Tracer(fx.Tracer):
 def traced(network: nn.Module) -> fx.GraphModule:
     """A network as a graph of its layers; they are its own, not copies."""
     checked = jaxtyping.config.jaxtyping_disable
+    modes = {layer: layer.training for layer in network.modules()}
     jaxtyping.config.update("jaxtyping_disable", True)  # what goes through layers now are stand-ins for tensors
     try:
+        network.eval()
+        other = _Tracer().trace(network)
+        network.train()
         graph = _Tracer().trace(network)
     except Exception as reason:
         fix = "Put `dissensus.masks.Masksembles` layers into it by hand, and wrap it in `dissensus.masks.Masked`."
@@ -50,7 +55,31 @@ def traced(network: nn.Module) -> fx.GraphModule:
         checks.refuse("network", "be one that torch.fx can follow", got, fix)
     finally:
         jaxtyping.config.update("jaxtyping_disable", checked)
+        for layer, mode in modes.items():
+            layer.training = mode
+    if _steps(graph) != _steps(other):
+        fix = "Use layers for what only training does: nn.Dropout instead of functional dropout."
+        checks.refuse("network", "do the same steps in training and evaluation", type(network).__name__, fix)
+    moving = next((node for node in graph.nodes if _moves_examples(node)), None)
+    if moving is not None:
+        checks.refuse("network", "keep examples on axis 0", f"one that moves them ({moving.name})")
     return fx.GraphModule(network, graph)
+
+
+def _steps(graph: fx.Graph) -> list[tuple[str, ...]]:
+    return [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in graph.nodes]
+
+
+def _moves_examples(node: Node) -> bool:
+    """Whether a node takes examples away from axis 0."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    axes = [a for a in (*node.args[1:], *node.kwargs.values()) if isinstance(a, int | tuple | list)]
+    if name in ("transpose", "swapaxes", "swapdims", "movedim", "moveaxis"):
+        return any(0 in (a if isinstance(a, tuple | list) else (a,)) for a in axes)
+    flat = [i for a in axes for i in (a if isinstance(a, tuple | list) else (a,))]
+    if name == "permute":
+        return bool(flat) and int(flat[0]) != 0
+    return name in ("t", "T") and node.op != "call_module"
 
 
 class Span(NamedTuple):
@@ -65,7 +94,7 @@ def span_of(graph: fx.GraphModule, node: Node) -> Span | None:
     """The stretch around a node's output; None where a mask could not be cut out of it again."""
     calls = [n.target for n in graph.graph.nodes if n.op == "call_module"]
     norms: list[str] = []
-    at = node
+    at, spatial = node, False
     while True:
         layer = _layer(graph, at)
         if isinstance(layer, WEIGHTED):
@@ -73,19 +102,23 @@ def span_of(graph: fx.GraphModule, node: Node) -> Span | None:
         norm = isinstance(layer, NORMS)
         if not norm and not _passes(graph, at):
             return None
+        spatial = spatial or _is_spatial(graph, at)
         norms += [str(at.target)] if norm else []
         before = at.args[0] if at.args else None
         if not isinstance(before, Node) or (before is not node and len(before.users) > 1):
             return None
         at = before
-    if getattr(layer, "groups", 1) != 1:
+    flat = isinstance(layer, nn.Linear)
+    if getattr(layer, "groups", 1) != 1 or (flat and spatial):
         return None
-    consumers = _consumers(graph, node, isinstance(layer, nn.Linear))
+    if any(graph.get_submodule(name).num_features != layer.weight.shape[0] for name in norms):
+        return None  # batch norm over another axis
+    consumers = _consumers(graph, node, flat)
     if not consumers:
         return None
     names = (str(at.target), *norms, *consumers)
-    if any(calls.count(name) > 1 for name in names):
-        return None  # a layer with several places keeps its shape
+    if any(calls.count(name) > 1 or _is_tied(graph, name) for name in names):
+        return None  # a layer with several places, or whose weight is made or read elsewhere, keeps its shape
     return Span(str(at.target), tuple(norms), tuple(consumers))
 
 
@@ -98,7 +131,7 @@ def _consumers(graph: fx.GraphModule, node: Node, flat: bool) -> list[str] | Non
             if isinstance(layer, CONVOLUTIONS) == flat:
                 return None  # a convolution takes its channels from axis 1, a linear layer from the last
             found.append(str(user.target))
-        elif _passes(graph, user) or _flattens(graph, user):
+        elif (_passes(graph, user) and not (flat and _is_spatial(graph, user))) or _flattens(graph, user):
             inner = _consumers(graph, user, flat or _flattens(graph, user))
             if inner is None:
                 return None
@@ -133,6 +166,28 @@ def _passes(graph: fx.GraphModule, node: Node) -> bool:
     return is_activation(graph, node) or isinstance(_layer(graph, node), PASSING)
 
 
+def _is_spatial(graph: fx.GraphModule, node: Node) -> bool:
+    """Whether a node works along axes behind the channels, which behind a linear layer are the channels."""
+    return isinstance(_layer(graph, node), (*POOLS, nn.ZeroPad2d)) or (
+        node.op == "call_function" and node.target in _POOL_CALLS and node.target is not F.dropout
+    )
+
+
+def _is_tied(graph: fx.GraphModule, name: str) -> bool:
+    layer = graph.get_submodule(name)
+    made = is_parametrized(layer) or any(key.endswith(("_g", "_orig")) for key, _ in layer.named_parameters())
+    read = any(n.op == "get_attr" and str(n.target).startswith(f"{name}.") for n in graph.graph.nodes)
+    own = {id(p) for p in layer.parameters()}
+    shared = any(
+        id(p) in own
+        for other, m in graph.named_modules()
+        if m is not layer
+        for p in m.parameters(recurse=False)
+        if other
+    )
+    return made or read or shared
+
+
 def _flattens(graph: fx.GraphModule, node: Node) -> bool:
     layer = _layer(graph, node)
     if isinstance(layer, nn.Flatten):
@@ -144,13 +199,17 @@ def _flattens(graph: fx.GraphModule, node: Node) -> bool:
 def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
     """Lay the batch N times end to end where masks begin to matter: what comes before is computed once for all."""
     masked: set[Node] = set()
+    given: set[Node] = set()
+    """What is computed from the input."""
     for node in graph.graph.nodes:
+        if node.op == "placeholder" or any(n in given for n in node.all_input_nodes):
+            given.add(node)
         if isinstance(_layer(graph, node), Masksembles) or any(n in masked for n in node.all_input_nodes):
             masked.add(node)
     edges: dict[Node, list[Node]] = {}
     for node in graph.graph.nodes:
         for source in node.all_input_nodes if node in masked else []:
-            if source not in masked:
+            if source not in masked and source in given:
                 edges.setdefault(source, []).append(node)
     if any(not _is_batch(source) for source in edges):  # a number of rows, say, that tiling would make wrong
         edges = {node: list(node.users) for node in graph.graph.nodes if node.op == "placeholder"}

@@ -23,8 +23,9 @@ class Calibration(NamedTuple):
     @property
     def error(self) -> float:
         """The expected calibration error: the mean distance of the two, weighted by examples."""
-        gaps = (self.confidence - self.accuracy).abs().nan_to_num(0.0) * self.examples
-        return float(gaps.sum() / self.examples.sum())
+        held = self.examples > 0
+        gaps = (self.confidence - self.accuracy).abs() * self.examples
+        return float(gaps[held].sum() / self.examples.sum())
 
 
 def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins: int = BINS) -> Calibration:
@@ -39,6 +40,8 @@ def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins
         got = f"{list(log_probs.shape)} and {list(labels.shape)}"
         checks.refuse("log_probs", "have shape [B, C], with a label each", got)
     checks.count("bins", bins)
+    if bool(log_probs.isnan().any()):
+        checks.refuse("log_probs", "be numbers", "NaN", "Leave such examples out.")
     sure, named = log_probs.double().exp().max(-1)
     place = (sure * bins - 1e-9).ceil().long().sub(1).clamp(0, bins - 1)
     count = torch.zeros(bins, dtype=torch.int64, device=place.device).index_add_(0, place, torch.ones_like(place))

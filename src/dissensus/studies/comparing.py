@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dissensus import masks, metrics, pooling
 from dissensus.diversity.plane import plane
@@ -71,13 +72,13 @@ def rows(
             run = rows_of.Done(len(found), {**point, "method": name}, swept.run(i), swept.history(i),
                                swept.outcomes[i].status)  # fmt: skip
             row = rows_of.row(spec, data.name, run, data.test, data.train, own)
-            found.append({**row, **_drawn(row, run, data)})
+            outputs = torch.from_numpy(np.load(own / f"outputs-{run.number:03d}.npy"))
+            found.append({**row, **_drawn(row, outputs, data)})
     return found
 
 
-def _drawn(row: dict[str, Any], run: rows_of.Done, data: Problem) -> dict[str, Any]:
+def _drawn(row: dict[str, Any], outputs: Tensor, data: Problem) -> dict[str, Any]:
     """What figures show beyond measures: pairs of members in the plane, and the calibration curve."""
-    outputs = run.ensemble.predict(data.test[0])
     told: dict[str, Any] = {}
     if "normalised_disagreement" in row["measures"]:
         pairs = plane(outputs, data.test[1])

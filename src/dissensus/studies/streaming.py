@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dissensus.data.batches import split_rows
 from dissensus.data.folders import Pictures
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
@@ -73,19 +74,29 @@ def _trained(
     members = spec.members.options.get(COUNTS, {}).get(point.get("network"), spec.members.count)
     hyper = {key: value for key, value in point.items() if key not in ("network", "seed")}
     ensemble = Ensemble(build, int(members), seed=point["seed"]).to(device)
+    trained, watched = _separated(data, told.validation)  # what is told of test pictures must not have chosen anything
     status = "done"
     try:
         history = fit(
-            ensemble, _loader(data.train, told.batch_size, point["seed"]),
+            ensemble, _loader(trained, told.batch_size, point["seed"]),
             partial(objective_of(spec.objective), **hyper), epochs=told.epochs, lr=told.lr, optimizer=told.optimizer,
             momentum=told.momentum, weight_decay=told.weight_decay, schedule=rows_of.schedule(spec, told.epochs),
-            validation=_loader(data.test, told.batch_size), track=rows_of.tracked(spec), patience=told.patience,
-            keep=told.keep, augment=augment_of(told.augment), seed=point["seed"], progress=on_progress,
+            validation=_loader(watched, told.batch_size), track=rows_of.tracked(spec),
+            patience=told.patience if told.validation else None, keep=told.keep if told.validation else "last",
+            augment=augment_of(told.augment), seed=point["seed"], progress=on_progress,
             checkpoint=own / f"checkpoints-{number:03d}", resume=True,
         )  # fmt: skip
     except TrainingDiverged as reason:
         history, status = reason.history, "failed"
     return rows_of.Done(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
+
+
+def _separated(data: Streamed, share: float) -> tuple[Pictures, Pictures]:
+    """Pictures to train on, and those to look at on the way: a share of the training pictures, or the test pictures."""
+    if not share:
+        return data.train, data.test
+    rest, part = split_rows(len(data.train), share, 0)
+    return data.train.at(rest.sort().values), data.train.at(part.sort().values)
 
 
 def _loader(pictures: Pictures, batch_size: int, seed: int | None = None) -> DataLoader[Any]:

@@ -1,6 +1,7 @@
 """`fit`: train all members of an ensemble as one computation."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,8 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.stopping import Watch
+
+log = logging.getLogger("dissensus")
 
 
 def fit(
@@ -140,6 +143,7 @@ def fit(
     body.set_keys([(seed, member) for member in ensemble.member_ids])
     if not any(p.requires_grad for p in ensemble.parameters()):
         checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
+    tell_of_split(body, objective)
     decided = numerics(precision, channels_last, deterministic, body, ensemble.dtype, device)
     body.channels_last = decided.channels_last
     flat = body.packed()
@@ -255,6 +259,13 @@ def _recognised(held_out: Source | None) -> str | None:
 def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
     assert not isinstance(source, tuple)
     return source if isinstance(source, DataLoader) else DataLoader(source, batch_size)
+
+
+def tell_of_split(body: object, objective: Callable[..., LossParts]) -> None:
+    """Say so where members are to interact that see no common example."""
+    network = getattr(body, "network", None)
+    if getattr(network, "assign", "all") == "split" and not is_separable(objective):
+        log.warning("with assign='split' each example trains one mask, so members do not interact: use assign='all'")
 
 
 def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:

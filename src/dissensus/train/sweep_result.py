@@ -115,6 +115,8 @@ class Sweep:
                 found = found.unflatten(0, (len(group.runs), -1))
                 if result is None:
                     result = found.new_empty(len(self), found.shape[1], len(x), *found.shape[3:])
+                if found.shape[1] != result.shape[1]:
+                    raise ValueError("runs have different numbers of masks; use sweep.run(i).predict(x) for each run.")
                 result[group.runs, :, start : start + len(batch)] = found
                 start += len(batch)
         if result is None:

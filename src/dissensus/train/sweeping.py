@@ -24,7 +24,7 @@ from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, digest, in_words, train
 from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fitting import check_patience, is_separable
+from dissensus.train.fitting import check_patience, is_separable, tell_of_split
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
@@ -189,7 +189,8 @@ class Recipe:
 
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
-        own = ("objective", "build", "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
+        own = ("folds", "held_folds", "objective", "build",
+               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
                "patience", "min_delta", "keep", "augment", "precision", "channels_last",
                "deterministic", "shuffle", "drop_last")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
@@ -322,6 +323,7 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
     parts: list[list[int]] = []
     for group in grouped(recipe.runs):
         engine = recipe.engine(group[:1])
+        tell_of_split(engine.body, recipe.objective)
         size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
         _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
         at_once = memory.runs_at_once(size, len(group), memory.allowed(max_memory, recipe.device))
