@@ -73,12 +73,13 @@ def _steps(graph: fx.Graph) -> list[tuple[str, ...]]:
 def _moves_examples(node: Node) -> bool:
     """Whether a node takes examples away from axis 0."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    axes = [a for a in (*node.args[1:], *node.kwargs.values()) if isinstance(a, int | tuple | list)]
+    axes: list[Any] = []
+    for told in (*node.args[1:], *node.kwargs.values()):
+        axes += told if isinstance(told, tuple | list) else [told]
     if name in ("transpose", "swapaxes", "swapdims", "movedim", "moveaxis"):
-        return any(0 in (a if isinstance(a, tuple | list) else (a,)) for a in axes)
-    flat = [i for a in axes for i in (a if isinstance(a, tuple | list) else (a,))]
+        return 0 in axes
     if name == "permute":
-        return bool(flat) and int(flat[0]) != 0
+        return bool(axes) and axes[0] != 0
     return name in ("t", "T") and node.op != "call_module"
 
 
