@@ -1,13 +1,17 @@
 """Detection: against scikit-learn, and against what its intervals promise."""
 
+import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from typer.testing import CliRunner
 
 import dissensus as ds
+from dissensus.cli.main import app
 from dissensus.metrics import auroc, compared, ood, threshold
 
 
@@ -118,3 +122,39 @@ def test_a_threshold_keeps_to_its_false_alarms():
 def test_what_cannot_be_measured_is_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def stored(folder, name, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sure = 6 * torch.nn.functional.one_hot(torch.randint(4, (150,), generator=generator), 4)
+    outputs = scale * sure + 1.5 * torch.randn(5, 150, 4, generator=generator)
+    np.save(folder / f"{name}.npy", outputs.numpy())
+    return outputs.double()
+
+
+def test_the_command_tells_sets_from_outside_apart(tmp_path):
+    inside = stored(tmp_path, "in", 1.0, 0)
+    near, far = stored(tmp_path, "near", 0.6, 1), stored(tmp_path, "far", 0.0, 2)
+    words = ["ood", str(tmp_path / "in.npy"), "--outside", f"near={tmp_path / 'near.npy'}", "--outside",
+             f"far={tmp_path / 'far.npy'}", "--json", str(tmp_path / "o.json"), "--figure", str(tmp_path / "o.png"),
+             "--repeats", "50", "--false-alarms", "0.1"]  # fmt: skip
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "o.json").read_text())
+    for name, outputs in (("near", near), ("far", far)):
+        for score in ("predictive_diversity", "model_average", "mean_energy"):
+            expected = auroc(ds.scores.table(inside)[score], ds.scores.table(outputs)[score]).value
+            assert told["sets"][name]["scores"][score]["auroc"][0] == pytest.approx(expected, abs=1e-6)
+        assert next(iter(told["sets"][name]["scores"])) == told["sets"][name]["best"]
+    pds = ds.scores.table(inside)["predictive_diversity"]
+    assert float((pds > told["thresholds"]["predictive_diversity"]).double().mean()) <= 0.1
+    assert told["sets"]["far"]["scores"]["model_average"]["auroc"][0] > 0.9
+    assert (tmp_path / "o.png").stat().st_size > 10_000
+    assert "predictive diversity" in result.output
+    for bad, message in (
+        (["--kind", "votes"], "must be logits or probabilities"),
+        (["--outside", "no.npy"], "no file"),
+    ):
+        found = CliRunner().invoke(app, [*words[:4], *bad])
+        assert found.exit_code == 1
+        assert message in re.sub(r"\s+", " ", found.output)

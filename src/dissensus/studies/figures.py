@@ -120,6 +120,39 @@ def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) 
     return figure
 
 
+def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: int = 4) -> Any:
+    """For every set from outside: how the best score is distributed, and the ROC curves of the best few."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from sklearn.metrics import roc_curve
+
+    from dissensus.metrics import auroc
+
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+        figure = Figure(figsize=(9.6, 3.3 * len(beyond)), layout="constrained")
+        rows = figure.subplots(len(beyond), 2, squeeze=False)
+        for (left, right), (name, scores) in zip(rows, beyond.items(), strict=True):
+            areas = {score: auroc(within[score], scores[score]).value for score in within}
+            best, *others = sorted(areas, key=lambda score: -areas[score])
+            both = (within[best].tolist(), scores[best].tolist())
+            low, high = min(map(min, both)), max(map(max, both))
+            edges = [low + (high - low or 1.0) * i / 40 for i in range(41)]
+            for values, label, colour in zip(both, ("within", name), COLOURS, strict=False):
+                left.hist(values, edges, density=True, alpha=0.6, color=colour, label=label)
+            left.set(xlabel=best.replace("_", " "), ylabel="density", title=f"{name}: the best score")
+            left.legend()
+            for score, colour, dash in zip([best, *others][:most], cycle(COLOURS), cycle(DASHES), strict=False):
+                labels = [0] * len(within[score]) + [1] * len(scores[score])
+                false, true, _ = roc_curve(labels, [*within[score].tolist(), *scores[score].tolist()])
+                right.plot(
+                    false, true, linestyle=dash, color=colour, label=f"{score.replace('_', ' ')}, {areas[score]:.3f}"
+                )
+            right.plot([0, 1], [0, 1], color=INK, alpha=0.3, linewidth=1)
+            right.set(xlabel="false alarms", ylabel="found", title=f"{name}: ROC")
+            right.legend()
+    return figure
+
+
 def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, panel: Panel) -> None:
     for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):
         mark = "o" if len(x) <= MOST_MARKED else ""
