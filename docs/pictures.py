@@ -45,6 +45,30 @@ def collusion() -> bytes:
     return side_by_side([figures.as_png(figure) for figure in drawn])
 
 
+def biases() -> bytes:
+    """Two learners f + c and f − c (collusion paper, appendix F): what they predict, and what c costs whom."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0, 6, 61)
+    f = x.sin() + 0.4 * torch.randn(61, generator=generator)
+    shifts = [i / 10 for i in range(16)]
+    y = x.sin().unsqueeze(1)
+    parts = [
+        ds.diversity.decompose((f + torch.tensor([[c], [-c]])).unsqueeze(-1), y, loss="mse", pool="score")
+        for c in shifts
+    ]
+
+    def plain(name: str, values: torch.Tensor) -> figures.Line:
+        return figures.Line(name, values.tolist(), [0.0] * len(values))
+
+    seen = [plain("learner f + 1", f + 1), plain("learner f − 1", f - 1), plain("their mean", f)]
+    costs = [plain(word, torch.tensor([float(getattr(part, name).mean()) for part in parts]))
+             for word, name in (("learners' error", "individual"), ("diversity", "diversity"),
+                                ("ensemble's error", "ensemble"))]  # fmt: skip
+    first = figures.draw(x.tolist(), "x", [figures.Panel("opposite biases cancel", "prediction", seen)])
+    second = figures.draw(shifts, "c", [figures.Panel("and cost the ensemble nothing", "squared error", costs)])
+    return side_by_side([figures.as_png(figure) for figure in (first, second)])
+
+
 def audit() -> bytes:
     """Five digits classifiers trained jointly, as docs/audit.md has them."""
     from sklearn.datasets import load_digits
@@ -90,5 +114,11 @@ def side_by_side(pictures: list[bytes]) -> bytes:
 
 
 if __name__ == "__main__":
-    for name, draw in {"collusion.png": collusion, "audit.png": audit, "masks.png": masks, "plane.png": plane}.items():
+    for name, draw in {
+        "biases.png": biases,
+        "collusion.png": collusion,
+        "audit.png": audit,
+        "masks.png": masks,
+        "plane.png": plane,
+    }.items():
         (ASSETS / name).write_bytes(draw())
