@@ -12,7 +12,7 @@ from dissensus.studies.verdicts import mean_and_error
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
-COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c")
+COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c", "#b04f9b", "#7a6a5a")
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 MARKS = ("o", "s", "^", "D", "v", "P")
 _LEGEND_WIDTH = 62
