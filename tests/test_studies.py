@@ -187,8 +187,9 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
     other = running.run("masksembles/figure-3", "smoke", root=tmp_path)
     again = json.loads((other / "report.json").read_text())["rows"]
     assert [row["measures"]["ece"] for row in again] == pytest.approx([row["measures"]["ece"] for row in rows])
-    for name in ("masksembles/figure-2", "masksembles/figure-3"):
-        (drawing,) = report_figures.drawn(finding.load(name), results.found(name, tmp_path))
+    for name, done in (("masksembles/figure-2", folder), ("masksembles/figure-3", other)):
+        report = json.loads((done / "report.json").read_text())
+        (drawing,) = report_figures.drawn(finding.load(name), results.summary(report))
         axes = drawing[0].axes[0]
         labels = axes.get_legend_handles_labels()[1]
         wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}

@@ -90,8 +90,11 @@ def _print(name: str, found: dict[str, Any], thresholds: dict[str, float], false
     rows = []
     for score, told in found["scores"].items():
         area, false = told["auroc"], told["fpr_at_95"]
-        worse = "best" if score == found["best"] else f"p = {told['p_value']:.2g}"
-        rows.append([score.replace("_", " "), f"{area.value:.3f}", f"[dim]{area.low:.3f} to {area.high:.3f}[/dim]",
-                     f"{false.value:.3f}", worse, f"{thresholds[score]:.4g}"])  # fmt: skip
-    header = ("score", "AUROC", "95 % interval", "FPR at 95 %", "against the best", f"{false_alarms:.0%} threshold")
+        worse = "best" if score == found["best"] else f"p={told['p_value']:.1g}"
+        rows.append([score.replace("_", " "), f"{area.value:.3f}", f"[dim]{area.low:.2f} to {area.high:.2f}[/dim]",
+                     f"{false.value:.3f}", worse, f"{thresholds[score]:.3g}"])  # fmt: skip
+    console.print(
+        f"Thresholds are for {false_alarms:.0%} of false alarms; p is of a difference from the best (DeLong)."
+    )
+    header = ("score", "AUROC", "95 %", "FPR95", "vs best", "threshold")
     console.print(table(f"{name}: telling it from data within", header, rows, left=(0,)))
