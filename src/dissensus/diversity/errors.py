@@ -101,8 +101,8 @@ def generalisation_gap(train: Decomposition, test: Decomposition) -> Gap:
 
     >>> half = Decomposition(*(torch.tensor([v]) for v in (0.5, 1.0, 0.5)))
     >>> whole = Decomposition(*(torch.tensor([v]) for v in (1.0, 1.25, 0.25)))
-    >>> [round(float(part), 2) for part in generalisation_gap(half, whole)]
-    [0.5, 0.25, -0.25]
+    >>> tuple(round(float(part), 2) for part in generalisation_gap(half, whole))
+    (0.5, 0.25, -0.25)
     """
     return Gap(*(b.mean() - a.mean() for a, b in zip(train, test, strict=True)))
 

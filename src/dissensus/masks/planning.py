@@ -52,8 +52,8 @@ def plan(
         where: As in `convert`.
 
     >>> rows = plan(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)), 4, 1.0, scales=[2.0])
-    >>> [round(value, 3) for value in rows[0]]
-    [2.0, 0.333, 0.533, 1.0, 0.536, 1.0]
+    >>> tuple(round(value, 3) for value in rows[0])
+    (2.0, 0.333, 0.533, 1.0, 0.536, 1.0)
     """
     checks.count("count", count)
     checks.number("budget", budget, 0)

@@ -45,8 +45,9 @@ class Difference(NamedTuple):
 def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confidence: float = 0.95) -> Interval:
     """Area under the ROC curve with DeLong's interval.
 
-    >>> [round(value, 3) for value in auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))]
-    [0.889, 0.581, 1.0]
+    >>> found = auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))
+    >>> round(found.value, 3), round(found.low, 3), found.high
+    (0.889, 0.581, 1.0)
     """
     _check(inside, outside)
     above, below = placements(outside, inside), 1 - placements(inside, outside)

@@ -18,8 +18,8 @@ def mlp(
 ) -> nn.Sequential:
     """A chain of linear layers; stacked, it runs as batched matrix products.
 
-    >>> [tuple(p.shape) for p in mlp(10, 1, (30,)).parameters()]
-    [(30, 10), (30,), (1, 30), (1,)]
+    >>> tuple(tuple(p.shape) for p in mlp(10, 1, (30,)).parameters())
+    ((30, 10), (30,), (1, 30), (1,))
     """
     widths = [checks.count("inputs", inputs), *(checks.count("hidden", width) for width in hidden)]
     layers: list[nn.Module] = []
