@@ -11,7 +11,8 @@ import dissensus
 SOURCE = Path(dissensus.__file__).parent
 FLOORS = [
     "axes", "checks", "randomness", "pooling", "losses", "diversity", "scores", "metrics", "objectives", "nets",
-    "dropout", "masks", "execution", "storage", "auditing", "ensemble", "data", "train", "studies", "cli", "__main__",
+    "dropout", "masks", "execution", "storage", "auditing", "ensemble", "trunk", "data", "attacks", "train", "studies",
+    "cli", "__main__",
 ]  # fmt: skip
 """Each room may use rooms before it in this list, and its own."""
 CORE = {"torch", "numpy", "safetensors", "jaxtyping"}

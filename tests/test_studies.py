@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from dissensus.cli import app
-from dissensus.data import sources
+from dissensus.data import catalogue, sources
 from dissensus.studies import (
     finding,
     measures,
@@ -314,7 +314,7 @@ def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     report = json.loads((folder / "report.json").read_text())
     assert all(math.isfinite(value) for row in report["rows"] for value in row["measures"].values())
     short = results.summary(report)
-    assert short["verdicts"]
+    assert short["verdicts"] or not finding.load(name).expect
     assert report_figures.drawn(finding.load(name), short) or "table" in name
 
 
@@ -431,4 +431,4 @@ def test_shipped_results_are_of_studies_that_exist_and_are_small():
 
 def test_sources_and_problems_know_the_same_names():
     known = {problems.source_of(name) for name in problems.NAMES if name not in problems.MADE}
-    assert known == set(sources.SOURCES)
+    assert known == set(sources.SOURCES) - set(catalogue.WEIGHTS)

@@ -1,11 +1,26 @@
 """dissensus: deep ensembles whose members disagree where it counts."""
 
-from dissensus import auditing, data, diversity, losses, masks, metrics, nets, objectives, pooling, scores, train
+from dissensus import (
+    attacks,
+    auditing,
+    data,
+    diversity,
+    losses,
+    masks,
+    metrics,
+    nets,
+    objectives,
+    pooling,
+    scores,
+    train,
+    trunk,
+)
 from dissensus.auditing import Audit, audit
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
 from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
+from dissensus.trunk import SharedTrunk
 
 __version__ = "0.1.0"
 
@@ -17,9 +32,11 @@ __all__ = [
     "LossParts",
     "OutOfMemory",
     "Progress",
+    "SharedTrunk",
     "StorageError",
     "Sweep",
     "TrainingDiverged",
+    "attacks",
     "audit",
     "auditing",
     "data",
@@ -34,4 +51,5 @@ __all__ = [
     "scores",
     "sweep",
     "train",
+    "trunk",
 ]

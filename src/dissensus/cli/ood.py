@@ -21,6 +21,13 @@ def ood(
     repeats: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Write histograms and ROC curves: .png, .pdf or .svg.")] = None,
+    pictures: Annotated[
+        list[str] | None,
+        typer.Option(help="Images [N, C, H, W] or [N, H, W] of a set, as NAME=FILE.npy (within=x.npy); repeatable."),
+    ] = None,
+    gallery: Annotated[
+        Path | None, typer.Option(help="Write the pictures of most and least disagreement: .png, .pdf or .svg.")
+    ] = None,
 ) -> None:
     """Score examples by every way there is to read disagreement, and tell how well each finds those from outside.
 
@@ -47,8 +54,48 @@ def ood(
 
             figures.save(figures.detection(within, beyond), figure)
             console.print(f"The figure is in {escape(str(figure))}", soft_wrap=True)
+        if gallery is not None:
+            _draw_gallery(dict(_named(word) for word in pictures or ()), {"within": within, **beyond}, gallery)
+            console.print(f"The pictures are in {escape(str(gallery))}", soft_wrap=True)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(str(reason))
+
+
+SHOWN = 6
+"""Pictures of most and of least disagreement."""
+
+
+def _draw_gallery(pictures: dict[str, Path], scores: dict[str, dict[str, Any]], file: Path) -> None:
+    """The examples that members disagree on most and least, of every set that there are pictures of."""
+    import numpy as np
+
+    from dissensus.studies import figures
+
+    if not pictures:
+        raise ValueError("--gallery needs --pictures NAME=FILE.npy, the images of a set; `within` is the first one's")
+    rows = []
+    for name, path in pictures.items():
+        if name not in scores:
+            raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(scores)}")
+        held, order = np.load(path, mmap_mode="r", allow_pickle=False), scores[name]["predictive_diversity"].argsort()
+        if held.ndim not in (3, 4) or len(held) != len(order):
+            raise ValueError(f"{path} must hold {len(order)} images [N, C, H, W]; got {list(held.shape)}")
+        for words, chosen in (("most", order.flip(0)[:SHOWN]), ("least", order[:SHOWN])):
+            shown = [(_bytes(held[i]), f"example {i}") for i in chosen.tolist()]
+            rows.append((f"{name}: {words} disagreement", shown))
+    figures.save(figures.gallery(rows), file)
+
+
+def _bytes(image: Any) -> Any:
+    """An image ``[C, H, W]`` in bytes; floats are stretched from their least to their largest."""
+    import numpy as np
+
+    own = np.asarray(image)
+    own = own[None] if own.ndim == 2 else own
+    if own.dtype == np.uint8:
+        return own
+    low, high = float(own.min()), float(own.max())
+    return ((own - low) / ((high - low) or 1.0) * 255).astype(np.uint8)
 
 
 def _named(word: str) -> tuple[str, Path]:

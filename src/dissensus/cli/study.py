@@ -100,14 +100,53 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
 
 def _print_verdicts(result: dict[str, Any]) -> None:
     rows = []
-    for verdict in result["verdicts"]:
+    _print_points(result)
+    judged = [verdict for verdict in result["verdicts"] if verdict["verdict"] != "not run"]
+    for verdict in judged:
         ours = f"{verdict['ours']:.3g}" if verdict["ours"] is not None else ""
         sign = "Δ " if verdict["compared"] else ""
         span = f"\n[dim]{sign}{verdict['low']:.3g} to {verdict['high']:.3g}[/dim]" if verdict["low"] is not None else ""
         told = f"[bold]{verdict['data']}[/bold]: {escape(verdict['says'])}"
         rows.append([_coloured(verdict["verdict"]), told, escape(verdict["paper"]), ours + span])
     title = f"{result['study']} at scale {result['scale']}, {len(result['made']['seeds'])} seeds"
-    console.print(table(title, ("verdict", "the paper says", "paper", "ours, interval"), rows, left=(0, 1)))
+    if judged:
+        console.print(table(title, ("verdict", "the paper says", "paper", "ours, interval"), rows, left=(0, 1)))
+    left = len(result["verdicts"]) - len(judged)
+    if left:
+        console.print(f"{left} more statements of the paper speak of data or points that this scale does not have.")
+
+
+MOST_COLUMNS = 6
+"""Points of a grid that fit beside each other on a screen."""
+
+
+def _print_points(result: dict[str, Any]) -> None:
+    """Every measure of every point, where points are few enough to stand beside each other."""
+    from dissensus.studies import report_figures
+
+    axes = [axis for axis in result["axes"] if axis != "data"]
+    for data in dict.fromkeys(point["data"] for point in result["points"]):
+        points = [point for point in result["points"] if point["data"] == data]
+        if len(points) > MOST_COLUMNS:
+            continue
+        header = ["\n".join(f"{point.get(axis)}".replace("-", "-\n") for axis in axes) for point in points]
+        rows = []
+        for name in points[0]["measures"]:
+            if name.startswith("audit_"):
+                continue  # said in words below
+            cells = [point["measures"].get(name, (None, None))[:2] for point in points]
+            if any(mean is not None for mean, _ in cells):
+                rows.append([report_figures.in_words(name), *(_cell(mean, error) for mean, error in cells)])
+        said = [point.get("audited", {}) for point in points]
+        if any(said):
+            rows.append(["the audit says", *("\n".join(f"{word} {n}" for word, n in own.items()) for own in said)])
+        console.print(table(f"{data}: means over seeds, ± standard error", ("", *header), rows, left=(0,)))
+
+
+def _cell(mean: float | None, error: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.3g}" + (f"\n[dim]±{error:.1g}[/dim]" if error else "")
 
 
 @app.command()

@@ -1,7 +1,8 @@
-"""Data: batches that live on the device, sources and their readers, augmentations, tables and corruptions."""
+"""Data: batches that live on the device, sources and their readers, augmentations, tables, features, corruptions."""
 
-from dissensus.data import augment, corruptions, formats, sources, tables
-from dissensus.data.batches import Batches, TensorBatches, batches, split
+from dissensus.data import augment, corruptions, features, formats, sources, tables
+from dissensus.data.batches import TensorBatches, batches, split
+from dissensus.data.unlabelled import Batches
 
 __all__ = [
     "Batches",
@@ -9,6 +10,7 @@ __all__ = [
     "augment",
     "batches",
     "corruptions",
+    "features",
     "formats",
     "sources",
     "split",

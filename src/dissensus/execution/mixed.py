@@ -58,8 +58,10 @@ class MixedMembers(nn.Module):
             result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
         return result
 
-    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice = slice(None)) -> Tensor:
+    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice | Tensor = slice(None)) -> Tensor:
         """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), of some members or all."""
+        if not isinstance(rows, slice):
+            raise TypeError("members of different architectures cannot be drawn at random: leave `active_members` out")
         indices = range(len(self))[rows]
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 

@@ -96,13 +96,14 @@ class StackedMembers(nn.Module):
             params[name].data = view
         return flat
 
-    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice = slice(None)) -> Tensor:
+    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice | Tensor = slice(None)) -> Tensor:
         """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), which may hold some rows only.
 
         Buffers are its own, and are written to. Under autocast packed weights are cast once, all at a time.
         """
         buffers = _cut(self.state(), rows)
         if flat is None:
+            assert isinstance(rows, slice)
             weights: Weights = Hanging(_cut(self.trainable(), rows), len(range(len(self))[rows]))
         else:
             weights = Packed(self.layout(), flat, _autocast_dtype(flat))
@@ -111,7 +112,16 @@ class StackedMembers(nn.Module):
             raise ValueError(f"`x` must have shape {wanted} with per_member=True; got {list(x.shape)}.")
         self.ran = self._backend_for(weights, buffers, x, per_member)
         outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+        if isinstance(rows, Tensor):
+            self._put_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
+
+    def _put_back(self, rows: Tensor, buffers: Tensors) -> None:
+        """Rows that were copied out, with what a pass has written to them."""
+        with torch.no_grad():
+            for name, tensor in self.state().items():
+                if not isinstance(tensor, nn.Parameter):
+                    tensor.index_copy_(0, rows, buffers[name])
 
     def _backend_for(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str:
         """The backend to use in this mode; the first call in a mode tries, and remembers."""
@@ -206,8 +216,9 @@ class StackedMembers(nn.Module):
                 tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
 
 
-def _cut(tensors: Tensors, rows: slice) -> dict[str, Tensor]:
-    return {name: tensor if rows == slice(None) else tensor[rows] for name, tensor in tensors.items()}
+def _cut(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
+    whole = isinstance(rows, slice) and rows == slice(None)
+    return {name: tensor if whole else tensor[rows] for name, tensor in tensors.items()}
 
 
 def _autocast_dtype(flat: Tensor) -> torch.dtype | None:

@@ -2,5 +2,35 @@
 
 from dissensus.metrics.calibration import Calibration, calibration
 from dissensus.metrics.detection import Detection, Difference, Interval, auroc, compared, ood, threshold
+from dissensus.metrics.generalisation import Groups, Oracle, oracle, prediction_accuracy, wilson, worst_group
+from dissensus.metrics.selective import RiskCoverage, risk_coverage
+from dissensus.metrics.temperature import Tempered, temper, temperature
+from dissensus.metrics.theory import Premise, disagreement_indicator, high_loss, pair_disagreement, premise
 
-__all__ = ["Calibration", "Detection", "Difference", "Interval", "auroc", "calibration", "compared", "ood", "threshold"]
+__all__ = [
+    "Calibration",
+    "Detection",
+    "Difference",
+    "Groups",
+    "Interval",
+    "Oracle",
+    "Premise",
+    "RiskCoverage",
+    "Tempered",
+    "auroc",
+    "calibration",
+    "compared",
+    "disagreement_indicator",
+    "high_loss",
+    "ood",
+    "oracle",
+    "pair_disagreement",
+    "prediction_accuracy",
+    "premise",
+    "risk_coverage",
+    "temper",
+    "temperature",
+    "threshold",
+    "wilson",
+    "worst_group",
+]

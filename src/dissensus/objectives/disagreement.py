@@ -14,28 +14,32 @@ from dissensus.axes import LossParts
 Disagreement = Literal["a2d"] | Callable[[Tensor], Tensor]
 """A name, or a function of members' log-probabilities ``[M, B, C]``: what pairs of members lose by agreeing, ``[B]``,
 summed over the M(M − 1)/2 pairs."""
+Classes = Literal["both", "earlier"]
+"""Whose class a pair is to disagree on: each one's in turn, or that of the member that comes first."""
 LEAST_LOSS = 1e-3
 """What the mean loss of a batch is held above, where weights are divided by it."""
 
 
-def pair_agreement(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
     """A2D's loss of agreeing (LDR paper, equation 3), summed over all pairs of members.
 
     For a class ŷ that one of a pair predicts, −log(p^m (1 − p^l) + p^l (1 − p^m)), averaged over the two choices of
-    ŷ, so that members can be permuted. All pairs take one gather: the loss reads p^l only at the class that m predicts.
-    Finite for any finite logits: 1 − p at a member's own class is the sum of its other classes.
+    ŷ, so that members can be permuted; with ``classes="earlier"`` ŷ is that of the earlier member, as in the original,
+    which trains members one after the other. All pairs take one gather: the loss reads p^l only at the class that m
+    predicts. Finite for any finite logits: 1 − p at a member's own class is the sum of its other classes.
 
     >>> pair_agreement(torch.zeros(2, 1, 2))  # −log(¼ + ¼)
     tensor([0.6931])
     """
-    members, _, classes = checks.member_outputs(logits, "logits")
+    members, _, width = checks.member_outputs(logits, "logits")
+    checks.one_of("classes", classes, ("both", "earlier"))
     if members < 2:
         checks.refuse("logits", "hold at least two members that can disagree", members)
-    if classes < 2:
-        checks.refuse("logits", "hold at least two classes", classes)
+    if width < 2:
+        checks.refuse("logits", "hold at least two classes", width)
     log_probs = logits.log_softmax(-1).transpose(0, 1)  # [B, M, C]
     own = log_probs.argmax(-1)  # [B, M]
-    hot = torch.nn.functional.one_hot(own, classes).bool()
+    hot = torch.nn.functional.one_hot(own, width).bool()
     others = log_probs.masked_fill(hot, -math.inf).logsumexp(-1)  # log(1 − p) at a member's own class
     at = log_probs.gather(2, own.unsqueeze(1).expand(-1, members, -1))  # [B, l, m]: log p^l where m points
     same = own.unsqueeze(2) == own.unsqueeze(1)
@@ -43,24 +47,28 @@ def pair_agreement(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     without = torch.where(same, others.unsqueeze(2), torch.log1p(-apart.exp()))
     mine, mine_without = at.diagonal(dim1=1, dim2=2).unsqueeze(1), others.unsqueeze(1)
     agree = -torch.logaddexp(mine + without, at + mine_without)  # [B, l, m]
+    if classes == "earlier":
+        return agree.tril(-1).sum((1, 2))
     return (agree.sum((1, 2)) - agree.diagonal(dim1=1, dim2=2).sum(1)) / 2
 
 
 def a2d(
     logits: Float[Tensor, "M B C"], labels: Tensor, *, unlabelled: Float[Tensor, "M U C"],
-    strength: float | Float[Tensor, ""] = 1.0,
+    strength: float | Float[Tensor, ""] = 1.0, classes: Classes = "both",
 ) -> LossParts:  # fmt: skip
     """Fit the labels, and disagree on other data (A2D; LDR paper, equations 1 to 3), all pairs at once.
 
     total = Σ_m CE_m + λ / (M − 1) · mean over unlabelled examples of the sum over pairs: M times the paper's objective.
-    Differs from the original, which trains members one after the other against frozen ones, and from both papers in
-    taking the mean over the two members whose class may be meant.
+    Differs from the original, which trains members one after the other against frozen ones (that is ``fit(...,
+    sequential=True)`` with ``classes="earlier"``), and from both papers in taking the mean over the two members whose
+    class may be meant.
 
     Args:
         logits: Of members on labelled data.
         labels: Their classes ``[B]``.
         unlabelled: Of members on the data to disagree on.
         strength: λ.
+        classes: Whose class a pair is to disagree on.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement`` (the
@@ -70,7 +78,7 @@ def a2d(
     tensor(3.)
     """
     members, parts = _fitted(logits, labels)
-    pairs = pair_agreement(unlabelled).mean()
+    pairs = pair_agreement(unlabelled, classes).mean()
     parts["agreement"] = pairs / (members * (members - 1) / 2)
     return LossParts(parts["member_loss"].sum() + strength / (members - 1) * pairs, parts)
 
@@ -84,7 +92,8 @@ def divdis(
     For each pair, KL of the joint distribution of the two predictions (the batch mean of the outer product of their
     probabilities) from the product of its marginals; and for each member KL of its mean prediction from the label
     frequencies of the batch, which keeps members from saying nonsense. total = Σ_m CE_m + M · (λ · mean over pairs +
-    μ · mean over members). In logarithms that stand zeros, which the reference's do not.
+    μ · mean over members). In logarithms that stand zeros, which the reference's do not; a class that no label of the
+    batch has counts as a share of `LEAST_SHARE`.
 
     Args:
         logits: Of members on labelled data.
@@ -100,7 +109,7 @@ def divdis(
     information = _pairwise_information(probs, marginal)
     frequencies = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(probs.dtype).mean(0)
     log_marginal = marginal.clamp_min(_TINY).log()
-    drift = (marginal * (log_marginal - frequencies.clamp_min(1e-3).log())).sum(-1).mean()
+    drift = (marginal * (log_marginal - frequencies.clamp_min(LEAST_SHARE).log())).sum(-1).mean()
     parts |= {"information": information, "drift": drift}
     return LossParts(parts["member_loss"].sum() + members * (strength * information + balance * drift), parts)
 
@@ -108,6 +117,7 @@ def divdis(
 def ldr(
     logits: Float[Tensor, "M B C"], labels: Tensor, *, strength: float | Float[Tensor, ""],
     disagreement: Disagreement = "a2d", weight: Literal["loss", "inverse"] = "loss",
+    alpha: Float[Tensor, " B"] | None = None,
 ) -> LossParts:  # fmt: skip
     """Disagree where the ensemble is wrong (LDR paper, equations 4 to 6), on the training data itself.
 
@@ -121,6 +131,7 @@ def ldr(
         strength: λ.
         disagreement: What pairs lose by agreeing: ``"a2d"``, or a function of log-probabilities.
         weight: ``"loss"``, or ``"inverse"``: 1/p_y instead of −log p_y on top of α_n (appendix A.14).
+        alpha: α_n of each example, where it is known from elsewhere; by default `hardness` of these very logits.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement``
@@ -131,7 +142,7 @@ def ldr(
     if members < 2:
         checks.refuse("logits", "hold at least two members that can disagree", members)
     pairs = pair_agreement(logits) if disagreement == "a2d" else _told(disagreement, logits)
-    alpha = hardness(logits, labels, weight)
+    alpha = hardness(logits, labels, weight) if alpha is None else alpha.detach()
     weighted = (alpha * pairs).mean()
     count = members * (members - 1) / 2
     parts |= {"agreement": pairs.mean() / count, "weighted_agreement": weighted / count}
@@ -153,6 +164,8 @@ def hardness(
 
 
 _TINY = 1e-30
+LEAST_SHARE = 1e-3
+"""What the share of a class among a batch's labels is held above, where its logarithm is taken."""
 
 
 def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor]]:

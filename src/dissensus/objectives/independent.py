@@ -1,5 +1,7 @@
 """Every member on its own."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,12 +17,21 @@ def independent(
     *,
     loss: str | PerExampleLoss,
     weights: Weights = None,
+    smoothing: float | Sequence[float] | Float[Tensor, " M"] | None = None,
 ) -> LossParts:
     """Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
 
     The usual deep ensemble, and β = 0 of `dissensus.objectives.augmented`. Differs from the collusion paper, which
     divides by M: there each member gets 1/M of the gradient that it would get alone, so a learning rate of the paper's
     is M times smaller here.
+
+    Args:
+        outputs: Raw member outputs f_j.
+        targets: y, as the loss takes them.
+        loss: A name from `dissensus.losses`, or a callable per example.
+        weights: w_j, each member's share; equal ones by default.
+        smoothing: Label smoothing, one for all members or one each, for cross-entropy on class labels: a share that is
+            spread over all classes.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]`` and their weighted mean, ``individual``.
@@ -31,6 +42,25 @@ def independent(
     """
     members, _, _ = checks.member_outputs(outputs)
     losses.check_trainable(loss)
-    member_loss = losses.per_member(loss, outputs, targets).mean(-1)
+    if smoothing is None:
+        member_loss = losses.per_member(loss, outputs, targets).mean(-1)
+    else:
+        member_loss = _smoothed(outputs, targets, loss, smoothing)
     individual = torch.dot(checks.member_weights(weights, members, member_loss), member_loss)
     return LossParts(members * individual, {"member_loss": member_loss, "individual": individual})
+
+
+def _smoothed(
+    outputs: Tensor, targets: Tensor, loss: str | PerExampleLoss, smoothing: float | Sequence[float] | Tensor
+) -> Float[Tensor, " M"]:
+    if loss not in ("cross_entropy", losses.cross_entropy):
+        checks.refuse("smoothing", "come with loss='cross_entropy'", repr(loss))
+    share = torch.as_tensor(smoothing, dtype=outputs.dtype, device=outputs.device)
+    if share.ndim and tuple(share.shape) != (len(outputs),):
+        checks.refuse("smoothing", f"be one number, or one per member (M={len(outputs)})", list(share.shape))
+    if not isinstance(smoothing, Tensor):
+        for value in [smoothing] if isinstance(smoothing, int | float) else smoothing:
+            checks.number("smoothing", value, 0, 1)
+    own = losses.cross_entropy(outputs, targets).mean(-1)
+    everywhere = -outputs.log_softmax(-1).mean((-2, -1))
+    return (1 - share) * own + share * everywhere

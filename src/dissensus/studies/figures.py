@@ -153,6 +153,27 @@ def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: i
     return figure
 
 
+def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
+    """Rows of pictures ``[C, H, W]`` in bytes, each with words below it."""
+    import numpy as np
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    most = max(len(pictures) for _, pictures in rows)
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+        figure = Figure(figsize=(1.55 * most, 2.25 * len(rows)), layout="constrained")
+        grid = figure.subplots(len(rows), most, squeeze=False)
+        for axes_of_row, (title, pictures) in zip(grid, rows, strict=True):
+            for axes in axes_of_row:
+                axes.set_axis_off()
+            for axes, (picture, words) in zip(axes_of_row, pictures, strict=False):
+                pixels = np.asarray(picture, dtype=np.uint8).transpose(1, 2, 0)
+                axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
+                axes.text(0.5, -0.05, words, transform=axes.transAxes, ha="center", va="top", fontsize=7)
+            axes_of_row[0].set_title(title, loc="left", fontsize=9)
+    return figure
+
+
 def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, panel: Panel) -> None:
     for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):
         mark = "o" if len(x) <= MOST_MARKED else ""

@@ -4,12 +4,25 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from dissensus import objectives
+import torch
+from torch import Tensor
+
+from dissensus import objectives, scores
 from dissensus.studies.spec import Spec
+
+
+def extreme(*, case: str, members: int, classes: int) -> Tensor:
+    """Probabilities ``[M, 1, C]`` of members that are all unsure, or sure of a class each (LDR paper, Figure 2)."""
+    if case == "unsure":
+        return torch.full((members, 1, classes), 1 / classes)
+    return torch.nn.functional.one_hot(torch.arange(members) % classes, classes).float().unsqueeze(1)
+
 
 FORMULAS: dict[str, Callable[..., float]] = {
     "equivalent_beta": lambda *, alpha, members: objectives.gamma_from_alpha(members, alpha),
     "equivalent_alpha": lambda *, beta: objectives.alpha_from_beta(beta),
+    "predictive_diversity": lambda **told: float(scores.predictive_diversity(extreme(**told))),
+    "model_average": lambda **told: float(scores.model_average(extreme(**told))),
 }
 """Measures by name, with the axes of a grid as keywords."""
 

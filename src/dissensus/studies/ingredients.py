@@ -11,9 +11,10 @@ from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
-from dissensus.studies import formulas, measures
+from dissensus.studies import formulas, measures, shift_measures
 from dissensus.studies.problems import NAMES, Problem, Streamed
 from dissensus.studies.spec import Objective, Spec, SpecError
+from dissensus.train.engine import UNLABELLED
 
 
 def _mlp(problem: Problem | Streamed, *, width: int = 30, depth: int = 2, dropout: float = 0.0) -> nn.Module:
@@ -45,6 +46,15 @@ def _timm(name: str, problem: Problem | Streamed, **options: Any) -> nn.Module:
     return timm.create_model(name, num_classes=problem.outputs, in_chans=problem.shape[0], **options)
 
 
+def timm_features(name: str) -> nn.Module:
+    """A pretrained network of timm's without its classifier."""
+    try:
+        import timm  # pyright: ignore[reportMissingImports]
+    except ImportError as reason:
+        raise ImportError("this backbone comes from timm: pip install timm") from reason
+    return timm.create_model(name, pretrained=True, num_classes=0)
+
+
 def _torchvision(name: str, problem: Problem | Streamed, **options: Any) -> nn.Module:
     try:
         from torchvision.models import get_model  # pyright: ignore[reportMissingImports]
@@ -69,12 +79,15 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mobilenet-v2": partial(_by_channels, nets.mobilenet_v2),
 }
 """``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"`` and ``"torchvision:NAME"``."""
-NETWORKS_TO_COME = ("heads",)
+HEADS = "heads"
+"""Small networks on the features of a larger one that stands still, the ``backbone`` among the options of members."""
+NETWORKS_TO_COME: tuple[str, ...] = ()
 COMPARED = ("masksembles", "mc-dropout")
 """Networks of methods that are made from another one, the ``backbone`` among the options of members."""
 METHODS = "methods"
 """Among the options of the objective: what the grid's ``method`` names."""
-_OF_METHODS = {"network", "members", "scale", "rate", "widen"}
+_OF_METHODS = {"network", "members", "scale", "rate", "widen", "objective", "strength", "sampled", "unlabelled",
+               "diverse", "backbone", "layers", "sequential"}  # fmt: skip
 """What a method may say, so far."""
 
 
@@ -83,8 +96,11 @@ class MethodError(SpecError):
 
 
 OBJECTIVES_TO_COME = ("adp",)
-PROCEDURES = ("train", "formula", "audit", "masks")
-PROCEDURES_TO_COME = ("attack", "transfer", "detect", "generalise", "timing", "features")
+AROUND = ("detect", "generalise", "timing")
+"""Procedures that look at data around that of the training."""
+TRAINED = ("train", *AROUND)
+PROCEDURES = (*TRAINED, "formula", "audit", "masks")
+PROCEDURES_TO_COME = ("attack", "transfer", "features")
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flips": augment.flips,
@@ -116,9 +132,13 @@ def maker(name: str, problem: Problem | Streamed, options: dict[str, Any]) -> Ca
 
 def objective_of(told: Objective) -> Callable[..., LossParts]:
     """The objective with everything bound but what the grid varies."""
-    function = getattr(objectives, told.name)
-    known = inspect.signature(function).parameters
-    given = {"loss": told.loss, "pool": told.pool, **told.options}
+    return objective_with(told.name, {"loss": told.loss, "pool": told.pool, **told.options})
+
+
+def objective_with(name: str, given: dict[str, Any]) -> Callable[..., LossParts]:
+    """An objective with those of the settings bound that it takes; data is none of them."""
+    function = getattr(objectives, name)
+    known = set(inspect.signature(function).parameters) - {UNLABELLED}
     return partial(function, **{key: value for key, value in given.items() if key in known})
 
 
@@ -140,7 +160,8 @@ def waits_for(spec: Spec) -> list[str]:
         missing.append(f"the network {spec.members.network!r}")
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
-    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not measures.exists(name)][:2]
+    exists = shift_measures.exists if spec.procedure in AROUND else measures.exists
+    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not exists(name)][:2]
     missing += _of_methods(spec) if not missing else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
@@ -168,6 +189,8 @@ def _axes(spec: Spec) -> set[str]:
         "momentum",
         "clip_norm",
     }
+    if spec.procedure in AROUND:
+        known |= {"layers", "sampled", "unlabelled", "method"}
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
     if spec.members is not None and spec.members.network in NETWORKS:
@@ -192,7 +215,7 @@ def check(spec: Spec, file: str) -> None:
 
 def _known_network(file: str, key: str, name: str) -> None:
     if not name.startswith(tuple(ELSEWHERE)):
-        _known(file, key, name, [*NETWORKS, *COMPARED, *NETWORKS_TO_COME])
+        _known(file, key, name, [*NETWORKS, *COMPARED, HEADS, *NETWORKS_TO_COME])
 
 
 def _known(file: str, key: str, word: str, known: list[str]) -> None:

@@ -18,11 +18,14 @@ from dissensus.randomness import derived_seed
 from dissensus.studies.spec import Spec
 
 LEAKY = "-leaky"
-MADE = ("made-images", "made-table", "made-folder")
+SIX = "-six"
+"""Data of which six classes are trained on; the others are kept back."""
+MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups")
 TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table")
 CLASSES = ("wine", "breast-cancer")
 """Tables whose target is a class."""
-IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images")
+IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images", "made-groups",
+          "cifar10-six", "fashion-mnist-six", "made-images-six")  # fmt: skip
 FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
 """Pictures that are read one by one."""
 NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS)
@@ -47,7 +50,7 @@ class Problem:
 
 def source_of(name: str) -> str:
     """The source that a study's data comes from."""
-    return name.removesuffix(LEAKY)
+    return name.removesuffix(LEAKY).removesuffix(SIX)
 
 
 def available(name: str) -> bool:
@@ -69,7 +72,7 @@ def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Pro
     assert name not in FOLDERS
     if has_own_splits(name):
         return _split(name, seed, spec, searching)
-    (x, y), (test_x, test_y) = _images(name, "train"), _images(name, "test")
+    (x, y, _), (test_x, test_y, _) = images(name, "train"), images(name, "test")
     x, y = x[: spec.optimisation.examples], y[: spec.optimisation.examples]
     test_x, test_y = test_x[: spec.evaluation.examples], test_y[: spec.evaluation.examples]
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
@@ -155,14 +158,63 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
     return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
 
 
-def _images(name: str, part: str) -> tuple[Tensor, Tensor]:
-    if name == "made-images":
-        generator = torch.Generator().manual_seed(int(part == "test"))
-        patterns = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(9))
-        y = torch.randint(10, (400,), generator=generator)
-        return patterns[y] + 0.8 * torch.randn(400, 3, 8, 8, generator=generator), y
-    x, y = sources.load(name, part)
-    return x.float() / 255, y
+def classes_kept(name: str) -> int | None:
+    """How many classes are trained on, where some are kept back."""
+    return 6 if name.endswith(SIX) else None
+
+
+def images(name: str, part: str, *, unseen: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Images in [0, 1], labels, and groups where there are any; ``unseen``: of the classes that are kept back."""
+    if name == "made-groups":
+        return two_attributes(part)
+    base = name.removesuffix(SIX)
+    if base == "made-images":
+        x, y = _made_images(part)
+    else:
+        pixels, y = sources.load(base, part)
+        x = pixels.float() / 255
+    most = classes_kept(name)
+    if most is None:
+        return x, y, None
+    kept = y >= most if unseen else y < most
+    return x[kept], y[kept], None
+
+
+def _made_images(part: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(int(part == "test"))
+    patterns = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(9))
+    y = torch.randint(10, (400,), generator=generator)
+    noisy = patterns[y] + 0.8 * torch.randn(400, 3, 8, 8, generator=generator)
+    return (noisy / 8 + 0.5).clamp(0, 1), y
+
+
+ALIGNED = {"train": 0.95, "validation": 0.5, "test": 0.5}
+"""Share of examples whose background goes with their class."""
+_SIDE = 16
+
+
+def two_attributes(part: str, examples: int = 4000) -> tuple[Tensor, Tensor, Tensor]:
+    """Images with a shortcut: bars that stand or lie (the class) on a ground that is bluish or greenish.
+
+    In training the ground goes with the class in 95 of 100 images, elsewhere in half. Groups are 2 · class + ground.
+    Bars are short, thin and noisy, so that the ground is learnt first.
+    """
+    words = list(ALIGNED)
+    generator = torch.Generator().manual_seed(derived_seed(0x960, words.index(part)))
+    y = torch.randint(2, (examples,), generator=generator)
+    other = torch.rand(examples, generator=generator) >= ALIGNED[part]
+    ground = torch.where(other, 1 - y, y)
+    x = 0.35 + 0.12 * torch.randn(examples, 3, _SIDE, _SIDE, generator=generator)
+    rows = torch.arange(examples)
+    x[rows, 1 + ground] += 0.12  # green or blue
+    long, wide = _SIDE // 2, 2
+    corner = torch.randint(_SIDE - long + 1, (examples, 2), generator=generator)
+    down, across = (torch.arange(_SIDE).view(shape) for shape in ((1, -1, 1), (1, 1, -1)))
+    top, left = corner[:, 0].view(-1, 1, 1), corner[:, 1].view(-1, 1, 1)
+    height, width = (torch.where(y == lies, wide, long).view(-1, 1, 1) for lies in (1, 0))
+    bar = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
+    x += 0.22 * bar.unsqueeze(1)
+    return x.clamp(0, 1), y, 2 * y + ground
 
 
 def described(name: str) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from dissensus import diversity
-from dissensus.studies import figures
+from dissensus.studies import figures, problems
+from dissensus.studies.shift_measures import AUROC, taken_apart
 from dissensus.studies.spec import Figure, Spec
 
 WORDS = {
@@ -21,12 +22,20 @@ WORDS = {
 def in_words(name: str) -> str:
     """A measure's name as people say it.
 
-    >>> in_words("codependence_0.2"), in_words("error")
-    ('drop 20%', "ensemble's error")
+    >>> in_words("codependence_0.2"), in_words("error"), in_words("auroc_predictive_diversity_mnist")
+    ('drop 20%', "ensemble's error", 'PDS, mnist')
     """
     if name.startswith("codependence_"):
         return f"drop {float(name.removeprefix('codependence_')):.0%}"
+    what, of = taken_apart(name)
+    if of:
+        score = what.removeprefix(AUROC)
+        return f"{SCORES.get(score, score.replace('_', ' ')) if what != score else in_words(what)}, {of}"
     return WORDS.get(name, name.replace("_", " "))
+
+
+SCORES = {"predictive_diversity": "PDS", "model_average": "BMA"}
+"""Scores as the LDR paper abbreviates them; the area under the ROC curve is what is told of each."""
 
 
 def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -41,6 +50,9 @@ def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
         points = [point for point in result["points"] if point[axis] == value]
         title = str(value) if axis == "data" else f"{axis} {value}"
         label = told.x_label or told.x
+        if told.x.startswith("predictive_diversity"):
+            found += [(_gallery(point), f"{title}, {point['method']}") for point in points if point.get("shown")]
+            continue
         if told.x == "member_accuracy":
             found.append((_pairs(told, points, title), title))
             continue
@@ -86,6 +98,26 @@ def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[A
     bins = len(lines[0].mean) if lines else 0
     x = [(i + 0.5) / bins for i in range(bins)]
     return x, [*lines, figures.Line("perfect", x, [0.0] * bins)] if lines else []
+
+
+NAMES = {
+    "cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "fashion-mnist": ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
+}
+"""What classes are called."""
+
+
+def _gallery(point: dict[str, Any]) -> Any:
+    """The pictures that members disagree on most and least."""
+    names = NAMES.get(problems.source_of(point["data"]), tuple(map(str, range(1000))))
+
+    def told(one: dict[str, Any]) -> tuple[Any, str]:
+        others = sorted({names[c] for c in one["members"]} - {names[one["ensemble"]]})
+        return one["picture"], "\n".join([f"is {names[one['true']]}", f"ensemble: {names[one['ensemble']]}", *others])
+
+    half = len(point["shown"]) // 2
+    rows = (("most disagreement", point["shown"][:half]), ("least disagreement", point["shown"][half:]))
+    return figures.gallery([(title, [told(one) for one in shown]) for title, shown in rows])
 
 
 def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:

@@ -14,7 +14,6 @@ from dissensus.studies.spec import SCALES, Spec, parse, resolved
 from dissensus.studies.verdicts import judged, mean_and_error
 
 SHIPPED = Path(__file__).parent / "results"
-_NOT_AXES = ("seed", "run", "status", "epochs", "measures", "curves", "hyperparameters", "train_error", "pairs")
 _DIGITS = 6
 
 
@@ -31,6 +30,10 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
         told_of: dict[str, Any] = (
             {"said": dict(Counter(row["verdict"] for row in rows))} if "verdict" in rows[0] else {}
         )
+        if "audit" in rows[0]:
+            told_of["audited"] = dict(Counter(row["audit"]["verdict"] for row in rows if "audit" in row))
+        if rows[0].get("shown"):
+            told_of["shown"] = rows[0]["shown"]
         if "pairs" in rows[0]:
             told_of["pairs"] = [[_rounded(v) for v in pair] for row in rows for pair in row["pairs"]]
         points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **told_of, **_curves(rows)})

@@ -23,7 +23,7 @@ import torch
 import dissensus
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import calibration, finding, formulas, overlaps, problems, training
-from dissensus.studies.ingredients import waits_for
+from dissensus.studies.ingredients import TRAINED, waits_for
 from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
 
 OnStudy = Callable[[str, float], None]
@@ -76,14 +76,14 @@ def run(
 
 def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy) -> None:
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
-    units = training.units(spec) if spec.procedure == "train" else []
+    units = training.units(spec) if spec.procedure in TRAINED else []
     left = [unit for unit in units if not training.done(base, unit)]
     if spec.uses and left:
         raise SpecError(f"{spec.name} uses {spec.uses}, which has not trained {left[0].name}.")
     left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
     with _clock(folder) as seconds:
         _train(spec, units, left, folder, device, jobs, say)
-        if spec.procedure == "train":
+        if spec.procedure in TRAINED:
             rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
         else:
             rows = _WITHOUT_TRAINING[spec.procedure](spec, say)

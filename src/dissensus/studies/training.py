@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dissensus.storage import write_atomically
-from dissensus.studies import comparing, measures, streaming
+from dissensus.studies import comparing, measures, shifting, streaming
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import augment_of, build_of, objective_of
+from dissensus.studies.ingredients import AROUND, augment_of, build_of, objective_of
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
 from dissensus.studies.searching import best, searched
 from dissensus.studies.spec import Spec
@@ -74,7 +74,7 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
     """Train and measure a unit; it leaves ``rows.json``, member outputs and targets in its folder."""
     own = folder / unit.name
     own.mkdir(parents=True, exist_ok=True)
-    if unit.data in FOLDERS:
+    if unit.data in FOLDERS and spec.procedure not in AROUND:
         data = streamed(unit.data, spec)
 
         def say(text: str, share: float) -> None:
@@ -82,6 +82,14 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
 
         rows = streaming.rows(spec, unit.seeds, data, own, device, say)
         _leave(rows, data.test.labels, own)
+        return
+    if spec.procedure in AROUND:
+
+        def around(text: str, share: float) -> None:
+            on_unit(f"{unit.name}: {text}", share)
+
+        found = shifting.rows(spec, unit.seeds, unit.data, own, device, around)
+        write_atomically(own / "rows.json", json.dumps(found, indent=1).encode())
         return
     if "method" in spec.grid:
         data = problem(unit.data, unit.seeds[0], spec)
@@ -152,6 +160,8 @@ def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]
     """A unit's rows with this study's measures, from outputs that another study has kept."""
     assert spec.objective is not None
     own = folder / unit.name
+    if spec.procedure in AROUND:
+        return shifting.measured_again(spec, own)
     targets = torch.from_numpy(np.load(own / "targets.npy"))
     rows = json.loads((own / "rows.json").read_text())
     for row in rows:

@@ -1,10 +1,23 @@
 """Training: one stacked computation for all members."""
 
 from dissensus.train import schedules
+from dissensus.train.diverse import drawn_hyperparameters, low_confidence, scale_weights
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
 from dissensus.train.memory import OutOfMemory
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
 
-__all__ = ["History", "OutOfMemory", "Progress", "Sweep", "TrainingDiverged", "fit", "schedules", "sweep"]
+__all__ = [
+    "History",
+    "OutOfMemory",
+    "Progress",
+    "Sweep",
+    "TrainingDiverged",
+    "drawn_hyperparameters",
+    "fit",
+    "low_confidence",
+    "scale_weights",
+    "schedules",
+    "sweep",
+]

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from dissensus.execution.graphs import Capture, captured, on
 from dissensus.execution.skeleton import first_line
-from dissensus.train.diagnosis import culprit
 from dissensus.train.engine import Engine
 from dissensus.train.grouped import Generators, moved
-from dissensus.train.history import Failure
 
 log = logging.getLogger("dissensus")
 
@@ -124,18 +122,17 @@ class GraphSteps:
         base, now = engine.steps - engine.in_epoch, int(engine.ticks)
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
-            self._count_back(engine, run, now - step)
+            self._count_back(engine, run, step, now)
             feed.seed_step(engine.epoch, step - base)
             engine.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
-            outputs, parts, grad = engine.raw_gradient(*feed.batch(*self.past[step]))
+            again = engine.raw_gradient(*feed.batch(*self.past[step]))
             engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
-            own = grad.view(engine.runs, engine.members, -1)[run]
-            engine.failures[engine.run_ids[run]] = Failure(step, *culprit(outputs[run], parts, own, run))
+            engine.blame(run, step, *again)
         engine.ticks.fill_(now)
         self.failed_at.fill_(-1)
 
-    def _count_back(self, engine: Engine, run: int, steps: int) -> None:
+    def _count_back(self, engine: Engine, run: int, step: int, now: int) -> None:
         """Take back what replays after a failure have counted, so that dropout drops what it dropped then.
 
         Running means of batch norm have moved too and stay so; no pass of training reads them.
@@ -143,7 +140,15 @@ class GraphSteps:
         rows = torch.zeros_like(engine.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
         counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
-        earlier = {name: (tensor - steps).clamp_min(0) for name, tensor in counters.items()}
+        counted = torch.full_like(engine.active, now - step, dtype=torch.int64)
+        if engine.drawn is not None:
+            at = torch.arange(step, now, device=counted.device)
+            passed = [engine.drawn.rows(engine.drawn.chosen(tick)) for tick in at]
+            counted = torch.cat(passed).bincount(minlength=len(counted)) if passed else counted
+        earlier = {
+            name: (tensor - counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
+            for name, tensor in counters.items()
+        }
         engine.body.merge(counters, earlier, rows)
 
 

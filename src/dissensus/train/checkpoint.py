@@ -6,7 +6,6 @@ state is kept too, for networks that draw from it themselves.
 """
 
 import functools
-import hashlib
 import json
 import logging
 import shutil
@@ -24,9 +23,11 @@ from torch import Tensor
 import dissensus.train.memory as memory
 from dissensus import storage
 from dissensus.data.batches import LoadedBatches
+from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution import Choice
-from dissensus.execution.signature import checksum, described
+from dissensus.execution.signature import described
 from dissensus.train.engine import Engine
+from dissensus.train.moments import facts_of, go_back, tensors_of
 
 log = logging.getLogger("dissensus")
 
@@ -74,10 +75,10 @@ class Checkpointer:
         start = time.perf_counter()
         if engine.captured is not None and engine.in_epoch:
             engine.captured.tell(engine)
-        tensors = {**engine.tensors(), **_generators(engine)}
+        tensors = {**tensors_of(engine), **_generators(engine)}
         details = {
             "fingerprint": self.fingerprint,
-            "facts": engine.facts(),
+            "facts": facts_of(engine),
             "threads": torch.get_num_threads(),
             "choices": [(list(mode), choice.backend) for mode, choice in engine.body.choices.items()],
         }
@@ -127,7 +128,7 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         engine.body.choices = {tuple(mode): Choice(backend, {}, {}) for mode, backend in manifest["choices"]}
         facts = manifest["facts"]
-        engine.load(tensors, facts)
+        go_back(engine, tensors, facts)
         log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
 
 
@@ -136,10 +137,15 @@ def _generators(engine: Engine) -> dict[str, Tensor]:
     states = {"generator": torch.get_rng_state()}
     if engine.flat.is_cuda:
         states["device generator"] = torch.cuda.get_rng_state(engine.flat.device)
-    own = engine.feed.generator_of_loader() if isinstance(engine.feed, LoadedBatches) else None
+    own = _loader_generator(engine)
     if own is not None:
         states["loader generator"] = own.get_state()
     return states
+
+
+def _loader_generator(engine: Engine) -> torch.Generator | None:
+    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
+    return feed.generator_of_loader() if isinstance(feed, LoadedBatches) else None
 
 
 def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
@@ -147,7 +153,7 @@ def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
     on_device, of_loader = tensors.pop("device generator", None), tensors.pop("loader generator", None)
     if on_device is not None and engine.flat.is_cuda:
         torch.cuda.set_rng_state(on_device, engine.flat.device)
-    own = engine.feed.generator_of_loader() if isinstance(engine.feed, LoadedBatches) else None
+    own = _loader_generator(engine)
     if own is not None and of_loader is not None:
         own.set_state(of_loader)
 
@@ -169,11 +175,6 @@ def in_words(value: object) -> Any:
         )
     plain = {key: item for key, item in held.items() if isinstance(item, float | str | bool) or callable(item)}
     return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
-
-
-def digest(*tensors: Tensor) -> str:
-    """A checksum of data, so that a training is not resumed on other data."""
-    return hashlib.sha256("".join(map(checksum, tensors)).encode()).hexdigest()
 
 
 def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:

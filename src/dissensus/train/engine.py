@@ -12,10 +12,13 @@ from torch import Tensor
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
+import dissensus.train.sums as sums
 from dissensus.axes import LossParts
-from dissensus.data.batches import Batches, TensorBatches
+from dissensus.data.batches import TensorBatches
+from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
 from dissensus.train.diagnosis import check_labels, check_names, culprit
+from dissensus.train.drawn import Drawn
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.grouped import Grouped
 from dissensus.train.history import Failure, OnProgress, Progress
@@ -30,7 +33,12 @@ Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
 _SECONDS_BETWEEN_REPORTS = 0.1
 DRAW = "draw"
 """The parameter by which an objective asks for a number that is new at every step of every run."""
+UNLABELLED = "unlabelled"
+"""The parameter by which an objective takes members' outputs on data without labels."""
 _STRIDE = 0x2545F4914F6CDD1D
+
+Inputs = Tensor | tuple[Tensor, Tensor]
+"""A batch ``x``, or one beside a batch of other data that has no labels."""
 
 
 @runtime_checkable
@@ -75,15 +83,16 @@ class Engine:
     captured: "CapturedSteps | None" = None
     """Does steps by replaying a graph, on a GPU."""
     grouped: Grouped | None = None
-    """Takes members in groups, where all at once would not fit into memory."""
+    """Members in groups, where all at once would not fit into memory."""
     plan: Callable[["Engine", Tensor], str] | None = None
     """Looks at the first batch before the first step, and decides on that; tells what it decided."""
     keys: Int[Tensor, " R"] | None = None
     """What an objective that draws is keyed by, per run; None for one that does not."""
+    drawn: Drawn | None = None
+    """Draws members at every step; None where all take all steps."""
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
-
     epoch: int = 0
     in_epoch: int = 0
     """Steps done in this epoch."""
@@ -113,6 +122,8 @@ class Engine:
         self.histories = {run: [] for run in self.run_ids}
         self.ticks = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         """Steps done, on the device; graphs count on, so it stays where it is."""
+        self.chosen: Tensor | None = None
+        """The members ``[R, K]`` that the latest step has drawn."""
 
     @property
     def runs(self) -> int:
@@ -174,69 +185,41 @@ class Engine:
             self.step(x, y, factors[self.in_epoch])
             yield len(y) if self.runs == 1 else y.shape[1]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint must hold, as tensors."""
-        groups: dict[str, Mapping[str, Tensor]] = {
-            "state": self.state, "buffers": self.body.state(), "backup": self.backup, "sums": self.sums,
-            "watch": self.watch.tensors() if self.watch is not None else {},
-            "finished": {"flat": self.finished.flat} if self.finished is not None else {},
-            "finished_state": self.finished.state if self.finished is not None else {},
-        }  # fmt: skip
-        flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-        return {"flat": self.flat, "active": self.active, **flat}
-
-    def facts(self) -> dict[str, Any]:
-        """Everything that a checkpoint must hold besides tensors, ready for JSON."""
-        return {
-            "epoch": self.epoch, "in_epoch": self.in_epoch, "steps": self.steps, "run_ids": self.run_ids,
-            "examples": self.examples, "seconds": self.elapsed, "best_epochs": list(self.best_epochs.items()),
-            "histories": list(self.histories.items()),
-            "failures": [(run, vars(failure)) for run, failure in self.failures.items()], "backend": self.backend,
-        }  # fmt: skip
-
-    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go back to the moment of `tensors` and `facts`."""
-        kept = set(facts["run_ids"])
-        if kept and kept != set(self.run_ids):
-            self._select(torch.tensor([run in kept for run in self.run_ids]))
-        self.run_ids = [run for run in self.run_ids if run in kept]
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            group, _, key = name.partition("/") if "/" in name else ("", "", name)
-            groups.setdefault(group, {})[key] = tensor.to(self.flat.device)
-        flat = groups[""]["flat"]
-        self.body.hang(flat, groups.get("buffers", {}))
-        self.flat, self.active = flat.requires_grad_(), groups[""]["active"]
-        self.state, self.backup = groups.get("state", {}), groups.get("backup", {})
-        self.sums = groups.get("sums", {})
-        self.resting = not bool(self.active.all())
-        if self.watch is not None:
-            self.watch.load(groups["watch"])
-        finished = groups.get("finished")
-        self.finished = Finished(finished["flat"], groups.get("finished_state", {})) if finished else None
-        self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
-        self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
-        self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
-        self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
-        self.backend = facts["backend"]
-
     def outputs(
-        self, x: Tensor, flat: Tensor | None = None, *, per_run: bool, rows: slice = slice(None)
-    ) -> Float[Tensor, "R M ..."]:
+        self, x: Tensor, flat: Tensor | None = None, *, per_run: bool, per_member: bool = False,
+        rows: slice | Tensor = slice(None),
+    ) -> Float[Tensor, "R M ..."]:  # fmt: skip
         """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``.
 
-        With ``flat`` the pass is one of training; ``rows`` names the members whose weights these are (one run only).
+        Where members have a batch each, an axis M stands before B. With ``flat`` the pass is one of training; ``rows``
+        names the rows whose weights these are: of one run a slice, or of all runs their numbers.
         """
-        if per_run:
-            x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:]).flatten(0, 1)
+        if per_run or per_member:
+            if not per_member:
+                x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:])
+            elif not per_run:
+                x = x.expand(self.runs, *x.shape)
+            x = x.flatten(0, 1)[rows]
         self.body.replayed = self.captured is not None and flat is not None
         with self.numerics.passes():
-            outputs = self.body.run(flat, self.numerics.laid(x), per_run, rows)
+            outputs = self.body.run(flat, self.numerics.laid(x), per_run or per_member, rows)
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
         return outputs.unflatten(0, (self.runs, -1))
 
-    def step(self, x: Tensor, y: Tensor, factor: Tensor) -> None:
+    def training_outputs(self, x: Inputs, flat: Tensor, rows: slice | Tensor = slice(None)) -> Float[Tensor, "R M ..."]:
+        """Member outputs of a training pass ``[R, M, B, ...]``; behind them those on data without labels, if any."""
+        feed = self.feed
+        if not isinstance(x, tuple):
+            return self.outputs(x, flat, per_run=feed.per_run, per_member=feed.per_member, rows=rows)
+        assert isinstance(feed, WithUnlabelled)
+        own, other = (
+            self.outputs(part, flat, per_run=of.per_run, per_member=of.per_member, rows=rows)
+            for part, of in zip(x, (feed.labelled, feed.unlabelled), strict=True)
+        )
+        return torch.cat([own, other], 2)
+
+    def step(self, x: Inputs, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
         self.ticks.fill_(self.steps)
         outputs, parts, grad = self.gradient(x, y)
@@ -248,8 +231,8 @@ class Engine:
             self.update(grad, factor, unseen=self.captured is not None)  # to the bit what a captured step does
             self.add(parts, len(y) if self.runs == 1 else y.shape[1])
 
-    def gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
-        """Outputs, losses and the gradient of all rows; rows that rest get none, and keep their buffers."""
+    def gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+        """Outputs, losses and the gradient of all rows, or of those drawn; rows that rest keep their buffers."""
         body, active = self.body, self.active
         if self.plan is not None:
             self.planned, self.plan = self.plan(self, x), None
@@ -258,48 +241,84 @@ class Engine:
         self.backend = body.ran
         if self.resting:
             body.merge(body.state(), before, ~active)
-            grad = torch.where(active.unsqueeze(1), grad, 0.0)
+            grad = self._of_active(grad)
         return outputs, parts, grad
 
-    def raw_gradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+    def raw_gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
         """The same whether rows rest or not."""
         if self.grouped is None:
-            outputs = self.outputs(x, self.flat, per_run=self.feed.per_run)
+            flat, rows = self.flat, slice(None)
+            if self.drawn is not None:
+                self.chosen = self.drawn.chosen(self.ticks)
+                rows = self.drawn.rows(self.chosen)
+                flat = self.flat.detach()[rows].requires_grad_()
+            outputs = self.training_outputs(x, flat, rows)
             parts = self._losses(outputs, y)
-            (grad,) = torch.autograd.grad(parts.total.sum(), self.flat)
+            (grad,) = torch.autograd.grad(parts.total.sum(), flat)
             return outputs, parts, grad
         outputs, parts, grad = self.grouped.gradient(
             self.flat,
-            lambda flat, rows: self.outputs(x, flat, per_run=False, rows=rows)[0],
+            lambda flat, rows: self.training_outputs(x, flat, rows)[0],
             lambda outputs: self._losses(outputs.unsqueeze(0), y),
         )
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
         if self.steps == 0:
-            check_labels(outputs, self.feed.y if isinstance(self.feed, TensorBatches) else y)
+            own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
+            check_labels(outputs, own.y if isinstance(own, TensorBatches) else y)
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
-        parts = self.losses(outputs, y if self.runs > 1 else y.unsqueeze(0), hyper)
+        y = y if self.runs > 1 else y.unsqueeze(0)
+        if isinstance(self.feed, WithUnlabelled):
+            outputs, other = outputs.tensor_split([y.shape[1]], 2)
+            hyper = {**hyper, UNLABELLED: other}
+        parts = self.losses(outputs, y, hyper)
         if self.steps == 0:
             check_names(parts)
-        return parts
+        return parts if self.drawn is None else self.drawn.scaled(parts)
+
+    def _of_active(self, grad: Tensor) -> Tensor:
+        """A gradient without that of rows that rest."""
+        rows = self._rows()
+        return torch.where((self.active if rows is None else self.active[rows]).unsqueeze(1), grad, 0.0)
+
+    def _rows(self) -> Tensor | None:
+        """The rows that the latest step has drawn; None for all."""
+        return None if self.drawn is None or self.chosen is None else self.drawn.rows(self.chosen)
 
     def update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, unseen: bool = False) -> None:
-        """Clip and step; reads nothing back from the device. ``unseen``: nobody has looked for NaN on the host."""
-        scale = None if self.limit is None else optim.clip_scale(grad, self.limit)
-        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not (self.resting or unseen))
-        active = self.active.unsqueeze(1).to(self.settings.lr.dtype)
-        optim.OPTIMIZERS[self.optimizer](self.flat.detach(), grad, self.state, now, active, scale)
+        """Clip and step; reads nothing back from the device. ``unseen``: nobody has looked for NaN on the host.
+
+        Rows that were not drawn are not touched: weights, moments and step counts stay as they are.
+        """
+        rows = self._rows()
+        flat, state, settings, active, limit = self.flat.detach(), self.state, self.settings, self.active, self.limit
+        if rows is not None:
+            flat, state, active = flat[rows], some_rows(state, rows), active[rows]
+            settings, limit = settings.select(rows), None if limit is None else limit[rows]
+        scale = None if limit is None else optim.clip_scale(grad, limit)
+        now = replace(settings, lr=settings.lr * factor, everyone=not (self.resting or unseen))
+        optim.OPTIMIZERS[self.optimizer](flat, grad, state, now, active.unsqueeze(1).to(now.lr.dtype), scale)
+        if rows is not None:
+            self.flat.detach().index_copy_(0, rows, flat)
+            for name, tensor in state.items():
+                self.state[name].index_copy_(0, rows, tensor)
 
     def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> Tensor:
         """Freeze the runs that met NaN or infinity; the gradient of the others."""
         rows = self.active.view(self.runs, self.members)
         bad = ~(parts.total.isfinite() & grad.view(self.runs, -1).isfinite().all(1)) & rows.any(1)
         for run in bad.nonzero().flatten().tolist():
-            part, members = culprit(outputs[run], parts, grad.view(self.runs, self.members, -1)[run], run)
-            self.failures[self.run_ids[run]] = Failure(self.steps, part, members)
+            self.blame(run, self.steps, outputs, parts, grad)
         self.freeze(bad)
-        return torch.where(self.active.unsqueeze(1), grad, 0.0)
+        return self._of_active(grad)
+
+    def blame(self, run: int, step: int, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
+        """Note what was not finite in a run's step, and whose it was."""
+        part, members = culprit(outputs[run], parts, grad.view(self.runs, outputs.shape[1], -1)[run], run)
+        if self.chosen is not None:
+            members = [int(self.chosen[run, member]) for member in members]
+        self.failures[self.run_ids[run]] = Failure(step, part, members)
 
     def freeze(self, runs: Bool[Tensor, " R"]) -> None:
         """Stop runs where they are, and put statistics that NaN has spoilt back to where the epoch began."""
@@ -316,7 +335,7 @@ class Engine:
         self.dead = not bool(self.active.any())
 
     def _end_epoch(self, factor: float) -> None:
-        values = self._means()
+        values = {name: mean.tolist() for name, mean in sums.averages(self.sums, self.examples).items()}
         watched, parts = None, {}
         if self.validator is not None and self.watch is not None:
             watched, parts = self.validator(self)
@@ -358,9 +377,10 @@ class Engine:
             self.finished = Finished.like(self.flat.detach(), self.body.state())
         retired = [run for run, is_done in zip(self.run_ids, done.tolist(), strict=True) if is_done]
         self.finished.put(retired, self.members, self.flat.detach()[rows], some_rows(self.body.state(), rows))
-        self._select(~done)
+        self.select(~done)
 
-    def _select(self, runs: Bool[Tensor, " R"]) -> None:
+    def select(self, runs: Bool[Tensor, " R"]) -> None:
+        """Go on with some of the runs."""
         rows = runs.repeat_interleave(self.members).to(self.flat.device)
         flat, state = self.flat.detach()[rows], some_rows(self.body.state(), rows)
         self.body.hang(flat, state)
@@ -372,36 +392,29 @@ class Engine:
         self.settings = self.settings.select(rows)
         self.hyper = {name: value[runs.to(value.device)] for name, value in self.hyper.items()}
         self.keys = None if self.keys is None else self.keys[runs.to(self.keys.device)]
+        self.drawn = None if self.drawn is None else self.drawn.select(runs)
         kept = runs.nonzero().flatten().tolist()
         self.run_ids = [self.run_ids[r] for r in kept]
         if self.watch is not None:
             self.watch.select(rows)
-        if isinstance(self.feed, TensorBatches) and kept:
+        if isinstance(self.feed, TensorBatches | WithUnlabelled) and kept:
             self.feed.select(kept)
         self.sums = {}
         if self.captured is not None:
             self.captured.forget()
 
     def add(self, parts: LossParts, examples: int) -> None:
-        """Add a step's losses to the epoch's sums, on the device."""
-        for name, value in (("loss", parts.total), *parts.parts.items()):
-            if name not in self.sums:
-                self.sums[name] = torch.zeros_like(value)
-            self.sums[name].add_(value.detach(), alpha=examples)
-
-    def _means(self) -> dict[str, list[Any]]:
-        return {name: (total / self.examples).tolist() for name, total in self.sums.items()}
+        """Add a step's losses to the epoch's sums."""
+        sums.add(self.sums, parts, examples, self.drawn, self.chosen)
 
     def _report(self, *, last: bool) -> None:
         now = time.perf_counter()
         if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
             return
         self.reported = now
-        values = {name: (total / self.examples).mean(0) for name, total in self.sums.items()}
+        values = {name: mean.mean(0) for name, mean in sums.averages(self.sums, self.examples).items()}
         members = values.pop("member_loss", torch.zeros(0)).tolist()
-        loss = float(values.pop("loss"))
-        scalars = {name: float(value) for name, value in values.items() if value.ndim == 0}
-        self.progress(
-            Progress(epoch=self.epoch + 1, epochs=self.epochs, step=self.steps, steps=self.epochs * len(self.feed),
-                     loss=loss, parts=scalars, member_loss=members, seconds=self.elapsed, runs=self.runs)
-        )  # fmt: skip
+        told = {name: float(value) for name, value in values.items() if value.ndim == 0}
+        steps = self.epochs * len(self.feed)
+        self.progress(Progress(self.epoch + 1, self.epochs, self.steps, steps, told.pop("loss"), told, members,
+                               self.elapsed, self.runs))  # fmt: skip

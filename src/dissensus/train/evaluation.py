@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 
 from dissensus import checks
 from dissensus.axes import LossParts
+from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
-from dissensus.train.engine import Engine, RunLosses
+from dissensus.train.engine import UNLABELLED, Engine, RunLosses
 
 log = logging.getLogger("dissensus")
 
@@ -128,11 +129,17 @@ class Validation:
         if self.metric is not None:
             each = [torch.as_tensor(self.metric(outputs[r], y[r])) for r in range(engine.runs)]
             return torch.stack([self._checked(value, engine.members) for value in each]), {}
-        total, parts = engine.losses(outputs, y, engine.hyper)
+        total, parts = engine.losses(outputs, y, self._hyper(engine))
         values: Any = parts.get("member_loss") if self.per_member else parts.get("ensemble", total)
         if values is None:
             checks.refuse("metric", "be given: the objective tells no `member_loss`", "none")
         return torch.stack([self._checked(value, engine.members) for value in values]), parts
+
+    def _hyper(self, engine: Engine) -> Mapping[str, Tensor]:
+        """The objective's settings; data without labels is its first batch, the same at every epoch."""
+        if not isinstance(engine.feed, WithUnlabelled):
+            return engine.hyper
+        return {**engine.hyper, UNLABELLED: engine.outputs(engine.feed.first_unlabelled(), per_run=False)}
 
     def _checked(self, value: Tensor, members: int) -> Tensor:
         if tuple(value.shape) != ((members,) if self.per_member else ()):

@@ -1,8 +1,9 @@
 """`fit`: train all members of an ensemble as one computation."""
 
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +15,22 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import Augment, Source, as_pair, batches, split
+from dissensus.data.batches import Augments, Source, as_pair, batches, split
+from dissensus.data.recognition import digest
+from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import Ensemble
+from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, digest, train
-from dissensus.train.engine import Engine
+from dissensus.train.checkpoint import Checkpointer, train
+from dissensus.train.drawn import Drawn
+from dissensus.train.engine import UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.grid import draw_keys
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
+from dissensus.train.sequence import one_by_one
 from dissensus.train.stopping import Watch
 
 log = logging.getLogger("dissensus")
@@ -47,6 +53,9 @@ def fit(
     schedule: str | schedules.Schedule = "constant",
     clip_norm: optim.PerMember | None = None,
     frozen: Iterable[int] = (),
+    unlabelled: Tensor | Source | None = None,
+    active_members: int | None = None,
+    sequential: bool = False,
     validation: Source | float | None = None,
     metric: Metric | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -54,7 +63,7 @@ def fit(
     patience: int | None = None,
     min_delta: float = 0.0,
     keep: Literal["best", "last"] = "best",
-    augment: Augment | None = None,
+    augment: Augments = None,
     precision: Precision = "auto",
     channels_last: bool | None = None,
     deterministic: bool = False,
@@ -90,6 +99,16 @@ def fit(
         schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
         clip_norm: Largest norm of a member's gradient.
         frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
+        unlabelled: Data for objectives that disagree on data without labels (`objectives.a2d`, `objectives.divdis`): a
+            tensor, or any source, whose targets are not looked at. Each step sees a batch of it beside the labelled
+            one, in a pass of its own; the objective gets members' outputs on it as ``unlabelled``.
+        active_members: Draw so many members at every step and train those alone, as though they were the ensemble, with
+            the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that are not drawn
+            cost nothing and stay as they are: no decay, no moments, no batch-norm statistics.
+        sequential: Train members one after the other, each for ``epochs``, with earlier ones frozen, as A2D was first
+            done (`objectives.a2d` with ``classes="earlier"``). The first has nobody to differ from and is trained on
+            its cross-entropy alone; later ones see themselves and the earlier members. The history is that of all
+            stages, one after the other.
         validation: ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs, or the fraction of tensor data to split
             off (by the seed). The best epoch's weights are kept at the end. The objective's parts on it go into the
             history as ``validation_...``.
@@ -101,7 +120,8 @@ def fit(
         patience: Stop after so many epochs without an improvement by more than ``min_delta``.
         min_delta: See ``patience``.
         keep: The ``"best"`` epoch's weights at the end, or the ``"last"`` one's, where validation data only looks on.
-        augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step).
+        augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step). A list
+            has one per member, each of whom then sees a batch of its own.
         precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
             (convolutions, or linear layers at least 256 wide), else the weights' own; ``"float32"``, ``"tf32"`` and
             ``"bf16"`` on request. The objective always sees float32.
@@ -127,18 +147,24 @@ def fit(
     told = dict(locals())
     if not isinstance(ensemble, Ensemble):
         return _as_ensemble(ensemble, told)
+    if sequential:
+        return one_by_one(fit, **told)
     for name, value in (("epochs", epochs), ("batch_size", batch_size)):
         checks.count(name, value)
     checks.count("seed", seed, 0)
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
     checks.one_of("watch", watch, ("ensemble", "member"))
     checks.one_of("keep", keep, ("best", "last"))
+    check_unlabelled(objective, unlabelled)
+    check_augments(augment, ensemble.members)
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, held_out)
     feed = batches(
         data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
     )
+    if unlabelled is not None:
+        feed = with_unlabelled(feed, unlabelled, batch_size=batch_size, seeds=[seed], device=device, augment=augment)
     body, members = ensemble.body, ensemble.members
     body.set_keys([(seed, member) for member in ensemble.member_ids])
     if not any(p.requires_grad for p in ensemble.parameters()):
@@ -168,7 +194,9 @@ def fit(
         epochs=epochs,
         numerics=decided,
         progress=progress,
+        drawn=Drawn.of(active_members, members, [seed], device),
     )
+    check_drawn(engine)
     if held_out is not None:
         seen = as_pair(held_out)
         given = _loader(held_out, batch_size) if seen is None else (seen[0].to(device), seen[1].to(device))
@@ -193,7 +221,8 @@ def fit(
             "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
-            "validation": _recognised(held_out), "patience": patience,
+            "unlabelled": recognised(unlabelled), "active_members": active_members,
+            "validation": recognised(held_out), "patience": patience,
             "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
         }  # fmt: skip
@@ -250,10 +279,40 @@ def is_separable(objective: Callable[..., LossParts]) -> bool:
     return objective is independent and weights is None
 
 
-def _recognised(held_out: Source | None) -> str | None:
-    """What checkpoints know validation data by."""
-    pair = None if held_out is None else as_pair(held_out)
-    return digest(*pair) if pair is not None else None if held_out is None else "a loader"
+def recognised(data: Tensor | Source | None) -> str | None:
+    """What checkpoints know other data by."""
+    if data is None or isinstance(data, Tensor):
+        return None if data is None else digest(data)
+    pair = as_pair(data)
+    return "a loader" if pair is None else digest(*pair)
+
+
+def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
+    """Data without labels must come with an objective that takes it, and the other way round."""
+    asked = inspect.signature(objective).parameters.get(UNLABELLED)
+    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
+    name = getattr(getattr(objective, "func", objective), "__name__", "it")
+    if unlabelled is None and asked is not None and asked.default is inspect.Parameter.empty and not bound:
+        fix = "Pass unlabelled=x, inputs that members are to disagree on."
+        checks.refuse("unlabelled", f"be given, since the objective {name} needs it", "none", fix)
+    if unlabelled is not None and (asked is None or bound):
+        fix = "objectives.a2d and objectives.divdis do."
+        checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
+
+
+def check_augments(augment: Augments, members: int) -> None:
+    """As many augmentations as members, where there is one each."""
+    if isinstance(augment, Sequence) and len(augment) != members:
+        checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
+
+
+def check_drawn(engine: Engine) -> None:
+    """Members can be drawn where each is a network of its own, of one architecture."""
+    if engine.drawn is None:
+        return
+    if not isinstance(engine.body, StackedMembers) or len(engine.flat) != engine.runs * engine.members:
+        got = "different architectures, or masks of one network"
+        checks.refuse("active_members", "come with members that are networks of one architecture", got)
 
 
 def _loader(source: Source, batch_size: int) -> DataLoader[Any]:

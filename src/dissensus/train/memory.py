@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.execution import StackedMembers
-from dissensus.train.engine import Engine
+from dissensus.train.engine import Engine, Inputs
 from dissensus.train.grouped import Grouped
 
 log = logging.getLogger("dissensus")
@@ -44,9 +44,10 @@ class Needs:
         return min(self.members, max(1, (budget - self.held) // max(self.each, 1)))
 
 
-def needs(engine: Engine, x: Tensor) -> Needs:
+def needs(engine: Engine, given: Inputs) -> Needs:
     """Measure what the members of one run take for a batch, by a pass of one (the largest, where they differ)."""
     body = engine.body
+    x = given[0] if isinstance(given, tuple) else given
     body.train()
     alike = isinstance(body, StackedMembers)
     before = {name: tensor.clone() for name, tensor in body.state().items()}
@@ -56,7 +57,7 @@ def needs(engine: Engine, x: Tensor) -> Needs:
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
-            forward = functools.partial(engine.outputs, x, leaf, per_run=False, rows=rows)
+            forward = functools.partial(engine.training_outputs, given, leaf, rows=rows)
             patches = isinstance(body, StackedMembers) and backend in ("batched", "auto") and body.is_batchable()
             for way in ("loop", "batched") if patches else ("loop",):
                 body.backend = way  # convolutions as products keep all their patches
@@ -66,10 +67,11 @@ def needs(engine: Engine, x: Tensor) -> Needs:
         for name, tensor in body.state().items():
             tensor.copy_(before[name])
     inputs = x.numel() * x.element_size()
-    return Needs(len(body), COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
+    at_a_time = len(body) if engine.drawn is None else engine.drawn.count
+    return Needs(at_a_time, COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
 
 
-def plan_members(engine: Engine, x: Tensor, *, max_memory: int | None, separable: bool) -> str:
+def plan_members(engine: Engine, x: Inputs, *, max_memory: int | None, separable: bool) -> str:
     """Take the members of one run in groups where all at once would not fit; what was planned, in words."""
     found, budget = needs(engine, x), allowed(max_memory, engine.flat.device)
     least = found.held + found.each
@@ -79,6 +81,9 @@ def plan_members(engine: Engine, x: Tensor, *, max_memory: int | None, separable
     at_once = found.at_once(budget)
     engine.needs = found
     told = f"{at_once} of {found.members} members at once, about {mebibytes(found.held + at_once * found.each)}"
+    if at_once < found.members and engine.drawn is not None:
+        fix = "Draw fewer members, or use smaller batches or precision='bf16'."
+        checks.refuse("active_members", f"fit into memory, {mebibytes(budget)}", mebibytes(found.whole), fix)
     if at_once < found.members:
         engine.grouped = Grouped(engine.body, at_once, separable, engine.flat.device)
         log.warning("%s: all at once would take %s", told, mebibytes(found.whole))

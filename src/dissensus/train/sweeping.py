@@ -16,15 +16,26 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augment, TensorBatches, end_to_end, split_rows
+from dissensus.data.batches import Augments, TensorBatches, end_to_end, split_rows
+from dissensus.data.recognition import digest
+from dissensus.data.unlabelled import WithUnlabelled, with_unlabelled
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, digest, in_words, train
-from dissensus.train.engine import Engine
+from dissensus.train.checkpoint import Checkpointer, in_words, train
+from dissensus.train.drawn import Drawn
+from dissensus.train.engine import UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fitting import check_patience, is_separable, tell_of_split
+from dissensus.train.fitting import (
+    check_augments,
+    check_drawn,
+    check_patience,
+    check_unlabelled,
+    is_separable,
+    recognised,
+    tell_of_split,
+)
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
@@ -52,6 +63,8 @@ def sweep(
     weight_decay: float = 0.0,
     schedule: str | schedules.Schedule = "constant",
     clip_norm: float | None = None,
+    unlabelled: Tensor | None = None,
+    active_members: int | None = None,
     validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -59,7 +72,7 @@ def sweep(
     patience: int | None = None,
     min_delta: float = 0.0,
     keep: Literal["best", "last"] = "best",
-    augment: Augment | None = None,
+    augment: Augments = None,
     precision: Precision = "auto",
     channels_last: bool | None = None,
     deterministic: bool = False,
@@ -89,6 +102,7 @@ def sweep(
             ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``; ``seed``, ``split_seed``; ``fold``;
             ``members``, ``batch_size``; parameters of ``build``.
         members: M, unless the grid says.
+        unlabelled: As in `dissensus.fit`, a tensor; so is ``active_members``.
         epochs: As in `dissensus.fit`; so is everything up to ``drop_last``.
         validation: ``(x, y)`` for all runs, a list with one pair per fold, or the fraction that each run splits off by
             its own ``split_seed``.
@@ -116,6 +130,7 @@ def sweep(
     x, y, folds = end_to_end("data", data)
     held, held_folds = _held_out(validation, folds)
     check_patience(patience, validation)
+    check_unlabelled(objective, unlabelled)
     defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
                 "members": members, "batch_size": batch_size}  # fmt: skip
     recipe = Recipe(
@@ -124,7 +139,8 @@ def sweep(
         eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, track=track,
         per_member=watch == "member", patience=patience, min_delta=min_delta, keep=keep, augment=augment,
         precision=precision, channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
-        drop_last=drop_last, backend=backend, device=torch.device(device) if device is not None else x.device,
+        drop_last=drop_last, unlabelled=unlabelled, active_members=active_members, backend=backend,
+        device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint)
     parts = _planned(recipe, max_memory, folder, resume)
@@ -178,12 +194,14 @@ class Recipe:
     patience: int | None
     min_delta: float
     keep: str
-    augment: Augment | None
+    augment: Augments
     precision: Precision
     channels_last: bool | None
     deterministic: bool
     shuffle: bool
     drop_last: bool
+    unlabelled: Tensor | None
+    active_members: int | None
     backend: str
     device: torch.device
 
@@ -192,12 +210,13 @@ class Recipe:
         own = ("folds", "held_folds", "objective", "build",
                "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
                "patience", "min_delta", "keep", "augment", "precision", "channels_last",
-               "deterministic", "shuffle", "drop_last")  # fmt: skip
+               "deterministic", "shuffle", "drop_last", "active_members")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
         held = digest(*self.validation) if isinstance(self.validation, tuple) else self.validation
         at = torch.arange(self.epochs, dtype=torch.float64)
         told = {
-            **settings, "data": digest(self.x, self.y), "validation": held, "runs": [vars(run) for run in self.runs],
+            **settings, "data": digest(self.x, self.y), "validation": held, "unlabelled": recognised(self.unlabelled),
+            "runs": [vars(run) for run in self.runs],
             "schedule": self.schedule(at, float(self.epochs)).tolist(),
         }  # fmt: skip
         return json.loads(json.dumps(told, default=in_words))
@@ -215,11 +234,12 @@ class Recipe:
         per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
         limit = per_row.pop("clip_norm", None)
         rows, held = self._rows(runs)
-        feed = TensorBatches(
-            self.x, self.y, batch_size=first.batch_size, seeds=[run.seed for run in runs], device=self.device,
-            rows=rows, shuffle=self.shuffle, drop_last=self.drop_last,
-            augment=self.augment,
-        )  # fmt: skip
+        check_augments(self.augment, first.members)
+        shared: dict[str, Any] = {"batch_size": first.batch_size, "seeds": [run.seed for run in runs],
+                                  "device": self.device, "augment": self.augment}  # fmt: skip
+        feed = own = TensorBatches(self.x, self.y, rows=rows, shuffle=self.shuffle, drop_last=self.drop_last, **shared)
+        if self.unlabelled is not None:
+            feed = with_unlabelled(own, self.unlabelled, **shared)
         hyper = {name: flat.new_tensor([run.hyper[name] for run in runs]) for name in first.hyper}
         numbers_of = {"betas": self.betas, "eps": self.eps, **per_row}
         engine = Engine(
@@ -237,8 +257,10 @@ class Recipe:
             epochs=self.epochs,
             numerics=decided,
             keys=draw_keys(self.objective, [run.seed for run in runs], self.device),
+            drawn=Drawn.of(self.active_members, first.members, [run.seed for run in runs], self.device),
         )
-        self._watched(engine, feed, held)
+        check_drawn(engine)
+        self._watched(engine, own, held)
         return engine
 
     def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None) -> None:
@@ -352,10 +374,15 @@ def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossPar
     """Call the objective once per point on concrete numbers, so that a value out of range is told before training."""
     x, y = next(engine.feed.epoch(0))
     engine.body.eval()
+    own, other = x if isinstance(x, tuple) else (x, None)
+    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
-        outputs = engine.outputs(x, per_run=False)[0]
+        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)[0]
+        more = (
+            {} if other is None else {UNLABELLED: engine.outputs(other, per_run=False, per_member=feed.per_member)[0]}
+        )
         for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            objective(outputs, y, **hyper, **runs[0].words)
+            objective(outputs, y, **hyper, **runs[0].words, **more)
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:

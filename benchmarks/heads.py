@@ -1,0 +1,88 @@
+"""Seconds per epoch of heads on features of ImageNet's size, with LDR on all pairs or on members drawn per step.
+
+Usage: python benchmarks/heads.py [--json FILE] [--members 2 5 10 20 50 100] [--drawn 2:5 5:5 2:50] [--examples 1281167]
+
+Features are synthetic, 768 numbers each, of 1,000 classes; heads are 768-768-1000, batches 256. ``--drawn K:M`` draws K
+of M members per step. Each row is one training of three epochs, of which the median of the last two is told: the first
+chooses a backend and captures a graph. With ``--timed N`` epochs have N examples and times are scaled to the whole.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from provenance import command_line, library
+
+import dissensus as ds
+
+INPUTS, CLASSES, BATCH = 768, 1000, 256
+PAPER = {(5, 2): 53, (5, 3): 388, (5, 4): 423, (5, 5): 585, (50, 2): 2189, (50, 5): 4213, (50, 10): 7244}
+"""Seconds per epoch by (members, drawn): the LDR paper's Table 10, on an RTX 2080 Ti."""
+
+
+def features(examples: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features around a centre per class, noisy enough that no head gets all right."""
+    generator = torch.Generator(device).manual_seed(0)
+    labels = torch.randint(CLASSES, (examples,), generator=generator, device=device)
+    centres = torch.randn(CLASSES, INPUTS, generator=generator, device=device)
+    x = torch.randn(examples, INPUTS, generator=generator, device=device)
+    return x.add_(centres[labels], alpha=0.15), labels
+
+
+def timed(x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int) -> dict[str, Any]:
+    """One training, and what it took."""
+    gpu = x.is_cuda
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, INPUTS, CLASSES, (INPUTS,)), members).to(x.device)
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    history = ds.fit(
+        ensemble, (x, y), partial(ds.objectives.ldr, strength=1.0), epochs=3, batch_size=BATCH, lr=1e-3,
+        active_members=drawn if drawn < members else None,
+    )  # fmt: skip
+    at = history.column("seconds")
+    seconds = statistics.median(b - a for a, b in itertools.pairwise(at))
+    row = {
+        "members": members, "drawn": drawn, "pairs": drawn * (drawn - 1) // 2, "examples": len(x),
+        "seconds_per_epoch": seconds * whole / len(x), "milliseconds_per_step": 1e3 * seconds * BATCH / len(x),
+        "backend": history.backend, "precision": history.precision, "planned": history.memory,
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
+        "paper_seconds": PAPER.get((members, drawn)), "loss": history.column("loss"),
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
+def main() -> None:
+    """Time every row that is asked for, and write as it goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--members", type=int, nargs="*", default=[2, 5, 10, 20, 50, 100])
+    parser.add_argument("--drawn", nargs="*", default=["2:5", "3:5", "4:5", "2:50", "5:50", "10:50"])
+    parser.add_argument("--examples", type=int, default=1_281_167)
+    parser.add_argument("--timed", type=int, help="examples of an epoch that are timed; by default all")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    x, y = features(given.timed or given.examples, device)
+    wanted = [(members, members) for members in given.members]
+    wanted += [(int(of), int(drawn)) for drawn, of in (word.split(":") for word in given.drawn)]
+    machine = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
+    made = {"command": command_line(), "machine": machine, "torch": torch.__version__, **library()}
+    rows: list[dict[str, Any]] = []
+    for members, drawn in wanted:
+        rows.append(timed(x, y, members, drawn, given.examples))
+        if given.json:
+            given.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""One number that makes predictions as sure as they should be: logits are divided by it."""
+
+import itertools
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dissensus import checks, losses, pooling
+from dissensus.metrics.generalisation import check_classified, pooled, slices
+
+COLDEST, HOTTEST = 1e-2, 1e2
+"""Temperatures are sought between these two."""
+_POINTS = 33
+"""Temperatures, evenly spaced in their logarithm, between which local minima are told apart."""
+_POOLS = {"probability": pooling.mean_probability, "score": pooling.mean_score}
+
+
+class Tempered(NamedTuple):
+    """A temperature for all members, and where it goes: what `temper` has fitted, ready for other data."""
+
+    temperature: float
+    when: Literal["before", "after"]
+    pool: Literal["probability", "score"]
+
+    def log_probs(self, outputs: Float[Tensor, "M B C"]) -> Float[Tensor, "B C"]:
+        """What members with these logits predict together at this temperature."""
+        checks.member_outputs(outputs)
+        together = _POOLS[self.pool]
+        if self.when == "before":
+            return together(outputs / self.temperature)
+        return (together(outputs) / self.temperature).log_softmax(-1)
+
+
+def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> float:
+    """The T at which softmax(logits / T) has the least cross-entropy (Guo et al., 2017), for one network or one pool.
+
+    Above 1 for predictions that are too sure. Convex in 1/T, so there is one minimum, and Newton's method finds it to
+    about twelve digits. It is never outside of 0.01 and 100: where every prediction is right the surest is the best and
+    T is 0.01; where predictions are worse than none T is 100. It is 1 where it makes no difference. Log-probabilities
+    serve as logits.
+
+    >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
+    >>> round(temperature(logits, torch.tensor([0, 0, 0, 1])), 4)  # right in three of four: p = 3/4, 4/T = log 3
+    3.641
+    """
+    if logits.ndim != 2:
+        fix = "Outputs of members? Use temper, or pool them first." if logits.ndim == 3 else ""
+        checks.refuse("logits", "have shape [B, C]", checks.shape_text(logits.shape), fix)
+    _check(logits.unsqueeze(0), labels, "logits")
+    return _best(logits.unsqueeze(0), labels, 2)  # convex: the two ends tell where the minimum is
+
+
+def temper(
+    outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"],
+    *, when: Literal["before", "after"] = "after", pool: Literal["probability", "score"] = "probability",
+) -> Tempered:  # fmt: skip
+    """Fit one temperature to what members predict together, on validation data; its `log_probs` are for test data.
+
+    ``"after"`` pools first and divides the pooled log-probabilities by T. ``"before"`` divides every member's logits by
+    the same T and then pools. Either way T is what makes the *pooled* prediction's cross-entropy least. Neither is
+    calibrating each member by itself (`temperature` of its logits): the mean of members that are as sure as they should
+    be is less sure than it should be (Rahaman and Thiery, 2021, who advise to pool and then calibrate).
+
+    The two differ for mean probabilities. After pooling, T changes how sure the pool is but never which class it names.
+    Before pooling, T also changes the class: a low one leaves little but the members' first choices, a high one names
+    what mean logits name. For mean scores, and for one member, they are the same.
+
+    Args:
+        outputs: Logits of the members.
+        labels: The right classes.
+        when: After pooling the loss is convex in 1/T. Before it need not be: every minimum on a grid of temperatures is
+            refined, and the lowest taken.
+        pool: Mean of probabilities, or of scores.
+
+    >>> outputs = torch.tensor([[[6.0, 0.0], [5.0, 0.0], [0.0, 6.0]], [[6.0, 0.0], [0.0, 2.0], [0.0, 1.0]]])
+    >>> labels = torch.tensor([0, 0, 0])
+    >>> fitted = temper(outputs, labels, when="before")
+    >>> round(fitted.temperature, 3), round(temper(outputs, labels).temperature, 3)
+    (5.351, 3.828)
+    >>> fitted.log_probs(outputs).shape
+    torch.Size([3, 2])
+    """
+    checks.one_of("when", when, ("before", "after"))
+    checks.one_of("pool", pool, _POOLS)
+    _check(outputs, labels, "outputs")
+    if when == "before" and pool == "probability" and len(outputs) > 1:
+        found = _best(outputs, labels, _POINTS)
+    else:
+        found = _best(pooled(outputs, pool).unsqueeze(0), labels, 2)
+    return Tempered(found, when, pool)
+
+
+class _Curve(NamedTuple):
+    """The loss at an inverse temperature, and its first two derivatives by it."""
+
+    loss: float
+    slope: float
+    bend: float
+
+
+def _best(logits: Float[Tensor, "M B C"], labels: Tensor, points: int) -> float:
+    """The temperature of the lowest of the minima that a grid tells apart, by the signs of the slopes."""
+    low, high = -math.log(HOTTEST), -math.log(COLDEST)
+    grid = [low + (high - low) * step / (points - 1) for step in range(points)]
+    curves = [(place, _curve(logits, labels, place)) for place in grid]
+    sloped = [(place, curve.slope) for place, curve in curves if curve.slope != 0]
+    if not sloped:
+        return 1.0
+    minima: list[tuple[float, float]] = []
+    if sloped[0][1] > 0:
+        minima.append((curves[0][1].loss, HOTTEST))
+    if sloped[-1][1] < 0:
+        minima.append((curves[-1][1].loss, COLDEST))
+    for (left, falling), (right, rising) in itertools.pairwise(sloped):
+        if falling < 0 < rising:
+            place = _level(logits, labels, left, right)
+            minima.append((_curve(logits, labels, place).loss, math.exp(-place)))
+    return min(minima)[1]
+
+
+def _level(logits: Float[Tensor, "M B C"], labels: Tensor, low: float, high: float) -> float:
+    """Where the slope is zero between two places: Newton's steps, and halving where they lead away or slow down."""
+    here, last = (low + high) / 2, math.inf
+    for _ in range(200):
+        _, slope, bend = _curve(logits, labels, here)
+        if slope == 0:
+            break
+        low, high = (low, here) if slope > 0 else (here, high)
+        steep = math.exp(here) * bend  # by the logarithm of the inverse temperature
+        step = here - slope / steep if steep > 0 else math.inf
+        if abs(step - here) < 1e-12 or high - low < 1e-12:
+            break
+        newton = low < step < high and abs(slope) < last / 2
+        here, last = step if newton else (low + high) / 2, abs(slope)
+    return here
+
+
+def _curve(logits: Float[Tensor, "M B C"], labels: Tensor, log_inverse: float) -> _Curve:
+    """Cross-entropy of the mean of softmax(β f_m), averaged over examples, at β = exp(log_inverse).
+
+    With d = f_m − f_m(y), −log p_m(y) = log Σ_c exp(β d_c) has the derivatives E[d] and V[d] under p_m; members weigh
+    in the mean by their share of Σ_m p_m(y).
+    """
+    inverse = math.exp(log_inverse)
+    sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
+    for part in slices(logits):
+        wide = logits[:, part].double()
+        gaps = wide - losses.at_label(wide, labels[part]).unsqueeze(-1)
+        top = gaps.amax(-1, keepdim=True)
+        weights = ((gaps - top) * inverse).exp_()  # p_m, up to a factor
+        total = weights.sum(-1)
+        own = inverse * top.squeeze(-1) + total.log()
+        mean = weights.mul_(gaps).sum(-1) / total
+        spread = weights.mul_(gaps).sum(-1) / total - mean.square()
+        shares = (-own).softmax(0)
+        loss = -pooling.pooled_log_probs(-own)
+        slope = (shares * mean).sum(0)
+        bend = (shares * (spread - mean.square())).sum(0) + slope.square()
+        sums += torch.stack([loss.sum(), slope.sum(), bend.sum()])
+    return _Curve(*(sums / logits.shape[1]).tolist())
+
+
+def _check(logits: Tensor, labels: Tensor, name: str) -> None:
+    check_classified(logits, labels, name)
+    if not bool(logits.amin(-1).isfinite().all()):
+        checks.refuse(name, "be finite", "-inf", f"Use {name}.clamp_min(-1e4).")

@@ -1,0 +1,81 @@
+"""Ensembles of members with hyperparameters of their own, still trained as one stacked computation."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.ensemble import Ensemble
+from dissensus.execution import StackedMembers
+from dissensus.randomness import derived_seed
+from dissensus.train.optim import column
+
+_HYPERPARAMETERS = 13
+"""Among the words that seeds are derived by."""
+
+
+def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, float]) -> dict[str, list[float]]:
+    """Draw a value per member of every hyperparameter named, between two ends.
+
+    Log-uniform where the lower end is above zero, as for learning rates; else uniform. A member's values depend on the
+    seed, the member and the name alone. Hand ``lr``, ``weight_decay``, ``momentum`` to `dissensus.fit`, label smoothing
+    to `dissensus.objectives.independent`, an initial scale to `scale_weights`, and make one augmentation per member of
+    a strength.
+
+    >>> found = drawn_hyperparameters(3, lr=(1e-4, 1e-2), smoothing=(0.0, 0.2))
+    >>> all(1e-4 <= value <= 1e-2 for value in found["lr"]), len(found["smoothing"])
+    (True, 3)
+    """
+    checks.count("members", members)
+    found: dict[str, list[float]] = {}
+    for name, (low, high) in ranges.items():
+        if not 0 <= low <= high or not math.isfinite(high):
+            checks.refuse(name, "be a range (low, high) of numbers from 0 on", (low, high))
+        word = int.from_bytes(name.encode()[:8], "little")
+        draws = [np.random.default_rng(derived_seed(seed, _HYPERPARAMETERS, word, i)).random() for i in range(members)]
+        if low > 0:
+            found[name] = [float(low * (high / low) ** draw) for draw in draws]
+        else:
+            found[name] = [float(low + (high - low) * draw) for draw in draws]
+    return found
+
+
+def scale_weights(ensemble: Ensemble, scales: float | Sequence[float]) -> None:
+    """Multiply each member's weights of two axes or more (not its biases or norms) by a scale, before training.
+
+    >>> import dissensus as ds
+    >>> ens = ds.Ensemble(lambda: torch.nn.Linear(2, 1), members=2)
+    >>> before = ens(torch.ones(1, 2)) - ens(torch.zeros(1, 2))
+    >>> scale_weights(ens, [1.0, 3.0])
+    >>> ((ens(torch.ones(1, 2)) - ens(torch.zeros(1, 2))) / before).flatten()
+    tensor([1., 3.], grad_fn=<ViewBackward0>)
+    """
+    if not isinstance(ensemble.body, StackedMembers):
+        checks.refuse("ensemble", "have members of one architecture", "several")
+    factors = column("scales", scales, ensemble.members, next(ensemble.parameters()))
+    with torch.no_grad():
+        for weight in ensemble.body.trainable().values():
+            if weight.ndim > 2:
+                weight.mul_(factors.view(-1, *[1] * (weight.ndim - 1)).to(weight.dtype))
+
+
+def low_confidence(log_probs: Float[Tensor, "N C"], below: float = 0.2) -> Bool[Tensor, " N"]:
+    """Which training examples a first network is not sure of: what to disagree on in two stages.
+
+    (LDR paper, appendix A.9.) The confidence is that of the class that the network names. Fit the others, and disagree
+    on these::
+
+        hard = low_confidence(first_network(x).log_softmax(-1))
+        fit(ensemble, (x[~hard], y[~hard]), partial(objectives.a2d, strength=5.0), unlabelled=x[hard], ...)
+
+    >>> low_confidence(torch.tensor([[0.9, 0.1], [0.55, 0.45]]).log(), below=0.6)
+    tensor([False,  True])
+    """
+    if log_probs.ndim != 2:
+        checks.refuse("log_probs", "have shape [N, C]", list(log_probs.shape))
+    checks.number("below", below, 0, 1)
+    return log_probs.max(-1).values < math.log(max(below, 1e-300))

@@ -1,0 +1,77 @@
+"""Members trained one after the other, each against those before it, which stand still (the original A2D)."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.ensemble import Ensemble
+from dissensus.execution import StackedMembers
+from dissensus.objectives import independent
+from dissensus.train.history import History, OnProgress, Progress
+
+PER_MEMBER = ("lr", "weight_decay", "momentum", "clip_norm", "augment")
+
+
+def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> History:
+    """Fit each member in turn, with the earlier ones frozen beside it; the history of all, one after the other."""
+    if list(told["frozen"]) or told["active_members"] is not None:
+        checks.refuse("sequential", "come without `frozen` and `active_members`", "one of them")
+    stages: list[History] = []
+    for member in range(ensemble.members):
+        stage = {**told, "sequential": False, "frozen": range(member)}
+        stage |= {name: _first(told[name], member + 1) for name in PER_MEMBER}
+        if member == 0:
+            stage |= {"objective": functools.partial(independent, loss="cross_entropy"), "unlabelled": None}
+        if told["checkpoint"] is not None:
+            stage["checkpoint"] = Path(told["checkpoint"]) / f"member-{member}"
+        if told["progress"] is not None:
+            stage["progress"] = functools.partial(_shifted, told["progress"], member, ensemble.members)
+        some = ensemble.subset(range(member + 1))
+        try:
+            stages.append(fit(some, **{name: value for name, value in stage.items() if name != "ensemble"}))
+        finally:
+            _take(ensemble, some, member)
+    return _joined(stages)
+
+
+def _first(value: Any, count: int) -> Any:
+    """The first of settings that there is one of per member; a setting for all as it is."""
+    if isinstance(value, Tensor):
+        return value[:count] if value.ndim else value
+    return value[:count] if isinstance(value, Sequence) else value
+
+
+def _take(ensemble: Ensemble, other: Ensemble, member: int) -> None:
+    """Take over a member's weights and buffers."""
+    own, trained = ensemble.body.tensors(), other.body.tensors()
+    with torch.no_grad():
+        for name, tensor in trained.items():
+            if isinstance(ensemble.body, StackedMembers):
+                own[name][member].copy_(tensor[member])
+            elif name.startswith(f"{member}."):
+                own[name].copy_(tensor)
+
+
+def _joined(stages: list[History]) -> History:
+    epochs = [{**entry, "member": member} for member, stage in enumerate(stages) for entry in stage.epochs]
+    last = stages[-1]
+    return History(
+        epochs=epochs,
+        steps=sum(stage.steps for stage in stages),
+        seconds=sum(stage.seconds for stage in stages),
+        stopped_early=any(stage.stopped_early for stage in stages),
+        best_epoch=[stage.best_epoch for stage in stages] if last.best_epoch is not None else None,
+        backend=last.backend,
+        precision=last.precision,
+        memory=last.memory,
+    )
+
+
+def _shifted(progress: OnProgress, stage: int, stages: int, moment: Progress) -> None:
+    more = {"step": stage * moment.steps + moment.step, "steps": stages * moment.steps}
+    progress(Progress(**{**vars(moment), **more}))

@@ -1,0 +1,505 @@
+"""The cache of features: what it holds is what the network gives, and it never passes for something else."""
+
+import copy
+import functools
+import json
+import logging
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
+
+import dissensus as ds
+from dissensus.data.augment import flips
+from dissensus.data.features import FeatureCache, cached_features
+from dissensus.trunk import SharedTrunk
+
+N = 11
+
+
+class Images(Dataset):
+    """Pairs of an image and a plain number, as torchvision gives them."""
+
+    def __init__(self, count=N, noise=0.0):
+        self.x = torch.randn(count, 1, 4, 4, generator=torch.Generator().manual_seed(3))
+        self.noise = noise
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] + self.noise * torch.rand(()), index % 3
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(Images())
+
+
+def pairs(count=N):
+    data = Images(count)
+    return data.x, torch.arange(count) % 3
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5)]
+        return nn.Sequential(*layers)
+
+
+def trunk(members=2):
+    return SharedTrunk(network(), ds.Ensemble(lambda: nn.Linear(12, 3), members, seed=1), cut="3")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("batch_size", [1, 4, N, 100])
+def test_rows_are_what_the_network_gives(tmp_path, dtype, batch_size):
+    own = trunk()
+    x, y = pairs()
+    expected = own.features(x)
+    cache = cached_features(own.features, (x, y), tmp_path / "a" / "b", batch_size=batch_size, dtype=dtype)
+    assert (len(cache), cache.examples, cache.augmentations) == (N, N, 1)
+    assert cache.nbytes == N * 12 * dtype.itemsize + N * 8
+    found, targets = cache.tensors()
+    assert (found.dtype, targets.dtype) == (torch.float32, torch.int64)
+    torch.testing.assert_close(
+        found, expected.to(dtype).float(), rtol=1e-6 if dtype == torch.float32 else 2e-3, atol=1e-6
+    )
+    assert torch.equal(targets, y)
+    manifest = json.loads((tmp_path / "a" / "b" / "manifest.json").read_text())
+    assert manifest["files"]["features.npy"]["shape"] == [N, 12]
+    assert manifest["files"]["features.npy"]["dtype"] == str(dtype).removeprefix("torch.")
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert np.load(tmp_path / "a" / "b" / "features.npy").dtype == np.dtype(str(dtype).removeprefix("torch."))
+    assert "11 rows of [12]" in repr(cache)
+
+
+def test_features_keep_their_shape_and_targets_theirs(tmp_path):
+    own, (x, _) = network().eval(), pairs()
+    y = torch.randn(N, 2, dtype=torch.float64)
+    cache = cached_features(own[0], (x, y), tmp_path, dtype=torch.float32)
+    assert cache[0][0].shape == (3, 2, 2)
+    found, targets = cache.tensors("cpu")
+    torch.testing.assert_close(found, own[0](x))
+    assert torch.equal(targets, y)
+    one = cached_features(lambda x: x.flatten(1).sum(1), (x, y[:, 0]), tmp_path / "numbers", dtype=torch.float32)
+    torch.testing.assert_close(one.tensors()[0], x.flatten(1).sum(1))
+    assert one[3][0].shape == one[3][1].shape == ()
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader", "uneven", "batch_sampler"])
+def test_datasets_and_loaders_give_the_same(tmp_path, kind):
+    own, data = trunk(), Images()
+    sampler = [[0, 1, 2, 3, 4, 5, 6], [7, 8], [9, 10]]
+    source = {
+        "dataset": data,
+        "loader": DataLoader(data, 4),
+        "uneven": DataLoader(data, 4, drop_last=True),
+        "batch_sampler": DataLoader(data, batch_sampler=sampler),
+    }[kind]
+    count = 8 if kind == "uneven" else N
+    cache = cached_features(own.features, source, tmp_path, batch_size=3, dtype=torch.float32)
+    x, y = cache.tensors()
+    torch.testing.assert_close(x, own.features(data.x[:count]))
+    assert torch.equal(y, torch.arange(count) % 3)
+
+
+def test_rows_of_each_augmentation_follow_each_other(tmp_path):
+    own, (x, y) = trunk(), pairs()
+    halved = functools.partial(scaled, factor=0.5)
+    chosen = [None, halved, flips]
+    options = {"batch_size": 4, "dtype": torch.float32, "augmentations": chosen}
+    cache = cached_features(own.features, (x, y), tmp_path / "a", seed=1, **options)
+    found, targets = cache.tensors()
+    assert (len(cache), cache.examples, cache.augmentations) == (3 * N, N, 3)
+    torch.testing.assert_close(found[:N], own.features(x))
+    torch.testing.assert_close(found[N : 2 * N], own.features(x / 2))
+    mirrored = (found[2 * N :] - own.features(x.flip(-1))).abs().amax(1) < 1e-5
+    plain = (found[2 * N :] - found[:N]).abs().amax(1) < 1e-5
+    assert (mirrored | plain).all()
+    assert mirrored.any()
+    assert plain.any()
+    assert torch.equal(targets, y.repeat(3))
+    again = cached_features(own.features, (x, y), tmp_path / "b", seed=1, **options)
+    other = cached_features(own.features, (x, y), tmp_path / "c", seed=2, **options)
+    assert torch.equal(again.tensors()[0], found)
+    assert not torch.equal(other.tensors()[0], found)
+
+
+def scaled(x, generator, *, factor):
+    return x * factor
+
+
+def test_whole_numbers_reach_the_function_as_they_are(tmp_path, unchecked):
+    own, y = trunk(), torch.arange(N)
+    pixels = torch.randint(0, 256, (N, 1, 4, 4), dtype=torch.uint8)
+    cache = cached_features(lambda x: own.features(x.float() / 255), (pixels, y), tmp_path, dtype=torch.float32)
+    torch.testing.assert_close(cache.tensors()[0], own.features(pixels.float() / 255))
+    with pytest.raises(TypeError, match=r"take the data's torch.uint8; got an error .*features\(x.float\(\) / 255\)"):
+        cached_features(own.features, (pixels, y), tmp_path / "other")
+    assert not list((tmp_path / "other").glob("*.npy"))
+
+
+def test_batches_are_read_in_any_order(tmp_path):
+    cache = cached_features(nn.Flatten(), pairs(), tmp_path, dtype=torch.float32)
+    x, y = cache.tensors()
+    for rows in ([3], [5, 0, 5, 10, 2], [-1, -N], list(range(N))):
+        batch = cache.__getitems__(rows)
+        assert len(batch) == len(rows)
+        found, targets = cache.collate(batch)
+        assert torch.equal(found, x[rows])
+        assert torch.equal(targets, y[rows])
+        assert all(torch.equal(own, x[row]) for (own, _), row in zip(batch, rows, strict=True))
+    assert torch.equal(cache[4][0], x[4])
+    assert len(list(cache)) == N
+    for wrong in (N, -N - 1):
+        with pytest.raises(IndexError, match="rows go from 0 to 10"):
+            cache[wrong]
+
+
+def test_any_loader_takes_it(tmp_path):
+    cache = cached_features(nn.Flatten(), pairs(), tmp_path, dtype=torch.float32)
+    x, y = cache.tensors()
+    loaders = [
+        DataLoader(cache, 4, collate_fn=cache.collate),
+        DataLoader(cache, 4),
+        DataLoader(Subset(cache, range(N)), 4),
+        DataLoader(ConcatDataset([Subset(cache, range(5)), Subset(cache, range(5, N))]), 4, collate_fn=cache.collate),
+        DataLoader(cache, 4, collate_fn=cache.collate, num_workers=1),
+    ]
+    for loader in loaders:
+        batches = list(loader)
+        assert [len(batch[1]) for batch in batches] == [4, 4, 3]
+        assert torch.equal(torch.cat([batch[0] for batch in batches]), x)
+        assert torch.equal(torch.cat([batch[1] for batch in batches]), y)
+    part, rest = random_split(cache, [4, 7], generator=torch.Generator().manual_seed(0))
+    assert next(iter(DataLoader(part, 4)))[0].shape == (4, 16)
+    assert len(rest) == 7
+    heads = ds.Ensemble(lambda: nn.Linear(16, 3), 2, backend="loop")
+    torch.testing.assert_close(heads.predict(cache, 4), heads.predict(x))
+
+
+def test_copies_and_workers_open_the_files_themselves(tmp_path):
+    cache = cached_features(nn.Flatten(), pairs(500), tmp_path)
+    packed = pickle.dumps(cache)
+    assert len(packed) < 1000
+    for other in (pickle.loads(packed), copy.deepcopy(cache)):
+        assert torch.equal(other.tensors()[0], cache.tensors()[0])
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_heads_train_on_the_cache_as_on_features_in_memory(tmp_path, members):
+    own, (x, y) = trunk(members), pairs(40)
+    cache = cached_features(own.features, (x, y), tmp_path, dtype=torch.float32)
+    objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
+    held = own.features(x)
+    options = {"epochs": 3, "batch_size": 8, "lr": 0.05, "seed": 2}
+    trained = []
+    for source in ((held, y), cache.tensors(), Subset(TensorDataset(held, y), range(40)), cache):
+        heads = ds.Ensemble(lambda: nn.Linear(12, 3), members, seed=1, backend="loop")
+        ds.fit(heads, source, objective, **options)
+        trained.append(heads.state_dict())
+    for ours, plain in ((1, 0), (3, 2)):  # a loader has an order of its own
+        for name, tensor in trained[plain].items():
+            torch.testing.assert_close(trained[ours][name], tensor, rtol=1e-5, atol=1e-6)
+    own.heads.load_state_dict(trained[1])
+    assert own(x).shape == (members, 40, 3)
+
+
+def test_a_network_is_evaluated_and_put_back(tmp_path):
+    own, (x, y) = network().train(), pairs()
+    own[1].eval()
+    before = copy.deepcopy(own.state_dict())
+    cache = cached_features(own, (x, y), tmp_path, dtype=torch.float32, batch_size=2)
+    assert [layer.training for layer in own] == [True, False, True, True, True]
+    assert all(torch.equal(own.state_dict()[key], before[key]) for key in before)
+    torch.testing.assert_close(cache.tensors()[0], own.eval()(x))
+
+
+def test_progress_and_bounded_reading(tmp_path):
+    told = []
+    cached_features(
+        nn.Flatten(),
+        pairs(),
+        tmp_path,
+        batch_size=4,
+        augmentations=(None, flips),
+        progress=lambda *now: told.append(now),
+    )
+    assert told == [(4, 22), (8, 22), (11, 22), (15, 22), (19, 22), (22, 22)]
+
+
+def test_a_whole_cache_is_used_again(tmp_path, caplog):
+    own, data = trunk(), pairs()
+    sizes = []
+    own.backbone.register_forward_pre_hook(lambda _layer, inputs: sizes.append(len(inputs[0])))
+    first = cached_features(own.features, data, tmp_path, batch_size=4)
+    assert sizes == [4, 4, 3]
+    own.heads.load_state_dict({name: 2 * t for name, t in own.heads.state_dict().items()})  # heads do not count
+    with caplog.at_level(logging.INFO, "dissensus"):
+        again = cached_features(own.features, data, tmp_path, batch_size=5)
+    assert sizes == [4, 4, 3], "features were computed again"
+    assert "features are taken from" in caplog.text
+    assert torch.equal(first.tensors()[0], again.tensors()[0])
+    cached_features(own.features, data, tmp_path, batch_size=6, overwrite=True)
+    assert sizes[3:] == [6, 5]
+
+
+def changed(own):
+    other = copy.deepcopy(own)
+    with torch.no_grad():
+        next(other.backbone.parameters())[0] += 1
+    return other
+
+
+def test_another_cache_is_refused(tmp_path):
+    own, (x, y) = trunk(), pairs()
+    cached_features(own.features, (x, y), tmp_path)
+    elsewhere = SharedTrunk(own.backbone, own.heads, cut="2")
+    kept = (tmp_path / "features.npy").read_bytes()
+    cases = [
+        ("'data'", own.features, (x + 1, y), {}),
+        ("'data'", own.features, (x, y + 1), {}),
+        ("'features'", changed(own).features, (x, y), {}),
+        ("'features'", elsewhere.features, (x, y), {}),
+        ("'features'", lambda x: own.features(x), (x, y), {}),
+        ("'dtype'", own.features, (x, y), {"dtype": torch.float32}),
+        ("'augmentations', 'seed', 'batches'", own.features, (x, y), {"augmentations": [flips]}),
+    ]
+    for what, features, data, options in cases:
+        with pytest.raises(ds.StorageError, match=f"{what} differ. Give another folder, or overwrite=True"):
+            cached_features(features, data, tmp_path, **options)
+    assert (tmp_path / "features.npy").read_bytes() == kept
+    other = cached_features(own.features, (x + 1, y), tmp_path, overwrite=True)
+    torch.testing.assert_close(other.tensors()[0], own.features(x + 1), rtol=2e-3, atol=2e-3)
+    own.heads.save(tmp_path / "heads")
+    for overwrite in (False, True):
+        with pytest.raises(ds.StorageError, match="holds 'dissensus.ensemble'"):
+            cached_features(own.features, (x, y), tmp_path / "heads", overwrite=overwrite)
+
+
+NET = network()
+
+
+def by_name(x):
+    return NET(x)
+
+
+def test_functions_are_known_by_the_networks_they_use(tmp_path):
+    own, (x, y) = network(), pairs()
+
+    def closed(factor, net):
+        return lambda x: factor * net(x)
+
+    class Holder:
+        def __init__(self, net):
+            self.net = net
+
+        def features(self, x):
+            return self.net(x)
+
+    for number, (one, two) in enumerate(
+        [
+            (closed(1.0, own), closed(2.0, own)),
+            (closed(1.0, own), closed(1.0, network_other())),
+            (
+                functools.partial(scaled, generator=None, factor=1.0),
+                functools.partial(scaled, generator=None, factor=2.0),
+            ),
+            (Holder(own).features, Holder(network_other()).features),
+            (lambda x: own(x).relu(), lambda x: own(x).tanh()),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        cached_features(one, (x, y), folder)
+        cached_features(one, (x, y), folder)
+        with pytest.raises(ds.StorageError, match="'features' differ"):
+            cached_features(two, (x, y), folder)
+    cached_features(by_name, (x, y), tmp_path / "named")
+    with torch.no_grad():
+        NET[0].weight += 1
+    with pytest.raises(ds.StorageError, match="'features' differ"):
+        cached_features(by_name, (x, y), tmp_path / "named")
+
+
+def network_other():
+    other = network()
+    with torch.no_grad():
+        other[0].weight += 1
+    return other
+
+
+def test_datasets_are_known_by_order_and_examples(tmp_path):
+    own, data = trunk(), Images()
+    cached_features(own.features, data, tmp_path, batch_size=4)
+    cached_features(own.features, DataLoader(data, 7), tmp_path)
+    other = Images()
+    other.x[0] += 1
+    for source in (other, Subset(data, range(5)), Subset(data, [1, 0, *range(2, N)])):
+        with pytest.raises(ds.StorageError, match="'data' differ"):
+            cached_features(own.features, source, tmp_path)
+
+
+def test_half_written_caches_are_computed_anew(tmp_path):
+    own, data = trunk(), pairs()
+    whole = cached_features(own.features, data, tmp_path).tensors()[0]
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(ds.StorageError, match="manifest.json is missing"):
+        FeatureCache.open(tmp_path)
+    (tmp_path / "features.npy").write_bytes(b"half")
+    (tmp_path / ".features.npy.unfinished").write_bytes(b"of a process that was killed")
+    cache = cached_features(own.features, data, tmp_path)
+    assert torch.equal(cache.tensors()[0], whole)
+    assert {path.name for path in tmp_path.iterdir()} == {"features.npy", "targets.npy", "manifest.json", ".lock"}
+
+
+def test_a_computation_that_fails_leaves_the_old_cache(tmp_path):
+    own, (x, y) = trunk(), pairs()
+    old = cached_features(own.features, (x, y), tmp_path)
+    calls = []
+
+    def failing(x):
+        calls.append(len(x))
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return own.features(x)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        cached_features(failing, (x + 1, y), tmp_path, batch_size=4, overwrite=True)
+    again = FeatureCache.open(tmp_path, verify=True)
+    assert torch.equal(again.tensors()[0], old.tensors()[0])
+    assert not list(tmp_path.glob(".*.unfinished"))
+
+
+def test_damage_is_refused_by_name(tmp_path):
+    own, data = trunk(), pairs()
+    cached_features(own.features, data, tmp_path)
+    file, manifest = tmp_path / "features.npy", tmp_path / "manifest.json"
+    whole, text = file.read_bytes(), manifest.read_text()
+
+    def refused(match, verify=False):
+        with pytest.raises(ds.StorageError, match=match):
+            FeatureCache.open(tmp_path, verify=verify)
+        file.write_bytes(whole)
+        manifest.write_text(text)
+
+    file.write_bytes(whole[:-7])
+    refused("features.npy is damaged: .* bytes, where .* were written. Compute it anew")
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert len(FeatureCache.open(tmp_path)) == N
+    refused("features.npy was changed after it was written", verify=True)
+    file.write_bytes(b"x" + whole[1:])
+    refused("features.npy is damaged")
+    file.write_bytes(whole.replace(b"(11, 12)", b"(12, 11)"))
+    refused("is not the array")
+    manifest.write_text(text[: len(text) // 2])
+    refused("manifest.json is damaged")
+    manifest.write_text("[]")
+    refused("manifest.json is damaged")
+    manifest.write_text(text.replace('"format": 1', '"format": 9'))
+    refused("format 9")
+    manifest.write_text(text.replace('"examples": 11', '"examples": 10'))
+    refused("does not hold the 10 rows")
+    manifest.write_text(text.replace('"examples"', '"samples"'))
+    refused("lacks examples")
+    (tmp_path / "targets.npy").unlink()
+    refused("targets.npy is missing")
+    with pytest.raises(ds.StorageError, match="targets.npy is missing"):
+        cached_features(own.features, data, tmp_path)
+    manifest.write_text("{")
+    assert len(cached_features(own.features, data, tmp_path, overwrite=True)) == N
+    assert len(FeatureCache.open(tmp_path, verify=True)) == N
+    with pytest.raises(ds.StorageError, match="holds no whole features"):
+        FeatureCache.open(tmp_path / "nowhere")
+
+
+def test_numbers_that_cannot_be_kept_are_refused(tmp_path, unchecked):
+    x, y = pairs()
+    x[6, 0, 1, 1] = torch.nan
+    with pytest.raises(
+        ValueError, match="`features` must be finite; got NaN or infinity in 1 of 3 examples, first in 6"
+    ):
+        cached_features(nn.Flatten(), (x, y), tmp_path, batch_size=3)
+    x[6, 0, 1, 1] = 1e5
+    with pytest.raises(ValueError, match=r"float16, and 1e\+05 \(example 6\). Use dtype=torch.float32"):
+        cached_features(nn.Flatten(), (x, y), tmp_path)
+    assert len(cached_features(nn.Flatten(), (x, y), tmp_path, dtype=torch.float32)) == N
+
+
+def test_wrong_data_are_refused(tmp_path, unchecked):
+    own = nn.Flatten()
+    x, y = pairs()
+    data = Images()
+    cases = [
+        (ValueError, "hold at least one example; got none", (x[:0], y[:0])),
+        (ValueError, "hold at least one example; got none", Subset(data, [])),
+        (ValueError, "as many targets as inputs; got 11 inputs and 10 targets", (x, y[:10])),
+        (ValueError, "keep its order; got a loader that shuffles", DataLoader(data, 4, shuffle=True)),
+        (ValueError, "give the same example every time.*`augmentations`", Images(noise=1.0)),
+        (TypeError, "have batches in an order; got a stream", Stream()),
+        (TypeError, "have batches in an order; got a stream", DataLoader(Stream(), 4)),
+        (TypeError, "got a loader without batches", DataLoader(data, batch_size=None)),
+        (TypeError, r"pairs \(x, y\) of tensors", TensorDataset(x, y, y)),
+        (TypeError, "pair of tensors", (x.numpy(), y)),
+        (TypeError, "be .x, y., a Dataset or a DataLoader; got str", "images"),
+        (TypeError, "examples that make a batch", Named()),
+        (TypeError, "type that .npy knows; got bfloat16", (x, y.bfloat16())),
+    ]
+    state = torch.get_rng_state()
+    for error, match, source in cases:
+        with pytest.raises(error, match=match):
+            cached_features(own, source, tmp_path / "folder")
+    assert torch.equal(torch.get_rng_state(), state), "looking at data disturbed the global generator"
+
+
+class Named(Images):
+    def __getitem__(self, index):
+        return object(), index
+
+
+def test_other_wrong_arguments_are_refused(tmp_path, unchecked):
+    data = pairs()
+    own = trunk()
+
+    def refused(error, match, features=own.features, **options):
+        with pytest.raises(error, match=match):
+            cached_features(features, data, tmp_path / "folder", **options)
+
+    refused(TypeError, "Pass trunk.features, not trunk.features", features=own.features(data[0]))
+    refused(TypeError, "one tensor of floats; got tuple", features=lambda x: (x, x))
+    refused(TypeError, "one tensor of floats; got torch.int64", features=lambda x: x.long())
+    refused(ValueError, r"a row of numbers for each example; got \[\] for 11", features=lambda x: x.sum())
+    refused(ValueError, r"a row of numbers for each example; got \[2, 11, 3\] for 11 examples", features=own)
+    refused(ValueError, "have one shape", features=lambda x: x.flatten(1)[:, : len(x)], batch_size=4)
+    refused(TypeError, "`dtype` must be torch.float16 or torch.float32; got torch.bfloat16", dtype=torch.bfloat16)
+    refused(ValueError, "`batch_size` must be a whole number", batch_size=0)
+    refused(ValueError, "`seed` must be a whole number", seed=-1)
+    refused(ValueError, "`augmentations` must hold at least one", augmentations=())
+    refused(TypeError, "`augmentations` must be a list of functions", augmentations=flips)
+    refused(TypeError, "`augmentations` must be a list of functions", augmentations=["flips"])
+    refused(ValueError, "keep the number of examples; got 5 of 11", augmentations=[lambda x, _: x[:5]])
+    refused(ValueError, "`device` must be where the network is, cpu; got cuda", device="cuda")
+    (tmp_path / "file").write_text("hello")
+    with pytest.raises(ds.StorageError, match="is a file"):
+        cached_features(own.features, data, tmp_path / "file")
+
+
+def test_a_sampler_that_changes_between_passes_is_refused(tmp_path):
+    class Turning:
+        """The same order twice, and another one after that."""
+
+        def __init__(self):
+            self.passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            rows = list(range(N)) if self.passes < 4 else list(reversed(range(N)))
+            return iter([rows[:6], rows[6:]])
+
+    loader = DataLoader(Images(), batch_sampler=Turning())
+    with pytest.raises(ValueError, match="the same examples in the same order at every pass"):
+        cached_features(nn.Flatten(), loader, tmp_path, augmentations=(None, flips))
