@@ -37,7 +37,11 @@ docs: $(READY)
 oracles:
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip install --quiet --disable-pip-version-check -r oracles/requirements.txt
+	.venv-oracles/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r oracles/requirements-no-deps.txt
 	.venv-oracles/bin/python oracles/masksembles_layer.py tests/golden/masksembles.safetensors
+	.venv-oracles/bin/python oracles/attacks_foolbox.py tests/golden/attacks.safetensors
+	.venv-oracles/bin/python oracles/attacks_torchattacks.py tests/golden/attacks.safetensors
+	.venv-oracles/bin/python oracles/attacks_autoattack.py tests/golden/attacks.safetensors
 
 clean:
 	rm -rf $(VENV) .venv-oracles site build dist runs

@@ -103,6 +103,28 @@ def plane() -> bytes:
     return side_by_side([figures.as_png(figure) for figure in drawn])
 
 
+def ldr() -> bytes:
+    """LDR over its strength: what ensemble and members can do, and how often the audit says collusive."""
+    points = json.loads((SHIPPED / "audit/figure-1.paper.json").read_text())["points"]
+    drawn = []
+    for data in ("cifar10", "cifar10-six"):
+        own = [point for point in points if point["data"] == data and point["sampled"] == 5]
+        told = {"ensemble's accuracy": "accuracy", "members' accuracy": "member_accuracy",
+                "detection of corruptions (PDS)": "auroc_predictive_diversity_corrupted-5",
+                "share called collusive": "audit_collusive"}  # fmt: skip
+        lines = [line(words, own, measure) for words, measure in told.items()]
+        panel = figures.Panel(f"{data}: five heads, all pairs", "share", lines)
+        drawn.append(figures.draw([f"{point['strength']:g}" for point in own], "λ", [panel]))
+    return side_by_side([figures.as_png(figure) for figure in drawn])
+
+
+def gallery() -> bytes:
+    """CIFAR-10 pictures of most and least disagreement."""
+    result = json.loads((SHIPPED / "ldr/figure-3.gpu.json").read_text())
+    drawn = report_figures.drawn(finding.load("ldr/figure-3"), result)
+    return figures.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
+
+
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
     each = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
@@ -116,6 +138,8 @@ def side_by_side(pictures: list[bytes]) -> bytes:
 if __name__ == "__main__":
     for name, draw in {
         "biases.png": biases,
+        "gallery.png": gallery,
+        "ldr.png": ldr,
         "collusion.png": collusion,
         "audit.png": audit,
         "masks.png": masks,

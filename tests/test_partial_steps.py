@@ -157,7 +157,7 @@ def test_a_run_in_a_sweep_draws_what_it_draws_alone():
 def test_drawn_training_resumes_to_the_bit(tmp_path):
     pair, other = classes()
     options = {"batch_size": 8, "lr": 0.02, "active_members": 2, "unlabelled": other, "checkpoint_seconds": 0.0}
-    whole, parts = ensemble_of(), ensemble_of()
+    whole, parts = ensemble_of(backend="loop"), ensemble_of(backend="loop")
     ds.fit(whole, pair, a2d, epochs=4, **{**options, "checkpoint_seconds": None})
 
     def stop(moment):
@@ -166,7 +166,7 @@ def test_drawn_training_resumes_to_the_bit(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         ds.fit(parts, pair, a2d, epochs=4, checkpoint=tmp_path, progress=stop, **options)
-    again = ensemble_of()
+    again = ensemble_of(backend="loop")
     ds.fit(again, pair, a2d, epochs=4, checkpoint=tmp_path, resume=True, **options)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(again)[name]), name

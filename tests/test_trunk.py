@@ -458,3 +458,15 @@ def test_layers_of_torch_are_taken_whole():
     x = torch.randn(B, 3, 8)
     trunk = last_layers(network, "0", members=2, start="copy")
     torch.testing.assert_close(trunk(x)[0], network(x))
+
+
+def test_a_trunk_is_not_trained_but_its_heads_are():
+    heads = ds.Ensemble(lambda: nn.Linear(4, 3), members=2)
+    trunk = ds.SharedTrunk(nn.Linear(6, 4), heads)
+    with pytest.raises(TypeError, match=r"trunk\.heads"):
+        ds.fit(
+            trunk,
+            (torch.randn(8, 6), torch.randint(3, (8,))),
+            functools.partial(ds.objectives.ldr, strength=1.0),
+            epochs=1,
+        )

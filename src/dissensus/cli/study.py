@@ -116,7 +116,7 @@ def _print_verdicts(result: dict[str, Any]) -> None:
         console.print(f"{left} more statements of the paper speak of data or points that this scale does not have.")
 
 
-MOST_COLUMNS = 6
+MOST_COLUMNS = 8
 """Points of a grid that fit beside each other on a screen."""
 
 

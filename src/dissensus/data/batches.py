@@ -303,10 +303,15 @@ def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tenso
     return (x[rest], y[rest]), (x[part], y[part])
 
 
+_LOOKED_AT = 2**26
+"""Numbers that are looked at together: what bounds the memory of a look at all of them."""
+
+
 def _check_finite(name: str, x: Tensor) -> None:
     if not x.is_floating_point():
         return
-    bad = ~x.isfinite().flatten(1).all(1) if x.ndim > 1 else ~x.isfinite()
+    rows = max(1, _LOOKED_AT * len(x) // max(1, x.numel()))
+    bad = torch.cat([~part.isfinite().view(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
     if bool(bad.any()):
         first, found = int(bad.nonzero()[0]), int(bad.sum())
         got = f"NaN or infinity in {found} examples, first in {first}"

@@ -14,7 +14,7 @@ from dissensus.diversity.closed_forms import (
 )
 from dissensus.diversity.collusion import bias_share, codependence, debias
 from dissensus.diversity.decomposition import decompose
-from dissensus.diversity.disagreement import distinct_predictions, pairwise_disagreement
+from dissensus.diversity.disagreement import distinct_predictions, jensen_shannon, pairwise_disagreement
 from dissensus.diversity.errors import (
     Gap,
     dominance,
@@ -26,6 +26,7 @@ from dissensus.diversity.errors import (
     relative_diversity,
 )
 from dissensus.diversity.plane import Plane, flipped, independent_errors, plane
+from dissensus.diversity.volume import nonmaximal_volume
 
 __all__ = [
     "Gap",
@@ -47,7 +48,9 @@ __all__ = [
     "generalisation_gap",
     "hessian_form",
     "independent_errors",
+    "jensen_shannon",
     "mean_covariance",
+    "nonmaximal_volume",
     "pairwise_disagreement",
     "plane",
     "probability_kl_limit",

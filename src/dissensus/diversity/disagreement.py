@@ -34,3 +34,22 @@ def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     checks.member_outputs(probs, "probs")
     named = probs.argmax(-1).sort(0).values
     return 1 + (named[1:] != named[:-1]).sum(0).to(probs.dtype)
+
+
+def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+    """H(mean of the members) − mean of their entropies, in nats, per example (ADP paper, appendix B.1).
+
+    From 0 to log M; the same number as `dissensus.scores.mutual_information`. A measure, not something to train for:
+    the paper's theorem says that cross-entropy less any multiple of it has no optimum inside the simplex, since members can
+    gain by being sure of wrong classes.
+
+    >>> jensen_shannon(torch.eye(2).unsqueeze(1))
+    tensor([0.6931])
+    """
+    checks.member_outputs(probs, "probs")
+    mean = probs.mean(0)
+    return _entropy(mean) - _entropy(probs).mean(0)
+
+
+def _entropy(probs: Float[Tensor, "*S C"]) -> Float[Tensor, "*S"]:
+    return torch.special.entr(probs).sum(-1)

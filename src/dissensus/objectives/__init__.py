@@ -11,6 +11,7 @@ from dissensus.objectives.adjusted import (
     gamma_from_alpha,
     gradient_adjusted,
 )
+from dissensus.objectives.adp import adp, adp_confidence, adp_entropy_weight
 from dissensus.objectives.correlation import negative_correlation
 from dissensus.objectives.disagreement import a2d, divdis, hardness, ldr, pair_agreement
 from dissensus.objectives.dropped import learner_dropout
@@ -19,6 +20,9 @@ from dissensus.objectives.joint import augmented, joint
 
 __all__ = [
     "a2d",
+    "adp",
+    "adp_confidence",
+    "adp_entropy_weight",
     "alpha_from_beta",
     "alpha_from_gamma",
     "augmented",

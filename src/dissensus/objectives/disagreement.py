@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses, pooling
+from dissensus import checks, losses
 from dissensus.axes import LossParts
 
 Disagreement = Literal["a2d"] | Callable[[Tensor], Tensor]
@@ -37,11 +37,15 @@ def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") ->
         checks.refuse("logits", "hold at least two members that can disagree", members)
     if width < 2:
         checks.refuse("logits", "hold at least two classes", width)
-    log_probs = logits.log_softmax(-1).transpose(0, 1)  # [B, M, C]
-    own = log_probs.argmax(-1)  # [B, M]
-    hot = torch.nn.functional.one_hot(own, width).bool()
-    others = log_probs.masked_fill(hot, -math.inf).logsumexp(-1)  # log(1 − p) at a member's own class
-    at = log_probs.gather(2, own.unsqueeze(1).expand(-1, members, -1))  # [B, l, m]: log p^l where m points
+    return _pairs(logits.log_softmax(-1), classes)
+
+
+def _pairs(log_probs: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
+    own = log_probs.argmax(-1)  # [M, B]
+    masked = log_probs.scatter(2, own.unsqueeze(2), -math.inf)
+    others = masked.logsumexp(-1).T  # [B, M]: log(1 − p) at a member's own class
+    own, members = own.T, len(own)
+    at = log_probs.gather(2, own.expand(members, -1, -1)).transpose(0, 1)  # [B, l, m]: log p^l where m points
     same = own.unsqueeze(2) == own.unsqueeze(1)
     apart = torch.where(same, -1.0, at)  # elsewhere p ≤ ½, and the logarithm is safe
     without = torch.where(same, others.unsqueeze(2), torch.log1p(-apart.exp()))
@@ -77,7 +81,7 @@ def a2d(
     >>> a2d(torch.zeros(2, 1, 2), torch.tensor([0]), unlabelled=torch.zeros(2, 3, 2)).total / math.log(2)
     tensor(3.)
     """
-    members, parts = _fitted(logits, labels)
+    members, parts, _ = _fitted(logits, labels)
     pairs = pair_agreement(unlabelled, classes).mean()
     parts["agreement"] = pairs / (members * (members - 1) / 2)
     return LossParts(parts["member_loss"].sum() + strength / (members - 1) * pairs, parts)
@@ -102,7 +106,7 @@ def divdis(
         strength: λ.
         balance: μ, the weight of the second term.
     """
-    members, parts = _fitted(logits, labels)
+    members, parts, _ = _fitted(logits, labels)
     checks.member_outputs(unlabelled, "unlabelled")
     probs = unlabelled.softmax(-1)
     marginal = probs.mean(1)  # [M, C]
@@ -137,11 +141,13 @@ def ldr(
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement``
         (the mean over pairs and examples), ``weighted_agreement`` (with α_n).
     """
-    members, parts = _fitted(logits, labels)
+    members, parts, log_probs = _fitted(logits, labels)
     checks.one_of("weight", weight, ("loss", "inverse"))
     if members < 2:
         checks.refuse("logits", "hold at least two members that can disagree", members)
-    pairs = pair_agreement(logits) if disagreement == "a2d" else _told(disagreement, logits)
+    if logits.shape[-1] < 2:
+        checks.refuse("logits", "hold at least two classes", logits.shape[-1])
+    pairs = _pairs(log_probs) if disagreement == "a2d" else _told(disagreement, log_probs)
     alpha = hardness(logits, labels, weight) if alpha is None else alpha.detach()
     weighted = (alpha * pairs).mean()
     count = members * (members - 1) / 2
@@ -168,21 +174,23 @@ LEAST_SHARE = 1e-3
 """What the share of a class among a batch's labels is held above, where its logarithm is taken."""
 
 
-def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor]]:
-    """Cross-entropy of members and ensemble."""
+def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor], Tensor]:
+    """Cross-entropy of members and ensemble; and log-probabilities, of which one pass over all classes is enough."""
     members, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
-    own = losses.cross_entropy(logits, labels).mean(-1)
-    ensemble = -losses.at_label(pooling.mean_probability(logits), labels).mean()
-    return members, {"member_loss": own, "individual": own.mean(), "ensemble": ensemble}
+    log_probs = logits.log_softmax(-1)
+    at_label = losses.at_label(log_probs, labels)  # [M, B]
+    own = -at_label.mean(-1)
+    ensemble = (math.log(members) - at_label.detach().logsumexp(0)).mean()
+    return members, {"member_loss": own, "individual": own.mean(), "ensemble": ensemble}, log_probs
 
 
-def _told(disagreement: Disagreement, logits: Tensor) -> Tensor:
+def _told(disagreement: Disagreement, log_probs: Tensor) -> Tensor:
     if not callable(disagreement):
         checks.one_of("disagreement", disagreement, ("a2d",))
     assert callable(disagreement)
-    found = disagreement(logits.log_softmax(-1))
-    if found.shape != logits.shape[1:2]:
+    found = disagreement(log_probs)
+    if found.shape != log_probs.shape[1:2]:
         checks.refuse("disagreement", "give one number per example, [B]", list(found.shape))
     return found
 

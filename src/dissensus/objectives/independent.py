@@ -55,7 +55,12 @@ def _smoothed(
 ) -> Float[Tensor, " M"]:
     if loss not in ("cross_entropy", losses.cross_entropy):
         checks.refuse("smoothing", "come with loss='cross_entropy'", repr(loss))
-    share = torch.as_tensor(smoothing, dtype=outputs.dtype, device=outputs.device)
+    if isinstance(smoothing, Tensor):
+        share = smoothing.to(outputs)
+    elif isinstance(smoothing, int | float):
+        share = outputs.new_full((), smoothing)  # filled in, not copied from the host: fit for a graph
+    else:
+        share = torch.stack([outputs.new_full((), value) for value in smoothing])
     if share.ndim and tuple(share.shape) != (len(outputs),):
         checks.refuse("smoothing", f"be one number, or one per member (M={len(outputs)})", list(share.shape))
     if not isinstance(smoothing, Tensor):

@@ -95,7 +95,7 @@ class MethodError(SpecError):
     """A study compares what it does not describe."""
 
 
-OBJECTIVES_TO_COME = ("adp",)
+OBJECTIVES_TO_COME: tuple[str, ...] = ()
 AROUND = ("detect", "generalise", "timing")
 """Procedures that look at data around that of the training."""
 TRAINED = ("train", *AROUND)

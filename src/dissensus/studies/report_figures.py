@@ -1,5 +1,6 @@
 """A study's figure from its summary: the paper's axes, our means and bands."""
 
+import base64
 import math
 from typing import Any
 
@@ -113,7 +114,8 @@ def _gallery(point: dict[str, Any]) -> Any:
 
     def told(one: dict[str, Any]) -> tuple[Any, str]:
         others = sorted({names[c] for c in one["members"]} - {names[one["ensemble"]]})
-        return one["picture"], "\n".join([f"is {names[one['true']]}", f"ensemble: {names[one['ensemble']]}", *others])
+        pixels = torch.frombuffer(bytearray(base64.b64decode(one["picture"])), dtype=torch.uint8).view(one["shape"])
+        return pixels.numpy(), "\n".join([f"is {names[one['true']]}", f"ensemble: {names[one['ensemble']]}", *others])
 
     half = len(point["shown"]) // 2
     rows = (("most disagreement", point["shown"][:half]), ("least disagreement", point["shown"][half:]))

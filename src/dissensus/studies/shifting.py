@@ -1,5 +1,6 @@
 """The procedures "detect", "generalise" and "timing": several methods, measured on data they were not trained on."""
 
+import base64
 import json
 import statistics
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from dissensus.studies import shift_measures
 from dissensus.studies.backbones import head, ready
 from dissensus.studies.ingredients import HEADS, METHODS, MethodError, augment_of, maker, objective_with
 from dissensus.studies.problems import Problem
-from dissensus.studies.shift_measures import SOUP, Seen
+from dissensus.studies.shift_measures import OURS, SOUP, Seen
 from dissensus.studies.shifts import CONFIDENCE, Shifted, shifted
 from dissensus.studies.spec import Spec
 from dissensus.train import History, Progress, TrainingDiverged, fit
@@ -116,7 +117,8 @@ def _trained(
     smoothing: dict[str, Any] = {}
     if told.get("diverse"):
         scale = {"lr": how.lr, "weight_decay": how.weight_decay}
-        ranges = {key: tuple(end * scale.get(key, 1.0) for end in RANGES[key]) for key in told["diverse"]}
+        ranges = {key: (RANGES[key][0] * scale.get(key, 1.0), RANGES[key][1] * scale.get(key, 1.0))
+                  for key in told["diverse"]}  # fmt: skip
         drawn = train.drawn_hyperparameters(members, seed, **ranges)
         train.scale_weights(ensemble, drawn.pop("initial_scale", 1.0))
         smoothing = {"smoothing": drawn.pop("smoothing")} if "smoothing" in drawn else {}
@@ -221,7 +223,8 @@ def _soup(spec: Spec, ensemble: Ensemble, data: Shifted) -> dict[str, Tensor]:
 def _leave(data: Shifted, raw: Shifted, own: Path) -> None:
     """Targets of all sets, and pictures of test data, for studies that measure the same trainings again."""
     labels = {"": data.problem().test[1], **{name: y for name, (_, y) in data.sets.items() if y is not None}}
-    np.savez(own / "sets.npz", **{name or "test": y.numpy() for name, y in labels.items()})
+    held: dict[str, Any] = {name or "test": y.numpy() for name, y in labels.items()}
+    np.savez(own / "sets.npz", **held)
     if isinstance(raw.test[0], Tensor):
         np.save(own / "pictures.npy", (raw.test[0] * 255).round().to(torch.uint8).numpy())
 
@@ -241,13 +244,16 @@ def measured_again(spec: Spec, own: Path) -> list[dict[str, Any]]:
         others = {
             name: (torch.from_numpy(np.load(own / f"outputs-{row['run']:03d}-{name}.npy")), labels.get(name))
             for name in wanted
+            if (own / f"outputs-{row['run']:03d}-{name}.npy").exists()  # a set that this data has
         }
         seen = Seen(
             outputs, labels["test"], others, spec.objective.loss, spec.objective.pool, row["objective"],
             verdict=row.get("audit", {}).get("verdict", ""), seconds_per_epoch=row.get("seconds_per_epoch", np.nan),
         )  # fmt: skip
         row["measures"] = shift_measures.measured(spec.evaluation.measures, seen)
-        if spec.figure is not None and spec.figure.x.startswith("predictive_diversity"):
+        first = not any(other.get("shown") for other in found)
+        pictured = spec.figure is not None and spec.figure.x.startswith("predictive_diversity")
+        if pictured and first and row["objective"] == OURS:
             row["shown"] = shown(outputs, labels["test"], own / "pictures.npy")
         found.append(row)
     return found
@@ -265,7 +271,8 @@ def shown(outputs: Tensor, targets: Tensor, pictures: Path) -> list[dict[str, An
     return [
         {
             "disagreement": float(score[i]), "true": int(targets[i]), "ensemble": int(pooled[i]),
-            "members": named[:, i].tolist(), "picture": np.asarray(held[i]).tolist(),
+            "members": named[:, i].tolist(), "shape": list(held[i].shape),
+            "picture": base64.b64encode(np.ascontiguousarray(held[i]).tobytes()).decode(),
         }
         for i in [*order[-SHOWN:].flip(0).tolist(), *order[:SHOWN].tolist()]
     ]  # fmt: skip

@@ -7,7 +7,7 @@ is made of training examples, what they are measured on of test examples.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +41,8 @@ class Shifted:
     train: Examples
     test: Examples
     classes: int
-    sets: dict[str, Examples] = field(default_factory=dict)
-    disagreed_on: dict[str, Inputs] = field(default_factory=dict)
+    sets: Mapping[str, Examples] = field(default_factory=dict)
+    disagreed_on: Mapping[str, Inputs] = field(default_factory=dict)
     groups: Tensor | None = None
     """Of test examples."""
 
@@ -110,8 +110,8 @@ def _other(other: str, name: str, of: _Part, count: int | None) -> tuple[Tensor,
 
 
 def corrupted(x: Tensor, severity: int, seed: int = 0) -> Tensor:
-    """Every image with one of the corruptions, dealt in turn in an order of the seed's."""
-    names = sorted(corruptions.CORRUPTIONS)
+    """Every image with one of the corruptions, dealt in turn in an order of the seed's; grey ones are not saturated."""
+    names = [name for name in sorted(corruptions.CORRUPTIONS) if x.shape[1] == 3 or name != "saturate"]
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(seed, 0xC0)))
     found = torch.empty_like(x)
     for place, name in enumerate(names):

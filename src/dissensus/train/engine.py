@@ -84,7 +84,7 @@ class Engine:
     """Does steps by replaying a graph, on a GPU."""
     grouped: Grouped | None = None
     """Members in groups, where all at once would not fit into memory."""
-    plan: Callable[["Engine", Tensor], str] | None = None
+    plan: Callable[["Engine", Inputs], str] | None = None
     """Looks at the first batch before the first step, and decides on that; tells what it decided."""
     keys: Int[Tensor, " R"] | None = None
     """What an objective that draws is keyed by, per run; None for one that does not."""

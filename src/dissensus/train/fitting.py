@@ -32,6 +32,7 @@ from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.sequence import one_by_one
 from dissensus.train.stopping import Watch
+from dissensus.trunk import SharedTrunk
 
 log = logging.getLogger("dissensus")
 
@@ -145,6 +146,9 @@ def fit(
             the weights from before that step, or with validation data its best ones up to then.
     """
     told = dict(locals())
+    if isinstance(ensemble, SharedTrunk):
+        fix = "Train trunk.heads, on trunk.features(x) or on cached features."
+        checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
     if not isinstance(ensemble, Ensemble):
         return _as_ensemble(ensemble, told)
     if sequential:

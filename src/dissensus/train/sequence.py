@@ -60,12 +60,13 @@ def _take(ensemble: Ensemble, other: Ensemble, member: int) -> None:
 def _joined(stages: list[History]) -> History:
     epochs = [{**entry, "member": member} for member, stage in enumerate(stages) for entry in stage.epochs]
     last = stages[-1]
+    best = [stage.best_epoch for stage in stages if isinstance(stage.best_epoch, int)]
     return History(
         epochs=epochs,
         steps=sum(stage.steps for stage in stages),
         seconds=sum(stage.seconds for stage in stages),
         stopped_early=any(stage.stopped_early for stage in stages),
-        best_epoch=[stage.best_epoch for stage in stages] if last.best_epoch is not None else None,
+        best_epoch=best if len(best) == len(stages) else None,
         backend=last.backend,
         precision=last.precision,
         memory=last.memory,

@@ -1,0 +1,49 @@
+"""Adversarial attacks on ensembles ``x -> [M, B, C]`` and plain classifiers ``x -> [B, C]``.
+
+| attack | ball or goal | needs |
+|---|---|---|
+| `fgsm`, `bim`, `pgd`, `mim`, `apgd` | within ε in L∞ or L2 | gradients |
+| `square` | within ε in L∞ or L2 | outputs |
+| `carlini_wagner` | nearest in L2 | gradients |
+| `elastic_net` | nearest in L1, or L1 and L2 together | gradients |
+| `jsma` | few features | gradients |
+
+Each returns `Adversarial`: inputs, success and distance. Every example that counts as a success has been tried again in
+a pass of its own: it lies in the box of valid inputs and within ε, exactly, and the model says what the attack wants.
+All others come back as they were. What an example gets depends on nothing but itself: not on its batch, nor its place
+in it, as far as the model's own arithmetic does not. Our own does not.
+
+`over` runs any of them over many examples and goes on where it was broken off; `transfer_matrix` crafts on one member
+and tries on the others; `perturbed` and `climbed` give the points that gradient steps lead to, for transfer and for
+adversarial training.
+"""
+
+from dissensus.attacks.adaptive import apgd
+from dissensus.attacks.case import Adversarial
+from dissensus.attacks.chunks import over
+from dissensus.attacks.gradient import bim, climbed, fgsm, mim, perturbed, pgd
+from dissensus.attacks.norms import Ball
+from dissensus.attacks.optimisation import carlini_wagner, elastic_net
+from dissensus.attacks.random_search import counted_square, square
+from dissensus.attacks.saliency import jsma
+from dissensus.attacks.transfer import Transfer, transfer_matrix
+
+__all__ = [
+    "Adversarial",
+    "Ball",
+    "Transfer",
+    "apgd",
+    "bim",
+    "carlini_wagner",
+    "climbed",
+    "counted_square",
+    "elastic_net",
+    "fgsm",
+    "jsma",
+    "mim",
+    "over",
+    "perturbed",
+    "pgd",
+    "square",
+    "transfer_matrix",
+]

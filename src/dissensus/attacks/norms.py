@@ -1,0 +1,185 @@
+"""L∞ and L2: lengths of perturbations, steepest steps, random starts, and balls that hold exactly in floating point.
+
+A point is in a ball when the very subtraction that a reader would check it with says so: max |x' − x| ≤ ε for L∞. Sums
+over an example are written out by halves, so that an example's length does not depend on the batch it is in.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dissensus import checks
+from dissensus.attacks.noise import uniform
+
+NormName = Literal["linf", "l2"]
+Points = Float[Tensor, "B *S"]
+Lengths = Float[Tensor, " B"]
+Reach = float | Float[Tensor, "B *_"]
+"""ε: one number, or a tensor that can be set against a batch of examples."""
+SLACK = 1e-6
+"""What an L2 length may be beyond ε, relative to ε: sums are rounded."""
+
+
+def linf_lengths(change: Points) -> Lengths:
+    """The largest change of each example.
+
+    >>> linf_lengths(torch.tensor([[3.0, -4.0]]))
+    tensor([4.])
+    """
+    return change.flatten(1).abs().amax(1)
+
+
+def l2_lengths(change: Points) -> Lengths:
+    """The Euclidean length of each example's change.
+
+    >>> l2_lengths(torch.tensor([[3.0, -4.0]]))
+    tensor([5.])
+    """
+    return sums(change.flatten(1).square()).sqrt()
+
+
+def l1_lengths(change: Points) -> Lengths:
+    """The sum of each example's changes, without their signs.
+
+    >>> l1_lengths(torch.tensor([[3.0, -4.0]]))
+    tensor([7.])
+    """
+    return sums(change.flatten(1).abs())
+
+
+def l0_lengths(change: Points) -> Lengths:
+    """How many numbers of each example change.
+
+    >>> l0_lengths(torch.tensor([[3.0, 0.0]]))
+    tensor([1.])
+    """
+    return (change.flatten(1) != 0).sum(1).to(change.dtype)
+
+
+def sums(values: Float[Tensor, "B D"]) -> Lengths:
+    """Sums of rows, one half added to the other until one number is left: the same in any batch, on any device.
+
+    >>> sums(torch.tensor([[1.0, 2.0, 4.0]]))
+    tensor([7.])
+    """
+    while values.shape[1] > 1:
+        half = (values.shape[1] + 1) // 2
+        values = values[:, :half] + F.pad(values[:, half:], (0, 2 * half - values.shape[1]))
+    return values.squeeze(1)
+
+
+def per_example(values: Tensor, like: Tensor) -> Tensor:
+    """Numbers ``[B]`` with as many axes as ``like``, to be set against it."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def unit(change: Points) -> Points:
+    """Each example's change at length one in L2; nothing stays nothing, and the tiniest gradient counts.
+
+    >>> unit(torch.tensor([[3e-30, -4e-30], [0.0, 0.0]]))
+    tensor([[ 0.6000, -0.8000],
+            [ 0.0000,  0.0000]])
+    """
+    tiny = torch.finfo(change.dtype).tiny
+    scaled = change / per_example(linf_lengths(change).clamp_min(tiny), change)
+    return scaled / per_example(l2_lengths(scaled).clamp_min(tiny), change)
+
+
+def toward(x: Points, change: Points) -> Points:
+    """x + change, rounded towards x: |x' − x| ≤ |change| wherever that is looked at by subtraction."""
+    moved = x + change
+    return torch.where((moved - x).abs() > change.abs(), torch.nextafter(moved, x), moved)
+
+
+def _linf_projected(x: Points, moved: Points, epsilon: Reach) -> Points:
+    reach = epsilon.expand_as(x) if isinstance(epsilon, Tensor) else torch.full_like(x, epsilon)
+    return torch.minimum(torch.maximum(moved, toward(x, -reach)), toward(x, reach))
+
+
+def _l2_projected(x: Points, moved: Points, epsilon: Reach) -> Points:
+    change = moved - x
+    length = per_example(l2_lengths(change), x)
+    shrunk = toward(x, change * (epsilon / length.clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(1.0))
+    return torch.where(length > epsilon, shrunk, moved)
+
+
+def _linf_random(x: Points, key: Int[Tensor, " B"]) -> Points:
+    return 2 * uniform(key, x.shape[1:]).to(x.dtype) - 1
+
+
+def _l2_random(x: Points, key: Int[Tensor, " B"]) -> Points:
+    """Uniform in the ball: a normal direction, and the n-th root of a uniform number."""
+    numbers = uniform(key, (x[0].numel() + 1,)).to(x.dtype)
+    direction = unit(torch.special.ndtri(numbers[:, 1:]))
+    return (direction * numbers[:, :1] ** (1 / x[0].numel())).view(x.shape)
+
+
+class Norm(NamedTuple):
+    """What an attack needs to know of a norm."""
+
+    lengths: Callable[[Points], Lengths]
+    steepest: Callable[[Points], Points]
+    """The step of length one that climbs a gradient fastest."""
+    projected: Callable[[Points, Points, Reach], Points]
+    """The nearest point within ε of x."""
+    random: Callable[[Points, Int[Tensor, " B"]], Points]
+    """A uniform draw from the ball of radius one."""
+
+
+NORMS: dict[str, Norm] = {
+    "linf": Norm(linf_lengths, torch.sign, _linf_projected, _linf_random),
+    "l2": Norm(l2_lengths, unit, _l2_projected, _l2_random),
+}
+
+
+class Ball(NamedTuple):
+    """Points within ε of an example and inside the box of valid inputs. Nothing here reads numbers on the host."""
+
+    norm: str
+    epsilon: Reach
+    low: float
+    high: float
+
+    @classmethod
+    def checked(cls, norm: str, epsilon: float, box: tuple[float, float], like: Tensor) -> "Ball":
+        """A ball of user input; ε is rounded down to the precision of ``like``, so that it is kept in any reading."""
+        checks.one_of("norm", norm, NORMS)
+        checks.number("epsilon", epsilon, 0.0)
+        return cls(norm, largest_at_most(epsilon, like.dtype), *box)
+
+    @property
+    def limit(self) -> Reach:
+        """The length that a perturbation may have."""
+        return self.epsilon if self.norm == "linf" else self.epsilon * (1 + SLACK)
+
+    def lengths(self, change: Points) -> Lengths:
+        """Lengths in its norm."""
+        return NORMS[self.norm].lengths(change)
+
+    def steepest(self, gradient: Points) -> Points:
+        """Steps of length one that climb a gradient fastest; no gradient, no step."""
+        return NORMS[self.norm].steepest(gradient)
+
+    def projected(self, x: Points, moved: Points) -> Points:
+        """The nearest points of the ball around x, then of the box, which takes no point farther from x."""
+        return NORMS[self.norm].projected(x, moved, self.epsilon).clamp(self.low, self.high)
+
+    def random(self, x: Points, key: Int[Tensor, " B"]) -> Points:
+        """A point drawn uniformly from the ball around x, then taken into the box."""
+        return self.projected(x, x + self.epsilon * NORMS[self.norm].random(x, key))
+
+
+def largest_at_most(value: float, dtype: torch.dtype) -> float:
+    """The largest number of a precision that is not above ``value``.
+
+    >>> largest_at_most(0.1, torch.float32) < 0.1 < float(torch.tensor(0.1))
+    True
+    """
+    nearest = torch.tensor(value, dtype=dtype)
+    if nearest.item() > value:
+        nearest = torch.nextafter(nearest, torch.tensor(float("-inf"), dtype=dtype))
+    return nearest.item()

@@ -1,0 +1,117 @@
+"""ADP: members that differ in what they think second best (Pang et al. 2019)."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dissensus import checks, losses, pooling
+from dissensus.axes import LossParts
+from dissensus.diversity.volume import gram, log_determinant
+from dissensus.randomness import random_bits
+
+
+def adp(
+    logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], *, alpha: float | Float[Tensor, ""] = 2.0,
+    beta: float | Float[Tensor, ""] = 0.5, temperature: float = 1.0, entropy_drop: float = 0.0,
+    draw: int | Tensor = 0,
+) -> LossParts:  # fmt: skip
+    """Fit the labels with diverse non-maximal predictions (ADP paper, equations 2 to 5).
+
+    total = Σ_k CE_k − α · H(mean of the probabilities) − β · log ED, averaged over the batch; ED is
+    `dissensus.diversity.nonmaximal_volume`. With β = 0 as a number no determinant is computed; in a sweep over β it is.
+    At the optimum of free predictions every member gives its label the same probability, that of equation 7
+    (`adp_entropy_weight`), and, where K divides C − 1, the rest to classes of its own.
+
+    Args:
+        logits: Of members.
+        labels: Their classes.
+        alpha: α, the weight of the ensemble's entropy.
+        beta: β, the weight of the logarithm of the volume.
+        temperature: Logits are divided by it in training, which makes non-maximal predictions larger where there are
+            many classes (appendix B.2). Predict with the logits as they are.
+        entropy_drop: Share of the other classes that the entropy leaves out at each step, drawn anew (appendix B.2).
+        draw: What that choice depends on; `dissensus.fit` gives every step its own.
+
+    Returns:
+        ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble``, ``entropy``; ``log_volume`` unless β = 0.
+
+    >>> adp(torch.zeros(2, 1, 3), torch.tensor([0]), alpha=1.0, beta=0.0).total / math.log(3)
+    tensor(1.)
+    """
+    _, batch, classes = checks.member_outputs(logits, "logits")
+    checks.class_targets(labels, batch, classes, soft=False)
+    if classes < 3:
+        fix = "Beside the label there must be classes to differ on."
+        checks.refuse("logits", "hold at least three classes", classes, fix)
+    checks.number("temperature", temperature, 1e-6)
+    checks.number("entropy_drop", entropy_drop, 0, 1)
+    log_probs = (logits / temperature).log_softmax(-1)
+    own = -losses.at_label(log_probs, labels).mean(-1)
+    mean = pooling.mean_probability(log_probs)
+    entropy = _entropy(mean, labels, entropy_drop, draw).mean()
+    total = own.sum() - alpha * entropy
+    parts = {"member_loss": own, "individual": own.mean(), "ensemble": -losses.at_label(mean, labels).mean(),
+             "entropy": entropy}  # fmt: skip
+    if isinstance(beta, Tensor) or beta != 0:
+        parts["log_volume"] = log_determinant(gram(log_probs, labels)).mean().to(logits.dtype)
+        total = total - beta * parts["log_volume"]
+    return LossParts(total, parts)
+
+
+def _entropy(
+    log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], drop: float, draw: int | Tensor
+) -> Float[Tensor, " B"]:
+    """Shannon entropy in nats; of the label and those of the other classes that are kept, brought to sum one."""
+    if drop > 0:
+        classes = log_probs.shape[-1]
+        key = draw if isinstance(draw, Tensor) else torch.full((), draw, dtype=torch.int64, device=log_probs.device)
+        rank = random_bits((classes,), key, torch.zeros_like(key)).argsort().argsort()
+        left_out = (rank < int(drop * classes)).expand_as(log_probs)
+        hot = torch.nn.functional.one_hot(labels, classes).bool()
+        log_probs = log_probs.masked_fill(left_out & ~hot, -torch.inf).log_softmax(-1)
+    probs = log_probs.exp()
+    return -torch.where(probs > 0, probs * log_probs.clamp_min(-1e30), 0.0).sum(-1)
+
+
+def adp_entropy_weight(members: int, classes: int, confidence: float) -> float:
+    """α for which the optimum gives labels this probability (ADP paper, equation 7, with β = 0).
+
+    α = K / (F_y · log(F_y (L − 1) / (1 − F_y))).
+
+    >>> round(adp_entropy_weight(5, 1000, 0.9), 2)
+    0.61
+    """
+    _check_sizes(members, classes)
+    low = 1 / classes
+    if not low < checks.number("confidence", confidence, 0, 1) < 1:
+        checks.refuse("confidence", f"lie between 1/{classes} and 1", confidence)
+    return members / (confidence * math.log(confidence * (classes - 1) / (1 - confidence)))
+
+
+def adp_confidence(members: int, classes: int, alpha: float) -> float:
+    """The probability that labels get at the optimum for an α: the inverse of `adp_entropy_weight`.
+
+    >>> round(adp_confidence(3, 10, 2.0), 3)
+    0.588
+    """
+    _check_sizes(members, classes)
+    if checks.number("alpha", alpha, 0) == 0:
+        return 1.0
+    low, high = 1 / classes, 1.0
+    for _ in range(200):  # α falls as confidence rises
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        if middle >= 1 or adp_entropy_weight(members, classes, middle) < alpha:
+            high = middle
+        else:
+            low = middle
+    return 0.5 * (low + high)
+
+
+def _check_sizes(members: int, classes: int) -> None:
+    checks.count("members", members)
+    if checks.count("classes", classes) < 2:
+        checks.refuse("classes", "be at least 2", classes)

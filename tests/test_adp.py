@@ -1,0 +1,216 @@
+"""ADP: the objective, its optimum, and the volume it asks for."""
+
+import math
+from functools import partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+import dissensus as ds
+from dissensus.diversity.volume import JITTER, log_determinant
+
+
+def random_case(members=3, batch=4, classes=7, seed=0, scale=2.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(members, batch, classes, generator=generator, dtype=dtype)
+    return logits, torch.randint(classes, (batch,), generator=generator)
+
+
+def by_hand(logits, labels, alpha, beta):
+    """Equations 2 to 5, example by example, with numpy's determinant."""
+    probs = logits.softmax(-1).numpy()
+    members, batch, _ = probs.shape
+    total = 0.0
+    for n in range(batch):
+        y = int(labels[n])
+        mean = probs[:, n].mean(0)
+        cross = -np.log(probs[:, n, y]).sum()
+        entropy = -(mean * np.log(mean)).sum()
+        rest = np.delete(probs[:, n], y, axis=1)
+        units = rest / np.linalg.norm(rest, axis=1, keepdims=True)
+        volume = np.linalg.det(units @ units.T + JITTER * np.eye(members))
+        total += cross - alpha * entropy - beta * np.log(volume)
+    return total / batch
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (2.0, 0.0), (0.7, 0.5), (2.0, 1.3)])
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_it_is_the_papers_objective(members, alpha, beta):
+    logits, labels = random_case(members)
+    assert float(ds.objectives.adp(logits, labels, alpha=alpha, beta=beta).total) == pytest.approx(
+        by_hand(logits, labels, alpha, beta), rel=1e-9
+    )
+
+
+def test_volume_is_a_squared_volume():
+    logits, labels = random_case(3, 5, 6)
+    volume = ds.diversity.nonmaximal_volume(logits.log_softmax(-1), labels)
+    for n in range(5):
+        rest = np.delete(logits[:, n].softmax(-1).numpy(), int(labels[n]), axis=1)
+        units = rest / np.linalg.norm(rest, axis=1, keepdims=True)
+        assert float(volume[n]) == pytest.approx(np.linalg.det(units @ units.T + JITTER * np.eye(3)), rel=1e-9)
+    assert bool(((volume >= 0) & (volume <= (1 + JITTER) ** 3)).all())
+    own = ds.diversity.nonmaximal_volume(logits.log_softmax(-1))
+    named = ds.pooling.mean_probability(logits).argmax(-1)
+    torch.testing.assert_close(own, ds.diversity.nonmaximal_volume(logits.log_softmax(-1), named))
+    torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels), volume)
+    torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels, log=True), volume.log())
+
+
+def test_elimination_is_the_determinant():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(6, 9, 12, generator=generator, dtype=torch.float64)
+    matrix = root @ root.transpose(1, 2)
+    torch.testing.assert_close(log_determinant(matrix), torch.linalg.slogdet(matrix).logabsdet)
+
+
+def free_optimum(members, classes, alpha, beta, steps=6000, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(members, 1, classes, generator=generator, dtype=torch.float64).requires_grad_()
+    stepper = torch.optim.Adam([logits], lr=0.05)
+    for step in range(steps):
+        for group in stepper.param_groups:
+            group["lr"] = 0.05 * (1 - step / steps)
+        stepper.zero_grad()
+        ds.objectives.adp(logits, torch.tensor([0]), alpha=alpha, beta=beta).total.backward()
+        stepper.step()
+    return logits.detach().softmax(-1)[:, 0]
+
+
+def test_theorem_1_without_entropy_members_are_sure():
+    found = free_optimum(3, 4, 0.0, 0.5, steps=3000)
+    assert bool((found[:, 0] > 0.99).all())
+
+
+@pytest.mark.parametrize(("members", "classes", "alpha"), [(3, 10, 2.0), (5, 10, 2.0), (2, 4, 1.0)])
+def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
+    found = free_optimum(members, classes, alpha, 0.0, steps=2500)
+    expected = ds.objectives.adp_confidence(members, classes, alpha)
+    torch.testing.assert_close(found[:, 0], torch.full((members,), expected, dtype=torch.float64), atol=2e-4, rtol=0)
+    others = found.mean(0)[1:]
+    torch.testing.assert_close(others, torch.full_like(others, (1 - expected) / (classes - 1)), atol=2e-4, rtol=0)
+
+
+def test_corollary_1_members_share_the_other_classes_out():
+    members, classes = 3, 7
+    found = free_optimum(members, classes, 2.0, 0.5, steps=4000)
+    expected = ds.objectives.adp_confidence(members, classes, 2.0)
+    torch.testing.assert_close(found[:, 0], torch.full((3,), expected, dtype=torch.float64), atol=5e-3, rtol=0)
+    owners = found[:, 1:].argmax(0)
+    assert sorted(owners.bincount(minlength=3).tolist()) == [2, 2, 2], "each has two of the six"
+    share = members * (1 - expected) / (classes - 1)
+    taken = found[:, 1:].max(0).values
+    torch.testing.assert_close(taken, torch.full_like(taken, share), atol=5e-3, rtol=0)
+
+
+def test_entropy_weights_of_the_notes():
+    assert ds.objectives.adp_confidence(3, 10, 2.0) == pytest.approx(0.588, abs=5e-4)
+    assert ds.objectives.adp_confidence(3, 100, 2.0) == pytest.approx(0.369, abs=5e-4)
+    assert ds.objectives.adp_confidence(5, 10, 2.0) == pytest.approx(0.754, abs=5e-4)
+    assert ds.objectives.adp_entropy_weight(5, 1000, 0.9) == pytest.approx(0.61, abs=5e-3)
+    for members, classes, alpha in ((2, 3, 0.5), (20, 100, 7.0), (3, 10, 2.0)):
+        back = ds.objectives.adp_entropy_weight(members, classes, ds.objectives.adp_confidence(members, classes, alpha))
+        assert back == pytest.approx(alpha, rel=1e-9)
+    assert ds.objectives.adp_confidence(3, 10, 0.0) == 1.0
+    for wrong in (0.05, 1.0, 0.1):
+        with pytest.raises(ValueError, match="confidence"):
+            ds.objectives.adp_entropy_weight(3, 10, wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "case", ["identical", "more members than classes", "gap of 200", "fifty members", "thousand classes", "one sure"]
+)
+def test_degenerate_cases_are_finite_with_gradients_that_pull_apart(case, dtype):
+    logits, labels = random_case(4, 3, 6, dtype=dtype)
+    if case == "identical":
+        logits = logits[:1].repeat(4, 1, 1)
+    elif case == "more members than classes":
+        logits, labels = random_case(9, 3, 5, dtype=dtype)
+    elif case == "gap of 200":
+        logits = torch.zeros_like(logits).scatter(2, labels.view(1, -1, 1).expand(4, -1, -1), 200.0)
+        logits = logits + 1e-2 * random_case(4, 3, 6, seed=5, dtype=dtype)[0]
+    elif case == "fifty members":
+        logits, labels = random_case(50, 3, 80, dtype=dtype)
+    elif case == "thousand classes":
+        logits, labels = random_case(5, 2, 1000, dtype=dtype)
+    else:
+        logits = logits.scatter(2, labels.view(1, -1, 1).expand(4, -1, -1), 1e4)
+    logits = logits.requires_grad_()
+    parts = ds.objectives.adp(logits, labels, alpha=2.0, beta=0.5)
+    (grad,) = torch.autograd.grad(parts.total, logits)
+    assert bool(parts.total.isfinite())
+    assert bool(grad.isfinite().all())
+    assert float(grad.abs().max()) > 0
+    if case in ("gap of 200", "more members than classes"):
+        (of_volume,) = torch.autograd.grad(
+            ds.objectives.adp(logits, labels, alpha=0.0, beta=1.0).parts["log_volume"], logits
+        )
+        with torch.no_grad():
+            moved = logits + 1e-3 * of_volume / of_volume.norm()
+        after = ds.objectives.adp(moved, labels, alpha=0.0, beta=1.0).parts["log_volume"]
+        assert float(after) > float(parts.parts["log_volume"].detach())
+
+
+def test_no_determinant_without_beta(monkeypatch):
+    monkeypatch.setattr(import_module("dissensus.objectives.adp"), "log_determinant", lambda matrix: 1 / 0)
+    logits, labels = random_case()
+    assert "log_volume" not in ds.objectives.adp(logits, labels, alpha=2.0, beta=0.0).parts
+    with pytest.raises(ZeroDivisionError):
+        ds.objectives.adp(logits, labels, alpha=2.0, beta=0.5)
+
+
+def test_temperature_divides_logits():
+    logits, labels = random_case()
+    hot = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.2, temperature=4.0)
+    torch.testing.assert_close(hot.total, ds.objectives.adp(logits / 4, labels, alpha=1.0, beta=0.2).total)
+
+
+def test_entropy_dropout_leaves_classes_out_and_keeps_the_label():
+    logits, labels = random_case(2, 200, 10)
+    plain = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0)
+    dropped = [ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.5, draw=d) for d in (0, 3, 4)]
+    assert all(float(part.parts["entropy"]) < float(plain.parts["entropy"]) for part in dropped)
+    assert len({float(part.parts["entropy"]) for part in dropped}) == 3
+    sure = logits.scatter(2, labels.view(1, -1, 1).expand(2, -1, -1), 50.0)
+    assert float(ds.objectives.adp(sure, labels, alpha=1.0, beta=0.0, entropy_drop=0.9).parts["entropy"]) < 1e-6
+    none = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.0, draw=5)
+    torch.testing.assert_close(none.total, plain.total)
+
+
+def test_permuting_members_changes_nothing():
+    logits, labels = random_case(4)
+    forth, back = (ds.objectives.adp(x, labels, alpha=1.0, beta=0.5).total for x in (logits, logits.flip(0)))
+    torch.testing.assert_close(forth, back)
+
+
+def test_a_sweep_over_beta_equals_single_fits():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 5, generator=generator, dtype=torch.float64), torch.randint(4, (40,), generator=generator)
+    build = partial(ds.nets.mlp, 5, 4, (8,))
+    swept = ds.sweep(build, (x, y), ds.objectives.adp, grid={"beta": [0.0, 0.5], "alpha": [2.0]}, members=3, epochs=2)
+    for i, beta in enumerate((0.0, 0.5)):
+        single = ds.Ensemble(build, 3).double()
+        ds.fit(single, (x, y), partial(ds.objectives.adp, alpha=2.0, beta=beta), epochs=2)
+        torch.testing.assert_close(swept.run(i).predict(x), single.predict(x))
+
+
+def test_jensen_shannon_is_mutual_information():
+    probs = random_case()[0].softmax(-1)
+    torch.testing.assert_close(ds.diversity.jensen_shannon(probs), ds.scores.mutual_information(probs))
+    assert float(ds.diversity.jensen_shannon(torch.eye(4).unsqueeze(1))) == pytest.approx(math.log(4))
+    assert float(ds.diversity.jensen_shannon(torch.full((3, 1, 5), 0.2))) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"temperature": 0.0}, "temperature"), ({"entropy_drop": 1.5}, "entropy_drop")],
+)
+def test_wrong_settings_are_refused(change, match):
+    logits, labels = random_case()
+    with pytest.raises(ValueError, match=match):
+        ds.objectives.adp(logits, labels, **change)
+    with pytest.raises(ValueError, match="three classes"):
+        ds.objectives.adp(logits[..., :2], labels.clamp_max(1))
