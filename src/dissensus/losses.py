@@ -51,6 +51,16 @@ def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Ten
     return -at_label(log_probs, targets)
 
 
+def divergence(logits: Float[Tensor, "*S B C"], others: Float[Tensor, "*S B C"]) -> Float[Tensor, "*S B"]:
+    """KL(p ‖ q) of predictions p from others q, both given as logits, in nats.
+
+    >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([0.])
+    """
+    own, other = logits.log_softmax(-1), others.log_softmax(-1)
+    return (own.exp() * (own - other)).sum(-1)
+
+
 def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Brier score, ‖p − y‖², summed over classes: from 0 to 2. Takes ``logits``.
 

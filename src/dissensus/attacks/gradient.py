@@ -13,7 +13,7 @@ from dissensus.attacks.blocks import carried_out
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
 from dissensus.attacks.margins import cross_entropy
 from dissensus.attacks.noise import keys
-from dissensus.attacks.norms import Ball, NormName, l1_lengths, per_example
+from dissensus.attacks.norms import Ball, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.victim import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
@@ -200,7 +200,7 @@ def _run(rows: Examples, case: Case, ball: Ball, plan: Plan, restart: int) -> Te
 
 
 def updated(
-    at: Inputs, gradient: Inputs, momentum: Inputs, x: Inputs, ball: Ball, step_size: float, decay: float | None
+    at: Inputs, gradient: Inputs, momentum: Inputs, x: Inputs, ball: Ball, step_size: Reach, decay: float | None
 ) -> tuple[Inputs, Inputs]:
     """A step up the gradient, or up its decaying sum (``decay``), back in the ball; and the new sum."""
     if decay is not None:
@@ -210,7 +210,7 @@ def updated(
 
 
 def climbed(
-    gradient: Callable[[Inputs], Inputs], x: Inputs, start: Inputs, *, ball: Ball, steps: int, step_size: float,
+    gradient: Callable[[Inputs], Inputs], x: Inputs, start: Inputs, *, ball: Ball, steps: int, step_size: Reach,
     decay: float | None = None,
 ) -> Inputs:  # fmt: skip
     """Where ``steps`` updates lead from ``start``: the loop alone, without checks, modes or looks at the host.
@@ -224,7 +224,7 @@ def climbed(
         start: Where it begins, inside the ball: ``x``, or ``ball.random(x, keys)``.
         ball: Where it stays.
         steps: Updates.
-        step_size: The length of each.
+        step_size: The length of each, one for all examples or one each, ``[B, 1, ...]``.
         decay: μ of momentum.
 
     >>> ball = Ball("linf", 0.25, 0.0, 1.0)

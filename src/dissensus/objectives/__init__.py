@@ -17,6 +17,7 @@ from dissensus.objectives.disagreement import a2d, divdis, hardness, ldr, pair_a
 from dissensus.objectives.dropped import learner_dropout
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented, joint
+from dissensus.objectives.robust import trades
 
 __all__ = [
     "a2d",
@@ -37,4 +38,5 @@ __all__ = [
     "learner_dropout",
     "negative_correlation",
     "pair_agreement",
+    "trades",
 ]

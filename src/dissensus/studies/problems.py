@@ -193,7 +193,7 @@ ALIGNED = {"train": 0.95, "validation": 0.5, "test": 0.5}
 _SIDE = 16
 
 
-def two_attributes(part: str, examples: int = 4000) -> tuple[Tensor, Tensor, Tensor]:
+def two_attributes(part: str, examples: int = 2000) -> tuple[Tensor, Tensor, Tensor]:
     """Images with a shortcut: bars that stand or lie (the class) on a ground that is bluish or greenish.
 
     In training the ground goes with the class in 95 of 100 images, elsewhere in half. Groups are 2 · class + ground.
@@ -213,7 +213,7 @@ def two_attributes(part: str, examples: int = 4000) -> tuple[Tensor, Tensor, Ten
     top, left = corner[:, 0].view(-1, 1, 1), corner[:, 1].view(-1, 1, 1)
     height, width = (torch.where(y == lies, wide, long).view(-1, 1, 1) for lies in (1, 0))
     bar = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
-    x += 0.22 * bar.unsqueeze(1)
+    x += 0.18 * bar.unsqueeze(1)
     return x.clamp(0, 1), y, 2 * y + ground
 
 

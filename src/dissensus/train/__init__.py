@@ -1,6 +1,7 @@
 """Training: one stacked computation for all members."""
 
 from dissensus.train import schedules
+from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.diverse import drawn_hyperparameters, low_confidence, scale_weights
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
@@ -9,6 +10,7 @@ from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
 
 __all__ = [
+    "AdversarialTraining",
     "History",
     "OutOfMemory",
     "Progress",

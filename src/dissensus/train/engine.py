@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,8 +17,10 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
+from dissensus.train.adversary import Adversary
 from dissensus.train.diagnosis import check_labels, check_names, culprit
 from dissensus.train.drawn import Drawn
+from dissensus.train.fed import Fed, Inputs, fed
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.grouped import Grouped
 from dissensus.train.history import Failure, OnProgress, Progress
@@ -37,8 +39,8 @@ UNLABELLED = "unlabelled"
 """The parameter by which an objective takes members' outputs on data without labels."""
 _STRIDE = 0x2545F4914F6CDD1D
 
-Inputs = Tensor | tuple[Tensor, Tensor]
-"""A batch ``x``, or one beside a batch of other data that has no labels."""
+ADVERSARIAL = "adversarial"
+"""The parameter by which an objective takes members' outputs on attacked inputs, beside the clean ones."""
 
 
 @runtime_checkable
@@ -90,6 +92,8 @@ class Engine:
     """What an objective that draws is keyed by, per run; None for one that does not."""
     drawn: Drawn | None = None
     """Draws members at every step; None where all take all steps."""
+    adversary: Adversary | None = None
+    """Attacks the batches of one run."""
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
@@ -207,17 +211,12 @@ class Engine:
             outputs = outputs.float()
         return outputs.unflatten(0, (self.runs, -1))
 
-    def training_outputs(self, x: Inputs, flat: Tensor, rows: slice | Tensor = slice(None)) -> Float[Tensor, "R M ..."]:
-        """Member outputs of a training pass ``[R, M, B, ...]``; behind them those on data without labels, if any."""
-        feed = self.feed
-        if not isinstance(x, tuple):
-            return self.outputs(x, flat, per_run=feed.per_run, per_member=feed.per_member, rows=rows)
-        assert isinstance(feed, WithUnlabelled)
-        own, other = (
-            self.outputs(part, flat, per_run=of.per_run, per_member=of.per_member, rows=rows)
-            for part, of in zip(x, (feed.labelled, feed.unlabelled), strict=True)
-        )
-        return torch.cat([own, other], 2)
+    def training_outputs(
+        self, parts: Sequence[Fed], flat: Tensor, rows: slice | Tensor = slice(None)
+    ) -> Float[Tensor, "R M ..."]:
+        """Member outputs of a training pass on a batch and what stands beside it, one behind the other."""
+        each = [self.outputs(x, flat, per_run=by_run, per_member=own, rows=rows) for x, by_run, own in parts]
+        return each[0] if len(each) == 1 else torch.cat(each, 2)
 
     def step(self, x: Inputs, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
@@ -246,19 +245,22 @@ class Engine:
 
     def raw_gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
         """The same whether rows rest or not."""
+        given = fed(self.feed, x)
+        if self.adversary is not None:
+            given = self.adversary.given(self, given, y)
         if self.grouped is None:
             flat, rows = self.flat, slice(None)
             if self.drawn is not None:
                 self.chosen = self.drawn.chosen(self.ticks)
                 rows = self.drawn.rows(self.chosen)
                 flat = self.flat.detach()[rows].requires_grad_()
-            outputs = self.training_outputs(x, flat, rows)
+            outputs = self.training_outputs(given, flat, rows)
             parts = self._losses(outputs, y)
             (grad,) = torch.autograd.grad(parts.total.sum(), flat)
             return outputs, parts, grad
         outputs, parts, grad = self.grouped.gradient(
             self.flat,
-            lambda flat, rows: self.training_outputs(x, flat, rows)[0],
+            lambda flat, rows: self.training_outputs(given, flat, rows)[0],
             lambda outputs: self._losses(outputs.unsqueeze(0), y),
         )
         return outputs.unsqueeze(0), parts, grad
@@ -269,9 +271,9 @@ class Engine:
             check_labels(outputs, own.y if isinstance(own, TensorBatches) else y)
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
         y = y if self.runs > 1 else y.unsqueeze(0)
-        if isinstance(self.feed, WithUnlabelled):
+        if outputs.shape[2] > y.shape[1]:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
-            hyper = {**hyper, UNLABELLED: other}
+            hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
         if self.steps == 0:
             check_names(parts)
@@ -291,18 +293,9 @@ class Engine:
 
         Rows that were not drawn are not touched: weights, moments and step counts stay as they are.
         """
-        rows = self._rows()
-        flat, state, settings, active, limit = self.flat.detach(), self.state, self.settings, self.active, self.limit
-        if rows is not None:
-            flat, state, active = flat[rows], some_rows(state, rows), active[rows]
-            settings, limit = settings.select(rows), None if limit is None else limit[rows]
-        scale = None if limit is None else optim.clip_scale(grad, limit)
-        now = replace(settings, lr=settings.lr * factor, everyone=not (self.resting or unseen))
-        optim.OPTIMIZERS[self.optimizer](flat, grad, state, now, active.unsqueeze(1).to(now.lr.dtype), scale)
-        if rows is not None:
-            self.flat.detach().index_copy_(0, rows, flat)
-            for name, tensor in state.items():
-                self.state[name].index_copy_(0, rows, tensor)
+        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not (self.resting or unseen))
+        flat, limit = self.flat.detach(), self.limit
+        optim.apply(self.optimizer, flat, grad, self.state, now, self.active, limit, self._rows())
 
     def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> Tensor:
         """Freeze the runs that met NaN or infinity; the gradient of the others."""

@@ -21,10 +21,11 @@ from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
+from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, train
 from dissensus.train.drawn import Drawn
-from dissensus.train.engine import UNLABELLED, Engine
+from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.grid import draw_keys
 from dissensus.train.history import History, OnProgress, TrainingDiverged
@@ -57,6 +58,7 @@ def fit(
     unlabelled: Tensor | Source | None = None,
     active_members: int | None = None,
     sequential: bool = False,
+    adversarial: AdversarialTraining | None = None,
     validation: Source | float | None = None,
     metric: Metric | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -110,6 +112,7 @@ def fit(
             done (`objectives.a2d` with ``classes="earlier"``). The first has nobody to differ from and is trained on
             its cross-entropy alone; later ones see themselves and the earlier members. The history is that of all
             stages, one after the other.
+        adversarial: Attack part of every batch with the weights of that step (`dissensus.train.AdversarialTraining`).
         validation: ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs, or the fraction of tensor data to split
             off (by the seed). The best epoch's weights are kept at the end. The objective's parts on it go into the
             history as ``validation_...``.
@@ -161,6 +164,7 @@ def fit(
     checks.one_of("keep", keep, ("best", "last"))
     check_unlabelled(objective, unlabelled)
     check_augments(augment, ensemble.members)
+    check_adversarial(objective, adversarial, unlabelled, augment, active_members)
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, held_out)
@@ -199,6 +203,7 @@ def fit(
         numerics=decided,
         progress=progress,
         drawn=Drawn.of(active_members, members, [seed], device),
+        adversary=None if adversarial is None else Adversary(adversarial, seed, device),
     )
     check_drawn(engine)
     if held_out is not None:
@@ -226,6 +231,7 @@ def fit(
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
             "unlabelled": recognised(unlabelled), "active_members": active_members,
+            "adversarial": None if adversarial is None else str(adversarial),
             "validation": recognised(held_out), "patience": patience,
             "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
@@ -302,6 +308,24 @@ def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
     if unlabelled is not None and (asked is None or bound):
         fix = "objectives.a2d and objectives.divdis do."
         checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
+
+
+def check_adversarial(
+    objective: Callable[..., Any], told: AdversarialTraining | None, unlabelled: object, augment: Augments,
+    active_members: int | None,
+) -> None:  # fmt: skip
+    """What adversarial training goes together with."""
+    takes = ADVERSARIAL in inspect.signature(objective).parameters
+    if told is None:
+        if takes and inspect.signature(objective).parameters[ADVERSARIAL].default is not inspect.Parameter.empty:
+            log.warning("the objective takes outputs on attacked inputs and gets none: pass adversarial=... to fit")
+        return
+    if told.beside and (not takes or unlabelled is not None):
+        fix = "objectives.trades does; and leave `unlabelled` out."
+        checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
+    if told.against == "members" and (isinstance(augment, Sequence) or active_members is not None):
+        fix = "Use against='ensemble'."
+        checks.refuse("adversarial", "come without an augmentation per member and `active_members`", "one", fix)
 
 
 def check_augments(augment: Augments, members: int) -> None:

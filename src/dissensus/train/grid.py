@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.randomness import derived_seed
-from dissensus.train.engine import DRAW, UNLABELLED
+from dissensus.train.engine import ADVERSARIAL, DRAW, UNLABELLED
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
@@ -24,6 +24,8 @@ SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
 """Which of several data sets a run is trained on."""
+_DATA = ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
+"""Parameters of objectives that no grid sets."""
 _DRAWING = 11
 """Among the words that seeds are derived by: what objectives draw."""
 
@@ -124,7 +126,9 @@ def _free_parameters(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
-    return [name for name in names if name not in ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED)]
+    return [
+        name for name in names if name not in ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
+    ]
 
 
 def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:

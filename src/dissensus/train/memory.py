@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.execution import StackedMembers
-from dissensus.train.engine import Engine, Inputs
+from dissensus.train.engine import Engine
+from dissensus.train.fed import Inputs, fed
 from dissensus.train.grouped import Grouped
 
 log = logging.getLogger("dissensus")
@@ -57,7 +58,7 @@ def needs(engine: Engine, given: Inputs) -> Needs:
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
-            forward = functools.partial(engine.training_outputs, given, leaf, rows=rows)
+            forward = functools.partial(engine.training_outputs, fed(engine.feed, given), leaf, rows=rows)
             patches = isinstance(body, StackedMembers) and backend in ("batched", "auto") and body.is_batchable()
             for way in ("loop", "batched") if patches else ("loop",):
                 body.backend = way  # convolutions as products keep all their patches

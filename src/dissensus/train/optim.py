@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 import dissensus.train.fused as fused
@@ -174,6 +174,23 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
         "square": torch.zeros_like(flat),
         "steps": torch.zeros_like(flat[:, :1], dtype=wide(flat)),
     }
+
+
+def apply(
+    name: str, flat: Matrix, grad: Float[Tensor, "K P"], state: State, settings: Settings, active: Bool[Tensor, " M"],
+    limit: Column | None, rows: Tensor | None,
+) -> None:  # fmt: skip
+    """Clip and update all rows, or some (by number), of which ``grad`` is: the others are not even looked at."""
+    own, held = flat, state
+    if rows is not None:
+        own, held, active = flat[rows], {key: tensor[rows] for key, tensor in state.items()}, active[rows]
+        settings, limit = settings.select(rows), None if limit is None else limit[rows]
+    scale = None if limit is None else clip_scale(grad, limit)
+    OPTIMIZERS[name](own, grad, held, settings, active.unsqueeze(1).to(settings.lr.dtype), scale)
+    if rows is not None:
+        flat.index_copy_(0, rows, own)
+        for key, tensor in held.items():
+            state[key].index_copy_(0, rows, tensor)
 
 
 def clip_scale(grad: Matrix, limit: Column) -> Column:

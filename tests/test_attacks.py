@@ -1,0 +1,1096 @@
+"""Attacks: closed forms, exact bounds, independence of the batch, and every defect that others have."""
+
+import functools
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dissensus as ds
+from dissensus import attacks
+from dissensus.attacks import adaptive, blocks, gradient, margins, noise, norms, optimisation, random_search, saliency
+from dissensus.attacks.adaptive import checkpoints
+from dissensus.attacks.victim import Victim
+
+C, SIDE = 4, 6
+
+
+def images(count=24, seed=0, dtype=torch.float32):
+    """Noisy copies of C patterns, with values of exactly 0 and 1 among them."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.rand(C, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(9), dtype=dtype)
+    y = torch.randint(C, (count,), generator=generator)
+    noisy = patterns[y] + 0.5 * torch.randn(count, 1, SIDE, SIDE, generator=generator, dtype=dtype)
+    return noisy.clamp(0, 1), y
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 16), nn.ReLU(), nn.Linear(16, C))
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    ens = ds.Ensemble(network, members=3, seed=0, backend="loop")
+    objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
+    ds.fit(ens, images(400, seed=1), objective, epochs=8, batch_size=50, lr=0.01)
+    return ens.eval()
+
+
+class Steady(nn.Module):
+    """Two layers whose sums are written out: an example's outputs and gradients are the same bits in any batch."""
+
+    def __init__(self, width=SIDE * SIDE, classes=C, seed=0, dtype=torch.float32):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(width, 8, generator=generator, dtype=dtype))
+        self.second = nn.Parameter(torch.randn(8, classes, generator=generator, dtype=dtype))
+
+    def forward(self, x):
+        hidden = self.layer(x.flatten(1) - 0.5, self.first).relu()
+        return self.layer(hidden, self.second)
+
+    @staticmethod
+    def layer(x, weight):
+        products = x.unsqueeze(1) * weight.T
+        return norms.sums(products.flatten(0, 1)).view(len(x), -1)
+
+
+def right_only(model, x, y):
+    """Inputs with the labels that the model gives them, so that nothing is broken from the start."""
+    with torch.no_grad():
+        outputs = model(x)
+    return x, (outputs if outputs.ndim == 2 else outputs.softmax(-1).mean(0)).argmax(-1)
+
+
+def linear(weight, bias=None):
+    """A plain classifier with known weights ``[C, D]``."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(torch.zeros(weight.shape[0]) if bias is None else bias)
+    return layer
+
+
+def two_planes(dtype=torch.float64, width=20, seed=0):
+    """Two classes, the direction between them, inputs inside the box and their distance from the border."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(width, generator=generator, dtype=dtype)
+    x = 0.35 + 0.3 * torch.rand(6, width, generator=generator, dtype=dtype)
+    bias = torch.tensor([0.0, -float(normal.sum() / 2 - 0.4)], dtype=dtype)
+    model = linear(torch.stack([torch.zeros_like(normal), normal]), bias)
+    lead = model(x).detach()[:, 1] - model(x).detach()[:, 0]
+    return model, x, (lead > 0).long(), lead.abs() / normal.norm(), normal
+
+
+IN_BALL = {
+    "fgsm": functools.partial(attacks.fgsm, epsilon=0.1),
+    "fgsm-l2": functools.partial(attacks.fgsm, epsilon=0.5, norm="l2"),
+    "bim": functools.partial(attacks.bim, epsilon=0.1),
+    "bim-all-steps": functools.partial(attacks.bim, epsilon=0.1, stop=False),
+    "bim-l2": functools.partial(attacks.bim, epsilon=0.5, norm="l2"),
+    "pgd": functools.partial(attacks.pgd, epsilon=0.1, restarts=2),
+    "pgd-l2": functools.partial(attacks.pgd, epsilon=0.5, norm="l2", steps=15),
+    "mim": functools.partial(attacks.mim, epsilon=0.1),
+    "mim-l2": functools.partial(attacks.mim, epsilon=0.5, norm="l2"),
+    "apgd": functools.partial(attacks.apgd, epsilon=0.1, steps=14),
+    "apgd-dlr": functools.partial(attacks.apgd, epsilon=0.1, steps=14, loss="dlr"),
+    "apgd-targeted": functools.partial(attacks.apgd, epsilon=0.1, steps=9, loss="targeted_dlr"),
+    "apgd-l2": functools.partial(attacks.apgd, epsilon=0.5, steps=14, norm="l2"),
+    "square": functools.partial(attacks.square, epsilon=0.1, queries=25),
+    "square-l2": functools.partial(attacks.square, epsilon=1.5, queries=25, norm="l2"),
+}
+NEAREST = {
+    "carlini_wagner": functools.partial(attacks.carlini_wagner, steps=14, search_steps=2, constant=3.0, step_size=0.05),
+    "elastic_net": functools.partial(attacks.elastic_net, steps=14, search_steps=2, constant=3.0, step_size=0.05),
+    "jsma": functools.partial(attacks.jsma, distortion=0.5),
+    "jsma-adp": functools.partial(attacks.jsma, preset="adp", step_size=0.4, distortion=0.5),
+}
+ALL = IN_BALL | NEAREST
+EXACT = {
+    "fgsm",
+    "bim",
+    "bim-all-steps",
+    "pgd",
+    "mim",
+    "apgd",
+    "apgd-dlr",
+    "apgd-targeted",
+    "square",
+    "jsma",
+    "jsma-adp",
+}
+"""Attacks without roots, powers and tanh, which a processor may round by place."""
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def test_fgsm_on_a_linear_model_is_its_formula():
+    model, x, y, _, normal = two_planes()
+    found = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False)
+    away = torch.where(y == 1, -1.0, 1.0).unsqueeze(1)
+    torch.testing.assert_close(found, x + 0.05 * away * normal.sign())
+    by_length = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False, norm="l2")
+    torch.testing.assert_close(by_length, x + 0.05 * away * normal / normal.norm())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_balls_just_short_of_the_border_fail_and_just_across_succeed(norm):
+    model, x, y, border, normal = two_planes()
+    scale = {"l2": 1.0, "linf": normal.norm() / normal.abs().sum()}[norm]
+    for i in range(2):
+        one, label = x[i : i + 1], y[i : i + 1]
+        for factor, broken in ((0.99, False), (1.01, True)):
+            epsilon = float(factor * scale * border[i])
+            for attack in (attacks.fgsm, attacks.bim, attacks.mim):
+                assert attack(model, one, label, epsilon=epsilon, norm=norm).success.item() is broken
+            assert (
+                attacks.pgd(model, one, label, epsilon=epsilon, norm=norm, steps=30, step_size=epsilon).success.item()
+                is broken
+            )
+            assert attacks.apgd(model, one, label, epsilon=epsilon, norm=norm, steps=40).success.item() is broken
+
+
+def test_carlini_and_wagner_reach_the_plane_within_one_percent():
+    model, x, y, border, _ = two_planes()
+    found = attacks.carlini_wagner(
+        model, x, y, steps=120, step_size=0.005, search_steps=4, constant=0.5, abort_early=False
+    )
+    assert found.success.all()
+    assert (found.distance >= border * (1 - 1e-9)).all()
+    assert (found.distance <= border * 1.01).all(), found.distance / border
+
+
+def test_elastic_net_takes_the_steepest_feature_first():
+    """On a plane the nearest point in L1 moves one feature alone: by the gap over its weight."""
+    weight = torch.tensor([[0.0, 0.0, 0.0], [0.5, 2.0, 1.0]], dtype=torch.float64)
+    model, x = linear(weight, torch.tensor([0.0, -1.9])), torch.full((1, 3), 0.5, dtype=torch.float64)
+    found = attacks.elastic_net(
+        model, x, torch.tensor([0]), steps=200, search_steps=6, constant=0.1, l1_weight=0.01, rule="L1"
+    )
+    changed = (found.inputs - x).abs()
+    assert found.success.all()
+    assert changed[0, 0] == 0
+    assert found.distance.item() == pytest.approx(changed.sum().item())
+    assert 0.15 / 2 <= found.distance.item() < 0.15 / 2 * 1.15
+
+
+def test_exactly_as_many_updates_as_steps():
+    """On a slope that never turns, k updates of length a lead k·a away, in every attack."""
+    model, x, y, _, normal = two_planes(width=5)
+    for steps in (1, 3, 7):
+        calls = functools.partial(attacks.perturbed, model, x, y, epsilon=1.0, steps=steps, step_size=0.01)
+        plain = calls(random_start=False)
+        away = torch.where(y == 1, -1.0, 1.0).unsqueeze(1) * normal.sign()
+        torch.testing.assert_close(plain, x + steps * 0.01 * away)
+        torch.testing.assert_close(calls(random_start=False, decay=1.0), plain)
+        passes = Counted(model)
+        attacks.carlini_wagner(passes, x, y, steps=steps, search_steps=1, constant=1e-9)
+        assert passes.backward == steps
+    counted = Counted(model)
+    attacks.apgd(counted, x, y, epsilon=1e-3, steps=9)
+    assert counted.backward == 1 + 9, "the start, and every update"
+
+
+class Counted:
+    """Counts passes, and those that gradients are taken of."""
+
+    def __init__(self, model):
+        self.model, self.forward, self.backward, self.rows = model, 0, 0, 0
+
+    def __call__(self, x):
+        self.forward += 1
+        self.rows += len(x)
+        self.backward += x.requires_grad
+        return self.model(x)
+
+
+def test_momentum_is_the_formula_of_the_paper():
+    x, y = images(5)
+    model = Steady()
+    at, momentum = x.clone(), torch.zeros_like(x)
+    for _ in range(4):
+        at.requires_grad_()
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(at), y, reduction="sum"), at)
+        momentum = 0.5 * momentum + slope / slope.abs().sum((1, 2, 3), keepdim=True)
+        at = (at.detach() + 0.02 * momentum.sign()).clamp(x - 0.07, x + 0.07).clamp(0, 1)
+    found = attacks.perturbed(
+        model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False
+    )  # fmt: skip
+    torch.testing.assert_close(found, at)
+
+
+def test_checkpoints_are_those_of_the_paper():
+    assert checkpoints(100) == (22, 41, 57, 70, 80, 87, 93, 99)
+    assert checkpoints(1) == (1,)
+    assert all(0 < point <= 7 for point in checkpoints(7))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_saliency_search_in_pieces_equals_a_search_by_hand(pairs, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    gain, loss = torch.randn(2, 5, 9, generator=generator)
+    room = torch.rand(5, 9, generator=generator) > 0.2
+    monkeypatch.setattr(saliency, "AT_ONCE", 5 * 9 * 2)
+    value, chosen = saliency._strongest(gain, loss, room, pairs)
+    for b in range(5):
+        sets = [(i, j) for i in range(9) for j in range(i + 1, 9)] if pairs else [(i,) for i in range(9)]
+        best, which = 0.0, ()
+        for members in sets:
+            members = list(members)
+            up, down = gain[b, members].sum(), loss[b, members].sum()
+            if room[b, members].all() and up > 0 and down > 0 and float(up * down) > best:
+                best, which = float(up * down), members
+        assert float(value[b]) == pytest.approx(best)
+        assert chosen[b].nonzero().squeeze(1).tolist() == list(which)
+
+
+def test_jsma_on_a_linear_model_takes_features_in_the_order_of_their_saliency():
+    weight = torch.tensor([[-1.0, -3.0, -2.0, 1.0], [1.0, 3.0, 2.0, -1.0]])
+    x = torch.tensor([[0.0, 0.1, 0.2, 0.9]])
+    y = torch.tensor([0])
+    model = linear(weight, torch.tensor([2.2, -2.2]))
+    one = attacks.jsma(model, x, y, preset="adp", step_size=0.5, distortion=1.0)
+    assert one.success.all()
+    torch.testing.assert_close(one.inputs, torch.tensor([[0.0, 0.6, 0.7, 0.9]]))
+    assert one.distance.tolist() == [2.0]
+    down = attacks.jsma(
+        linear(weight, torch.tensor([2.6, -2.6])), x, y, preset="adp", step_size=0.5, distortion=1.0
+    )  # the third one: features 0 and 3 do the same, and the first of equals goes up
+    torch.testing.assert_close(down.inputs, torch.tensor([[0.5, 0.6, 0.7, 0.9]]))
+    pair = attacks.jsma(model, x, y, distortion=0.5)
+    torch.testing.assert_close(pair.inputs, torch.tensor([[0.0, 1.0, 1.0, 0.9]]))
+    few = attacks.jsma(model, x, y, distortion=0.49)
+    assert not few.success.any(), "a pair is more than 49 % of four features"
+
+
+def test_presets_are_those_of_the_papers():
+    papernot, adp = saliency.PRESETS["papernot"], saliency.PRESETS["adp"]
+    assert (papernot.pairs, papernot.decrease, papernot.step_size) == (True, False, 1.0)
+    assert (adp.pairs, adp.decrease, adp.step_size, adp.distortion) == (False, True, 0.1, 0.1)
+
+
+def test_a_feature_that_helps_by_going_down_does_so_in_one_preset_only():
+    model = linear(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), torch.tensor([-1.0, 1.0]))
+    x, y = torch.tensor([[0.5, 0.5]]), torch.tensor([0])
+    assert attacks.jsma(model, x, y, preset="adp", step_size=0.3, distortion=1.0).inputs[0, 0] == pytest.approx(0.2)
+    assert not attacks.jsma(model, x, y, distortion=1.0).success.any()
+
+
+def test_losses_are_their_formulas():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(2, 6, 5, generator=generator, dtype=torch.float64)
+    y, t = torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([1, 2, 3, 4, 0, 3])
+    for k in range(2):
+        for b in range(6):
+            row, own, aim = z[k, b], int(y[b]), int(t[b])
+            order = row.sort(descending=True).values
+            others = max(float(row[j]) for j in range(5) if j != own)
+            rest = max(float(row[j]) for j in range(5) if j != aim)
+            expected = {
+                margins.margin: (others - row[own], row[aim] - rest),
+                margins.dlr: (
+                    -(row[own] - others) / (order[0] - order[2]),
+                    -(row[own] - row[aim]) / (order[0] - (order[2] + order[3]) / 2),
+                ),
+                margins.cross_entropy: (-row.log_softmax(0)[own], row.log_softmax(0)[aim]),
+            }
+            for loss, (away, toward) in expected.items():
+                assert float(loss(z, y)[k, b]) == pytest.approx(float(away))
+                assert float(loss(z, y, t)[k, b]) == pytest.approx(float(toward))
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("epsilon", [1e-4, 0.03, 8 / 255, 0.1, 0.3, 1.0])
+def test_projections_hold_exactly_in_floating_point(epsilon, dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 101, generator=generator, dtype=dtype)
+    x[:, :5], x[:, 5:10] = 0.0, 1.0
+    moved = x + torch.randn(x.shape, generator=generator, dtype=dtype)
+    for norm in ("linf", "l2"):
+        ball = norms.Ball.checked(norm, epsilon, (0.0, 1.0), x)
+        for point in (moved, x + epsilon * moved.sign(), x, ball.random(x, noise.keys(x, 0))):
+            found = ball.projected(x, point)
+            assert ((found >= 0) & (found <= 1)).all()
+            if norm == "linf":
+                assert float((found - x).abs().max()) <= epsilon
+                assert bool(((found - x).abs() <= epsilon).all())
+            else:
+                assert float((found - x).double().norm(dim=1).max()) <= epsilon * (1 + 1e-6)
+                assert (ball.lengths(found - x) <= ball.limit).all()
+
+
+def test_projection_takes_no_more_than_it_must():
+    x = torch.full((1, 4), 0.5)
+    ball = norms.Ball.checked("linf", 0.1, (0.0, 0.55), x)
+    found = ball.projected(x, torch.tensor([[0.0, 0.45, 0.52, 1.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.4, 0.45, 0.52, 0.55]]))
+    inside = x + torch.tensor([[0.03, 0.04, 0.0, 0.0]])
+    assert torch.equal(norms.Ball.checked("l2", 0.051, (0.0, 1.0), x).projected(x, inside), inside)
+    assert torch.equal(norms.Ball.checked("linf", 0.0, (0.0, 1.0), x).projected(x, inside), x)
+    assert torch.equal(norms.Ball.checked("l2", 0.0, (0.0, 1.0), x).projected(x, inside), x)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_results_lie_in_box_and_ball_and_do_what_they_say(name, ensemble):
+    x, y = images()
+    attack = ALL[name]
+    found = attack(ensemble, x, y)
+    assert found.inputs.shape == x.shape
+    assert found.success.dtype == torch.bool
+    assert ((found.inputs >= 0) & (found.inputs <= 1)).all()
+    predicted = ensemble(found.inputs).softmax(-1).mean(0).argmax(-1)
+    assert torch.equal(found.success, predicted != y), "successes fool, and failures come back clean"
+    clean_wrong = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
+    still = ~found.success | clean_wrong
+    assert torch.equal(found.inputs[still], x[still])
+    assert (found.distance[still] == 0).all()
+    gained = found.success & ~clean_wrong
+    assert gained.any(), "or the test tests nothing"
+    assert (found.distance[gained] > 0).all()
+    if name in IN_BALL:
+        epsilon = attack.keywords["epsilon"]
+        change = (found.inputs - x).flatten(1)
+        if attack.keywords.get("norm") == "l2":
+            assert (change.double().norm(dim=1) <= epsilon * (1 + 1e-6)).all()
+        else:
+            assert float(change.abs().max()) <= epsilon
+            assert torch.equal(found.distance, change.abs().amax(1))
+
+
+def test_distances_are_those_of_the_attacks(ensemble):
+    x, y = images()
+    change = lambda found: (found.inputs - x).flatten(1)  # noqa: E731
+    found = NEAREST["carlini_wagner"](ensemble, x, y)
+    torch.testing.assert_close(found.distance, change(found).norm(dim=1))
+    found = NEAREST["jsma"](ensemble, x, y)
+    assert torch.equal(found.distance, (change(found) != 0).sum(1).float())
+    for rule in ("EN", "L1"):
+        found = NEAREST["elastic_net"](ensemble, x, y, rule=rule, l1_weight=0.02)
+        by_l1 = change(found).abs().sum(1)
+        expected = by_l1 if rule == "L1" else change(found).square().sum(1) + 0.02 * by_l1
+        torch.testing.assert_close(found.distance, expected)
+
+
+def test_another_box():
+    model = Steady()
+    x, y = right_only(model, *images(12))
+    shifted = lambda z: model((z + 1) / 2)  # noqa: E731
+    for name, attack in ALL.items():
+        options = {"epsilon": 2 * attack.keywords["epsilon"]} if name in IN_BALL else {}
+        if "jsma" in name:
+            options["step_size"] = 2.0 if name == "jsma" else 0.8
+        found = attack(shifted, 2 * x - 1, y, box=(-1.0, 1.0), **options)
+        assert ((found.inputs >= -1) & (found.inputs <= 1)).all()
+        assert found.success.any(), name
+        assert abs(int(found.success.sum()) - int(attack(model, x, y).success.sum())) <= 2, name
+
+
+# --- per example ------------------------------------------------------------------------------------------------------
+
+
+def assert_same(found, expected, exact):
+    assert torch.equal(found.success, expected.success)
+    if exact:
+        assert torch.equal(found.inputs, expected.inputs)
+    else:
+        torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.distance, expected.distance)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_neither_batch_nor_order_nor_active_set_matter(name, monkeypatch):
+    attack, exact = ALL[name], name in EXACT
+    dtype = torch.float32 if exact else torch.float64
+    model = Steady(dtype=dtype)
+    x, y = right_only(model, *images(9, dtype=dtype))
+    y[3] = (y[3] + 1) % C  # one that is wrong from the start
+    together = attack(model, x, y)
+    assert together.success[3]
+    assert together.success.sum() > 3, "or the test tests little"
+    order = torch.randperm(9)
+    shuffled = attack(model, x[order], y[order])
+    assert_same(shuffled, attacks.Adversarial(*(part[order] for part in together)), exact)
+    parts = [attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
+    assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), together, exact)
+    monkeypatch.setattr(blocks, "BLOCK", 10**9)
+    assert_same(attack(model, x, y), together, exact)
+    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr(blocks, "SHARE", 0.0)
+    assert_same(attack(model, x, y), together, exact)
+
+
+def test_broken_examples_stop_costing():
+    asked = []
+
+    def model(x):
+        asked.append(len(x))
+        return linear(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0, -0.5]))(x)
+
+    x = torch.linspace(0, 0.49, 40).unsqueeze(1)
+    attacks.bim(model, x, torch.zeros(40, dtype=torch.long), epsilon=0.6, steps=60)
+    assert asked[0] == 40
+    assert asked[-2] < 10
+    assert sum(asked) < 0.7 * 40 * len(asked)
+
+
+def test_random_numbers_belong_to_the_example():
+    x, _ = images(6)
+    key = noise.keys(x, 3)
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    assert torch.equal(noise.keys(x[order], 3), key[order])
+    drawn = noise.uniform(key, (1000,), 5)
+    assert torch.equal(noise.uniform(key[2:3], (1000,), 5), drawn[2:3])
+    assert ((drawn > 0) & (drawn < 1)).all()
+    assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert drawn.var().item() == pytest.approx(1 / 12, abs=0.005)
+    others = [noise.uniform(key, (1000,), 6), noise.uniform(noise.keys(x, 4), (1000,), 5)]
+    correlations = torch.corrcoef(torch.cat([drawn, *others]))
+    assert (correlations - torch.eye(18)).abs().max() < 0.15
+    assert noise.signs(drawn).unique().tolist() == [-1.0, 1.0]
+    assert noise.below(drawn, 5).unique().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_starts_fill_the_ball():
+    x = torch.full((400, 3), 0.5, dtype=torch.float64) + 1e-6 * torch.rand(400, 3, dtype=torch.float64)
+    cube = norms.Ball("linf", 0.2, 0.0, 1.0).random(x, noise.keys(x, 0)) - x
+    assert cube.abs().max() > 0.195
+    assert cube.mean(0).abs().max() < 0.02
+    ball = norms.Ball("l2", 0.2, 0.0, 1.0).random(x, noise.keys(x, 0)) - x
+    radius = ball.norm(dim=1) / 0.2
+    assert radius.max() <= 1 + 1e-9
+    assert (radius**3).mean().item() == pytest.approx(0.5, abs=0.06), "uniform in volume"
+    assert not torch.equal(noise.keys(x, 0, 0), noise.keys(x, 0, 1))
+
+
+@pytest.mark.parametrize("attack", [attacks.pgd, attacks.apgd, attacks.square])
+def test_more_restarts_are_never_weaker(attack, ensemble):
+    x, y = images(48)
+    options = {attacks.pgd: {"steps": 1, "step_size": 0.02}, attacks.apgd: {"steps": 1}, attacks.square: {"queries": 3}}
+    budget = {"epsilon": 0.2, **options[attack]}
+    one, three = (attack(ensemble, x, y, restarts=n, **budget) for n in (1, 3))
+    assert (three.success >= one.success).all()
+    assert torch.equal(three.inputs[one.success], one.inputs[one.success])
+    assert three.success.sum() > one.success.sum() or attack is attacks.apgd
+    other = attack(ensemble, x, y, seed=1, **budget)
+    assert not torch.equal(other.inputs, one.inputs)
+
+
+def test_stopping_is_never_weaker_than_the_last_point(ensemble):
+    x, y = images(48)
+    first, last = (attacks.bim(ensemble, x, y, epsilon=0.1, stop=stop) for stop in (True, False))
+    assert (first.success >= last.success).all()
+    both = last.success & (last.distance > 0)
+    assert (first.distance[both] <= last.distance[both] + 1e-7).all()
+
+
+# --- goals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_targets_are_reached(name, ensemble):
+    x, y = images()
+    target = (y + 1) % C
+    options = {"epsilon": 3 * ALL[name].keywords["epsilon"]} if name in IN_BALL else {}
+    found = ALL[name](ensemble, x, y, target=target, **options)
+    predicted = ensemble(found.inputs).softmax(-1).mean(0).argmax(-1)
+    assert torch.equal(found.success, predicted == target)
+    assert found.success.any()
+    assert torch.equal(found.inputs[~found.success], x[~found.success])
+
+
+def test_an_example_that_is_at_its_target_is_left_alone(ensemble):
+    x, y = right_only(ensemble, *images())
+    for name, attack in ALL.items():
+        found = attack(ensemble, x, y, target=y)
+        assert found.success.all(), name
+        assert torch.equal(found.inputs, x)
+        assert (found.distance == 0).all()
+
+
+def test_wrong_from_the_start_is_success_at_no_distance(ensemble):
+    x, y = right_only(ensemble, *images())
+    for name, attack in ALL.items():
+        found = attack(ensemble, x, (y + 1) % C)
+        assert found.success.all(), name
+        assert torch.equal(found.inputs, x)
+        assert (found.distance == 0).all()
+
+
+def test_failures_come_back_clean_and_marked():
+    """Others return black images here, which may even count as successes."""
+    model = linear(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([100.0, 0.0]))
+    x, y = torch.rand(3, 2), torch.zeros(3, dtype=torch.long)
+    for name, attack in ALL.items():
+        if name == "square-l2":
+            continue
+        found = attack(model, x, y)
+        assert not found.success.any(), name
+        assert torch.equal(found.inputs, x)
+        assert (found.distance == 0).all()
+
+
+def test_inputs_of_exactly_0_and_1_move():
+    weight = torch.ones(1, 8) * torch.tensor([[-0.5], [0.5]])
+    x = torch.tensor([[0.0] * 4 + [1.0] * 4])
+    for bias, label in ((-4.4, 0), (-3.6, 1)):  # only zeros can go up, and only ones can go down
+        model, y = linear(weight, torch.tensor([0.0, bias])), torch.tensor([label])
+        moving = slice(0, 4) if label == 0 else slice(4, 8)
+        for name, attack in ALL.items():
+            if name in ("square-l2", "jsma") and label == 1:
+                continue  # papernot's goes up only
+            if name == "square-l2":
+                continue
+            options = {"epsilon": 0.5} if name in IN_BALL else {"distortion": 1.0} if "jsma" in name else {}
+            found = attack(model, x, y, **options)
+            assert found.success.all(), (name, label)
+            assert ((found.inputs - x)[0, moving] != 0).any(), name
+    nearest = attacks.carlini_wagner(
+        linear(weight, torch.tensor([0.0, -4.4])), x, torch.tensor([0]), steps=100, search_steps=5, constant=0.2
+    )
+    assert nearest.distance.item() == pytest.approx(0.4 / math.sqrt(4), rel=0.02), "the four zeros share the way"
+
+
+def test_scores_below_zero_are_as_good_as_others(ensemble):
+    x, y = images(8, dtype=torch.float64)
+    model = Steady(dtype=torch.float64)
+    x, y = right_only(model, x, y)
+    for name in ("pgd", "apgd-dlr", "apgd-targeted", *NEAREST):
+        attack = ALL[name]
+        plain = attack(model, x, y)
+        low = attack(lambda z: model(z) - 1000, x, y)
+        assert torch.equal(plain.success, low.success), name
+        torch.testing.assert_close(plain.inputs, low.inputs, rtol=0, atol=1e-6)
+
+
+def test_confidence_is_kept():
+    model, x, y, *_ = two_planes()
+    options = {"steps": 40, "search_steps": 2, "constant": 3.0, "step_size": 0.03}
+    for attack in (attacks.carlini_wagner, attacks.elastic_net):
+        found = attack(model, x, y, confidence=0.3, **options)
+        lead = (model(found.inputs).diff(dim=1).squeeze(1) * torch.where(y == 1, -1, 1)).detach()
+        assert (lead >= 0.3 - 1e-9).all()
+        assert found.success.all()
+        aimed = attack(model, x, y, target=1 - y, confidence=0.3, **options)
+        torch.testing.assert_close(aimed.inputs, found.inputs)
+
+
+def test_a_fixed_constant_is_one_run():
+    model, x, y, *_ = two_planes()
+    runs = Counted(model)
+    weak = attacks.carlini_wagner(runs, x, y, steps=5, search_steps=0, constant=1e-6)
+    assert runs.backward == 5
+    assert not weak.success.any()
+    strong = attacks.carlini_wagner(model, x, y, steps=60, search_steps=0, constant=10.0)
+    assert strong.success.all()
+
+
+def test_aborting_early_is_up_to_each_example():
+    model, x, y, *_ = two_planes()
+    options = {"steps": 40, "search_steps": 2, "constant": 1.0, "step_size": 0.03}
+    for attack in (attacks.carlini_wagner, attacks.elastic_net):
+        all_steps, early = Counted(model), Counted(model)
+        patient = attack(all_steps, x, y, abort_early=False, **options)
+        hasty = attack(early, x, y, **options)
+        assert hasty.success.all()
+        assert early.rows < all_steps.rows
+        assert (hasty.distance >= patient.distance * (1 - 1e-9)).all()
+        alone = torch.cat([attack(model, x[i : i + 1], y[i : i + 1], **options).inputs for i in range(len(x))])
+        torch.testing.assert_close(hasty.inputs, alone)
+
+
+# --- what is attacked -------------------------------------------------------------------------------------------------
+
+
+def test_pools_are_their_formulas(ensemble):
+    x, _ = images()
+    z = ensemble(x).detach()
+    for pool, expected in {
+        "probability": z.softmax(-1).mean(0).log(),
+        "members": z.softmax(-1).mean(0).log(),
+        "score": z.mean(0),
+        1: z[1],
+    }.items():
+        torch.testing.assert_close(Victim(ensemble, pool).verdict(z), expected)
+    assert torch.equal(Victim(ensemble, "members").scores(z), z)
+    assert torch.equal(Victim(ensemble, "score").scores(z)[0], z.mean(0))
+
+
+@pytest.mark.parametrize("pool", ["probability", "score", "members", 2])
+def test_gradients_are_those_of_the_pool(pool, ensemble):
+    x, y = images()
+    at = x.clone().requires_grad_()
+    z = ensemble(at)
+    loss = {
+        "probability": lambda: -z.softmax(-1).mean(0)[torch.arange(len(y)), y].log(),
+        "score": lambda: nn.functional.cross_entropy(z.mean(0), y, reduction="none"),
+        "members": lambda: sum(nn.functional.cross_entropy(member, y, reduction="none") for member in z),
+        2: lambda: nn.functional.cross_entropy(z[2], y, reduction="none"),
+    }[pool]()
+    (slope,) = torch.autograd.grad(loss.sum(), at)
+    found = attacks.perturbed(ensemble, x, y, epsilon=0.05, steps=1, random_start=False, pool=pool, norm="l2")
+    expected = x + 0.05 * slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    torch.testing.assert_close(found, expected.clamp(0, 1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_member_is_a_plain_classifier(name):
+    x, y = images(10)
+    model = network()
+    x, y = right_only(model, x, y)
+    plain = ALL[name](model, x, y)
+    lone = ds.Ensemble.from_modules([model], backend="loop")
+    for pool in ("probability", "score") if name == "jsma" else ("members",):
+        found = ALL[name](lone, x, y, pool=pool)
+        assert torch.equal(found.success, plain.success)
+        torch.testing.assert_close(found.inputs, plain.inputs, rtol=0, atol=1e-5)
+
+
+def test_ensembles_of_any_kind(ensemble):
+    x, y = images(12)
+    expected = attacks.bim(ensemble, x, y, epsilon=0.1)
+    members = [ensemble.member(i) for i in range(3)]
+    stacked = lambda z: torch.stack([member(z) for member in members])  # noqa: E731
+    wrapped = [members, tuple(members), nn.ModuleList(members), stacked, ensemble.forward]
+    for model in wrapped:
+        found = attacks.bim(model, x, y, epsilon=0.1)
+        assert torch.equal(found.success, expected.success)
+        torch.testing.assert_close(found.inputs, expected.inputs)
+    single = attacks.bim(members[1], x, y, epsilon=0.1)
+    torch.testing.assert_close(attacks.bim(ensemble, x, y, epsilon=0.1, pool=1).inputs, single.inputs)
+    masked = ds.masks.convert(network(), 4, 2.0)
+    assert masked.training
+    assert attacks.fgsm(masked, x, y, epsilon=0.1).inputs.shape == x.shape
+    assert masked.training
+    trunk = ds.SharedTrunk(nn.Flatten(), ds.Ensemble(lambda: nn.Linear(SIDE * SIDE, C), members=2))
+    assert attacks.mim(trunk, x, y, epsilon=0.1).success.any()
+
+
+# --- the model is left alone ------------------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    """Batch norm, dropout, a frozen layer and one layer that stays in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(SIDE * SIDE), nn.Dropout(0.5)
+        self.frozen = nn.BatchNorm1d(SIDE * SIDE).eval()
+        self.head = nn.Linear(SIDE * SIDE, C)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.drop(self.frozen(self.norm(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_mode_statistics_gradients_and_flags_are_untouched(name):
+    x, y = images(8)
+    model = Normed().train()
+    model.frozen.eval()
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    given = x.clone()
+    with torch.no_grad():
+        quiet = ALL[name](model, x, y)
+    assert torch.equal(x, given)
+    assert model.training
+    assert model.drop.training
+    assert model.norm.training
+    assert not model.frozen.training
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert (model.head.weight.grad == 1).all()
+    assert model.norm.weight.grad is None
+    assert not quiet.inputs.requires_grad
+    with torch.inference_mode():
+        inside = ALL[name](model, x.clone(), y.clone())
+    assert torch.equal(inside.inputs, quiet.inputs)
+
+
+def test_the_mode_is_restored_after_an_error():
+    model = Normed().train()
+    with pytest.raises(ValueError, match="classes from 0 to 3"):
+        attacks.fgsm(model, images()[0], torch.full((24,), 9), epsilon=0.1)
+    assert model.training
+
+
+def test_inputs_that_want_gradients_and_odd_layouts():
+    x, y = images(8)
+    model = Steady()
+    expected = attacks.bim(model, x, y, epsilon=0.1)
+    assert torch.equal(attacks.bim(model, x.clone().requires_grad_(), y, epsilon=0.1).inputs, expected.inputs)
+    strided = x.transpose(2, 3).contiguous().transpose(2, 3)
+    for name in ("pgd-l2", "apgd", "square", "square-l2", "carlini_wagner", "jsma"):
+        attack = ALL[name]
+        assert attack(model, strided, y.to(torch.int32)).inputs.shape == x.shape, name
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_answers_nan_is_refused():
+    x, y = images(6)
+    for attack in (attacks.fgsm, attacks.pgd, attacks.square):
+        with pytest.raises(ValueError, match="give numbers for clean inputs; got NaN for 6 of 6"):
+            attack(lambda z: z.flatten(1)[:, :C] * math.nan, x, y, epsilon=0.1)
+
+
+def test_nan_along_the_way_is_no_success():
+    """A model that breaks down above 0.6 is not fooled by being broken."""
+    y = torch.zeros(4, dtype=torch.long)
+    x = torch.full((4, 2), 0.55)
+    base = linear(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), torch.tensor([50.0, -50.0]))
+    model = lambda z: torch.where((z > 0.6).any(1, keepdim=True), math.nan, base(z))  # noqa: E731
+    for name, attack in ALL.items():
+        if name == "square-l2":
+            continue
+        found = attack(model, x, y)
+        assert not found.success.any(), name
+        assert torch.equal(found.inputs, x)
+
+
+def test_nan_gradients_are_reported(caplog):
+    x, y = torch.full((3, 2), 0.5), torch.zeros(3, dtype=torch.long)
+
+    def model(z):
+        return torch.stack([z[:, 0], z[:, 1] * 0 - 1 + 0 * (z[:, 1] - z[:, 1].detach()).sqrt()], 1)
+
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        found = attacks.bim(model, x, y, epsilon=0.1, steps=2)
+    assert "gradients of the model had NaN or infinities" in caplog.text
+    assert not found.success.any()
+
+
+def test_a_model_without_gradients_is_told_to_use_square():
+    x, y = right_only(Steady(), *images(8))
+    model = lambda z: Steady()(z).detach()  # noqa: E731
+    with pytest.raises(ValueError, match="differentiable with respect to its inputs.*`square`"):
+        attacks.pgd(model, x, y, epsilon=0.1)
+    parameter = nn.Parameter(torch.ones(C))
+    with pytest.raises(ValueError, match="differentiable"):
+        attacks.fgsm(lambda z: Steady()(z).detach() * parameter, x, y, epsilon=0.1)
+    assert attacks.square(model, x, y, epsilon=0.3, queries=30).success.any()
+
+
+def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
+    model, x, y, *_ = two_planes()
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        found = attacks.apgd(model, x, y, epsilon=0.3, loss="dlr", steps=10)
+    assert "DLR needs 3 classes or more; with 2 the attack climbs the margin" in caplog.text
+    assert found.success.all()
+    assert torch.equal(found.inputs, attacks.apgd(model, x, y, epsilon=0.3, loss="margin", steps=10).inputs)
+    caplog.clear()
+    three = linear(torch.randn(3, 20, dtype=torch.float64))
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        attacks.apgd(three, *right_only(three, x, y), epsilon=0.3, loss="targeted_dlr", steps=5)
+        attacks.apgd(three, *right_only(three, x, y), epsilon=0.3, loss="dlr", steps=5)
+    assert caplog.text.count("DLR towards a class needs 4") == 1
+    assert "DLR needs" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": lambda x: x * 255}, ValueError, r"`x` must lie in \[0, 1\].*standardised"),
+        ({"x": lambda x: x - 0.5}, ValueError, r"`x` must lie in \[0, 1\]"),
+        ({"x": lambda x: x * math.nan}, ValueError, "values from nan"),
+        ({"x": lambda x: (x * 255).to(torch.uint8)}, TypeError, r"`x` must be float32 or float64.*x.float\(\) / 255"),
+        ({"x": lambda x: x.half()}, TypeError, "float32 or float64; got torch.float16"),
+        ({"x": lambda x: x[0, 0, 0]}, ValueError, "be a batch"),
+        ({"x": lambda x: x[:0]}, ValueError, "one example or more"),
+        ({"y": lambda y: y + C}, ValueError, "`y` must be classes from 0 to 3"),
+        ({"y": lambda y: y - C}, ValueError, "`y` must be classes from 0 to 3"),
+        ({"y": lambda y: y[:3]}, ValueError, r"`y` must have shape \[B=24\]"),
+        ({"y": lambda y: y.float()}, TypeError, "`y` must be whole numbers"),
+        ({"y": lambda y: nn.functional.one_hot(y, C)}, ValueError, "One-hot"),
+        ({"target": torch.full((24,), 7)}, ValueError, "`target` must be classes from 0 to 3"),
+        ({"epsilon": -0.1}, ValueError, "`epsilon` must be a number of at least 0"),
+        ({"epsilon": math.nan}, ValueError, "`epsilon`"),
+        ({"steps": 0}, ValueError, "`steps`"),
+        ({"steps": 2.5}, ValueError, "`steps`"),
+        ({"step_size": -1.0}, ValueError, "`step_size`"),
+        ({"restarts": 0}, ValueError, "`restarts`"),
+        ({"norm": "l3"}, ValueError, "`norm` must be one of 'linf', 'l2'"),
+        ({"pool": "probabilty"}, ValueError, "Did you mean 'probability'"),
+        ({"pool": 3}, ValueError, "`pool` must be a member from 0 to 2; got 3"),
+        ({"box": (1.0, 0.0)}, ValueError, "`box` must be a pair low < high"),
+        ({"seed": -1}, ValueError, "`seed`"),
+        ({"model": lambda x: x}, ValueError, "`model` must return logits"),
+        ({"model": lambda x: x.flatten(1)[:, :1]}, ValueError, "two classes or more"),
+        ({"model": lambda x: (x.flatten(1),)}, ValueError, "got tuple"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, error, message, ensemble, unchecked):
+    x, y = images()
+    call = {"model": ensemble, "x": x, "y": y, "epsilon": 0.1}
+    for name, value in change.items():
+        call[name] = value(call[name]) if name in ("x", "y") else value
+    with pytest.raises(error, match=message):
+        attacks.pgd(**call)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x, y: attacks.apgd(m, x, y, epsilon=0.1, loss="dlrr"), "Did you mean 'dlr'"),
+        (lambda m, x, y: attacks.carlini_wagner(m, x, y, box=(-math.inf, math.inf)), "`box` must be finite"),
+        (lambda m, x, y: attacks.carlini_wagner(m, x, y, confidence=-1.0), "`confidence`"),
+        (lambda m, x, y: attacks.carlini_wagner(m, x, y, constant=0.0), "`constant`"),
+        (lambda m, x, y: attacks.elastic_net(m, x, y, rule="L2"), "`rule` must be one of 'EN', 'L1'"),
+        (lambda m, x, y: attacks.jsma(m, x, y, preset="adq"), "Did you mean 'adp'"),
+        (lambda m, x, y: attacks.jsma(m, x, y, distortion=1.5), "`distortion`"),
+        (lambda m, x, y: attacks.square(m, x, y, epsilon=0.1, queries=0), "`queries`"),
+        (lambda m, x, y: attacks.square(m, x, y, epsilon=0.1, share=0.0), "`share`"),
+        (lambda m, x, y: attacks.square(m, x.flatten(1), y, epsilon=0.1, norm="l2"), "be images"),
+        (lambda m, x, y: attacks.transfer_matrix(m, x, y, attack="pdg"), "Did you mean 'pgd'"),
+        (lambda m, x, y: attacks.mim(m, x, y, epsilon=0.1, decay=-1.0), "`decay`"),
+    ],
+)
+def test_settings_of_single_attacks_are_checked(call, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        call(network(), *images(4))
+
+
+# --- Square -----------------------------------------------------------------------------------------------------------
+
+
+def test_square_asks_as_often_as_it_says(ensemble):
+    x, y = images()
+    found, queries = attacks.counted_square(ensemble, x, y, epsilon=0.1, queries=40)
+    wrong = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
+    assert (queries[wrong] == 0).all()
+    assert (queries[~found.success] == 40).all()
+    assert (queries[found.success & ~wrong] >= 1).all()
+    assert (queries <= 40).all()
+    asked = Counted(lambda z: linear(torch.eye(C, SIDE * SIDE), 50.0 * torch.eye(C)[0])(z.flatten(1)))
+    attacks.square(asked, x, torch.zeros_like(y), epsilon=0.1, queries=40)
+    assert asked.forward == 40 + 2, "beside the queries, a clean pass and a check"
+    assert asked.backward == 0
+
+
+def test_squares_shrink_by_the_schedule(monkeypatch):
+    shares = []
+    original = random_search._linf_proposed
+
+    def watched(at, x, share, *rest):
+        shares.append(share)
+        return original(at, x, share, *rest)
+
+    monkeypatch.setattr(random_search, "_linf_proposed", watched)
+    model = lambda z: linear(torch.eye(2, 4), torch.tensor([50.0, 0.0]))(z)  # noqa: E731
+    attacks.square(model, torch.rand(1, 4), torch.tensor([0]), epsilon=0.1, queries=10_000 // 50)
+    halvings = [round(math.log2(0.8 / share)) for share in shares]
+    expected = [sum(50 * i > after for after in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)) for i in range(199)]
+    assert halvings == expected
+
+
+def test_bumps_of_the_l2_square():
+    bumps = random_search._bumps(5, torch.zeros(()))
+    assert bumps.shape == (5, 5)
+    assert bumps.square().sum().item() == pytest.approx(1.0)
+    assert (bumps[:2] > 0).all()
+    assert (bumps[2:] < 0).all()
+    lower = random_search._bump(3, 5, torch.zeros(()))
+    terms = [1, 1 / 4, 1 / 9]
+    assert lower[1, 2].item() == pytest.approx(sum(terms))
+    assert lower[0, 2].item() == pytest.approx(sum(terms[1:]))
+    assert lower[1, 0].item() == pytest.approx(terms[2])
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (1, 7, 4), (3, 12, 12)])
+def test_square_takes_any_shape(shape):
+    model = Steady(math.prod(shape))
+    x, y = right_only(model, torch.rand(6, *shape), None)
+    found = attacks.square(model, x, y, epsilon=0.4, queries=40)
+    assert found.success.any()
+    if len(shape) == 3 and min(shape[1:]) >= 3:
+        assert attacks.square(model, x, y, epsilon=2.0, queries=40, norm="l2").success.any()
+
+
+# --- transfer ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_transfer_is_what_a_loop_finds(targeted, ensemble):
+    x, y = images(30)
+    target = (y + 1) % C if targeted else None
+    found = attacks.transfer_matrix(ensemble, x, y, attack="mim", epsilon=0.15, target=target, batch_size=16)
+    assert found.fooled.shape == found.accuracy.shape == (4, 4)
+    predict = lambda z: [*ensemble(z).argmax(-1), ensemble(z).softmax(-1).mean(0).argmax(-1)]  # noqa: E731
+    before = predict(x)
+    for i, pool in enumerate([0, 1, 2, "probability"]):
+        crafted = attacks.perturbed(
+            ensemble, x, y, epsilon=0.15, decay=1.0, random_start=False, pool=pool, target=target
+        )  # fmt: skip
+        for j, now in enumerate(predict(crafted)):
+            candidates = before[j] != target if targeted else before[j] == y
+            turned = (now == target) if targeted else (now != y)
+            assert found.fooled[i, j].item() == pytest.approx(
+                (turned & candidates).sum().item() / candidates.sum().item()
+            )
+            assert found.accuracy[i, j].item() == pytest.approx((now == y).double().mean().item())
+    assert found.fooled.diagonal().min() >= found.fooled.mean() - 0.15
+
+
+def test_transfer_of_any_attack(ensemble):
+    x, y = images(20)
+    chosen = functools.partial(attacks.bim, epsilon=0.15, stop=False)
+    found = attacks.transfer_matrix(ensemble, x, y, attack=chosen)
+    assert ((found.fooled >= 0) & (found.fooled <= 1)).all()
+    for name in ("fgsm", "bim", "pgd"):
+        attacks.transfer_matrix(ensemble, x[:5], y[:5], attack=name, epsilon=0.1)
+    lone = attacks.transfer_matrix(ensemble.member(0), x, y, attack="bim", epsilon=0.15)
+    torch.testing.assert_close(lone.fooled[0, 0], found.fooled.new_tensor(lone.fooled[1, 1].item()))
+
+
+# --- many examples ----------------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path):
+    model = Steady()
+    x, y = right_only(model, *images(23))
+    attack = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
+    whole = attack(model, x, y)
+    seen = []
+
+    def stop_after_two(done, total):
+        seen.append((done, total))
+        if len(seen) == 2:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        attacks.over(attack, model, x, y, batch_size=5, folder=tmp_path, progress=stop_after_two)
+    assert seen == [(5, 23), (10, 23)]
+    (broken,) = (tmp_path / "000000005-000000010").glob("*.safetensors")
+    broken.write_bytes(b"half of it")  # as if the disk had run full
+    calls = []
+
+    def told(model, x, y, **options):
+        calls.append(len(x))
+        return attacks.pgd(model, x, y, **options)
+
+    told.__qualname__, told.__module__ = attacks.pgd.__qualname__, attacks.pgd.__module__
+    again = functools.partial(told, epsilon=0.1, restarts=2, seed=3)
+    found = attacks.over(again, model, x, y, batch_size=5, folder=tmp_path)
+    assert calls == [5, 5, 5, 3]
+    for part, expected in zip(found, whole, strict=True):
+        assert torch.equal(part, expected)
+    for part, expected in zip(attacks.over(attack, model, x, y, batch_size=4), whole, strict=True):
+        assert torch.equal(part, expected)
+
+
+def test_results_of_something_else_are_refused(tmp_path):
+    model = Steady()
+    x, y = right_only(model, *images(6))
+    options = {"batch_size": 3, "folder": tmp_path}
+    attacks.over(functools.partial(attacks.bim, epsilon=0.1), model, x, y, **options)
+    with torch.no_grad():
+        other = Steady()
+        other.first.mul_(2)
+    for attack, victim, inputs in (
+        (functools.partial(attacks.bim, epsilon=0.2), model, x),
+        (functools.partial(attacks.mim, epsilon=0.1), model, x),
+        (functools.partial(attacks.bim, epsilon=0.1), other, x),
+        (functools.partial(attacks.bim, epsilon=0.1), model, 1 - x),
+    ):
+        with pytest.raises(ValueError, match="`folder` must hold results of the same attack"):
+            attacks.over(attack, victim, inputs, y, **options)
+
+
+def test_targets_go_with_their_examples(tmp_path):
+    model = Steady()
+    x, y = right_only(model, *images(10))
+    target = (y + 1) % C
+    attack = functools.partial(attacks.bim, epsilon=0.3)
+    found = attacks.over(attack, model, x, y, target=target, batch_size=3, folder=tmp_path)
+    assert torch.equal(found.inputs, attack(model, x, y, target=target).inputs)
+    with pytest.raises(ValueError, match="folder"):
+        attacks.over(attack, model, x, y, target=(y + 2) % C, batch_size=3, folder=tmp_path)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class Unread(TorchDispatchMode):
+    """Refuses whatever would wait for the device, or make shapes depend on numbers."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket._qualified_op_name
+        assert name not in {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}, name
+        masked = name in {"aten::index", "aten::index_put_", "aten::index_put"}
+        assert not (masked and any(t is not None and t.dtype == torch.bool for t in args[1])), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_steps_read_nothing_on_the_host(name, monkeypatch):
+    original = blocks.carried_out
+
+    def watched(step, rows, steps):
+        def silent(rows, index):
+            with Unread():
+                return step(rows, index)
+
+        ran.append(steps)
+        return original(silent, rows, steps)
+
+    ran = []
+    for module in (gradient, adaptive, optimisation, saliency, random_search):
+        monkeypatch.setattr(module, "carried_out", watched)
+    model = Steady()
+    x, y = right_only(model, *images(6))
+    ALL[name](model, x, y)
+    assert ran
+    with pytest.raises(AssertionError), Unread():
+        x.sum().item()
+
+
+def test_the_bare_loop_is_the_attack(ensemble):
+    """What adversarial training calls inside its step: no checks, no modes, per-example ε, and no host sync."""
+    x, y = images(16)
+
+    def slope(at):
+        at = at.detach().requires_grad_()
+        return torch.autograd.grad(-ds.losses.at_label(ds.pooling.mean_probability(ensemble(at)), y).sum(), at)[0]
+
+    ball = norms.Ball.checked("linf", 0.1, (0.0, 1.0), x)
+    start = ball.random(x, noise.keys(x, 0, 0))
+    found = attacks.climbed(slope, x, start, ball=ball, steps=5, step_size=0.05)
+    torch.testing.assert_close(found, attacks.perturbed(ensemble, x, y, epsilon=0.1, steps=5))
+    each = torch.linspace(0.01, 0.1, 16).view(-1, 1, 1, 1)
+    for norm in ("linf", "l2"):
+        varied = norms.Ball(norm, each, 0.0, 1.0)
+        found = attacks.climbed(slope, x, varied.random(x, noise.keys(x, 1)), ball=varied, steps=3, step_size=0.05)
+        assert (varied.lengths(found - x) <= varied.limit.flatten()).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_inputs_come_back_to_their_device(ensemble):
+    x, y = images()
+    expected = attacks.bim(ensemble, x, y, epsilon=0.1)
+    found = attacks.bim(ds.Ensemble.from_modules([ensemble.member(i) for i in range(3)]).cuda(), x, y, epsilon=0.1)
+    assert found.inputs.device == x.device
+    assert (found.success == expected.success).float().mean() > 0.95
+
+
+def test_masked_gradients_do_not_hide_from_square(ensemble):
+    """Logits times 1000: cross-entropy has no gradient left, random search does not care."""
+    x, y = right_only(ensemble, *images(32))
+    sharp = lambda z: 1000 * ensemble(z)  # noqa: E731
+    by_gradient = attacks.pgd(sharp, x, y, epsilon=0.2).success.float().mean()
+    by_search = attacks.square(sharp, x, y, epsilon=0.2, queries=150).success.float().mean()
+    by_margin = attacks.apgd(sharp, x, y, epsilon=0.2, loss="dlr", steps=20, pool="score").success.float().mean()
+    assert by_search > by_gradient + 0.2
+    assert by_margin > by_gradient + 0.2
