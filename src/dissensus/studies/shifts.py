@@ -45,6 +45,8 @@ class Shifted:
     disagreed_on: Mapping[str, Inputs] = field(default_factory=dict)
     groups: Tensor | None = None
     """Of test examples."""
+    source: object = None
+    """What must live as long as pictures are read: a folder may go with it."""
 
     def through(self, ready: Callable[[Inputs], Tensor]) -> "Shifted":
         """The same with all inputs as networks take them."""
@@ -178,5 +180,5 @@ def _of_folders(name: str, spec: Spec, sets: list[str], disagreed_on: list[str])
     return Shifted(
         name, (Unlabelled(data.train), data.train.labels), (Unlabelled(data.test), data.test.labels), data.outputs,
         {which: other(which, data.test) for which in sets},
-        {which: other(which, data.train)[0] for which in disagreed_on}, data.test.groups,
+        {which: other(which, data.train)[0] for which in disagreed_on}, data.test.groups, data,
     )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Studies of data around the training data: the sets, what is measured on them, and the pictures that are shown."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+import dissensus as ds
+from dissensus.studies import backbones, finding, problems, report_figures, results, running, shifting, shifts, spec
+from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
+
+
+def pictures(n=40, channels=3, side=16):
+    return torch.rand(n, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_corruptions_are_dealt_evenly_and_the_same_every_time():
+    x = pictures(40)
+    mild, strong = shifts.corrupted(x, 1), shifts.corrupted(x, 5)
+    assert torch.equal(mild, shifts.corrupted(x, 1))
+    assert float((strong - x).abs().mean()) > float((mild - x).abs().mean()) > 0
+    names = sorted(ds.data.corruptions.CORRUPTIONS)
+    hits = [int((ds.data.corruptions.corrupt(x, name, 5) == strong).flatten(1).all(1).sum()) for name in names]
+    assert all(hit >= 4 for hit in hits), f"forty pictures, ten corruptions: {hits}"
+    grey = shifts.corrupted(pictures(18, 1), 3)
+    assert grey.shape == (18, 1, 16, 16)
+
+
+def test_a_jigsaw_has_the_same_pieces_elsewhere():
+    x = pictures(6)
+    found = shifts.jigsaw(x)
+    assert found.shape == x.shape
+    torch.testing.assert_close(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
+    assert not bool((found == x).flatten(1).all(1).any())
+    pieces = {tuple(p.flatten().tolist()) for p in x[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)}
+    again = {
+        tuple(p.flatten().tolist()) for p in found[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)
+    }
+    assert pieces == again
+    odd = shifts.jigsaw(pictures(2, 1, 30))
+    assert odd.shape == (2, 1, 30, 30)
+
+
+def test_pictures_of_other_sources_are_brought_to_shape():
+    assert shifts.fitted(pictures(3, 1, 28), torch.Size([3, 32, 32])).shape == (3, 3, 32, 32)
+    grey = shifts.fitted(pictures(3, 3, 16), torch.Size([1, 16, 16]))
+    torch.testing.assert_close(grey, pictures(3, 3, 16).mean(1, keepdim=True))
+
+
+def test_six_classes_are_trained_on_and_four_kept_back():
+    x, y, _ = problems.images("made-images-six", "test")
+    assert sorted(y.unique().tolist()) == [0, 1, 2, 3, 4, 5]
+    other, labels, _ = problems.images("made-images-six", "test", unseen=True)
+    assert sorted(labels.unique().tolist()) == [6, 7, 8, 9]
+    assert len(x) + len(other) == 400
+
+
+@pytest.mark.parametrize(("part", "aligned"), [("train", 0.95), ("validation", 0.5), ("test", 0.5)])
+def test_the_shortcut_is_there_in_training_alone(part, aligned):
+    x, y, groups = problems.two_attributes(part)
+    ground = groups % 2
+    assert torch.equal(groups // 2, y)
+    assert float((ground == y).float().mean()) == pytest.approx(aligned, abs=0.03)
+    colour = x[:, 2].mean((1, 2)) - x[:, 1].mean((1, 2))
+    assert float(((colour > 0).long() == ground).float().mean()) == 1.0, "the ground can be seen"
+    assert float(x.min()) >= 0
+    assert float(x.max()) <= 1
+
+
+def test_names_of_measures_are_taken_apart_by_the_longest_set():
+    assert taken_apart("auroc_model_average_fashion-mnist") == ("auroc_model_average", "fashion-mnist")
+    assert taken_apart("accuracy_mnist") == ("accuracy", "mnist")
+    assert exists("auroc_pairwise_kl_unseen")
+    assert exists("soup_accuracy_corrupted-1")
+    assert exists("audit_collusive")
+    for wrong in ("auroc_model_average", "auroc_nonsense_mnist", "audit_fine", "nonsense"):
+        assert not exists(wrong)
+
+
+def test_measures_are_what_they_say():
+    generator = torch.Generator().manual_seed(0)
+    outputs, outside = (3 * torch.randn(4, 50, 5, generator=generator) for _ in range(2))
+    targets = torch.randint(5, (50,), generator=generator)
+    groups = torch.randint(3, (50,), generator=generator)
+    others = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
+    seen = Seen(outputs, targets, others, "cross_entropy", "score", method="ldr",
+                groups=groups, verdict="collusive", seconds_per_epoch=1.5)  # fmt: skip
+    found = measured(
+        ["accuracy", "accuracy_mnist", "accuracy_corrupted-2", "best_member_accuracy", "worst_group_accuracy",
+         "auroc_predictive_diversity_mnist", "auroc_mean_energy_mnist", "auroc_best_mnist", "audit_collusive",
+         "audit_healthy", "seconds_per_epoch", "distinct_predictions", "disagreeing_mnist", "accuracy_unseen"],
+        seen,
+    )  # fmt: skip
+    right = outputs.mean(0).argmax(-1) == targets
+    assert found["accuracy"] == pytest.approx(float(right.float().mean()))
+    assert np.isnan(found["accuracy_mnist"]), "nobody is right about classes that are not among theirs"
+    assert np.isnan(found["accuracy_unseen"])
+    assert found["accuracy_corrupted-2"] == pytest.approx(float((outside.mean(0).argmax(-1) == targets).float().mean()))
+    assert found["best_member_accuracy"] == pytest.approx(float((outputs.argmax(-1) == targets).float().mean(1).max()))
+    assert found["worst_group_accuracy"] == pytest.approx(
+        min(float(right[groups == g].float().mean()) for g in range(3))
+    )
+    labels = [0] * 50 + [1] * 50
+    pds = torch.cat([x.softmax(-1).amax(0).mean(-1) for x in (outputs, outside)])
+    assert found["auroc_predictive_diversity_mnist"] == pytest.approx(roc_auc_score(labels, pds))
+    energy = torch.cat([-x.logsumexp(-1).mean(0) for x in (outputs, outside)])
+    assert found["auroc_mean_energy_mnist"] == pytest.approx(roc_auc_score(labels, energy))
+    assert found["auroc_best_mnist"] == found["auroc_predictive_diversity_mnist"], "for LDR, PDS alone"
+    assert (found["audit_collusive"], found["audit_healthy"], found["seconds_per_epoch"]) == (1.0, 0.0, 1.5)
+    named = outputs.argmax(-1)
+    assert found["distinct_predictions"] == pytest.approx(np.mean([len(set(named[:, n].tolist())) for n in range(50)]))
+
+
+def test_points_say_what_is_trained():
+    told = spec.resolved(finding.load("ldr/table-2"), "gpu", {}, "")
+    a2d = shifting.told_of(told, {"method": "a2d", "seed": 0})
+    assert (a2d["objective"], a2d["unlabelled"], a2d["members"], a2d["backbone"]) == (
+        "a2d", "jigsaw", 5, "mobilenet-v2:imagenet"
+    )  # fmt: skip
+    assert shifting.told_of(told, {"method": "single", "seed": 0})["members"] == 1
+    with pytest.raises(spec.SpecError, match="nothing-like-it"):
+        shifting.told_of(told, {"method": "nothing-like-it", "seed": 0})
+
+
+def test_pictures_in_folders_go_the_same_way(tmp_path):
+    changes = {"data": ["made-folder"], "grid.method": ["erm", "ldr"], "grid.seed": [0],
+               "evaluation.measures": ["accuracy", "accuracy_corrupted-2"]}  # fmt: skip
+    folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
+    rows = json.loads((folder / "report.json").read_text())["rows"]
+    assert len(rows) == 2
+    assert all(0 <= row["measures"]["accuracy_corrupted-2"] <= 1 for row in rows)
+
+
+def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypatch):
+    weights = ds.nets.mobilenet_v2().state_dict()
+    monkeypatch.setattr(backbones.sources, "weights", lambda name: weights)
+    monkeypatch.setattr(backbones, "SIDE", 32)
+    passes = []
+    looking = backbones.Lowered.forward
+    monkeypatch.setattr(backbones.Lowered, "forward", lambda self, x: passes.append(len(x)) or looking(self, x))
+    changes = {"data": ["made-images-six"], "members.options.backbone": "mobilenet-v2:imagenet", "grid.seed": [0],
+               "grid.layers": [1], "optimisation.examples": 64, "evaluation.examples": 32,
+               "evaluation.measures": ["accuracy", "auroc_predictive_diversity_unseen"]}  # fmt: skip
+    first = running.run("ldr/table-4", "smoke", changes=changes, root=tmp_path)
+    assert sum(passes) >= 64 + 32 + 32
+    before = len(passes)
+    running.run("ldr/table-4", "smoke", changes={**changes, "grid.seed": [1]}, root=tmp_path)
+    assert len(passes) == before, "features come from disk the second time"
+    assert 0 <= json.loads((first / "report.json").read_text())["rows"][0]["measures"]["accuracy"] <= 1
+
+
+def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
+    folder = running.run("ldr/figure-3", "smoke", root=tmp_path)
+    report = json.loads((folder / "report.json").read_text())
+    shown = [row["shown"] for row in report["rows"] if row.get("shown")]
+    assert len(shown) == 1, "of the first LDR ensemble"
+    scores = [one["disagreement"] for one in shown[0]]
+    assert min(scores[: shifting.SHOWN]) >= max(scores[shifting.SHOWN :])
+    drawn = report_figures.drawn(finding.load("ldr/figure-3"), results.summary(report))
+    assert len(drawn) == 1
+    assert "ldr" in drawn[0][1]
