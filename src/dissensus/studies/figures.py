@@ -74,14 +74,22 @@ def draw(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Pane
     except ImportError as reason:
         raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
     with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
-        figure = Figure(figsize=(5.2 * len(panels), 3.3), layout="constrained")
+        words = max((len(value) for value in x if isinstance(value, str)), default=0)
+        beside = _beside(panels[0].lines)
+        rows = -(-len(panels[0].lines) // beside) if len(panels) == 1 else 0
+        height = 3.3 + 0.1 * max(0, words - 4) + 0.25 * max(0, rows - 2)
+        figure = Figure(figsize=(5.2 * len(panels), height), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, x, x_label, panel)
         if len(panels) == 1 and len(panels[0].lines) > 1:
-            longest = max(len(line.name) for line in panels[0].lines)
-            beside = max(1, min(3, len(panels[0].lines), _LEGEND_WIDTH // (longest + 6)))
             figure.legend(loc="outside lower center", ncols=beside)
     return figure
+
+
+def _beside(lines: Sequence[Line]) -> int:
+    """Entries of a legend that fit beside each other."""
+    longest = max((len(line.name) for line in lines), default=0)
+    return max(1, min(3, len(lines), _LEGEND_WIDTH // (longest + 6)))
 
 
 def scatter(
@@ -186,7 +194,7 @@ def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, pan
         axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel=panel.y_label, title=panel.title)
     if isinstance(x[0], str):
-        axes.tick_params(axis="x", rotation=40)
+        axes.set_xticks(range(len(x)), x, rotation=35, ha="right", rotation_mode="anchor")
 
 
 def save(figure: Any, file: Path) -> None:

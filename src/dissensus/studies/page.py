@@ -116,6 +116,11 @@ def _cell(cell: str, label: str) -> str:
     return f"<td{kind}{told}>{cell if isinstance(cell, Html) else escape(cell)}</td>"
 
 
+def folded(summary: str, inner: str) -> str:
+    """Something that opens on a click."""
+    return f"<details><summary>{escape(summary)}</summary>{inner}</details>"
+
+
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """A list of names and values."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs) + "</dl>"

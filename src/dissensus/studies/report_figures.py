@@ -76,7 +76,17 @@ def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], l
             each = [by_x[value][name] for value in x if value in by_x and name in by_x[value]]
             if len(each) == len(x) and x and all(entry[0] is not None for entry in each):
                 lines.append(figures.Line(_label(told, name, group), [e[0] for e in each], [e[1] for e in each]))
-    return x, lines
+    return _spread(x), lines
+
+
+WIDE = 50
+"""Values whose largest is so many times the least stand side by side, not at their places on a line."""
+
+
+def _spread(x: list[Any]) -> list[Any]:
+    above = [value for value in x if not isinstance(value, str) and value > 0]
+    wide = len(above) > 2 and max(above) >= WIDE * min(above)
+    return [f"{value:g}" for value in x] if wide else x
 
 
 def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:

@@ -74,7 +74,14 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         (figures.as_svg(figure, f"{spec.reference}: {title}"), title)
         for figure, title in report_figures.drawn(spec, result)
     ]
-    rows = [_verdict_row(verdict) for verdict in result["verdicts"]]
+    judged, others = (
+        [
+            _verdict_row(verdict)
+            for verdict in result["verdicts"]
+            if (verdict["verdict"] == verdicts.NOT_RUN) == left_out
+        ]
+        for left_out in (False, True)
+    )
     command = f"dissensus study run {spec.name} --scale {result['scale']}"
     told = [
         ("command", command),
@@ -90,9 +97,46 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         page.paragraph(spec.claim),
         *([page.figures(drawn)] if drawn else []),
         *([page.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
-        page.table(("the paper says", "verdict", "data", "paper", "ours", "interval", "difference"), rows, cards=True),
+        *([page.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
+        *([page.folded(_left_out(len(others)), page.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
+        *_measured(result),
         page.facts(told),
     ]
+
+
+VERDICT_COLUMNS = ("the paper says", "verdict", "data", "paper", "ours", "interval", "difference")
+MOST_COLUMNS = 10
+"""Points of a grid that stand beside each other in a table."""
+
+
+def _left_out(count: int) -> str:
+    return f"{count} more statements, of data or points that this scale does not have"
+
+
+def _measured(result: dict[str, Any]) -> list[str]:
+    """Every measure of every point, folded away, where points are few enough to stand beside each other."""
+    axes = [axis for axis in result["axes"] if axis != "data"]
+    found: list[str] = []
+    for data in dict.fromkeys(point["data"] for point in result["points"]):
+        points = [point for point in result["points"] if point["data"] == data]
+        if not 1 < len(points) <= MOST_COLUMNS:
+            continue
+        header = ("", *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
+        rows: list[list[Any]] = []
+        for name in points[0]["measures"]:
+            cells = [point["measures"].get(name, (None, None))[:2] for point in points]
+            if any(mean is not None for mean, _ in cells) and not name.startswith("audit_"):
+                rows.append([report_figures.in_words(name), *(_mean(*cell) for cell in cells)])
+        said = [point.get("audited") for point in points]
+        if any(said):
+            words = [", ".join(f"{word} {n}" for word, n in (own or {}).items()) for own in said]
+            rows.append(["the audit says", *map(page.Wrapped, words)])
+        found.append(page.folded(f"{data}: every measure, mean ± standard error", page.table(header, rows)))
+    return found
+
+
+def _mean(mean: float | None, error: float | None) -> str:
+    return "" if mean is None else _number(mean) + (f" ± {error:.1g}" if error else "")
 
 
 def _networks(made: dict[str, Any]) -> str:
