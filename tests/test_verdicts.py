@@ -162,3 +162,10 @@ def test_a_point_that_could_be_several_runs_is_refused():
     rows = rows_of([1.0], beta=1.0, members=5) + rows_of([2.0], beta=1.0, members=10)
     with pytest.raises(SpecError, match="which of several runs"):
         verdict(told, rows)
+
+
+@pytest.mark.parametrize(("here", "there", "direction"), [(0.5, 0.0, "greater"), (0.0, 0.5, "less")])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_value_of_zero_is_compared_like_any_other(here, there, direction, factor):
+    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
+    assert verdict(told, rows_of([here] * 3, beta=1.0) + rows_of([there] * 3, beta=0.0)).verdict == "agrees"

@@ -127,8 +127,8 @@ def _compared(told: Expectation, data: str, paper: str, a: list[float], b: list[
     sign = 1 if told.direction == "greater" else -1
     right = sign * off > 0
     sure = (exact or len(a) > 1) and (low > 0 if sign > 0 else high < 0)
-    ratio = mean / base if sign > 0 else base / mean if mean else math.inf
-    enough = told.factor <= 1 or (base != 0 and ratio >= told.factor)
+    above, below = (mean, base) if sign > 0 else (base, mean)
+    enough = told.factor <= 1 or (above / below if below else math.inf) >= told.factor
     near = told.paper is None or abs(mean - told.paper) <= told.tolerance
     verdict = AGREES if right and sure and enough and near else DIRECTION if right else DISAGREES
     return Verdict(told.says, data, verdict, paper, mean, low, high, off, len(a), compared=True)
