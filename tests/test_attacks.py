@@ -1094,3 +1094,22 @@ def test_masked_gradients_do_not_hide_from_square(ensemble):
     by_margin = attacks.apgd(sharp, x, y, epsilon=0.2, loss="dlr", steps=20, pool="score").success.float().mean()
     assert by_search > by_gradient + 0.2
     assert by_margin > by_gradient + 0.2
+
+
+class Times(nn.Module):
+    def __init__(self, network, factor):
+        super().__init__()
+        self.network, self.factor = network, factor
+
+    def forward(self, x):
+        return self.factor * self.network(x)
+
+
+def test_a_folder_tells_models_apart_by_more_than_their_weights(tmp_path):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)
+    ds.attacks.over(attack, Times(network, 1.0), x, y, folder=tmp_path)
+    ds.attacks.over(attack, Times(network, 1.0), x, y, folder=tmp_path)
+    with pytest.raises(ValueError, match="folder"):
+        ds.attacks.over(attack, Times(network, 100.0), x, y, folder=tmp_path)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 import dissensus as ds
+from dissensus import storage
 from dissensus.data.augment import flips
 from dissensus.data.features import FeatureCache, cached_features
 from dissensus.trunk import SharedTrunk
@@ -503,3 +504,31 @@ def test_a_sampler_that_changes_between_passes_is_refused(tmp_path):
     loader = DataLoader(Images(), batch_sampler=Turning())
     with pytest.raises(ValueError, match="the same examples in the same order at every pass"):
         cached_features(nn.Flatten(), loader, tmp_path, augmentations=(None, flips))
+
+
+NETWORK = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+
+
+def by_pieces(x):
+    return torch.cat([NETWORK(piece) for piece in x.split(4)])
+
+
+class Holder:
+    def __init__(self):
+        self.networks = {"one": [NETWORK]}
+
+    def __call__(self, x):
+        return self.networks["one"][0](x)
+
+
+@pytest.mark.parametrize("function", [by_pieces, Holder()])
+def test_networks_are_found_in_comprehensions_and_containers(function, tmp_path):
+    x, y = torch.randn(12, 3), torch.zeros(12)
+    NETWORK.train()
+    first, _ = cached_features(function, (x, y), tmp_path, dtype=torch.float32).tensors()
+    assert NETWORK.training
+    torch.testing.assert_close(first, NETWORK.eval()(x).detach())
+    with torch.no_grad():
+        NETWORK[0].bias.add_(1.0)
+    with pytest.raises(storage.StorageError):
+        cached_features(function, (x, y), tmp_path, dtype=torch.float32)

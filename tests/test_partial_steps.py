@@ -178,6 +178,22 @@ def test_impossible_numbers_of_members_are_refused(wrong, unchecked):
         ds.fit(ensemble_of(), classes()[0], alone, epochs=1, active_members=wrong)
 
 
+def test_an_objective_of_pairs_needs_two_members_and_smoothing_per_member_all():
+    pair, _ = classes()
+    with pytest.raises(ValueError, match="active_members"):
+        ds.fit(ensemble_of(), pair, ldr, epochs=1, active_members=1)
+    smooth = partial(alone, smoothing=[0.0, 0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="smoothing"):
+        ds.fit(ensemble_of(), pair, smooth, epochs=1, active_members=2)
+    whole, parts = ensemble_of(), ensemble_of()
+    ds.fit(whole, pair, smooth, epochs=2, batch_size=8)
+    flat = parts.body.packed()
+    held = 6 * flat.numel() * flat.element_size()
+    history = ds.fit(parts, pair, smooth, epochs=2, batch_size=8, max_memory=held + 5000)
+    assert not history.memory.startswith(f"{M} of"), history.memory
+    assert_same(weights(parts), weights(whole))
+
+
 def test_members_of_different_kinds_are_not_drawn():
     mixed = ds.Ensemble.from_modules([torch.nn.Linear(6, 3), torch.nn.Sequential(torch.nn.Linear(6, 3))]).double()
     with pytest.raises(ValueError, match="active_members"):
@@ -276,6 +292,30 @@ def test_members_in_groups_see_unlabelled_data_too():
     assert_same(weights(parts), weights(whole))
 
 
+def shuffled(other, seed=3):
+    return DataLoader(TensorDataset(other), 5, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_shuffled_loader_of_unlabelled_data_resumes_and_looking_changes_nothing(tmp_path):
+    pair, other = classes()
+    options = {"batch_size": 8, "lr": 0.02, "epochs": 4}
+    whole, looked = ensemble_of(backend="loop"), ensemble_of(backend="loop")
+    ds.fit(whole, pair, a2d, unlabelled=shuffled(other), **options)
+    ds.fit(looked, pair, a2d, unlabelled=shuffled(other), validation=pair, keep="last", **options)
+    assert_same(weights(looked), weights(whole))
+
+    def stop(moment):
+        if moment.epoch == 3:
+            raise KeyboardInterrupt
+
+    more = {**options, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        ds.fit(ensemble_of(backend="loop"), pair, a2d, unlabelled=shuffled(other), progress=stop, **more)
+    again = ensemble_of(backend="loop")
+    ds.fit(again, pair, a2d, unlabelled=shuffled(other, seed=9), resume=True, **more)
+    assert_same(weights(again), weights(whole))
+
+
 def test_validation_sees_the_same_unlabelled_batch_at_every_epoch():
     pair, other = classes()
     history = ds.fit(ensemble_of(), pair, a2d, epochs=3, batch_size=8, unlabelled=other, validation=0.3, lr=0.0)
@@ -284,11 +324,18 @@ def test_validation_sees_the_same_unlabelled_batch_at_every_epoch():
 
 
 @pytest.mark.parametrize(
-    ("unlabelled", "match"), [(None, "unlabelled=x"), (torch.zeros(0, 6), "at least one"), (3, "tensor")]
+    ("unlabelled", "match"),
+    [(None, "unlabelled=x"), (torch.zeros(0, 6, dtype=torch.float64), "at least one"), (3, "tensor")],
 )
 def test_what_to_disagree_on_must_be_there(unlabelled, match, unchecked):
     with pytest.raises((ValueError, TypeError), match=match):
         ds.fit(ensemble_of(), classes()[0], a2d, epochs=1, unlabelled=unlabelled)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, 7, dtype=torch.float64), torch.zeros(5, 6)])
+def test_what_to_disagree_on_must_look_like_the_data(wrong):
+    with pytest.raises(ValueError, match="unlabelled"):
+        ds.fit(ensemble_of(), classes()[0], a2d, epochs=1, unlabelled=wrong)
 
 
 def test_an_objective_that_takes_no_unlabelled_data_says_so():
@@ -350,6 +397,8 @@ def test_sequential_training_is_a_fit_per_member_with_the_earlier_ones_frozen():
     for name, tensor in weights(pairs).items():
         torch.testing.assert_close(weights(ours)[name][:2], tensor)
     assert [entry["member"] for entry in history.epochs] == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="two members or more"):
+        ds.fit(ensemble_of(members=1), pair, objective, unlabelled=other, sequential=True, epochs=1)
     with pytest.raises(ValueError, match="sequential"):
         ds.fit(ours, pair, objective, unlabelled=other, sequential=True, frozen=[0], epochs=1)
 
@@ -412,6 +461,11 @@ def test_smoothing_per_member_is_torch_s():
             ds.objectives.independent(logits, labels, loss="cross_entropy", smoothing=wrong)
     with pytest.raises(ValueError, match="cross_entropy"):
         ds.objectives.independent(logits, labels, loss="brier", smoothing=0.1)
+
+
+def test_hyperparameters_with_like_names_are_drawn_apart():
+    found = ds.train.drawn_hyperparameters(2, augment_strength=(0.0, 1.0), augment_probability=(0.0, 1.0))
+    assert found["augment_strength"] != found["augment_probability"]
 
 
 def test_hyperparameters_are_drawn_within_their_ranges_and_per_member():

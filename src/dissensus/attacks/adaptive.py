@@ -43,7 +43,8 @@ def apgd(
         loss: ``"ce"``; ``"dlr"``, the difference of logits ratio; ``"margin"``; or ``"targeted_dlr"``, which without
             ``target`` goes for one likely class after the other, and for which any wrong class is a success. With
             ``target``, ``"dlr"`` is the targeted one. DLR needs three classes, targeted DLR four: with fewer the
-            margin takes its place, and a log message says so.
+            margin takes its place, and a log message says so. On the mean probability of an ensemble untargeted DLR is
+            a weak guide: its denominator is flat there. Take ``"margin"``, or ``pool="members"``.
         restarts: How many starts are tried (for each class, with ``"targeted_dlr"``).
         classes: How many classes ``"targeted_dlr"`` goes for, the likeliest first.
         seed: Of the starts, as in `pgd`.

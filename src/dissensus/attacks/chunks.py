@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dissensus import checks, storage
 from dissensus.attacks.case import Adversarial
 from dissensus.attacks.victim import Model
+from dissensus.execution.signature import signature
 
 KIND = "dissensus.attacks.chunk"
 
@@ -33,7 +34,7 @@ def over(
         batch_size: Examples at once.
         folder: Where every finished batch is kept. A later call with the same attack, model, examples and batch size
             takes from there what is finished; results of anything else are refused. An attack is known by its name and
-            the settings of a ``functools.partial``, a module by its weights, any other callable by its name.
+            the settings of a ``functools.partial``, a module by its weights and settings, any other callable by its name.
         progress: Called after every batch with the examples so far, and in all.
     """
     checks.count("batch_size", batch_size)
@@ -96,7 +97,7 @@ def _add(digest: "hashlib._Hash", part: object) -> None:
         digest.update(f"{bare.dtype}{tuple(bare.shape)}".encode())
         digest.update(bare.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(part, nn.Module):
-        _add(digest, [type(part).__name__, *part.state_dict().items()])
+        _add(digest, [repr(signature(part)), *part.state_dict().items()])  # what its layers are set to counts as well
     elif isinstance(part, functools.partial):
         _add(digest, [part.func, *part.args, *sorted(part.keywords.items())])
     elif isinstance(part, Sequence) and not isinstance(part, str):

@@ -14,6 +14,7 @@ import dissensus.cli.audit as audit
 import dissensus.cli.data as data
 import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
+import dissensus.cli.robust as robust
 import dissensus.cli.study as study
 from dissensus.cli.screen import console, fail, shown, table
 from dissensus.storage import write_atomically
@@ -32,6 +33,7 @@ app.add_typer(data.app, name="data")
 app.command()(audit.audit)
 app.command()(masks.masks)
 app.command()(ood.ood)
+app.command()(robust.robust)
 
 
 def _show_version(wanted: bool) -> bool:

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -145,9 +145,21 @@ def parts_of(function: object) -> list[object]:
             waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *_named(value)]
         else:
             found.append(value)
-            inner = vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, nn.Module) else ()
-            waiting += [part for part in inner if isinstance(part, nn.Module)]
+            waiting += _inside(value)
     return found
+
+
+def _inside(value: object) -> list[object]:
+    """Networks that an object or a container holds, however deep."""
+    if isinstance(value, nn.Module | Tensor | str):
+        return []
+    if isinstance(value, Mapping):
+        held = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        held = list(value)
+    else:
+        held = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [part for part in held if isinstance(part, nn.Module | Mapping | list | tuple | set | frozenset)]
 
 
 def digest_of(function: object) -> str:
@@ -163,7 +175,13 @@ def _code(code: CodeType) -> str:
 def _named(function: FunctionType) -> Iterator[object]:
     """What a function closes over or names, less what other files define."""
     names = inspect.getclosurevars(function)
-    for value in (*names.nonlocals.values(), *names.globals.values()):
+    inner = [code for code in function.__code__.co_consts if isinstance(code, CodeType)]
+    also: dict[str, object] = {}
+    while inner:  # functions and comprehensions within
+        code = inner.pop()
+        inner += [deeper for deeper in code.co_consts if isinstance(deeper, CodeType)]
+        also |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    for value in (*names.nonlocals.values(), *{**names.globals, **also}.values()):
         foreign = isinstance(value, FunctionType) and value.__globals__ is not function.__globals__
         if not foreign and not isinstance(value, ModuleType | type | BuiltinFunctionType):
             yield value

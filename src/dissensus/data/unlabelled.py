@@ -19,12 +19,13 @@ class WithUnlabelled:
     """Batches of labelled data, each beside a batch of other data that has no labels: ``((x, u), y)``.
 
     An epoch is one of the labelled data. The other data goes round on its own, in a new order each time, in batches of
-    one size: what is left over of a round is left out. A loader starts a new round with every epoch.
+    one size: what is left over of a round of tensors is left out. A loader starts a new round with every epoch.
     """
 
     def __init__(self, labelled: TensorBatches | LoadedBatches, unlabelled: TensorBatches | LoadedBatches) -> None:
         self.labelled, self.unlabelled = labelled, unlabelled
         self.resumable = labelled.resumable and unlabelled.resumable
+        self._first: Tensor | None = None
 
     @property
     def per_run(self) -> bool:
@@ -91,7 +92,14 @@ class WithUnlabelled:
         other = self.unlabelled
         if isinstance(other, TensorBatches):
             return other.x[: other.batch_size]
-        return next(other.raw(0))[0]
+        if self._first is None:
+            own = other.generator_of_loader()
+            before = None if own is None else own.get_state()
+            with torch.random.fork_rng(devices=[]):  # a look must not change what training draws
+                self._first = next(other.raw(0))[0]
+            if own is not None and before is not None:
+                own.set_state(before)
+        return self._first
 
 
 Batches = TensorBatches | LoadedBatches | WithUnlabelled

@@ -40,8 +40,8 @@ def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """H(mean of the members) − mean of their entropies, in nats, per example (ADP paper, appendix B.1).
 
     From 0 to log M; the same number as `dissensus.scores.mutual_information`. A measure, not something to train for:
-    the paper's theorem says that cross-entropy less any multiple of it has no optimum inside the simplex, since members can
-    gain by being sure of wrong classes.
+    the paper's theorem says that cross-entropy less any multiple of it has no optimum inside the simplex, since members
+    can gain by being sure of wrong classes.
 
     >>> jensen_shannon(torch.eye(2).unsqueeze(1))
     tensor([0.6931])

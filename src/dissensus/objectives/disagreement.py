@@ -166,9 +166,11 @@ def hardness(
     with torch.no_grad():
         loss = losses.cross_entropy(logits.mean(0), labels)
         scale = loss.mean().clamp_min(LEAST_LOSS).square()
-        return (loss if weight == "loss" else loss.exp()) / scale
+        return (loss if weight == "loss" else loss.clamp_max(_HARDEST).exp()) / scale
 
 
+_HARDEST = 80.0
+"""What a loss is held below where 1/p_y is taken, which is its exponential: beyond, float32 ends."""
 _TINY = 1e-30
 LEAST_SHARE = 1e-3
 """What the share of a class among a batch's labels is held above, where its logarithm is taken."""

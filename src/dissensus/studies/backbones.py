@@ -16,7 +16,7 @@ from dissensus.data.recognition import digest
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.studies.ingredients import HEADS, maker, timm_features
-from dissensus.studies.shifts import Inputs, Shifted
+from dissensus.studies.shifts import Inputs, Shifted, Unlabelled
 from dissensus.studies.spec import Spec
 from dissensus.studies.streaming import DEVIATION, MEAN
 from dissensus.train import fit
@@ -87,7 +87,9 @@ def _features(trunk: nn.Module, cache: Path, x: Inputs) -> Tensor:
     if isinstance(x, Tensor):
         known, pairs = digest(*own, x), (x, torch.zeros(len(x)))
     else:
-        known = digest(*own, torch.frombuffer(bytearray(repr(vars(x)).encode()), dtype=torch.uint8))
+        assert isinstance(x, Unlabelled)
+        words = repr(([str(file) for file in x.pictures.files], x.pictures.size, x.severity))
+        known = digest(*own, torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8))
         pairs: Any = DataLoader(x, 256)
     return cached_features(trunk, pairs, cache / known[:16], dtype=torch.float32).tensors()[0]
 

@@ -191,6 +191,7 @@ def _axes(spec: Spec) -> set[str]:
     }
     if spec.procedure in AROUND:
         known |= {"layers", "sampled", "unlabelled", "method"}
+        known -= {"network", "split_seed"}
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
     if spec.members is not None and spec.members.network in NETWORKS:

@@ -167,6 +167,7 @@ def images(name: str, part: str, *, unseen: bool = False) -> tuple[Tensor, Tenso
     """Images in [0, 1], labels, and groups where there are any; ``unseen``: of the classes that are kept back."""
     if name == "made-groups":
         return two_attributes(part)
+    checks.one_of("part", part, ("train", "test"))
     base = name.removesuffix(SIX)
     if base == "made-images":
         x, y = _made_images(part)

@@ -52,7 +52,7 @@ def _told(flag: Flag) -> str:
 
 
 def _row(flag: Flag) -> list[str]:
-    mark = page.badge("raised", "bad") if flag.raised else page.badge("not raised", "none")
+    mark = page.badge("raised", "bad") if flag.raised else "not raised"
     return [flag.name, mark, page.Wrapped(flag.seen), page.Wrapped(flag.meaning)]
 
 
@@ -64,7 +64,7 @@ def drawings(result: Robustness) -> list[tuple[Any, str]]:
         (_styled(lambda: _by_attack(result)), f"Accuracy without an attack, by attack ({together}), and in the worst "
          "case, with intervals of 95 %."),
         (_styled(lambda: _curve(result.over_epsilon, "ε", result.facts["epsilon"])),
-         f"Accuracy by ε, on {few}: the worse of two losses. It should come down to zero."),
+         f"Accuracy by ε, on {few}: the worst over losses. It should come down to zero."),
         (_styled(lambda: _curve(result.over_steps, "steps", None)),
          f"Accuracy by steps of PGD on cross-entropy, on {few}. It should fall, and come to rest."),
     ]  # fmt: skip

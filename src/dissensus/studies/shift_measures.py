@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import dissensus.auditing as auditing
-from dissensus import diversity, metrics, scores
+from dissensus import diversity, metrics, pooling, scores
 from dissensus.axes import Pool
 from dissensus.studies import measures
 from dissensus.studies.shifts import SETS
@@ -59,6 +59,8 @@ def exists(name: str) -> bool:
         return bool(of) and what.removeprefix(AUROC) in (*scores.OF_PROBS, *scores.OF_LOGITS, BEST)
     if what.startswith("audit_"):
         return not of and what.removeprefix("audit_") in VERDICTS
+    if of and "worst_group" in what:
+        return False  # groups are known of test data alone
     return what in (*_PLAIN, *TIMES, SOUP) or measures.measure_of(what) is not None
 
 
@@ -109,9 +111,11 @@ def _scored(outputs: Tensor, score: str) -> Tensor:
     return scores.OF_PROBS[score](outputs.softmax(-1))
 
 
-def _worst_group(seen: Seen, predicted: Tensor) -> float:
+def _worst_group(seen: Seen, outputs: Tensor) -> float:
+    """Of test data, with member outputs ``[M, N, C]`` pooled as the study pools them."""
     if seen.groups is None:
         return float("nan")
+    predicted = pooling.mean_score(outputs) if seen.pool == "score" else pooling.mean_probability(outputs)
     return metrics.worst_group(predicted, seen.targets, seen.groups).worst_accuracy.value
 
 
@@ -124,8 +128,8 @@ _PLAIN = {
         out[:, metrics.high_loss(out, y, share=0.1)]
     ).mean(),
     "best_member_accuracy": lambda seen, out, y: metrics.oracle(out, y).accuracy,  # noqa: ARG005
-    "worst_group_accuracy": lambda seen, out, y: _worst_group(seen, out.mean(0)),  # noqa: ARG005
-    "best_member_worst_group_accuracy": lambda seen, out, y: max(_worst_group(seen, own) for own in out),  # noqa: ARG005
+    "worst_group_accuracy": lambda seen, out, y: _worst_group(seen, out),  # noqa: ARG005
+    "best_member_worst_group_accuracy": lambda seen, out, y: max(_worst_group(seen, own.unsqueeze(0)) for own in out),  # noqa: ARG005
 }
 """``(seen, outputs, targets) -> number``."""
 

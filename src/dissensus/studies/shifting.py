@@ -51,7 +51,7 @@ def rows(spec: Spec, seeds: tuple[int, ...], name: str, own: Path, device: torch
     say("preparing the data", 0.0)
     data = _Ready(raw, spec, device, own.parents[3] / "features")  # beside all studies
     found: list[dict[str, Any]] = []
-    references: dict[tuple[int, int], Tensor] = {}
+    references: dict[tuple[object, ...], Tensor] = {}
     for number, (point, one) in enumerate(zip(grid, told, strict=True)):
         title = ", ".join(str(value) for value in point.values())
         on_progress = partial(_say, say, f"{number + 1} of {len(grid)}, {title}", number / len(grid), 1 / len(grid))
@@ -113,25 +113,25 @@ def _trained(
     problem, seed, members = data.problem(), int(point["seed"]), int(told["members"])
     how = spec.optimisation
     ensemble = Ensemble(build_of(spec, told, problem), members, seed=seed).to(device)
-    settings: dict[str, Any] = {"lr": how.lr, "weight_decay": how.weight_decay}
+    settings = _settings(spec, point)
     smoothing: dict[str, Any] = {}
     if told.get("diverse"):
-        scale = {"lr": how.lr, "weight_decay": how.weight_decay}
+        scale = {key: settings[key] for key in ("lr", "weight_decay")}
         ranges = {key: (RANGES[key][0] * scale.get(key, 1.0), RANGES[key][1] * scale.get(key, 1.0))
                   for key in told["diverse"]}  # fmt: skip
         drawn = train.drawn_hyperparameters(members, seed, **ranges)
         train.scale_weights(ensemble, drawn.pop("initial_scale", 1.0))
         smoothing = {"smoothing": drawn.pop("smoothing")} if "smoothing" in drawn else {}
         settings |= drawn
-    labelled, unlabelled = _to_disagree_on(spec, told, problem, data, seed, device)
+    labelled, unlabelled = _to_disagree_on(spec, told, problem, data, point, device)
     sampled = int(told.get("sampled", members))
     objective = partial(objective_with(str(told["objective"]), {"loss": "cross_entropy", **told}), **smoothing)
     status = "done"
     try:
         history = fit(
-            ensemble, labelled, objective, epochs=how.epochs, batch_size=how.batch_size, optimizer=how.optimizer,
-            momentum=how.momentum, schedule=rows_of.schedule(spec, how.epochs), augment=augment_of(how.augment),
-            unlabelled=unlabelled, active_members=sampled if sampled < members else None,
+            ensemble, labelled, objective, validation=how.validation or None, keep=how.keep,
+            patience=how.patience if how.validation else None, unlabelled=unlabelled,
+            active_members=sampled if sampled < members else None,
             sequential=bool(told.get("sequential")), seed=seed, progress=on_progress, **settings,
         )  # fmt: skip
     except TrainingDiverged as reason:
@@ -139,8 +139,20 @@ def _trained(
     return rows_of.Done(number, point, ensemble, history, status)
 
 
+def _settings(spec: Spec, point: dict[str, Any]) -> dict[str, Any]:
+    """How members are trained: as the study says, unless the point says otherwise."""
+    how = spec.optimisation
+    names = ("lr", "weight_decay", "momentum", "batch_size", "clip_norm")
+    varied = {name: point[name] for name in names if name in point}
+    return {
+        "lr": how.lr, "weight_decay": how.weight_decay, "momentum": how.momentum, "batch_size": how.batch_size,
+        "epochs": how.epochs, "optimizer": how.optimizer, "schedule": rows_of.schedule(spec, how.epochs),
+        "augment": augment_of(how.augment), **varied,
+    }  # fmt: skip
+
+
 def _to_disagree_on(
-    spec: Spec, told: dict[str, Any], problem: Problem, data: Shifted, seed: int, device: torch.device
+    spec: Spec, told: dict[str, Any], problem: Problem, data: Shifted, point: dict[str, Any], device: torch.device
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """What is fitted, and what is disagreed on: another set, or training examples that a first network finds hard."""
     name = told.get("unlabelled")
@@ -151,10 +163,10 @@ def _to_disagree_on(
         other = data.disagreed_on[str(name)]
         assert isinstance(other, Tensor)
         return problem.train, other
-    how = spec.optimisation
-    first = Ensemble(build_of(spec, told, problem), 1, seed=seed + FIRST).to(device)
+    seed = int(point["seed"]) + FIRST
+    first = Ensemble(build_of(spec, told, problem), 1, seed=seed).to(device)
     alone = partial(objectives.independent, loss="cross_entropy")
-    fit(first, problem.train, alone, epochs=how.epochs, batch_size=how.batch_size, lr=how.lr, seed=seed + FIRST)
+    fit(first, problem.train, alone, seed=seed, **_settings(spec, point))
     x, y = problem.train
     hard = train.low_confidence(first.predict(x)[0].log_softmax(-1), float(chosen[1]))
     if not 2 <= int(hard.sum()) < len(hard):
@@ -165,7 +177,7 @@ def _to_disagree_on(
 
 def _row(
     spec: Spec, told: dict[str, Any], done: rows_of.Done, data: Shifted, raw: Shifted, own: Path,
-    references: dict[tuple[int, int], Tensor],
+    references: dict[tuple[object, ...], Tensor],
 ) -> dict[str, Any]:  # fmt: skip
     assert spec.objective is not None
     problem, ensemble = data.problem(), done.ensemble
@@ -177,12 +189,13 @@ def _row(
     }
     x, y = problem.train
     on_train = ensemble.predict(x[:AUDITED]), y[:AUDITED]
-    key = (int(done.point["seed"]), ensemble.members)
+    key = (int(done.point["seed"]), ensemble.members, told.get("backbone"), told.get("layers"))
     audit = None
     if ensemble.members > 1 and done.status == "done":
         pool = spec.objective.pool
         audit = shift_measures.verdict(outputs, problem.test[1], pool, on_train, references.get(key))
-    if told["objective"] == "independent" or told.get("strength") == 0:
+    plain = told["objective"] == "independent" or told.get("strength") == 0
+    if plain and done.status == "done" and not told.get("diverse"):
         references.setdefault(key, outputs)
     method = str(told["objective"])
     seen = Seen(

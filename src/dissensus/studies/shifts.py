@@ -3,7 +3,8 @@
 A study names such sets: ``corrupted-1`` to ``corrupted-5`` (every example with one of our corruptions, dealt in turn),
 ``unseen`` (the classes that a data set ``...-six`` keeps back), ``jigsaw`` (quarters of quarters in another order),
 ``validation`` (a part of the same data without its shortcut), or another source. What members disagree on in training
-is made of training examples, what they are measured on of test examples.
+is made of training examples, what they are measured on of test examples; but pictures in a folder of their own, such as
+ImageNet-R, are the same in both, as the LDR paper has it.
 """
 
 import re

@@ -25,26 +25,28 @@ _ATTACKING = 14
 class AdversarialTraining:
     """How `dissensus.fit` attacks its own batches.
 
-    Each step, the first ``share`` of the (shuffled) batch is replaced by adversarial examples against the weights of
+    Each step, a ``share`` of the batch, evenly spread, is replaced by adversarial examples against the weights of
     that step. Members are in evaluation mode meanwhile: no statistics move, no dropout is drawn, and no parameter gets
     a gradient. Everything is drawn by (seed, step) on the device, so that a step can be captured in a graph.
 
     Attributes:
         epsilon: ε, or a range from which each example draws its own (the ADP paper: 0.01 to 0.05).
         steps: Updates; 1 is FGSM.
-        step_size: Of each, in units of ε; by default 1 / steps, as the ADP paper has it.
+        step_share: The length of each as a share of ε; by default 1 / steps, as the ADP paper has it.
         random_start: From a random point of the ball (PGD), or from the example itself.
         norm: ``"linf"`` or ``"l2"``.
         share: Of the batch that is attacked.
-        against: Attack the ensemble's mean probability, with one example for all members, or each member for itself.
-        beside: Keep the clean batch, and give the objective members' outputs on the attacked one as ``adversarial``, as
-            TRADES needs it (`dissensus.objectives.trades`); attacks then climb the divergence from clean outputs.
+        against: Attack the ensemble's mean probability, with one example for all members, or each member for itself
+            (of a masked network: the network).
+        beside: Keep the clean batch whole, attack all of it, and give the objective members' outputs on the attacked
+            one as ``adversarial``, as TRADES needs it (`dissensus.objectives.trades`); attacks then climb the
+            divergence from clean outputs.
         box: Least and largest value of valid inputs.
     """
 
     epsilon: float | tuple[float, float]
     steps: int = 10
-    step_size: float | None = None
+    step_share: float | None = None
     random_start: bool = True
     norm: Literal["linf", "l2"] = "linf"
     share: float = 0.5
@@ -54,7 +56,10 @@ class AdversarialTraining:
 
     def __post_init__(self) -> None:
         low, high = self.range
-        checks.number("epsilon", low, 0)
+        for end in (low, high):
+            checks.number("epsilon", end, 0)
+        if self.step_share is not None:
+            checks.number("step_share", self.step_share, 0)
         if not low <= high:
             checks.refuse("epsilon", "be a number, or a range (low, high)", self.epsilon)
         checks.count("steps", self.steps)
@@ -76,8 +81,9 @@ class Adversary:
     def __init__(self, told: AdversarialTraining, seed: int, device: torch.device) -> None:
         self.told = told
         self.key = torch.tensor(derived_seed(seed, _ATTACKING), device=device)
-
         self.per_member = told.against == "members"
+        self.places: dict[int, Tensor] = {}
+        """Which examples of a batch are attacked, by its size: made before a graph could not hold the making."""
 
     def given(self, engine: Engine, parts: Sequence[Fed], y: Tensor) -> list[Fed]:
         """What a step feeds, after an attack on its first part."""
@@ -86,18 +92,26 @@ class Adversary:
 
     def attacked(self, engine: Engine, x: Tensor, y: Tensor) -> Tensor:
         """The batch ``[B, ...]`` with its share attacked, or ``[M, B, ...]``; all of it, where it stands beside."""
-        told = self.told
-        count = len(y) if told.beside else int(told.share * len(y) + 0.5)
-        own, labels = x[:count].detach(), y[:count]
+        if len(y) not in self.places:
+            share = 1.0 if self.told.beside else self.told.share
+            self.places[len(y)] = torch.tensor(evenly(len(y), share), dtype=torch.int64, device=y.device)
+            self._check(x)
+        rows = self.places[len(y)]
+        own, labels = x[rows].detach(), y[rows]
         if self.per_member:
             own = own.expand(engine.members, *own.shape).flatten(0, 1)
-        if count:
+        if len(rows):
             own = self._climbed(engine, own, labels)
         if self.per_member:
-            own = own.unflatten(0, (engine.members, count))
-            x = x.expand(engine.members, *x.shape)
-            return torch.cat([own, x[:, count:]], 1)
-        return torch.cat([own, x[count:]])
+            own = own.unflatten(0, (engine.members, len(rows)))
+            return x.expand(engine.members, *x.shape).index_copy(1, rows, own)
+        return x.index_copy(0, rows, own)
+
+    def _check(self, x: Tensor) -> None:
+        low, high = (float(edge) for edge in x.aminmax())
+        if not self.told.box[0] <= low <= high <= self.told.box[1]:
+            fix = "Standardise inside the network, or give AdversarialTraining the box of your inputs."
+            checks.refuse("box", "hold the inputs that are attacked", f"inputs from {low:g} to {high:g}", fix)
 
     def _climbed(self, engine: Engine, x: Tensor, labels: Tensor) -> Tensor:
         told, step = self.told, engine.ticks
@@ -110,7 +124,7 @@ class Adversary:
         engine.body.eval()
         try:
             gradient = functools.partial(_gradient, self._loss(engine, x, labels))
-            length: Tensor = epsilon * (1 / told.steps if told.step_size is None else told.step_size)
+            length: Tensor = epsilon * (1 / told.steps if told.step_share is None else told.step_share)
             return climbed(gradient, x, start, ball=ball, steps=told.steps, step_size=length)
         finally:
             engine.body.train(training)
@@ -129,6 +143,15 @@ class Adversary:
         if mine:
             return lambda at: losses.cross_entropy(outputs(at), labels).sum()
         return lambda at: -losses.at_label(pooling.mean_probability(outputs(at)), labels).sum()
+
+
+def evenly(batch: int, share: float) -> list[int]:
+    """Places of a share of a batch, evenly spread.
+
+    >>> tuple(evenly(8, 0.5)), tuple(evenly(3, 1.0)), tuple(evenly(4, 0.0))
+    ((1, 3, 5, 7), (0, 1, 2), ())
+    """
+    return [i for i in range(batch) if int((i + 1) * share + 1e-9) > int(i * share + 1e-9)]
 
 
 def _gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

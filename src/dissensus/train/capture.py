@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.graphs import Capture, captured, on
 from dissensus.execution.skeleton import first_line
 from dissensus.train.engine import Engine
@@ -140,13 +141,15 @@ class GraphSteps:
         rows = torch.zeros_like(engine.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
         counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
+        beside = engine.adversary is not None and engine.adversary.told.beside
+        passes = 2 if beside or isinstance(engine.feed, WithUnlabelled) else 1
         counted = torch.full_like(engine.active, now - step, dtype=torch.int64)
         if engine.drawn is not None:
             at = torch.arange(step, now, device=counted.device)
             passed = [engine.drawn.rows(engine.drawn.chosen(tick)) for tick in at]
             counted = torch.cat(passed).bincount(minlength=len(counted)) if passed else counted
         earlier = {
-            name: (tensor - counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
+            name: (tensor - passes * counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
             for name, tensor in counters.items()
         }
         engine.body.merge(counters, earlier, rows)

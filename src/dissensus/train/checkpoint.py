@@ -137,25 +137,30 @@ def _generators(engine: Engine) -> dict[str, Tensor]:
     states = {"generator": torch.get_rng_state()}
     if engine.flat.is_cuda:
         states["device generator"] = torch.cuda.get_rng_state(engine.flat.device)
-    own = _loader_generator(engine)
-    if own is not None:
-        states["loader generator"] = own.get_state()
-    return states
+    return states | {name: own.get_state() for name, own in _loader_generators(engine).items()}
 
 
-def _loader_generator(engine: Engine) -> torch.Generator | None:
-    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
-    return feed.generator_of_loader() if isinstance(feed, LoadedBatches) else None
+def _loader_generators(engine: Engine) -> dict[str, torch.Generator]:
+    """Of foreign loaders: of the data, and of other data beside it."""
+    feed = engine.feed
+    each = (feed.labelled, feed.unlabelled) if isinstance(feed, WithUnlabelled) else (feed,)
+    found = {
+        name: own.generator_of_loader()
+        for name, own in zip(("loader generator", "unlabelled generator"), each, strict=False)
+        if isinstance(own, LoadedBatches)
+    }
+    return {name: generator for name, generator in found.items() if generator is not None}
 
 
 def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors.pop("generator"))
-    on_device, of_loader = tensors.pop("device generator", None), tensors.pop("loader generator", None)
+    on_device = tensors.pop("device generator", None)
     if on_device is not None and engine.flat.is_cuda:
         torch.cuda.set_rng_state(on_device, engine.flat.device)
-    own = _loader_generator(engine)
-    if own is not None and of_loader is not None:
-        own.set_state(of_loader)
+    for name in ("loader generator", "unlabelled generator"):
+        state, own = tensors.pop(name, None), _loader_generators(engine).get(name)
+        if state is not None and own is not None:
+            own.set_state(state)
 
 
 def in_words(value: object) -> Any:

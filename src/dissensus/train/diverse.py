@@ -35,8 +35,8 @@ def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, fl
     for name, (low, high) in ranges.items():
         if not 0 <= low <= high or not math.isfinite(high):
             checks.refuse(name, "be a range (low, high) of numbers from 0 on", (low, high))
-        word = int.from_bytes(name.encode()[:8], "little")
-        draws = [np.random.default_rng(derived_seed(seed, _HYPERPARAMETERS, word, i)).random() for i in range(members)]
+        words = (_HYPERPARAMETERS, *name.encode())
+        draws = [np.random.default_rng(derived_seed(seed, *words, i)).random() for i in range(members)]
         if low > 0:
             found[name] = [float(low * (high / low) ** draw) for draw in draws]
         else:

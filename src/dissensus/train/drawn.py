@@ -20,8 +20,10 @@ class Drawn:
     """Draws ``count`` of M members per step and run, each set of them equally likely, on the device.
 
     The objective sees the drawn members as though they were the ensemble, and its total counts M / count times. Where
-    that is a sum over members plus M times a mean over pairs, as in this library, it is right in expectation, given
-    whatever the objective holds fixed (LDR's α_n depends on the members drawn, so there it is not quite).
+    that is a sum over members plus M times a mean over pairs (`independent`, `a2d`, `divdis`, `ldr`), it is right in
+    expectation, given whatever the objective holds fixed (LDR's α_n depends on the members drawn, so there it is not
+    quite). Terms of the ensemble as a whole, as in `augmented`, `joint` and `adp`, are another objective then: that of
+    an ensemble of the members drawn.
     """
 
     count: int

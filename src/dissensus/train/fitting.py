@@ -164,6 +164,7 @@ def fit(
     checks.one_of("keep", keep, ("best", "last"))
     check_unlabelled(objective, unlabelled)
     check_augments(augment, ensemble.members)
+    check_few(objective, active_members)
     check_adversarial(objective, adversarial, unlabelled, augment, active_members)
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
@@ -172,6 +173,7 @@ def fit(
         data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
     )
     if unlabelled is not None:
+        check_like(data, unlabelled)
         feed = with_unlabelled(feed, unlabelled, batch_size=batch_size, seeds=[seed], device=device, augment=augment)
     body, members = ensemble.body, ensemble.members
     body.set_keys([(seed, member) for member in ensemble.member_ids])
@@ -282,11 +284,12 @@ def check_patience(patience: int | None, validation: object) -> None:
 
 def is_separable(objective: Callable[..., LossParts]) -> bool:
     """Whether an objective is known to be a sum of terms that see one member's outputs each."""
-    weights = None
+    weights = smoothing = None
     while isinstance(objective, functools.partial):
         weights = objective.keywords.get("weights", weights)
+        smoothing = objective.keywords.get("smoothing", smoothing)
         objective = objective.func
-    return objective is independent and weights is None
+    return objective is independent and weights is None and not isinstance(smoothing, Sequence | Tensor)
 
 
 def recognised(data: Tensor | Source | None) -> str | None:
@@ -323,15 +326,41 @@ def check_adversarial(
     if told.beside and (not takes or unlabelled is not None):
         fix = "objectives.trades does; and leave `unlabelled` out."
         checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
-    if told.against == "members" and (isinstance(augment, Sequence) or active_members is not None):
-        fix = "Use against='ensemble'."
-        checks.refuse("adversarial", "come without an augmentation per member and `active_members`", "one", fix)
+    if isinstance(augment, Sequence):
+        checks.refuse("adversarial", "come with one augmentation for all members", "one per member")
+    if told.against == "members" and active_members is not None:
+        checks.refuse("adversarial", "come without `active_members`", "both", "Use against='ensemble'.")
+
+
+NEED_PAIRS = ("a2d", "divdis", "ldr")
+
+
+def check_few(objective: Callable[..., Any], active_members: int | None) -> None:
+    """What an objective needs that is to see some members only."""
+    if active_members is None:
+        return
+    bound = objective.keywords if isinstance(objective, functools.partial) else {}
+    if getattr(getattr(objective, "func", objective), "__name__", "") in NEED_PAIRS and active_members == 1:
+        checks.refuse("active_members", "be at least 2 for an objective of pairs", active_members)
+    if isinstance(bound.get("smoothing"), Sequence) or getattr(bound.get("smoothing"), "ndim", 0):
+        fix = "Use one number for all."
+        checks.refuse("active_members", "come without label smoothing per member", active_members, fix)
 
 
 def check_augments(augment: Augments, members: int) -> None:
     """As many augmentations as members, where there is one each."""
     if isinstance(augment, Sequence) and len(augment) != members:
         checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
+
+
+def check_like(data: Source, unlabelled: Tensor | Source) -> None:
+    """Data without labels must look like the other."""
+    pair = as_pair(data)
+    own = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
+    if pair is None or own is None or (own.shape[1:] == pair[0].shape[1:] and own.dtype == pair[0].dtype):
+        return
+    wanted = f"{checks.shape_text(pair[0].shape[1:])} {pair[0].dtype}"
+    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(own.shape[1:])} {own.dtype}")
 
 
 def check_drawn(engine: Engine) -> None:

@@ -126,9 +126,7 @@ def _free_parameters(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
-    return [
-        name for name in names if name not in ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
-    ]
+    return [name for name in names if name not in _DATA]
 
 
 def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:

@@ -58,7 +58,9 @@ def needs(engine: Engine, given: Inputs) -> Needs:
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
-            forward = functools.partial(engine.training_outputs, fed(engine.feed, given), leaf, rows=rows)
+            parts = fed(engine.feed, given)
+            parts += parts if engine.adversary is not None and engine.adversary.told.beside else []
+            forward = functools.partial(engine.training_outputs, parts, leaf, rows=rows)
             patches = isinstance(body, StackedMembers) and backend in ("batched", "auto") and body.is_batchable()
             for way in ("loop", "batched") if patches else ("loop",):
                 body.backend = way  # convolutions as products keep all their patches
@@ -67,7 +69,8 @@ def needs(engine: Engine, given: Inputs) -> Needs:
     with torch.no_grad():
         for name, tensor in body.state().items():
             tensor.copy_(before[name])
-    inputs = x.numel() * x.element_size()
+    one = fed(engine.feed, given)[0]
+    inputs = x.numel() * x.element_size() // (engine.members if one.per_member else 1)
     at_a_time = len(body) if engine.drawn is None else engine.drawn.count
     return Needs(at_a_time, COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
 

@@ -21,6 +21,9 @@ def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> 
     """Fit each member in turn, with the earlier ones frozen beside it; the history of all, one after the other."""
     if list(told["frozen"]) or told["active_members"] is not None:
         checks.refuse("sequential", "come without `frozen` and `active_members`", "one of them")
+    if ensemble.members < 2 or len(ensemble.body) != ensemble.members:
+        got = "one member, or masks of one network"
+        checks.refuse("sequential", "come with two members or more that are networks of their own", got)
     stages: list[History] = []
     for member in range(ensemble.members):
         stage = {**told, "sequential": False, "frozen": range(member)}

@@ -1,6 +1,7 @@
 """`sweep`: a grid of runs as one training, wherever runs share shapes."""
 
 import functools
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,13 @@ from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
 from dissensus.train.drawn import Drawn
-from dissensus.train.engine import UNLABELLED, Engine
+from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.fitting import (
     check_augments,
     check_drawn,
+    check_few,
+    check_like,
     check_patience,
     check_unlabelled,
     is_separable,
@@ -131,6 +134,11 @@ def sweep(
     held, held_folds = _held_out(validation, folds)
     check_patience(patience, validation)
     check_unlabelled(objective, unlabelled)
+    check_few(objective, active_members)
+    if unlabelled is not None:
+        check_like((x, y), unlabelled)
+    if ADVERSARIAL in inspect.signature(objective).parameters:
+        checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", "Use fit(adversarial=...).")
     defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
                 "members": members, "batch_size": batch_size}  # fmt: skip
     recipe = Recipe(

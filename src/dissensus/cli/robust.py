@@ -1,0 +1,123 @@
+"""`dissensus robust`: what attacks leave of an ensemble's accuracy, and whether they can be believed."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.panel import Panel
+
+from dissensus.cli.screen import console, fail, shown, table
+from dissensus.storage import write_atomically
+
+
+def robust(
+    ensemble: Annotated[Path, typer.Option(help="The folder that `Ensemble.save` wrote.")],
+    network: Annotated[str, typer.Option(help="What its members are: a network of the studies, such as resnet20.")],
+    data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
+    epsilon: Annotated[str, typer.Option(help="The largest change: 8/255 or 0.03 of a pixel; in L2 of the whole.")],
+    suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
+    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
+    pool: Annotated[str, typer.Option(help="How members become one: probability or score.")] = "probability",
+    examples: Annotated[int, typer.Option(help="Only the first so many test images.")] = 1000,
+    batch_size: Annotated[int, typer.Option(help="Examples at once.")] = 256,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the network, such as widths=[8,16]; repeatable.")
+    ] = None,
+    surrogate: Annotated[
+        Path | None, typer.Option(help="Another ensemble's folder, of the same network, to craft examples on.")
+    ] = None,
+    standardise: Annotated[
+        bool, typer.Option(help="Whether members were trained on images standardised by channel, as in studies.")
+    ] = True,
+    trained_on: Annotated[
+        int | None, typer.Option(help="How many training images it saw, which the standardisation is of; else all.")
+    ] = None,
+    split_seed: Annotated[int, typer.Option(help="Of the test split, where the data has none of its own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of random starts.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep what is finished there; the same call goes on where it was broken off.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
+) -> None:
+    """Attack an ensemble, report the pointwise worst case, and raise flags where the attacks look too weak.
+
+    Images are in [0, 1], and ε is in these units. Standardisation is put inside the model.
+    """
+    import torch
+
+    from dissensus import attacks
+    from dissensus.data.formats import DataError
+    from dissensus.studies import subjects
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        fail("there is no GPU that torch can see; use --device cpu")
+    try:
+        size, told = fraction(epsilon), _options(option or [])
+        problem = subjects.images(data, trained_on=trained_on, seed=split_seed)
+        standard: Any = {"options": told, "standardise": standardise}
+        own = subjects.subject(ensemble, network, problem, **standard)
+        other = None if surrogate is None else subjects.subject(surrogate, network, problem, **standard).model
+        settings: Any = {"suite": suite, "norm": norm, "pool": pool}
+        with shown() as bar:
+            result = attacks.evaluate(
+                own.model.to(device), own.data, epsilon=size, examples=examples, batch_size=batch_size,
+                surrogate=None if other is None else other.to(device), folder=folder, seed=seed,
+                progress=lambda name, share: bar.update(f"{data}: {name}", share), **settings,
+            )  # fmt: skip
+    except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
+        fail(str(reason))
+    _print(result)
+    try:
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(json_file, (result.to_json() + "\n").encode())
+        if page is not None:
+            from dissensus.studies import robust_page
+
+            page.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(page, robust_page.html(result, f"{ensemble.name} on {data}").encode())
+            console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+    except (ImportError, OSError) as reason:
+        fail(str(reason))
+
+
+def fraction(text: str) -> float:
+    """A number, or a fraction such as ``8/255``."""
+    top, slash, bottom = text.partition("/")
+    try:
+        return float(top) / float(bottom) if slash else float(top)
+    except (ValueError, ZeroDivisionError) as reason:
+        raise ValueError(f"--epsilon must be a number or a fraction, such as 0.03 or 8/255; got {text}") from reason
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """``name=value`` with values as in TOML."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for word in words:
+        try:
+            found |= tomllib.loads(word)
+        except tomllib.TOMLDecodeError as reason:
+            raise ValueError(f"--option {word}: write it as name=value, such as width=64 ({reason})") from reason
+    return found
+
+
+def _print(result: Any) -> None:
+    colour = "red" if result.flags else "cyan"
+    words = [f"{result.sentence}.", *result.notes()]
+    title = f"[bold {colour}]flags raised: {len(result.flags) or 'none'}[/bold {colour}]"
+    console.print(Panel("\n".join(map(escape, words)), title=title, title_align="left", style=""))
+    facts = result.facts
+    ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {facts['norm']}, {facts['seconds']:,.0f} s"
+    rows = []
+    for name, _, left, span, count, tried, seconds in result.table():
+        rows.append([escape(name), left, f"[dim]{span}[/dim]", count, tried, seconds])
+    console.print(table(ball, ("attack", "left", "95 % interval", "of", "tried", "s"), rows, left=(0,)))
+    for flag in result.flags:
+        console.print(f"[red]{escape(flag.name)}[/red]: {escape(flag.seen)}", highlight=False)
+    for advice in dict.fromkeys(flag.advice for flag in result.flags):
+        console.print(f"[dim]→ {escape(advice)}[/dim]", highlight=False)

@@ -1,0 +1,561 @@
+"""Robustness as a whole: worst cases, intervals, resuming, and every flag on a model that is built to raise it."""
+
+import functools
+import html
+import json
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import dissensus as ds
+from dissensus import attacks
+from dissensus.attacks import flags, suites, trials
+from dissensus.attacks.probing import looked
+from dissensus.attacks.robustness import HEADER, Robustness
+from dissensus.cli import app
+from dissensus.metrics import wilson
+from dissensus.studies import robust_page, subjects
+from dissensus.studies.ingredients import maker
+
+C, SIDE, EPSILON = 4, 6, 0.15
+
+
+def images(count=64, seed=3):
+    """Noisy copies of C patterns."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.rand(C, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(9))
+    y = torch.randint(C, (count,), generator=generator)
+    return (patterns[y] + 0.5 * torch.randn(count, 1, SIDE, SIDE, generator=generator)).clamp(0, 1), y
+
+
+def trained(seed, *layers):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), *layers, nn.ReLU(), nn.Linear(32, C))
+    optimiser = torch.optim.Adam(model.parameters(), 0.005)
+    x, y = images(800, seed=1)
+    for _ in range(100):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def sound():
+    return trained(0)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return trained(1)
+
+
+class Then(nn.Module):
+    """A model, and something done to its outputs."""
+
+    def __init__(self, model, do):
+        super().__init__()
+        self.model, self.do = model, do
+
+    def forward(self, x):
+        return self.do(self.model(x))
+
+
+def quick(model, data=None, **told):
+    own = {"epsilon": EPSILON, **told}
+    return attacks.evaluate(model, data or images(), "quick", **{"epsilons": [own["epsilon"]], **own})
+
+
+def raised(found):
+    return {flag.name for flag in found.flags}
+
+
+@pytest.fixture(scope="module")
+def honest(sound, other):
+    return quick(sound, surrogate=other)
+
+
+@pytest.fixture(scope="module")
+def masked(sound, other):
+    return quick(Then(sound, lambda z: 100 * z), surrogate=other)
+
+
+def test_a_sound_model_raises_no_flag(honest):
+    assert raised(honest) == set()
+    assert honest.flags_raised == "flags raised: none"
+    assert len(honest.checks) == 14
+    assert 0.1 < honest.worst.value < 0.5 < 0.9 < honest.clean.value
+
+
+def test_an_ensemble_in_l2_raises_no_flag(sound, other):
+    found = quick([sound, other], norm="l2", epsilon=0.6)
+    assert raised(found) == set()
+    assert [row.name for row in found.attacks] == [
+        "APGD-CE", "APGD-T", "APGD, members' logits", "from member 0", "from member 1", "Square",
+    ]  # fmt: skip
+    assert found.facts["members"] == 2
+
+
+def test_a_masked_model_raises_most_flags_and_is_broken_all_the_same(honest, masked):
+    assert raised(masked) - {"noise as strong"} == {
+        "gradients", "saturated loss", "robust at full range", "Square stronger", "transfer stronger",
+        "losses far apart",
+    }  # fmt: skip
+    by_ce = next(row for row in masked.attacks if row.name == "APGD-CE")
+    assert by_ce.accuracy.value > 0.8, "which is what the model seems to be worth"
+    assert masked.worst.value == pytest.approx(honest.worst.value, abs=0.05)
+    assert all(flag.seen and flag.meaning and flag.advice for flag in masked.checks)
+
+
+def test_noise_as_strong_as_an_attack(sound):
+    """Without any gradient, an attack is its random start."""
+    assert "noise as strong" in raised(quick(Then(sound, lambda z: 1e4 * z)))
+
+
+class _Lost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.where(torch.arange(len(gradient)) % 4 == 0, torch.nan, 1.0).view(-1, 1)
+
+
+def test_gradients_that_are_lost(sound):
+    broken = Then(sound, lambda z: _Lost.apply(z))
+    flag = quick(broken).checks[0]
+    assert flag.raised
+    assert "NaN or infinities for 2" in flag.seen
+
+
+def test_probabilities_as_logits(sound):
+    assert "probabilities as logits" in raised(quick(Then(sound, lambda z: z.softmax(-1))))
+    assert not looked(Then(sound, lambda z: z.log_softmax(-1)), *images()).sums_to_one
+
+
+def test_random_outputs_and_the_mean_of_passes(sound):
+    shaky = Then(sound, lambda z: z + 0.5 * torch.randn_like(z))
+    found = quick(shaky)
+    assert "random outputs" in raised(found)
+    assert "depends on the batch" not in raised(found), "one reason is enough"
+    names = [s.name for s in suites.adaptive(suites.Terms(EPSILON, stochastic=True)).settings]
+    assert "PGD, mean of passes" in names
+    assert "PGD, mean of passes" not in [s.name for s in suites.adaptive(suites.Terms(EPSILON)).settings]
+    x, y = images(30)
+    last = suites.adaptive(suites.Terms(EPSILON, classes=C, stochastic=True)).settings[4]
+    assert last.name == "PGD, mean of passes"
+    assert int(last.attack(shaky, x, y).success.sum()) > 10
+    passes = trials.Passes(shaky, 3)
+    assert passes(images(5)[0]).shape == (3, 5, C)
+
+
+def test_outputs_that_depend_on_the_batch():
+    normed = trained(0, nn.BatchNorm1d(32))
+    normed.train()
+    assert looked(normed, *images()).between_batches < 1e-5, "a module is evaluated in evaluation mode"
+    assert "depends on the batch" in raised(quick(lambda x: normed(x)))
+
+
+class _Turned(torch.autograd.Function):
+    """Slopes that point the other way where a number lies in a band."""
+
+    @staticmethod
+    def forward(ctx, f, low, high):
+        ctx.save_for_backward((f.abs() > low) & (f.abs() < high))
+        return f.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (inside,) = ctx.saved_tensors
+        return torch.where(inside, -gradient, gradient), None, None
+
+
+class _Straight(torch.autograd.Function):
+    """One number forwards, the slope of another one backwards."""
+
+    @staticmethod
+    def forward(ctx, f, shown):
+        return shown.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+SIGNS = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)
+
+
+def on_a_line(count=64):
+    """Two classes, each at half an ε from the border between them, in L∞."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(count) % 2
+    apart = 0.1 * torch.randn(count, 64, generator=generator)
+    apart -= (apart @ SIGNS / 64).unsqueeze(1) * SIGNS
+    return (0.5 + (y.view(-1, 1) - 0.5) * EPSILON * SIGNS + apart).clamp(0, 1), y
+
+
+def position(x):
+    return (x - 0.5) @ SIGNS / 64
+
+
+def wall(x):
+    """Small steps towards the border turn back."""
+    f = 20 * _Turned.apply(position(x), 0.02 * EPSILON, 0.4 * EPSILON)
+    return torch.stack([-f, f], -1)
+
+
+def strip(x):
+    """The second class, but for a strip that slopes lead across."""
+    f = position(x)
+    shown = _Straight.apply(f, torch.where(f.abs() < 0.2 * EPSILON, -1.0, 1.0))
+    return torch.stack([-shown, shown], -1)
+
+
+def test_small_steps_that_get_lost_where_one_large_step_does_not():
+    found = quick(wall, on_a_line())
+    assert {"more steps weaker", "one step stronger"} <= raised(found)
+
+
+def test_a_last_point_that_is_unbroken_again():
+    x, y = on_a_line(128)
+    found = quick(strip, (x[y == 1], y[y == 1]))
+    assert "last point unbroken" in raised(found)
+
+
+def test_restarts_that_are_weaker(sound):
+    """Only a model whose answers change can do that."""
+    hard = {"now": False}
+
+    def changing(x):
+        return sound(x.round()) if hard["now"] else sound(x)
+
+    found = quick(changing, progress=lambda name, _: hard.update(now=name == "FGSM"))
+    assert "more restarts weaker" in raised(found)
+
+
+def test_flags_leave_room_for_luck():
+    assert flags.margin(64) == 2.0
+    assert flags.margin(200) == 4.0
+
+
+def test_the_evaluation_is_its_attacks_one_after_the_other(sound):
+    x, y = images()
+    found = quick(sound, batch_size=25)
+    wrong = sound(x).argmax(-1) != y
+    assert found.clean == wilson(int((~wrong).sum()), 64)
+    left = wrong.clone()
+    chosen = suites.quick(suites.Terms(EPSILON, classes=C, shape=(1, SIDE, SIDE)))
+    for row, setting in zip(found.attacks, chosen.settings, strict=True):
+        alone = setting.attack(sound, x, y)
+        assert row.tried == int((~left).sum())
+        assert row.broken == int((alone.success & ~left).sum())
+        left |= alone.success
+        assert row.accuracy == wilson(int((~left).sum()), 64)
+    assert found.worst == wilson(int((~left).sum()), 64)
+    assert found.standing == (~left).nonzero().squeeze(1).tolist()
+    assert found.worst.low < found.worst.value < found.worst.high
+
+
+def few_steps(terms):
+    """The paper's suite, in less time."""
+    settings = []
+    for setting in suites.paper(terms).settings:
+        attack = setting.attack
+        short = {"steps": 30} if attack.keywords.get("steps") == 1000 else {}
+        settings.append(setting._replace(attack=functools.partial(attack, **short)))
+    return suites.Suite(settings, False, suites.quick(terms).probing)
+
+
+def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound, monkeypatch):
+    monkeypatch.setitem(suites.SUITES, "paper", few_steps)
+    x, y = images(240)
+    found = attacks.evaluate(sound, (x, y), "paper", epsilon=EPSILON)
+    assert [row.name for row in found.attacks] == [
+        "FGSM", "BIM", "PGD", "MIM", "JSMA γ=0.3", "JSMA γ=0.6", "C&W c=0.1", "C&W c=1", "C&W c=10", "EAD c=5",
+        "EAD c=10",
+    ]  # fmt: skip
+    bim = attacks.bim(sound, x, y, epsilon=EPSILON, stop=False, step_size=EPSILON / 10)
+    assert found.attacks[1].accuracy == wilson(int((~bim.success).sum()), 240)
+    assert found.attacks[4].examples == 200
+    bounded = [row.accuracy.value for row in found.attacks if row.bounded]
+    assert found.worst.value <= min(bounded)
+    unbounded = next(row for row in found.attacks if row.name == "EAD c=10")
+    assert unbounded.accuracy.value < found.worst.value, "what lies beyond ε does not count"
+    assert "* not bound by ε" in found.summary()
+    colour = suites.paper(suites.Terms(0.01))
+    assert {"JSMA γ=0.05", "C&W c=0.001", "EAD c=1"} <= {s.name for s in colour.settings}
+    assert {s.examples for s in colour.settings} == {None, 200, 1000}
+
+
+def test_the_adaptive_suite_has_the_standard_one_in_it(sound, other):
+    terms = suites.Terms(0.3, members=2, surrogate=other)
+    names = [s.name for s in suites.adaptive(terms).settings]
+    assert names[-4:] == [s.name for s in suites.standard(terms).settings]
+    assert {"from member 0", "from member 1", "from surrogate", "APGD, members' losses", "PGD, mean logits"} <= set(
+        names
+    )
+    x, y = images(8)
+    for setting in suites.adaptive(terms).settings[:-3]:
+        found = setting.attack([sound, other], x, y)
+        assert bool((found.distance <= 0.3).all()), setting.name
+        assert bool(found.success.any()), setting.name
+    l2 = [s.name for s in suites.standard(suites.Terms(0.5, "l2")).settings]
+    assert l2 == ["APGD-CE", "APGD-T", "C&W at ε", "Square"]
+    flat = [s.name for s in suites.standard(suites.Terms(0.5, "l2", shape=(20,))).settings]
+    assert "Square" not in flat, "in L2 it needs images"
+
+
+def test_what_is_crafted_on_members_is_judged_as_members_are_pooled(sound, other):
+    x, y = images()
+    pair = [sound, Then(other, lambda z: 5 * z)]
+    settings = suites.quick(suites.Terms(EPSILON, pool="score", classes=C, members=2)).settings[2:5]
+    assert [setting.name for setting in settings] == ["APGD, members' logits", "from member 0", "from member 1"]
+    for setting in settings:
+        found = setting.attack(pair, x, y)
+        scores = sum(one(found.inputs) for one in pair)
+        assert torch.equal(scores.argmax(-1) != y, found.success)
+
+
+def test_members_logits_break_an_ensemble_that_hides_its_gradients(sound, other):
+    """Confident members' mean probability is flat for every loss of it; their own ratios of logits are not."""
+    pair = [Then(one, lambda z: 1000 * z) for one in (sound, other)]
+    found = quick(pair)
+    left = {row.name: row.accuracy.value for row in found.attacks}
+    assert left["APGD-CE"] > 0.8
+    assert found.worst.value < 0.6
+    assert next(point for point in found.over_epsilon if point.at == EPSILON).accuracy.value < 0.6
+    assert "losses far apart" in raised(found)
+
+
+def test_rescaled_scores_break_what_cross_entropy_cannot(sound):
+    x, y = images()
+    masked = Then(sound, lambda z: 100 * z)
+    plain = attacks.pgd(masked, x, y, epsilon=EPSILON)
+    craft = functools.partial(
+        trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=EPSILON), pool="probability"
+    )
+    found = attacks.tried(masked, x, y, craft=craft, epsilon=EPSILON)
+    assert int(found.success.sum()) > 3 * int(plain.success.sum())
+
+
+def test_points_beyond_epsilon_do_not_count(sound):
+    x, y = images()
+    near = functools.partial(attacks.carlini_wagner, steps=50, step_size=0.02, constant=1.0, search_steps=2)
+    everything = near(sound, x, y)
+    found = attacks.tried(sound, x, y, craft=near, epsilon=0.5, norm="l2")
+    within = everything.success & (everything.distance <= 0.5)
+    assert torch.equal(found.success, within)
+    assert 0 < int(within.sum()) < int(everything.success.sum())
+    assert torch.equal(found.inputs[~within], x[~within])
+
+
+def test_noise_stays_in_the_ball(sound):
+    x, y = images()
+    found = attacks.random_noise(sound, x, y, epsilon=0.4, draws=20)
+    assert 0 < int(found.success.sum()) < 64
+    assert bool((found.distance <= 0.4).all())
+    fewer = attacks.random_noise(sound, x, y, epsilon=0.4, draws=2)
+    assert bool((found.success | ~fewer.success).all()), "more draws are never weaker"
+
+
+def test_an_evaluation_goes_on_where_it_was_broken_off(sound, tmp_path):
+    class Enough(Exception):
+        pass
+
+    told = []
+
+    def until(name, share):
+        told.append((name, share))
+        if name == "Square":
+            raise Enough
+
+    with pytest.raises(Enough):
+        quick(sound, folder=tmp_path, batch_size=40, progress=until)
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    assert len(written) == 4, "two batches of the first attack, one of what is left for each of the others"
+    whole, again = quick(sound), quick(sound, folder=tmp_path, batch_size=40)
+    assert again.worst == whole.worst
+    assert [row[:6] for row in again.attacks] == [row[:6] for row in whole.attacks]
+    assert {file: file.stat().st_mtime_ns for file in written} == written
+    with pytest.raises(ValueError, match="`folder` must hold results of the same attack, model and examples"):
+        quick(trained(2), folder=tmp_path, batch_size=40)
+
+
+def test_curves_fall(sound):
+    found = quick(sound, epsilons=[0.05, 0.3])
+    assert [point.at for point in found.over_epsilon] == [0.0, 0.05, EPSILON, 0.3]
+    assert [point.at for point in found.over_steps] == [0, 1, 2, 5, 10]
+    for curve in (found.over_epsilon, found.over_steps):
+        heights = [point.accuracy.value for point in curve]
+        assert heights[0] == found.clean.value
+        assert heights[-1] < heights[0] - 0.3
+    by_epsilon = [point.accuracy.value for point in found.over_epsilon]
+    assert by_epsilon == sorted(by_epsilon, reverse=True)
+
+
+def test_json_and_back(masked):
+    found = masked
+    again = Robustness.from_json(found.to_json())
+    assert again == found
+    told = json.loads(found.to_json())
+    assert told["flags_raised"].startswith("flags raised: gradients")
+    assert "passed" not in found.to_json() + found.summary()
+    assert max(map(len, found.summary().splitlines())) <= 80
+    rows = found.table()
+    assert {len(row) for row in rows} == {len(HEADER)}
+    assert [row[0] for row in rows] == ["no attack", *(row.name for row in found.attacks), "worst case"]
+
+
+def test_what_a_weak_suite_missed_is_said(sound, monkeypatch):
+    def weak(terms):
+        return suites.Suite(suites.paper(terms).settings[:1], False, suites.quick(terms).probing)
+
+    monkeypatch.setitem(suites.SUITES, "quick", weak)
+    found = quick(Then(sound, lambda z: 100 * z))
+    assert found.facts["beyond"] > 10
+    assert "a stronger one would leave fewer" in " ".join(found.summary().split())
+
+
+def test_refusals(sound, unchecked):
+    x, y = images(8)
+    for told, message in (
+        ({"suite": "standrad"}, "Did you mean 'standard'"),
+        ({"epsilon": 0.0}, "`epsilon` must be a number above 0"),
+        ({"norm": "l1"}, "`norm` must be one of"),
+        ({"examples": 0}, "`examples` must be a whole number"),
+        ({"batch_size": 0}, "`batch_size` must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attacks.evaluate(sound, (x, y), **{"epsilon": 0.1, "suite": "quick", **told})
+    with pytest.raises(TypeError, match="`data` must be a pair of tensors"):
+        attacks.evaluate(sound, x, "quick", epsilon=0.1)
+    with pytest.raises(ValueError, match="hold examples with a label each"):
+        attacks.evaluate(sound, (x, y[:3]), "quick", epsilon=0.1)
+    with pytest.raises(ValueError, match=r"`x` must lie in \[0, 1\]"):
+        attacks.evaluate(sound, (2 * x, y), "quick", epsilon=0.1)
+
+
+def stored(tmp_path, seed=0, name="kept"):
+    """A small ensemble of the studies' perceptrons for made-up images, trained a little."""
+    problem = subjects.images("made-images")
+    x, y = problem.train
+    mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+    ens = ds.Ensemble(maker("mlp", problem, {"width": 16}), members=2, seed=seed, backend="loop")
+    objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
+    ds.fit(ens, ((x - mean) / std, y), objective, epochs=6, batch_size=50, lr=0.01)
+    ens.save(tmp_path / name)
+    return problem, ens.eval()
+
+
+def test_a_stored_ensemble_behind_its_standardisation(tmp_path):
+    problem, ens = stored(tmp_path)
+    found = subjects.subject(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=True)
+    x, y = found.data
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    train = problem.train[0]
+    mean, std = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True)
+    torch.testing.assert_close(found.model(x), ens((x - mean) / std))
+    assert float((found.model(x).mean(0).argmax(-1) == y).float().mean()) > 0.9
+    bare = subjects.subject(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=False)
+    assert isinstance(bare.model, ds.Ensemble)
+    digits = subjects.images("digits", trained_on=100)
+    assert digits.shape == (1, 8, 8)
+    assert len(digits.train[0]) == 100
+    assert float(digits.test[0].max()) <= 1
+
+
+def test_the_command(tmp_path, unchecked):
+    stored(tmp_path)
+    run = CliRunner().invoke
+    told = ["robust", "--ensemble", str(tmp_path / "kept"), "--network", "mlp", "--option", "width=16", "--data",
+            "made-images", "--suite", "quick", "--examples", "40", "--epsilon"]  # fmt: skip
+    out, page = tmp_path / "out.json", tmp_path / "page.html"
+    done = run(app, [*told, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")])
+    assert done.exit_code == 0, done.output
+    assert "flags raised" in done.output
+    assert "worst case" in done.output
+    found = Robustness.from_json(out.read_text())
+    assert found.facts["epsilon"] == 20 / 255
+    assert found.facts["examples"] == 40
+    assert found.facts["members"] == 2
+    assert max(len(line) for line in done.output.splitlines() if "Open" not in line) <= 80
+    text = page.read_text()
+    assert text.count("<figure>") == 3
+    for wrong, message in (
+        (["a/b"], "--epsilon must be a number or a fraction"),
+        (["0.1", "--suite", "paperr"], "Did you mean 'paper'"),
+        (["0.1", "--network", "mlpp"], "Did you mean 'mlp'"),
+        (["0.1", "--data", "minst"], "Did you mean 'mnist'"),
+        (["0.1", "--option", "width"], "write it as name=value"),
+        (["0.1", "--ensemble", str(tmp_path / "absent")], "holds no manifest.json"),
+        (["0.1", "--option", "width=8"], "does not fit the network"),
+    ):
+        failed = run(app, [*told, *wrong])
+        assert failed.exit_code == 1, wrong
+        assert message in " ".join(failed.output.split())
+
+
+def test_the_page_tells_every_attack_and_check(masked):
+    text = robust_page.html(masked, "a masked <model>")
+    for row in masked.attacks:
+        assert row.name in text
+    for flag in masked.checks:
+        assert flag.name in text
+        assert html.escape(flag.meaning) in text
+    for flag in masked.flags:
+        assert html.escape(flag.advice) in text
+    assert text.count(">raised<") == len(masked.flags)
+    assert f"flags raised: {len(masked.flags)} of 14" in text
+    assert "passed" not in text
+    assert "a masked &lt;model&gt;" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_the_page_says_when_no_flag_is_raised(honest):
+    assert "flags raised: none" in robust_page.html(honest, "sound")
+
+
+class Original:
+    """Stands for pyautoattack's."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, model, *, eps, norm, version, device, seed):
+        self.model, self.eps = model, eps
+        self.apgd_targeted, self.fab = types.SimpleNamespace(), types.SimpleNamespace()
+        self.told = {"norm": norm, "version": version, "device": str(device), "seed": seed}
+        Original.made.append(self)
+
+    def run_standard_evaluation(self, x, y, *, batch_size):
+        at = x.clone().requires_grad_()
+        scores = self.model(at)
+        assert torch.allclose(scores.exp().sum(-1), torch.ones(len(x)))
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(scores, y, reduction="sum"), at)
+        return (x + 1.0001 * self.eps * slope.sign()).clamp(0, 1), y
+
+
+def test_autoattack_of_the_package(sound, other, monkeypatch):
+    x, y = images()
+    monkeypatch.setitem(sys.modules, "pyautoattack", types.SimpleNamespace(AutoAttack=Original))
+    found = attacks.autoattack([sound, other], x, y, epsilon=EPSILON)
+    expected = attacks.fgsm([sound, other], x, y, epsilon=EPSILON)
+    assert torch.equal(found.success, expected.success)
+    assert bool((found.distance <= EPSILON).all())
+    assert Original.made[-1].told == {"norm": "Linf", "version": "standard", "device": "cpu", "seed": 0}
+    assert Original.made[-1].fab.n_target_classes == C - 1
+    with pytest.raises(ValueError, match="four classes or more"):
+        attacks.autoattack(lambda x: sound(x)[:, :3], x[y < 3], y[y < 3], epsilon=EPSILON)
+
+
+def test_autoattack_says_what_it_needs(sound, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    with pytest.raises(ImportError, match="pip install pyautoattack"):
+        attacks.autoattack(sound, *images(4), epsilon=EPSILON)
