@@ -42,10 +42,10 @@ def trained(examples: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor, ds.En
 
 def contestants(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, dict[str, Callable[[], Any]]]:
     """Ours and theirs, by attack."""
-    import foolbox
-    import torchattacks
-    from pyautoattack.autopgd_base import APGDAttack
-    from pyautoattack.square import SquareAttack
+    import foolbox  # pyright: ignore[reportMissingImports]
+    import torchattacks  # pyright: ignore[reportMissingImports]
+    from pyautoattack.autopgd_base import APGDAttack  # pyright: ignore[reportMissingImports]
+    from pyautoattack.square import SquareAttack  # pyright: ignore[reportMissingImports]
 
     wrapped = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
     criterion = foolbox.criteria.Misclassification(y)

@@ -34,7 +34,7 @@ def over(
         batch_size: Examples at once.
         folder: Where every finished batch is kept. A later call with the same attack, model, examples and batch size
             takes from there what is finished; results of anything else are refused. An attack is known by its name and
-            the settings of a ``functools.partial``, a module by its weights and settings, any other callable by its name.
+            the settings of a ``functools.partial``, a module by weights and settings, any other callable by its name.
         progress: Called after every batch with the examples so far, and in all.
     """
     checks.count("batch_size", batch_size)
