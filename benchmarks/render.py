@@ -213,7 +213,7 @@ SECTIONS = (
         "attacks.json",
         "## Attacks, on a CPU",
         "Milliseconds on 64 images of 3×32×32 and one small network, beside three libraries in the same process. All "
-        "steps are taken, but torchattacks' C&W may end before. Ours try every result again in passes of their own, and "
+        "steps are taken, but torchattacks' C&W may end before. Ours try every result again in a pass of its own, and "
         "`square` draws for every example by itself.",
         attacks,
     ),
