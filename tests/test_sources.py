@@ -701,7 +701,7 @@ def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
 def test_every_source_says_what_it_is():
     assert set(sources.SOURCES) == {
         "abalone", "bioconcentration", "weather", "facebook", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
-        "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer",
+        "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer", "mobilenet-v2",
     }  # fmt: skip
     for source in sources.SOURCES.values():
         assert source.description
@@ -796,3 +796,15 @@ def test_sources_stay_dataclasses_without_surprises():
     assert all(isinstance(source, Source) for source in sources.SOURCES.values())
     with pytest.raises(dataclasses.FrozenInstanceError):
         sources.SOURCES["mnist"].download = 3
+
+
+def test_weights_are_not_data_and_are_verified(data):
+    with pytest.raises(ValueError, match=r"sources\.weights"):
+        sources.load("mobilenet-v2")
+    with pytest.raises(ValueError, match="mobilenet-v2"):
+        sources.weights("mnist")
+    folder = data / "mobilenet-v2"
+    folder.mkdir(parents=True)
+    (folder / catalogue.MOBILENET).write_bytes(b"0" * 14_212_972)
+    with pytest.raises(sources.DataError, match=r"be the file of mobilenet-v2"):
+        sources.weights("mobilenet-v2")
