@@ -66,6 +66,33 @@ def test_elimination_is_the_determinant():
     torch.testing.assert_close(log_determinant(matrix), torch.linalg.slogdet(matrix).logabsdet)
 
 
+@pytest.mark.parametrize("members", [1, 2, 5, 20])
+def test_its_gradient_is_the_inverse(members):
+    square = torch.randn(4, members, members, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    matrix = (square @ square.transpose(1, 2) + 0.1 * torch.eye(members, dtype=torch.float64)).requires_grad_()
+    weights = torch.tensor([1.0, -2.0, 0.0, 0.5], dtype=torch.float64)
+    ours, theirs = (
+        torch.autograd.grad((weights * function(matrix)).sum(), matrix)[0]
+        for function in (log_determinant, torch.logdet)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_runs_side_by_side_have_the_gradients_of_each():
+    logits = torch.randn(2, 5, 7, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
+    labels = torch.randint(10, (2, 7), generator=torch.Generator().manual_seed(4))
+    alphas, betas = torch.tensor([2.0, 0.0]).double(), torch.tensor([0.5, 0.0]).double()
+
+    def total(logits, labels, alpha, beta):
+        return ds.objectives.adp(logits, labels, alpha=alpha, beta=beta).total
+
+    together = torch.func.vmap(total)(logits, labels, alphas, betas)
+    apart = torch.stack([total(logits[i], labels[i], float(alphas[i]), float(betas[i])) for i in range(2)])
+    torch.testing.assert_close(together, apart)
+    ours, theirs = (torch.autograd.grad(found.sum(), logits)[0] for found in (together, apart))
+    torch.testing.assert_close(ours, theirs)
+
+
 def free_optimum(members, classes, alpha, beta, steps=6000, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(members, 1, classes, generator=generator, dtype=torch.float64).requires_grad_()

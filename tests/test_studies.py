@@ -319,8 +319,9 @@ def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
 
 
 def test_what_cannot_be_run_yet_says_what_it_waits_for():
-    with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the procedure 'attack'"):
-        running.run("adp/table-2", "smoke")
+    changes = {"evaluation.measures": ["accuracy_foo_0.1"]}
+    with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the measure 'accuracy_foo"):
+        running.run("adp/table-2", "smoke", changes=changes)
 
 
 def test_wrong_words_are_refused_with_the_nearest(tmp_path):
@@ -382,7 +383,7 @@ def test_commands_list_show_run_and_report(command, tmp_path):
     listed = command("study", "list", "collusion")
     assert "collusion/figure-2" in listed
     assert "adp/table-1" not in listed
-    assert "waits for" in command("study", "list", "adp")
+    assert "adp/table-1" in command("study", "list", "adp")
     space = "{lr = [0.01, 0.003], members = [2], width = [4], depth = [1]}"
     told = {**QUICK, "search.space": space, "data": '["made-table"]'}
     settings = [f"--set={key}={value}" for key, value in told.items()]
@@ -416,7 +417,7 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
     for anchor in re.findall(r'href="#([^"]+)"', page):
         assert f'id="{anchor}"' in page
     assert "<svg" in page
-    assert "waits for the procedure" in page
+    assert "not run" in page
 
 
 def test_shipped_results_are_of_studies_that_exist_and_are_small():

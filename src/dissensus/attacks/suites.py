@@ -160,25 +160,53 @@ def paper(terms: Terms) -> Suite:
     of MNIST for images of one channel, and those of CIFAR-10 for any other input. Every attack is run on its own.
     Unlike the paper's, these attack the log of the mean probability, and the label rather than the prediction.
     """
-    slow: dict[str, Any] = {"step_size": terms.epsilon / 10, "steps": 10, "stop": False}
-    fixed: dict[str, Any] = {"steps": 1000, "step_size": 0.01, "confidence": 0.1, "search_steps": 0, "pool": terms.pool}
-    grey = len(terms.shape) == 3 and terms.shape[0] == 1
-    found = [
-        Setting("FGSM", partial(fgsm, **terms.ball)),
-        Setting("BIM", partial(bim, **terms.ball, **slow)),
-        Setting("PGD", partial(pgd, **terms.ball, **slow, seed=terms.seed)),
-        Setting("MIM", partial(mim, **terms.ball, **slow)),
-    ]
-    for share in (0.3, 0.6) if grey else (0.05, 0.1):
-        few = partial(jsma, preset="adp", step_size=0.2 if grey else 0.1, distortion=share, pool=terms.pool)
-        found.append(Setting(f"JSMA γ={share:g}", few, examples=200, bounded=False))
-    for c in (0.1, 1.0, 10.0) if grey else (0.001, 0.01, 0.1):
-        near = partial(carlini_wagner, constant=c, **fixed)
-        found.append(Setting(f"C&W c={c:g}", near, examples=1000, bounded=False))
-    for c in (5.0, 10.0) if grey else (1.0, 5.0):
-        near = partial(elastic_net, constant=c, l1_weight=0.01, **fixed)
-        found.append(Setting(f"EAD c={c:g}", near, examples=1000, bounded=False))
-    return Suite(found, on_survivors=False)
+    grey = _grey(terms)
+    wanted: dict[str, tuple[float, ...]] = {
+        **dict.fromkeys(("fgsm", "bim", "pgd", "mim"), (terms.epsilon,)),
+        "jsma": (0.3, 0.6) if grey else (0.05, 0.1),
+        "carlini_wagner": (0.1, 1.0, 10.0) if grey else (0.001, 0.01, 0.1),
+        "elastic_net": (5.0, 10.0) if grey else (1.0, 5.0),
+    }
+    settings = [published(name, parameter, terms) for name, parameters in wanted.items() for parameter in parameters]
+    return Suite(settings, on_survivors=False)
+
+
+PUBLISHED = ("fgsm", "bim", "pgd", "mim", "jsma", "carlini_wagner", "elastic_net")
+"""Attacks of the ADP paper's table 2."""
+
+
+def published(name: str, parameter: float, terms: Terms) -> Setting:
+    """An attack of the ADP paper's table 2 by the one setting that the table varies: ε, γ of JSMA, c of C&W and EAD.
+
+    >>> published("carlini_wagner", 0.01, Terms(0.01)).name
+    'C&W c=0.01'
+    """
+    checks.one_of("name", name, PUBLISHED)
+    ball: dict[str, Any] = {"epsilon": parameter, "norm": terms.norm, "pool": terms.pool}
+    slow: dict[str, Any] = {**ball, "step_size": parameter / 10, "steps": 10, "stop": False}
+    fixed: dict[str, Any] = {"steps": 1000, "step_size": 0.01, "confidence": 0.1, "search_steps": 0,
+                             "constant": parameter, "pool": terms.pool}  # fmt: skip
+    few: dict[str, Any] = {"preset": "adp", "step_size": 0.2 if _grey(terms) else 0.1, "distortion": parameter,
+                           "pool": terms.pool}  # fmt: skip
+    known = {
+        "fgsm": Setting("FGSM", partial(fgsm, **ball)),
+        "bim": Setting("BIM", partial(bim, **slow)),
+        "pgd": Setting("PGD", partial(pgd, **slow, seed=terms.seed)),
+        "mim": Setting("MIM", partial(mim, **slow)),
+        "jsma": Setting(f"JSMA γ={parameter:g}", partial(jsma, **few), examples=200, bounded=False),
+        "carlini_wagner": Setting(
+            f"C&W c={parameter:g}", partial(carlini_wagner, **fixed), examples=1000, bounded=False
+        ),
+        "elastic_net": Setting(
+            f"EAD c={parameter:g}", partial(elastic_net, l1_weight=0.01, **fixed), examples=1000, bounded=False
+        ),
+    }
+    return known[name]
+
+
+def _grey(terms: Terms) -> bool:
+    """Images of one channel, for which the paper has MNIST's settings."""
+    return len(terms.shape) == 3 and terms.shape[0] == 1
 
 
 def quick(terms: Terms) -> Suite:

@@ -1,5 +1,7 @@
 """The volume that members' non-maximal predictions span: the ADP paper's ensemble diversity."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -55,13 +57,45 @@ def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[
 def log_determinant(matrix: Float[Tensor, "B M M"]) -> Float[Tensor, " B"]:
     """Of positive definite matrices, by elimination: M steps of plain products, which a CUDA graph can hold.
 
+    The inverse falls out of the same steps and is the gradient, so that a backward pass is one product. There are no
+    second derivatives.
+
     >>> round(log_determinant(torch.tensor([[[4.0, 2.0], [2.0, 3.0]]])).exp().item(), 4)
     8.0
     """
-    total = torch.zeros(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    for _ in range(matrix.shape[-1]):
-        pivot = matrix[:, 0, 0]
-        total = total + pivot.log()
-        row = matrix[:, 0, 1:]
-        matrix = matrix[:, 1:, 1:] - row.unsqueeze(2) * row.unsqueeze(1) / pivot.view(-1, 1, 1)
-    return total
+    found, _ = _LogDeterminant.apply(matrix)
+    return found
+
+
+class _LogDeterminant(torch.autograd.Function):
+    """The logarithm of the determinant, and the inverse."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return _eliminated(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG004
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return grads[0].unsqueeze(-1).unsqueeze(-1) * inverse
+
+
+def _eliminated(matrix: Float[Tensor, "B M M"]) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M M"]]:
+    """The logarithm of the determinant and the inverse, by Gauss and Jordan without a choice of pivots."""
+    pivots = []
+    for k in range(matrix.shape[-1]):
+        pivot = matrix[:, k, k]
+        column, row = matrix[:, :, k] / pivot.unsqueeze(1), matrix[:, k]
+        pivots.append(pivot)
+        matrix = matrix - column.unsqueeze(2) * row.unsqueeze(1)
+        matrix[:, k] = row / pivot.unsqueeze(1)
+        matrix[:, :, k] = -column
+        matrix[:, k, k] = 1 / pivot
+    return torch.stack(pivots, -1).log().sum(-1), matrix

@@ -13,6 +13,13 @@ from dissensus.studies.verdicts import mean_and_error
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
 COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c", "#b04f9b", "#7a6a5a")
+COLOURS_OF_CLASSES = (*COLOURS, "#e58a5c", "#8b8f98")
+SHADES = ("#eef6f5", "#7cc4c5", "#0b5f68")
+"""Of shares from 0 to 1."""
+DARK = "#1c2428"
+"""Ink on a light shade, whatever the page's own."""
+_DARK_FROM = 0.8
+"""The share above which light ink is read better."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 MARKS = ("o", "s", "^", "D", "v", "P")
 _LEGEND_WIDTH = 62
@@ -21,6 +28,10 @@ _FLAT = 0.6
 """Share of the largest value above which the smallest does without the axis' zero."""
 MOST_MARKED = 25
 """Points of a line that get a mark each."""
+
+MOST_IN_A_PAIR = 7
+"""Rows of a matrix that stands beside another one."""
+Matrix = Sequence[Sequence[float | None]]
 
 
 class Line(NamedTuple):
@@ -66,30 +77,40 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Panel]) -> Any:
-    """A matplotlib figure, panels side by side: means over seeds, with bands of one standard error around them."""
+def styled() -> Any:
+    """What is drawn inside looks like our figures."""
     try:
         from matplotlib import rc_context
-        from matplotlib.figure import Figure
     except ImportError as reason:
         raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
-    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+    return rc_context(STYLE)  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+
+
+def draw(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Panel]) -> Any:
+    """A matplotlib figure, panels side by side: means over seeds, with bands of one standard error around them."""
+    with styled():
+        from matplotlib.figure import Figure
+
         words = max((len(value) for value in x if isinstance(value, str)), default=0)
-        beside = _beside(panels[0].lines)
-        rows = -(-len(panels[0].lines) // beside) if len(panels) == 1 else 0
-        height = 3.3 + 0.1 * max(0, words - 4) + 0.25 * max(0, rows - 2)
+        names = [line.name for line in panels[0].lines] if len(panels) == 1 else []
+        height = 3.3 + 0.1 * max(0, words - 4) + _legend_height(names)
         figure = Figure(figsize=(5.2 * len(panels), height), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, x, x_label, panel)
-        if len(panels) == 1 and len(panels[0].lines) > 1:
-            figure.legend(loc="outside lower center", ncols=beside)
+        if len(names) > 1:
+            figure.legend(loc="outside lower center", ncols=_beside(names))
     return figure
 
 
-def _beside(lines: Sequence[Line]) -> int:
+def _beside(names: Sequence[str]) -> int:
     """Entries of a legend that fit beside each other."""
-    longest = max((len(line.name) for line in lines), default=0)
-    return max(1, min(3, len(lines), _LEGEND_WIDTH // (longest + 6)))
+    longest = max(map(len, names), default=0)
+    return max(1, min(3, len(names), _LEGEND_WIDTH // (longest + 6)))
+
+
+def _legend_height(names: Sequence[str]) -> float:
+    """Inches that a legend takes beyond two rows."""
+    return 0.25 * max(0, -(-len(names) // _beside(names)) - 2)
 
 
 def scatter(
@@ -98,11 +119,11 @@ def scatter(
     x_label: str, y_label: str, title: str,
 ) -> Any:  # fmt: skip
     """Clouds of points ``[x, y]`` with a name each, and curves to read them by."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    with styled():
+        from matplotlib.figure import Figure
 
-    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
-        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        names = [name for name, *_ in (*curves, *clouds)]
+        figure = Figure(figsize=(5.6, 3.6 + _legend_height(names)), layout="constrained")
         axes = figure.subplots()
         for (name, x, y), dash in zip(curves, DASHES[1:], strict=False):
             axes.plot(x, y, linestyle=dash, color=INK, alpha=0.5, linewidth=1.5, label=name)
@@ -111,7 +132,7 @@ def scatter(
             axes.scatter(x, y, color=colour, marker=mark, s=28, label=name)
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.set_ylim(bottom=0)
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=_beside(names))
     return figure
 
 
@@ -130,13 +151,12 @@ def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) 
 
 def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: int = 4) -> Any:
     """For every set from outside: how the best score is distributed, and the ROC curves of the best few."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from sklearn.metrics import roc_curve
 
     from dissensus.metrics import auroc
 
-    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+    with styled():
         figure = Figure(figsize=(9.6, 3.3 * len(beyond)), layout="constrained")
         rows = figure.subplots(len(beyond), 2, squeeze=False)
         for (left, right), (name, scores) in zip(rows, beyond.items(), strict=True):
@@ -164,11 +184,10 @@ def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: i
 def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
     """Rows of pictures ``[C, H, W]`` in bytes, each with words below it."""
     import numpy as np
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     most = max(len(pictures) for _, pictures in rows)
-    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+    with styled():
         figure = Figure(figsize=(1.55 * most, 2.25 * len(rows)), layout="constrained")
         grid = figure.subplots(len(rows), most, squeeze=False)
         for axes_of_row, (title, pictures) in zip(grid, rows, strict=True):
@@ -179,6 +198,100 @@ def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
                 axes.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
                 axes.text(0.5, -0.05, words, transform=axes.transAxes, ha="center", va="top", fontsize=7)
             axes_of_row[0].set_title(title, loc="left", fontsize=9)
+    return figure
+
+
+def matrices(entries: Sequence[tuple[str, Matrix]], x_label: str, y_label: str, title: str) -> Any:
+    """Shares as squares of numbers in per cent, each under a title: members and, last, all of them together."""
+    size = len(entries[0][1])
+    ticks = [*map(str, range(1, size)), "all"]
+    side, columns = (2.6, min(2, len(entries))) if size <= MOST_IN_A_PAIR else (5.2, 1)
+    rows = -(-len(entries) // columns)
+    with styled():
+        import numpy as np
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        shades = LinearSegmentedColormap.from_list("shares", SHADES)
+        figure = Figure(figsize=(5.2, 0.4 + rows * (side + 0.35)), layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"])
+        grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.08}).ravel()
+        for axes in grid[len(entries) :]:
+            axes.set_axis_off()
+        for place, (axes, (name, entry)) in enumerate(zip(grid, entries, strict=False)):
+            values = np.array([[math.nan if v is None else v for v in line] for line in entry])
+            axes.pcolormesh(values, cmap=shades, vmin=0, vmax=1, edgecolors="none")
+            for (row, column), value in np.ndenumerate(values):
+                known = math.isfinite(value)
+                colour = (SHADES[0] if value > _DARK_FROM else DARK) if known else INK
+                words = f"{100 * value:.0f}" if known else "–"
+                axes.text(column + 0.5, row + 0.5, words, ha="center", va="center", color=colour)
+            below, beside = place + columns >= len(entries), place % columns == 0
+            axes.set(xlabel=x_label if below else "", ylabel=y_label if beside else "", aspect="equal")
+            axes.set_title(name, fontsize=10.5)
+            axes.set_xticks([i + 0.5 for i in range(size)], ticks)
+            axes.set_yticks([i + 0.5 for i in range(size)], ticks)
+            axes.invert_yaxis()
+            axes.grid(False)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+    return figure
+
+
+def maps(members: Sequence[Sequence[Sequence[float]]], classes: Sequence[str], title: str) -> Any:
+    """Points ``[x, y, class]`` of every member in a square of its own, coloured by class."""
+    columns = min(3, len(members))
+    rows = -(-len(members) // columns)
+    seen = sorted({int(point[2]) for points in members for point in points})
+    named = len(seen) <= len(COLOURS_OF_CLASSES)
+    with styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2, 0.3 + rows * (4.9 / columns + 0.25) + 0.5 * named), dpi=220, layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=STYLE["axes.titlesize"])
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes in grid[len(members) :]:
+            axes.set_axis_off()
+        for place, (axes, points) in enumerate(zip(grid, members, strict=False)):
+            for label in seen:
+                x, y = ([point[i] for point in points if int(point[2]) == label] for i in (0, 1))
+                colour = COLOURS_OF_CLASSES[label % len(COLOURS_OF_CLASSES)]
+                name = classes[label] if named and place == 0 else None
+                axes.scatter(x, y, color=colour, s=7, linewidths=0, label=name, rasterized=True)  # as paths: megabytes
+            axes.set(xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), xticks=[], yticks=[], aspect="equal")
+            axes.set_title(f"member {place + 1}", fontsize=10.5)
+            axes.spines[:].set(visible=True, alpha=0.3)
+        if named:
+            figure.legend(
+                loc="outside lower center", ncols=5, fontsize=9.5, handletextpad=0.1, columnspacing=0.9, markerscale=2.2
+            )
+    return figure
+
+
+def roc(lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Any:
+    """True positive rates at false positive rates from 0 to 1, beside the diagonal that chance would be."""
+    x = [i / (len(lines[0].mean) - 1) for i in range(len(lines[0].mean))]
+    with styled():
+        figure = draw(x, x_label, [Panel(title, y_label, lines)])
+        figure.axes[0].plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1)
+        figure.axes[0].set(xlim=(0, 1), ylim=(0, 1.02))
+    return figure
+
+
+def histogram(edges: Sequence[float], lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Any:
+    """Counts in bins, one outline with a light filling per line."""
+    names = [line.name for line in lines]
+    with styled():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2, 3.3 + _legend_height(names)), layout="constrained")
+        axes = figure.subplots()
+        for line, colour, dash in zip(lines, cycle(COLOURS), cycle(DASHES), strict=False):
+            axes.stairs(line.mean, edges, fill=True, color=colour, alpha=0.18)
+            axes.stairs(line.mean, edges, color=colour, linestyle=dash, linewidth=1.6, label=line.name)
+        axes.set(xlabel=x_label, ylabel=y_label, title=title, xlim=(edges[0], edges[-1]))
+        axes.set_ylim(bottom=0)
+        figure.legend(loc="outside lower center", ncols=_beside(names))
     return figure
 
 
@@ -214,10 +327,8 @@ def as_png(figure: Any) -> bytes:
 
 def as_svg(figure: Any, description: str) -> str:
     """The figure as inline SVG with a spoken description and the page's ink."""
-    from matplotlib import rc_context
-
     held = io.StringIO()
-    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # as above
+    with styled():
         figure.savefig(held, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = held.getvalue()
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)

@@ -11,7 +11,7 @@ from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
-from dissensus.studies import formulas, measures, shift_measures
+from dissensus.studies import attack_measures, formulas, measures, shift_measures
 from dissensus.studies.problems import NAMES, Problem, Streamed
 from dissensus.studies.spec import Objective, Spec, SpecError
 from dissensus.train.engine import UNLABELLED
@@ -81,7 +81,6 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 """``(problem, **options) -> nn.Module``; beside them, ``"timm:NAME"`` and ``"torchvision:NAME"``."""
 HEADS = "heads"
 """Small networks on the features of a larger one that stands still, the ``backbone`` among the options of members."""
-NETWORKS_TO_COME: tuple[str, ...] = ()
 COMPARED = ("masksembles", "mc-dropout")
 """Networks of methods that are made from another one, the ``backbone`` among the options of members."""
 METHODS = "methods"
@@ -95,12 +94,12 @@ class MethodError(SpecError):
     """A study compares what it does not describe."""
 
 
-OBJECTIVES_TO_COME: tuple[str, ...] = ()
 AROUND = ("detect", "generalise", "timing")
 """Procedures that look at data around that of the training."""
-TRAINED = ("train", *AROUND)
+ATTACKED = ("attack", "transfer", "features")
+"""Procedures that work on ensembles that a study has left: against them, or on what is inside."""
+TRAINED = ("train", *AROUND, *ATTACKED)
 PROCEDURES = (*TRAINED, "formula", "audit", "masks")
-PROCEDURES_TO_COME = ("attack", "transfer", "features")
 
 AUGMENTATIONS: dict[str, Augment] = {
     "flips": augment.flips,
@@ -156,21 +155,35 @@ def waits_for(spec: Spec) -> list[str]:
         return []
     if spec.procedure == "formula":
         return [f"the formula {name!r}" for name in spec.evaluation.measures if name not in formulas.FORMULAS]
-    if spec.members is not None and spec.members.network in NETWORKS_TO_COME:
-        missing.append(f"the network {spec.members.network!r}")
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
-    exists = shift_measures.exists if spec.procedure in AROUND else measures.exists
+    exists = _MEASURES.get(spec.procedure, measures.exists)
     missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not exists(name)][:2]
     missing += _of_methods(spec) if not missing else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
 
 
+_MEASURES: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(AROUND, shift_measures.exists),
+    **dict.fromkeys(ATTACKED, attack_measures.exists),
+}
+"""Whether a measure exists, by procedure."""
+
+
+def numbers_of(objective: str, told: dict[str, Any]) -> dict[str, float]:
+    """What of a method's settings are numbers that the objective takes."""
+    known = inspect.signature(getattr(objectives, objective)).parameters
+    return {key: float(value) for key, value in told.items() if key in known}
+
+
 def _of_methods(spec: Spec) -> list[str]:
     """What methods ask for that cannot be done yet."""
-    methods = spec.objective.options.get(METHODS, {}) if spec.objective is not None else {}
-    asked = {key for told in methods.values() for key in told} - _OF_METHODS
+    if spec.objective is None:
+        return []
+    methods = spec.objective.options.get(METHODS, {})
+    known = {*_OF_METHODS, *inspect.signature(getattr(objectives, spec.objective.name)).parameters}
+    asked = {key for told in methods.values() for key in told} - known
     return [f"methods with {key!r}" for key in sorted(asked)][:1]
 
 
@@ -178,7 +191,7 @@ def _axes(spec: Spec) -> set[str]:
     """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
     compared = spec.objective is not None and METHODS in spec.objective.options
     known = {
-        *(["method"] if compared else []),
+        *(["method", "adversarial"] if compared else []),
         "network",
         "seed",
         "split_seed",
@@ -204,8 +217,8 @@ def check(spec: Spec, file: str) -> None:
     if spec.members is not None:
         _known_network(file, "members.network", spec.members.network)
     if spec.objective is not None:
-        _known(file, "objective.name", spec.objective.name, [*objectives.__all__, *OBJECTIVES_TO_COME])
-    _known(file, "procedure", spec.procedure, [*PROCEDURES, *PROCEDURES_TO_COME])
+        _known(file, "objective.name", spec.objective.name, list(objectives.__all__))
+    _known(file, "procedure", spec.procedure, list(PROCEDURES))
     for name in spec.grid.get("network", []):
         _known_network(file, "grid.network", name)
     for name in spec.optimisation.augment:
@@ -216,7 +229,7 @@ def check(spec: Spec, file: str) -> None:
 
 def _known_network(file: str, key: str, name: str) -> None:
     if not name.startswith(tuple(ELSEWHERE)):
-        _known(file, key, name, [*NETWORKS, *COMPARED, HEADS, *NETWORKS_TO_COME])
+        _known(file, key, name, [*NETWORKS, *COMPARED, HEADS])
 
 
 def _known(file: str, key: str, word: str, known: list[str]) -> None:

@@ -62,6 +62,31 @@ def worst_member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Poo
     return float((outputs.argmax(-1) == targets).double().mean(1).min())
 
 
+def error_rate(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """Share of examples that the ensemble gets wrong."""
+    return 1 - accuracy(outputs, targets, loss, pool)
+
+
+def member_error_rate(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """Share of examples that a member gets wrong, on average."""
+    return 1 - member_accuracy(outputs, targets, loss, pool)
+
+
+def worst_member_error_rate(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """Share of examples that the worst member gets wrong."""
+    return 1 - worst_member_accuracy(outputs, targets, loss, pool)
+
+
+def nonmaximal_volume(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """ED, the ADP paper's ensemble diversity beside the true class: its mean over examples."""
+    return float(diversity_of.nonmaximal_volume(outputs, targets).double().mean())
+
+
+def log_nonmaximal_volume(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """The logarithm of ED: its median over examples."""
+    return float(diversity_of.nonmaximal_volume(outputs, targets, log=True).double().median())
+
+
 def nll(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """The ensemble's negative log-likelihood."""
     return float(decompose(outputs, targets, loss="cross_entropy", pool=pool).ensemble.mean())
@@ -100,6 +125,11 @@ MEASURES: dict[str, Measure] = {
     "accuracy_top5": accuracy_top5,
     "member_accuracy": member_accuracy,
     "worst_member_accuracy": worst_member_accuracy,
+    "error_rate": error_rate,
+    "member_error_rate": member_error_rate,
+    "worst_member_error_rate": worst_member_error_rate,
+    "nonmaximal_volume": nonmaximal_volume,
+    "log_nonmaximal_volume": log_nonmaximal_volume,
     "nll": nll,
     "brier": brier,
     "normalised_disagreement": normalised_disagreement,
@@ -113,6 +143,11 @@ OF_TRAINING = ("gap", "train_error")
 def exists(name: str) -> bool:
     """Whether a measure can be taken."""
     return name in OF_TRAINING or measure_of(name) is not None
+
+
+def of_outputs(names: list[str]) -> list[str]:
+    """Those of some measures that are taken of outputs on clean data, rather than under attack."""
+    return [name for name in names if exists(name)]
 
 
 def measure_of(name: str) -> Measure | None:

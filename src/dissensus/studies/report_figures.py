@@ -2,6 +2,8 @@
 
 import base64
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +13,17 @@ from dissensus.studies import figures, problems
 from dissensus.studies.shift_measures import AUROC, taken_apart
 from dissensus.studies.spec import Figure, Spec
 
+Draw = Callable[[Figure, dict[str, Any], str], Any]
+"""``(figure, point, title) -> figure``."""
 WORDS = {
     "error": "ensemble's error", "individual": "members' error", "diversity": "diversity", "gap": "generalisation gap",
     "train_error": "training error", "test_error": "test error", "bias_share": "share that is bias",
     "relative_diversity": "diversity / error", "train_individual": "members' training error",
     "train_diversity": "training diversity", "test_individual": "members' test error",
-    "test_diversity": "test diversity", "member_accuracy": "members' accuracy",
+    "test_diversity": "test diversity", "member_accuracy": "members' accuracy", "error_rate": "ensemble's error rate",
+    "member_error_rate": "members' error rate", "worst_member_error_rate": "worst member's error rate",
+    "nonmaximal_volume": "ensemble diversity", "log_nonmaximal_volume": "log of ensemble diversity",
+    "features_similarity": "similarity of members' features (CKA)",
 }  # fmt: skip
 
 
@@ -25,7 +32,14 @@ def in_words(name: str) -> str:
 
     >>> in_words("codependence_0.2"), in_words("error"), in_words("auroc_predictive_diversity_mnist")
     ('drop 20%', "ensemble's error", 'PDS, mnist')
+    >>> in_words("accuracy_fgsm_0.02"), in_words("transfer_targeted_pgd_0.05"), in_words("standard_0.01")
+    ('FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01')
     """
+    attacked, suite = _ATTACKED.fullmatch(name), _SUITE.fullmatch(name)
+    if attacked:
+        return _under_attack(*attacked.groups())
+    if suite:
+        return f"worst case, {suite[1]} {suite[2]}"
     if name.startswith("codependence_"):
         return f"drop {float(name.removeprefix('codependence_')):.0%}"
     what, of = taken_apart(name)
@@ -35,33 +49,123 @@ def in_words(name: str) -> str:
     return WORDS.get(name, name.replace("_", " "))
 
 
-SCORES = {"predictive_diversity": "PDS", "model_average": "BMA"}
-"""Scores as the LDR paper abbreviates them; the area under the ROC curve is what is told of each."""
+SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}
+"""Scores as papers abbreviate them; the area under the ROC curve is what is told of each."""
+ATTACKS = {
+    "fgsm": "FGSM", "bim": "BIM", "pgd": "PGD", "mim": "MIM", "apgd": "APGD", "square": "Square", "jsma": "JSMA",
+    "carlini_wagner": "C&W", "elastic_net": "EAD",
+}  # fmt: skip
+FOUND = "true_positive_rate_"
+"""What curves of detection are called, before the attack's name."""
+_BEFORE = {"accuracy_": "", FOUND: "", "transfer_": "transfer, ", "fooled_": "fooled by "}
+"""What is said before an attack's name, by what stands before it."""
+_ATTACKED = re.compile(rf"({'|'.join(_BEFORE)}|{AUROC}\w+?_|)(targeted_)?({'|'.join(ATTACKS)})(?:_([\d.]+))?")
+_SUITE = re.compile(r"(standard|adaptive)_([\d.]+)")
+
+
+def _under_attack(before: str, targeted: str | None, name: str, strength: str | None) -> str:
+    score = before.removeprefix(AUROC).rstrip("_")
+    told = f"{SCORES.get(score, score.replace('_', ' '))}, " if before.startswith(AUROC) else _BEFORE.get(before, "")
+    return told + " ".join(filter(None, ("targeted" if targeted else "", ATTACKS[name], strength)))
 
 
 def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
-    """One matplotlib figure per panel, with a title."""
+    """One matplotlib figure per panel, or per point where a figure can show but one, with a title."""
     told = spec.figure
     if told is None:
         return []
+    alone = [(point, draw) for point in result["points"] if (draw := _alone(told, point)) is not None]
+    if alone:
+        titles = [_title(result["axes"], point) for point, _ in alone]
+        return [(draw(told, point, title), title) for (point, draw), title in zip(alone, titles, strict=True)]
     axis = told.panels if told.panels in result["axes"] else "data"
-    panels = list(dict.fromkeys(point[axis] for point in result["points"]))
     found = []
-    for value in panels:
+    for value in dict.fromkeys(point[axis] for point in result["points"]):
         points = [point for point in result["points"] if point[axis] == value]
         title = str(value) if axis == "data" else f"{axis} {value}"
-        label = told.x_label or told.x
-        if told.x.startswith("predictive_diversity"):
-            found += [(_gallery(point), f"{title}, {point['method']}") for point in points if point.get("shown")]
-            continue
-        if told.x == "member_accuracy":
-            found.append((_pairs(told, points, title), title))
-            continue
-        x, lines = _LINES.get(told.x, _over_axis)(told, points)
-        if lines:
-            y_label = told.y_label or ", ".join(in_words(name) for name in told.lines[:2])
-            found.append((figures.draw(x, label, [figures.Panel(title, y_label, lines)]), title))
+        figure = _TOGETHER.get(told.x, _lines)(told, points, title)
+        if figure is not None:
+            found.append((figure, title))
     return found
+
+
+def _title(axes: list[str], point: dict[str, Any]) -> str:
+    """A point by its values; numbers come with their axis."""
+    values = [(axis, point[axis]) for axis in axes if point.get(axis) is not None]
+    return ", ".join(value if isinstance(value, str) else f"{axis} {value}" for axis, value in values)
+
+
+def _alone(told: Figure, point: dict[str, Any]) -> Draw | None:
+    """How a point is drawn that has a figure of its own."""
+    if point.get("matrices"):
+        return _matrices
+    if point.get("map"):
+        return _maps
+    if told.x == "false_positive_rate" and any(name in point.get("curves", {}) for name in told.lines):
+        return _roc
+    return _gallery if told.x.startswith("predictive_diversity") and point.get("shown") else None
+
+
+def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+    """How what was crafted on one member does on another."""
+    entries = []
+    for name, matrix in point["matrices"].items():
+        what = "target reached" if name.startswith("targeted_") else "accuracy"
+        entries.append((f"{in_words(name)}\n{what}, %", matrix))
+    return figures.matrices(entries, "tried on", "crafted on", title)
+
+
+def _maps(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+    """Members' features in the plane."""
+    alike = _mean(point, "features_similarity")
+    words = "" if alike is None else f": similarity of members {alike:.2f}"
+    return figures.maps(point["map"], _classes(point["data"]), title + words)
+
+
+def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
+    """What ensemble diversity finds of every attack, and the area under each curve."""
+    lines = []
+    for name in told.lines:
+        if name in point["curves"]:
+            area = _mean(point, f"{AUROC}nonmaximal_volume_{name.removeprefix(FOUND)}")
+            label = in_words(name) + ("" if area is None else f", area {area:.3f}")
+            lines.append(_curve(label, point["curves"][name]))
+    return figures.roc(lines, told.x_label, told.y_label, title)
+
+
+def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+    """How many examples have which value; the measure of the same name is their median."""
+    lines = []
+    for point in points:
+        median = _mean(point, told.x)
+        words = "" if median is None else f", median {median:.1f}".replace("-", "−")
+        for name in told.lines:
+            if name in point.get("curves", {}):
+                label = _label(told, name, point.get(told.groups))
+                lines.append(_curve(label + words, point["curves"][name]))
+    if not lines:
+        return None
+    bins = len(lines[0].mean)
+    edges = [LEAST_LOG * (1 - i / bins) for i in range(bins + 1)]
+    return figures.histogram(edges, lines, told.x_label, told.y_label, title)
+
+
+def _mean(point: dict[str, Any], name: str) -> float | None:
+    return point["measures"].get(name, (None,))[0]
+
+
+def _curve(name: str, curve: dict[str, Any]) -> figures.Line:
+    mean, error = ([math.nan if v is None else v for v in curve[key]] for key in ("mean", "error"))
+    return figures.Line(name, mean, error)
+
+
+def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+    """Lines over an axis of the grid, over epochs, or over confidence."""
+    x, lines = _LINES.get(told.x, _over_axis)(told, points)
+    if not lines:
+        return None
+    y_label = told.y_label or ", ".join(in_words(name) for name in told.lines[:2])
+    return figures.draw(x, told.x_label or told.x, [figures.Panel(title, y_label, lines)])
 
 
 def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
@@ -98,8 +202,7 @@ def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any],
             curve = point.get("curves", {}).get(name)
             if curve is not None:
                 length = len(curve["mean"])
-                mean, error = ([math.nan if v is None else v for v in curve[key]] for key in ("mean", "error"))
-                lines.append(figures.Line(_label(told, name, group), mean, error))
+                lines.append(_curve(_label(told, name, group), curve))
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
 
 
@@ -118,18 +221,22 @@ NAMES = {
 """What classes are called."""
 
 
-def _gallery(point: dict[str, Any]) -> Any:
-    """The pictures that members disagree on most and least."""
-    names = NAMES.get(problems.source_of(point["data"]), tuple(map(str, range(1000))))
+def _classes(data: str) -> tuple[str, ...]:
+    return NAMES.get(problems.source_of(data), tuple(map(str, range(1000))))
 
-    def told(one: dict[str, Any]) -> tuple[Any, str]:
+
+def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+    """The pictures that members disagree on most and least."""
+    names = _classes(point["data"])
+
+    def shown(one: dict[str, Any]) -> tuple[Any, str]:
         others = sorted({names[c] for c in one["members"]} - {names[one["ensemble"]]})
         pixels = torch.frombuffer(bytearray(base64.b64decode(one["picture"])), dtype=torch.uint8).view(one["shape"])
         return pixels.numpy(), "\n".join([f"is {names[one['true']]}", f"ensemble: {names[one['ensemble']]}", *others])
 
     half = len(point["shown"]) // 2
     rows = (("most disagreement", point["shown"][:half]), ("least disagreement", point["shown"][half:]))
-    return figures.gallery([(title, [told(one) for one in shown]) for title, shown in rows])
+    return figures.gallery([(title, [shown(one) for one in some]) for title, some in rows])
 
 
 def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
@@ -150,7 +257,11 @@ def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
 
 CLASSES = 10
 """Of every data set that these studies compare on."""
+LEAST_LOG = -30.0
+"""Where the histogram of logarithms of ensemble diversity begins; it ends at 0."""
 _LINES = {"epoch": _over_epochs, "confidence": _over_confidence}
+_TOGETHER = {"member_accuracy": _pairs, "log_nonmaximal_volume": _histogram}
+"""Figures of several points, other than lines."""
 
 
 def _label(told: Figure, name: str, group: Any) -> str:

@@ -100,6 +100,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         *([page.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
         *([page.folded(_left_out(len(others)), page.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
         *_measured(result),
+        *_flags(result),
         page.facts(told),
     ]
 
@@ -133,6 +134,19 @@ def _measured(result: dict[str, Any]) -> list[str]:
             rows.append(["the audit says", *map(page.Wrapped, words)])
         found.append(page.folded(f"{data}: every measure, mean ± standard error", page.table(header, rows)))
     return found
+
+
+def _flags(result: dict[str, Any]) -> list[str]:
+    """What the checks of attacks say, a line per point: a worst case with flags is one to be doubted."""
+    several = len({point["data"] for point in result["points"]}) > 1
+    axes = [axis for axis in result["axes"] if several or axis != "data"]
+    lines = []
+    for point in result["points"]:
+        if "flags" in point:
+            raised = [(name.replace("_", " "), names) for name, names in point["flags"].items() if names]
+            words = "; ".join(f"{', '.join(names)} ({suite})" for suite, names in raised)
+            lines.append((", ".join(str(point.get(axis)) for axis in axes), f"flags raised: {words or 'none'}"))
+    return [page.facts(lines)] if lines else []
 
 
 def _mean(mean: float | None, error: float | None) -> str:

@@ -15,6 +15,8 @@ from dissensus.studies.verdicts import judged, mean_and_error
 
 SHIPPED = Path(__file__).parent / "results"
 _DIGITS = 6
+MOST_MAPPED = 500
+"""Points of a member's map that are kept."""
 
 
 def summary(report: dict[str, Any]) -> dict[str, Any]:
@@ -27,19 +29,46 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
     for key, rows in groups.items():
         names = rows[0]["measures"]
         values = {name: _short([row["measures"][name] for row in rows]) for name in names}
-        told_of: dict[str, Any] = (
-            {"said": dict(Counter(row["verdict"] for row in rows))} if "verdict" in rows[0] else {}
-        )
-        if "audit" in rows[0]:
-            told_of["audited"] = dict(Counter(row["audit"]["verdict"] for row in rows if "audit" in row))
-        if rows[0].get("shown"):
-            told_of["shown"] = rows[0]["shown"]
-        if "pairs" in rows[0]:
-            told_of["pairs"] = [[_rounded(v) for v in pair] for row in rows for pair in row["pairs"]]
-        points.append({**dict(zip(("data", *grid), key, strict=True)), "measures": values, **told_of, **_curves(rows)})
+        point = dict(zip(("data", *grid), key, strict=True))
+        points.append({**point, "measures": values, **_beside(rows), **_curves(rows)})
     told = {key: report[key] for key in ("study", "scale", "made")}
     told["verdicts"] = [verdict.to_dict() for verdict in judged(_as_told_now(report), report["rows"])]
     return {**told, "axes": ["data", *grid], "points": points}
+
+
+def _beside(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept of a point's rows beside their measures: counts and sets over seeds, pictures of the first one."""
+    first = rows[0]
+    kept: dict[str, Any] = {}
+    if "verdict" in first:
+        kept["said"] = dict(Counter(row["verdict"] for row in rows))
+    if "audit" in first:
+        kept["audited"] = dict(Counter(row["audit"]["verdict"] for row in rows if "audit" in row))
+    if first.get("shown"):
+        kept["shown"] = first["shown"]
+    if first.get("map"):
+        kept["map"] = [member[:MOST_MAPPED] for member in first["map"]]
+    if "pairs" in first:
+        kept["pairs"] = [[_rounded(v) for v in pair] for row in rows for pair in row["pairs"]]
+    matrices = [row["matrices"] for row in rows if row.get("matrices")]
+    if matrices:
+        kept["matrices"] = {name: _mean_matrix([own[name] for own in matrices]) for name in matrices[0]}
+    flags = [(name, raised) for row in rows for name, raised in row.get("flags", {}).items()]
+    if flags:
+        kept["flags"] = {
+            name: sorted({flag for own, raised in flags if own == name for flag in raised}) for name, _ in flags
+        }
+    return kept
+
+
+def _mean_matrix(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float | None]]:
+    """Entry by entry, over those that are numbers."""
+    return [[_mean(entries) for entries in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return _rounded(mean_and_error(known)[0]) if known else None
 
 
 def _as_told_now(report: dict[str, Any]) -> Spec:
@@ -61,15 +90,15 @@ def _rounded(value: float) -> float | None:
 
 
 def _curves(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    if "curves" not in rows[0]:
-        return {}
-    length = min(len(next(iter(row["curves"].values()))) for row in rows)
+    """Means over the seeds that have a curve, each up to the end of its shortest."""
+    every = [row["curves"] for row in rows if row.get("curves")]
     curves = {}
-    for name in rows[0]["curves"]:
-        known = [[v for row in rows if math.isfinite(v := row["curves"][name][i])] for i in range(length)]
+    for name in dict.fromkeys(name for own in every for name in own):
+        columns = zip(*(own[name] for own in every if name in own), strict=False)
+        known = [[value for value in column if math.isfinite(value)] for column in columns]
         each = [mean_and_error(values) if values else (math.nan, math.nan) for values in known]
         curves[name] = {"mean": [_rounded(m) for m, _ in each], "error": [_rounded(e) for _, e in each]}
-    return {"curves": curves}
+    return {"curves": curves} if curves else {}
 
 
 def found(name: str, root: Path) -> dict[str, Any] | None:

@@ -39,7 +39,8 @@ def row(
     told: dict[str, Any] = {
         "data": data, **{key: value for key, value in done.point.items() if key in spec.grid}, "run": done.number,
         "status": done.status, "epochs": len(done.history.epochs), "members": done.ensemble.members,
-        "measures": measures.measured(spec.evaluation.measures, outputs, test[1], loss, pool, on_train),
+        "measures": measures.measured(measures.of_outputs(spec.evaluation.measures), outputs, test[1], loss, pool,
+                                      on_train),
     }  # fmt: skip
     if on_train is not None:
         told["train_error"] = on_train

@@ -22,9 +22,9 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import calibration, finding, formulas, overlaps, problems, training
-from dissensus.studies.ingredients import TRAINED, waits_for
-from dissensus.studies.spec import Spec, SpecError, resolved, to_toml
+from dissensus.studies import calibration, finding, formulas, overlaps, problems, training, under_attack
+from dissensus.studies.ingredients import ATTACKED, TRAINED, waits_for
+from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 
 OnStudy = Callable[[str, float], None]
 """``(what is being done, share of the study)``."""
@@ -83,7 +83,9 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
     left.sort(key=lambda unit: unit.seeds[0])  # all data sets get their first seed before any gets its second
     with _clock(folder) as seconds:
         _train(spec, units, left, folder, device, jobs, say)
-        if spec.procedure in TRAINED:
+        if spec.procedure in ATTACKED:
+            rows = _attacked(spec, units, folder, base, device, jobs, say)
+        elif spec.procedure in TRAINED:
             rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
         else:
             rows = _WITHOUT_TRAINING[spec.procedure](spec, say)
@@ -111,6 +113,37 @@ def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dic
     return json.loads((folder / unit.name / "rows.json").read_text())
 
 
+def _attacked(
+    spec: Spec, units: list[training.Unit], folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy
+) -> list[dict[str, Any]]:
+    """Rows of ensembles that were trained, here or by another study, with measures under attack."""
+    rows = {unit.name: training.measured_again(spec, unit, base) for unit in units}
+    tasks = [
+        (on_data(spec, unit.data), unit.data, row, base / unit.name, folder / unit.name)
+        for unit in units
+        for row in rows[unit.name]
+        if not under_attack.file_of(folder / unit.name, row["run"]).exists()
+    ]
+    if jobs <= 1 or len(tasks) < 2:
+        for done, task in enumerate(tasks):
+            under_attack.run(*task, device, lambda text, share, done=done: say(text, (done + share) / len(tasks)))
+    else:
+        with _workers(jobs) as pool:
+            pending = [pool.submit(_attacked_apart, *task, str(device)) for task in tasks]
+            for done, finished in enumerate(as_completed(pending), 1):
+                finished.result()
+                say(f"{done} of {len(tasks)} ensembles are attacked, in {jobs} processes", done / len(tasks))
+    for unit in units:
+        for row in rows[unit.name]:
+            found = json.loads(under_attack.file_of(folder / unit.name, row["run"]).read_text())
+            row |= {**found, "measures": {**row["measures"], **found["measures"]}}
+    return [row for unit in units for row in rows[unit.name]]
+
+
+def _attacked_apart(spec: Spec, data: str, row: dict[str, Any], base: Path, own: Path, device: str) -> None:
+    under_attack.run(spec, data, row, base, own, torch.device(device), lambda text, share: None)  # noqa: ARG005
+
+
 def _train(
     spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
     say: OnStudy,
@@ -130,8 +163,7 @@ def _train(
         for done, unit in enumerate(left, len(units) - len(left)):
             _within(training_, done, len(units), training.run, spec, unit, folder, device)
         return
-    threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+    with _workers(jobs) as pool:
         for work, tasks, before, on in (
             (training.search, searches, 0, searching),
             (training.run, left, len(units) - len(left), training_),
@@ -140,6 +172,12 @@ def _train(
             for done, finished in enumerate(as_completed(pending), before + 1):
                 finished.result()
                 on(f"{done} of {before + len(tasks)} units are done, in {jobs} processes", done / (before + len(tasks)))
+
+
+def _workers(jobs: int) -> ProcessPoolExecutor:
+    """Processes that share the cores."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,))
 
 
 def _searches(spec: Spec, left: list[training.Unit]) -> list[list[training.Unit]]:

@@ -18,6 +18,8 @@ OURS = "ldr"
 TIMES = ("seconds_per_epoch",)
 VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
 SOUP = "soup_accuracy"
+AUDITED = 5000
+"""Training examples that an audit looks at."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,12 @@ from dissensus.studies import shift_measures
 from dissensus.studies.backbones import head, ready
 from dissensus.studies.ingredients import HEADS, METHODS, MethodError, augment_of, maker, objective_with
 from dissensus.studies.problems import Problem
-from dissensus.studies.shift_measures import OURS, SOUP, Seen
+from dissensus.studies.shift_measures import AUDITED, OURS, SOUP, Seen
 from dissensus.studies.shifts import CONFIDENCE, Shifted, shifted
 from dissensus.studies.spec import Spec
 from dissensus.train import History, Progress, TrainingDiverged, fit
 from dissensus.train.grid import points
 
-AUDITED = 5000
-"""Training examples that an audit looks at."""
 SHOWN = 5
 """Pictures of most and of least disagreement that are kept."""
 RANGES: dict[str, tuple[float, float]] = {

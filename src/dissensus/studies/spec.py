@@ -99,6 +99,8 @@ class Evaluation:
     """Share of a table that is held out for testing."""
     examples: int | None = _at_least(1, None)
     """Test examples that are used: the first so many."""
+    attacked: dict[str, Any] = field(default_factory=dict)
+    """Attacks or suites, and how many of these examples they are run on, the first ones."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Spec:
     """Minutes per scale: ``{cpu = 5}`` or ``{gpu = 3}``."""
     expect: list[Expectation] = field(default_factory=list)
     scales: dict[str, Any] = field(default_factory=dict)
+    by_data: dict[str, Any] = field(default_factory=dict)
+    """What is otherwise for some of the data, such as ``{mnist = {optimisation = {epochs = 40}}}``."""
 
     @property
     def paper(self) -> str:
@@ -191,6 +195,8 @@ def parse(told: dict[str, Any], name: str, file: str) -> Spec:
         if scale not in SCALES:
             raise SpecError(f"{file}: key 'scales.{scale}' is not known.{_near(scale, SCALES)}")
         _section(merged(told, other) | {"name": name}, Spec, file, f"scales.{scale}")
+    for data, other in spec.by_data.items():
+        _section(merged(told, other) | {"name": name}, Spec, file, f"by_data.{data}")
     for scale, minutes in spec.cost.items():
         kinds = isinstance(minutes, dict) and all(
             kind in ("cpu", "gpu") and isinstance(m, int | float) for kind, m in minutes.items()
@@ -214,8 +220,25 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
             if not isinstance(place, dict):
                 raise SpecError(f"--set {key}: {part!r} is no section.")
         place[last] = value
+        for other in told.get("by_data", {}).values():
+            _forget(other, [*path, last])
     told.pop("scales", None)
     return _section({**told, "name": spec.name}, Spec, file, "")
+
+
+def _forget(told: dict[str, Any], path: list[str]) -> None:
+    """Take a key out: what is changed by hand is changed for all data."""
+    for part in path[:-1]:
+        told = told.get(part, {})
+    told.pop(path[-1], None)
+
+
+def on_data(spec: Spec, data: str) -> Spec:
+    """A study as it is for one of its data sets."""
+    if data not in spec.by_data:
+        return spec
+    told = merged(spec.to_dict(), spec.by_data[data])
+    return _section({**told, "name": spec.name}, Spec, f"{spec.name}.toml", f"by_data.{data}")
 
 
 def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

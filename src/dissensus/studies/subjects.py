@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from dissensus import checks
@@ -13,23 +12,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.studies import problems
 from dissensus.studies.ingredients import ELSEWHERE, NETWORKS, maker
 from dissensus.studies.problems import IMAGES, Problem
-
-
-class Standardised(nn.Module):
-    """A model behind its standardisation, so that what is attacked are images in [0, 1]: model((x − mean) / std)."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: nn.Module, mean: Float[Tensor, "#C 1 1"], std: Float[Tensor, "#C 1 1"]) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
-
-    def forward(self, x: Float[Tensor, "B C H W"]) -> Tensor:
-        """The model's outputs."""
-        return self.model((x - self.mean) / self.std)
+from dissensus.studies.scaling import Standardised, scales
 
 
 class Subject(NamedTuple):
@@ -39,12 +22,15 @@ class Subject(NamedTuple):
     data: tuple[Tensor, Tensor]
 
 
-def images(data: str, *, trained_on: int | None = None, seed: int = 0) -> Problem:
+def images(
+    data: str, *, trained_on: int | None = None, tested_on: int | None = None, seed: int = 0
+) -> Problem:  # fmt: skip
     """Images in [0, 1] as studies split them, not yet standardised.
 
     Args:
         data: A name of `problems.IMAGES`.
         trained_on: How many training images the ensemble saw, the first ones; None: all.
+        tested_on: How many test images are taken, the first ones; None: all.
         seed: Of the split, where the data has no test set of its own (``"digits"``).
     """
     checks.one_of("data", data, IMAGES)
@@ -52,10 +38,10 @@ def images(data: str, *, trained_on: int | None = None, seed: int = 0) -> Proble
         x, y = sources.load(data)
         x = (x / 16).float().view(-1, 1, 8, 8)
         kept, test = split_rows(len(x), 0.2, seed)
-        pairs = [(x[rows], y[rows]) for rows in (kept[:trained_on], test)]
+        pairs = [(x[rows], y[rows]) for rows in (kept[:trained_on], test[:tested_on])]
     else:
         pairs = []
-        for part, most in (("train", trained_on), ("test", None)):
+        for part, most in (("train", trained_on), ("test", tested_on)):
             x, y, _ = problems.images(data, part)
             pairs.append((x[:most], y[:most]))
     return Problem(data, pairs[0], pairs[1], int(pairs[0][1].max()) + 1)
@@ -79,6 +65,4 @@ def subject(
     ensemble = Ensemble.load(folder, maker(network, problem, options or {})).eval()
     if not standardise or problems.has_own_splits(problem.name):
         return Subject(ensemble, problem.test)
-    x = problem.train[0]
-    mean, std = (of(x, (0, 2, 3)).view(-1, 1, 1) for of in (Tensor.mean, Tensor.std))
-    return Subject(Standardised(ensemble, mean, std).eval(), problem.test)
+    return Subject(Standardised(ensemble, *scales(problem)).eval(), problem.test)

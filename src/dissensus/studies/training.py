@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from dissensus.storage import write_atomically
-from dissensus.studies import comparing, measures, shifting, streaming
+from dissensus.studies import attack_measures, comparing, hardened, measures, shifting, streaming
 from dissensus.studies import rows as rows_of
 from dissensus.studies.ingredients import AROUND, augment_of, build_of, objective_of
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
 from dissensus.studies.searching import best, searched
-from dissensus.studies.spec import Spec
+from dissensus.studies.spec import Spec, on_data
 from dissensus.train import Progress, Sweep, sweep
 
 OnUnit = Callable[[str, float], None]
@@ -74,6 +74,7 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
     """Train and measure a unit; it leaves ``rows.json``, member outputs and targets in its folder."""
     own = folder / unit.name
     own.mkdir(parents=True, exist_ok=True)
+    spec = on_data(spec, unit.data)
     if unit.data in FOLDERS and spec.procedure not in AROUND:
         data = streamed(unit.data, spec)
 
@@ -92,11 +93,14 @@ def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnU
         write_atomically(own / "rows.json", json.dumps(found, indent=1).encode())
         return
     if "method" in spec.grid:
-        data = problem(unit.data, unit.seeds[0], spec)
 
         def tell(text: str, share: float) -> None:
             on_unit(f"{unit.name}: {text}", share)
 
+        data = problem(unit.data, unit.seeds[0], spec)
+        if hardened.AXIS in spec.grid:
+            _leave(hardened.rows(spec, unit.seeds, unit.data, own, device, tell), data.test[1], own)
+            return
         _leave(comparing.rows(spec, unit.seeds, data, own, device, tell), data.test[1], own)
         return
     found = best(own / TRIALS) if spec.search is not None else {}
@@ -158,15 +162,20 @@ def _rows(spec: Spec, unit: Unit, data: Problem, swept: Sweep, own: Path) -> lis
 
 def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]:
     """A unit's rows with this study's measures, from outputs that another study has kept."""
-    assert spec.objective is not None
     own = folder / unit.name
+    spec = on_data(spec, unit.data)
+    assert spec.objective is not None
     if spec.procedure in AROUND:
         return shifting.measured_again(spec, own)
     targets = torch.from_numpy(np.load(own / "targets.npy"))
-    rows = json.loads((own / "rows.json").read_text())
+    kept = json.loads((own / "rows.json").read_text())
+    rows = [row for row in kept if row.get("method") in spec.grid.get("method", [row.get("method")])]
+    names = measures.of_outputs(spec.evaluation.measures)
     for row in rows:
         outputs: Tensor = torch.from_numpy(np.load(own / f"outputs-{row['run']:03d}.npy"))
         row["measures"] = measures.measured(
-            spec.evaluation.measures, outputs, targets, spec.objective.loss, spec.objective.pool, row.get("train_error")
+            names, outputs, targets, spec.objective.loss, spec.objective.pool, row.get("train_error")
         )
+        if spec.figure is not None and spec.figure.x == "log_nonmaximal_volume":
+            row["curves"] = {"count": attack_measures.histogram(outputs, targets)}
     return rows

@@ -1,0 +1,313 @@
+"""What the ADP paper's figures show: features and how alike they are, and figures of maps, matrices, curves, counts."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dissensus import Ensemble, nets
+from dissensus.studies import features, figures, finding, report_figures, report_page, results
+from dissensus.studies.spec import resolved
+
+METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
+MADE = {
+    "seeds": [0, 1], "networks": 18, "seconds": 60.0, "hardware": "any", "version": "0", "packages": {}, "data": []
+}  # fmt: skip
+
+
+def summary(study, rows):
+    told = resolved(finding.load(study), "laptop", {}, "x")
+    report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": told.to_dict()}
+    return results.summary(report)
+
+
+def row(method, seed, measures, **beside):
+    return {"data": "fashion-mnist", "method": method, "seed": seed, "measures": measures, **beside}
+
+
+def drawn(study, rows):
+    """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
+    found = report_figures.drawn(finding.load(study), summary(study, rows))
+    return [(figure, title, figures.as_svg(figure, title)) for figure, title in found]
+
+
+def legend_words(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def assert_nothing_is_cut(figure):
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    for text in [*figure.legends, *(axes.title for axes in figure.axes), *figure.texts]:
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= width, text
+        assert box.y1 <= height, text
+
+
+NETWORKS = {
+    "mlp": (lambda: nets.mlp(6, 4, (10, 9)), (6,), 9),
+    "cnn": (lambda: nets.cnn(1, 4, 8, (3, 5)), (1, 8, 8), 5 * 2 * 2),
+    "vanilla_cnn": (lambda: nets.vanilla_cnn(4, 1, 28), (1, 28, 28), 50),
+    "resnet20": (lambda: nets.resnet20(4, 1), (1, 8, 8), 64),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_hidden_features_are_what_goes_into_the_last_linear_layer(name):
+    build, shape, width = NETWORKS[name]
+    ensemble = Ensemble(build, members=3, seed=1).train()
+    before = {key: value.clone() for key, value in ensemble.state_dict().items()}
+    x = torch.randn(7, *shape, generator=torch.Generator().manual_seed(0))
+    found = features.hidden(ensemble, x, batch_size=3)
+    assert found.shape == (3, 7, width)
+    assert ensemble.training
+    assert ensemble.body.training
+    assert not found.requires_grad
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in ensemble.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in ensemble.state_dict().items())
+    for index in range(3):
+        member = ensemble.member(index).eval()
+        last = [layer for layer in member.modules() if isinstance(layer, nn.Linear)][-1]
+        with torch.no_grad():
+            torch.testing.assert_close(last(found[index]), member(x))
+
+
+def test_members_without_a_linear_layer_are_refused():
+    ensemble = Ensemble(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), members=2)
+    with pytest.raises(ValueError, match="`ensemble` must have members with a linear layer; got Sequential"):
+        features.hidden(ensemble, torch.zeros(1, 1, 3, 3))
+
+
+def textbook_cka(x, y):
+    """HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) with kernels [N, N] that are centred by H = I − 1/N."""
+    centre = np.eye(len(x)) - 1 / len(x)
+    first, second = (centre @ (each @ each.T) @ centre for each in (x, y))
+    return np.trace(first @ second) / math.sqrt(np.trace(first @ first) * np.trace(second @ second))
+
+
+def test_similarity_is_centred_kernel_alignment():
+    draw = torch.Generator().manual_seed(0)
+    own = torch.randn(3, 40, 6, generator=draw) + 5
+    own[1] += own[0]
+    pairs = [textbook_cka(own[a].double().numpy(), own[b].double().numpy()) for a, b in combinations(range(3), 2)]
+    assert features.similarity(own) == pytest.approx(np.mean(pairs), rel=1e-9)
+    assert 0 < features.similarity(own) < 1
+
+
+def test_similarity_sees_neither_rotation_nor_scale_nor_place():
+    draw = torch.Generator().manual_seed(1)
+    one, other = torch.randn(2, 30, 5, dtype=torch.float64, generator=draw)
+    rotation = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=draw)).Q
+    assert features.similarity(torch.stack([one, one])) == pytest.approx(1, abs=1e-12)
+    assert features.similarity(torch.stack([one, 1e-3 * one @ rotation + 7])) == pytest.approx(1, abs=1e-9)
+    moved = features.similarity(torch.stack([1e4 * one @ rotation - 2, other]))
+    assert moved == pytest.approx(features.similarity(torch.stack([one, other])), rel=1e-9)
+    assert math.isnan(features.similarity(one.unsqueeze(0)))
+    assert math.isnan(features.similarity(torch.stack([one, torch.ones_like(one)])))
+
+
+def test_maps_keep_classes_together_and_fill_a_square():
+    draw = torch.Generator().manual_seed(2)
+    labels = torch.arange(60) % 3
+    own = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
+    told = features.mapped(own, labels)
+    assert features.mapped(own, labels) == told, "the seed decides"
+    found = torch.tensor(told)
+    assert found.shape == (2, 60, 3)
+    assert found[..., 2].long().equal(labels.expand(2, -1))
+    assert found[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
+    for places in found[..., :2]:
+        centres = torch.stack([places[labels == label].mean(0) for label in range(3)])
+        assert torch.cdist(places, centres).argmin(1).equal(labels)
+
+
+def test_maps_of_few_examples_and_of_dead_features():
+    few = features.mapped(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3]))
+    assert [point[2] for point in few[0]] == [0, 1, 2, 3]
+    assert features.mapped(torch.ones(1, 5, 8), torch.zeros(5, dtype=torch.long)) == [[[0.0, 0.0, 0]] * 5]
+
+
+def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
+    nan = math.nan
+    rows = [
+        row("baseline", 0, {"a": 1.0}, map=[[[0.5, -1.0, 3]] * 700], matrices={"pgd_0.05": [[0.0, 0.2], [0.4, nan]]},
+            flags={"standard_0.01": ["transfer stronger"], "adaptive_0.01": []},
+            curves={"accuracy": [0.1, 0.2], "count": [4.0, 0.0, 2.0], "true_positive_rate_fgsm": [0.5]}),
+        row("baseline", 1, {"a": 3.0}, map=[[[9.0, 9.0, 9]]], matrices={"pgd_0.05": [[1.0, 0.4], [nan, nan]]},
+            flags={"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []},
+            curves={"count": [0.0, 2.0, 2.0], "accuracy": [0.3, 0.4, 0.5], "true_positive_rate_pgd": [1.0]}),
+    ]  # fmt: skip
+    (point,) = summary("adp/figure-3", rows)["points"]
+    assert point["measures"] == {"a": [2.0, 1.0, 2]}
+    assert point["map"] == [[[0.5, -1.0, 3]] * results.MOST_MAPPED]
+    assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
+    assert point["flags"] == {"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []}
+    means = {name: curve["mean"] for name, curve in point["curves"].items()}
+    assert means == {
+        "accuracy": [0.2, 0.3], "count": [2.0, 1.0, 2.0], "true_positive_rate_fgsm": [0.5],
+        "true_positive_rate_pgd": [1.0],
+    }  # fmt: skip
+    assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
+    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})])["points"]
+    assert set(plain) == {"data", "method", "measures"}
+
+
+def test_matrices_are_drawn_in_per_cent_with_members_and_all():
+    names = ("pgd_0.05", "targeted_mim_0.05", "mim_0.05")
+    matrix = [[0.0, 0.314, 1.0], [0.512, 0.046, 0.2], [0.1, math.nan, 0.91]]
+    found = drawn(
+        "adp/figure-3", [row(m, s, {}, matrices=dict.fromkeys(names, matrix)) for m in METHODS for s in (0, 1)]
+    )
+    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in found:
+        first, second, third, unused = figure.axes
+        assert first.get_title(loc="left") == "PGD 0.05\naccuracy, %"
+        assert second.get_title(loc="left") == "targeted MIM 0.05\ntarget reached, %"
+        assert not unused.axison
+        assert [text.get_text() for text in first.texts] == ["0", "31", "100", "51", "5", "20", "10", "–", "91"]
+        places = {text.get_text(): text.get_position() for text in first.texts}
+        assert places["51"] == (0.5, 1.5), "crafted on member 2, tried on member 1"
+        assert [label.get_text() for label in first.get_xticklabels()] == ["1", "2", "all"]
+        assert [label.get_text() for label in first.get_yticklabels()] == ["1", "2", "all"]
+        assert first.yaxis_inverted()
+        assert (first.get_ylabel(), second.get_ylabel(), third.get_xlabel()) == ("crafted on", "", "tried on")
+        assert {axes.collections[0].get_clim() for axes in (first, second, third)} == {(0, 1)}
+        for words in ("targeted MIM 0.05", "crafted on", "tried on", ">31<", ">all<", title):
+            assert words in svg
+        assert_nothing_is_cut(figure)
+    (alone,) = drawn("adp/figure-3", [row("baseline", 0, {}, matrices={"pgd_0.05": [[0.5] * 9] * 9})])
+    assert_nothing_is_cut(alone[0])
+
+
+def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
+    points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
+    rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]
+    found = drawn("adp/figure-2", rows)
+    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in found:
+        assert [axes.get_title(loc="left") for axes in figure.axes] == ["member 1", "member 2", "member 3"]
+        for axes, own in zip(figure.axes, points, strict=True):
+            assert len(axes.collections) == 10
+            assert axes.collections[4].get_offsets().tolist() == [point[:2] for point in own if point[2] == 4]
+            assert len({tuple(each.get_facecolor()[0]) for each in axes.collections}) == 10
+            assert not axes.get_xticks().size
+            assert not axes.get_yticks().size
+        assert legend_words(figure) == list(report_figures.NAMES["fashion-mnist"])
+        assert f"{title}: similarity of members 0.55" in svg
+        assert ">sneaker<" in svg
+        assert len(svg) < 200_000
+        assert_nothing_is_cut(figure)
+    many = [[[0.0, 0.0, i] for i in range(100)]] * 4
+    ((figure, _, _),) = drawn("adp/figure-2", [row("baseline", 0, {}, map=many)])
+    assert not figure.legends
+    assert len([axes for axes in figure.axes if axes.axison]) == 4
+
+
+def test_curves_of_detection_have_areas_and_the_diagonal():
+    def rates(power):
+        return [(i / 100) ** power for i in range(101)]
+
+    rows = [
+        row(m, s, {"auroc_nonmaximal_volume_fgsm": 0.75, "auroc_nonmaximal_volume_pgd": math.nan},
+            curves={"true_positive_rate_fgsm": rates(1 / 3), "true_positive_rate_pgd": rates(0.5)})
+        for m in METHODS for s in (0, 1)
+    ]  # fmt: skip
+    found = drawn("adp/figure-4", rows)
+    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, _, svg in found:
+        (axes,) = figure.axes
+        fgsm, _, chance = axes.lines
+        assert list(fgsm.get_xdata()) == pytest.approx([i / 100 for i in range(101)])
+        assert list(fgsm.get_ydata()) == pytest.approx(rates(1 / 3), rel=1e-5)
+        assert (list(chance.get_xdata()), list(chance.get_ydata())) == ([0, 1], [0, 1])
+        assert legend_words(figure) == ["FGSM, area 0.750", "PGD"]
+        assert "false positive rate" in svg
+        assert_nothing_is_cut(figure)
+    spoilt = [row("baseline", 0, {"auroc_nonmaximal_volume_fgsm": math.nan})]
+    assert drawn("adp/figure-4", spoilt) == []
+
+
+def test_a_histogram_has_an_outline_per_method_and_medians():
+    def counts(place):
+        return [10.0 * (i == place) for i in range(60)]
+
+    rows = [
+        row(m, s, {"log_nonmaximal_volume": -3.25 - 4 * k}, curves={"accuracy": [0.5], "count": counts(50 - k - s)})
+        for k, m in enumerate(METHODS)
+        for s in (0, 1)
+    ]
+    ((figure, title, svg),) = drawn("adp/figure-5", rows)
+    assert title == "fashion-mnist"
+    (axes,) = figure.axes
+    outlines = axes.patches[1::2]
+    for k, outline in enumerate(outlines):
+        values, edges, _ = outline.get_data()
+        assert list(values) == [5.0 * (i in (50 - k, 49 - k)) for i in range(60)], "the mean over seeds"
+        assert list(edges) == pytest.approx([-30 + 0.5 * i for i in range(61)])
+    assert legend_words(figure) == ["baseline, median −3.2", "adp-2-0, median −7.2", "adp-2-0.5, median −11.2"]
+    assert "logarithm of ensemble diversity" in svg
+    assert "number of test examples" in svg
+    assert_nothing_is_cut(figure)
+    assert drawn("adp/figure-5", [row("baseline", 0, {"log_nonmaximal_volume": -3.0})]) == []
+
+
+def test_the_legend_of_the_plane_lies_within_the_picture():
+    clouds = [(f"masksembles-{i}", [[0.8, 0.5], [0.9, 0.4]]) for i in range(7)]
+    curves = [("independent errors", [0, 1], [1, 1]), ("flipped predictions", [0, 1], [1, 0])]
+    assert_nothing_is_cut(figures.scatter(clouds, curves, "accuracy", "diversity", "cifar10"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("error_rate", "ensemble's error rate"),
+        ("member_error_rate", "members' error rate"),
+        ("worst_member_error_rate", "worst member's error rate"),
+        ("nonmaximal_volume", "ensemble diversity"),
+        ("log_nonmaximal_volume", "log of ensemble diversity"),
+        ("features_similarity", "similarity of members' features (CKA)"),
+        ("accuracy_fgsm_0.02", "FGSM 0.02"),
+        ("accuracy_bim_0.1", "BIM 0.1"),
+        ("accuracy_carlini_wagner_0.01", "C&W 0.01"),
+        ("accuracy_elastic_net_1.0", "EAD 1.0"),
+        ("accuracy_jsma_0.1", "JSMA 0.1"),
+        ("accuracy_apgd_0.01", "APGD 0.01"),
+        ("accuracy_square_0.01", "Square 0.01"),
+        ("standard_0.01", "worst case, standard 0.01"),
+        ("adaptive_0.01", "worst case, adaptive 0.01"),
+        ("auroc_nonmaximal_volume_fgsm", "ED, FGSM"),
+        ("auroc_nonmaximal_volume_carlini_wagner", "ED, C&W"),
+        ("auroc_mean_energy_pgd", "mean energy, PGD"),
+        ("fooled_elastic_net", "fooled by EAD"),
+        ("transfer_pgd_0.05", "transfer, PGD 0.05"),
+        ("transfer_targeted_mim_0.05", "transfer, targeted MIM 0.05"),
+        ("targeted_mim_0.05", "targeted MIM 0.05"),
+        ("true_positive_rate_elastic_net", "EAD"),
+        ("accuracy_top5", "accuracy top5"),
+        ("auroc_predictive_diversity_mnist", "PDS, mnist"),
+    ],
+)
+def test_measures_have_words(name, words):
+    assert report_figures.in_words(name) == words
+
+
+def test_the_page_tells_of_flags(monkeypatch, tmp_path):
+    raised = {
+        "baseline": {"standard_0.01": [], "adaptive_0.01": []},
+        "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
+    }
+    rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
+    found = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
+    monkeypatch.setattr(results, "found", lambda name, root: found)
+    page = report_page.html(["adp/figure-3"], tmp_path)
+    assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
+    told = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
+    assert f"<dt>adp-2-0</dt><dd>{told}</dd>" in page
+    assert page.count("flags raised") == 2
+    assert "worst case, standard 0.01" in page

@@ -1,0 +1,296 @@
+"""Studies under attack: methods as one sweep, ensembles that are left, and what is measured of them."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from dissensus import attacks, diversity, scores
+from dissensus.studies import attack_measures, comparing, finding, hardened, running, spec, subjects, under_attack
+from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
+from dissensus.studies.ingredients import waits_for
+
+SMALL = {"optimisation.epochs": 1, "optimisation.examples": 64, "evaluation.examples": 24}
+METHODS = ["baseline", "adp-2-0", "adp-2-0.5"]
+
+
+def rows_of(folder):
+    return json.loads((folder / "report.json").read_text())["rows"]
+
+
+def told(name, **changes):
+    return spec.resolved(finding.load(name), "smoke", {**SMALL, **changes}, name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def trained(runs):
+    return running.run("adp/table-1", "smoke", changes=SMALL, root=runs)
+
+
+@pytest.fixture(scope="module")
+def subject(trained, tmp_path_factory):
+    """The ADP ensemble of the first seed, as it takes images."""
+    row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
+    own = told("adp/table-1")
+    problem = subjects.images("made-images", trained_on=64, tested_on=24)
+    model = under_attack._model(own, problem, row, trained / "made-images")
+    return Subject(model, *problem.test, folder=tmp_path_factory.mktemp("attacks"), attacked={}, batch_size=16)
+
+
+class TestSpec:
+    def test_some_data_may_be_otherwise(self):
+        own = finding.load("adp/table-1")
+        here = spec.on_data(spec.resolved(own, "paper", {}, "x"), "mnist")
+        assert (here.optimisation.epochs, here.optimisation.cut_at, here.optimisation.augment) == (
+            40,
+            [0.375, 0.75],
+            [],
+        )
+        assert here.optimisation.lr == own.optimisation.lr
+        assert spec.on_data(own, "cifar10") is own
+
+    def test_what_is_changed_by_hand_is_changed_for_all_data(self):
+        changed = spec.resolved(finding.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
+        here = spec.on_data(changed, "mnist")
+        assert here.optimisation.epochs == 2
+        assert here.optimisation.cut_at == [0.375, 0.75]
+
+    def test_a_wrong_word_is_named_with_its_place(self):
+        wrong = {"title": "t", "reference": "Table 1", "claim": "C.", "data": ["mnist"],
+                 "by_data": {"mnist": {"optimisation": {"epoch": 1}}}}  # fmt: skip
+        with pytest.raises(spec.SpecError, match=r"by_data.mnist.optimisation.epoch' is not known.*epochs"):
+            spec.parse(wrong, "adp/table-1", "f.toml")
+
+    def test_what_a_study_computes_depends_on_it(self):
+        own = finding.load("adp/table-1")
+        assert replace(own, by_data={}).digest() != own.digest()
+
+
+class TestTraining:
+    def test_methods_that_differ_in_numbers_are_one_sweep_and_equal_those_trained_alone(self, trained, runs):
+        assert len(list((trained / "made-images").glob("checkpoints-*"))) == 1
+        alone = running.run(
+            "adp/table-1", "smoke", changes={**SMALL, "grid.method": ["adp-2-0.5"], "grid.seed": [1]}, root=runs
+        )
+        (only,) = rows_of(alone)
+        among = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 1)
+        a, b = (
+            np.load(next(folder.glob("made-images*")) / f"outputs-{row['run']:03d}.npy")
+            for folder, row in ((alone, only), (trained, among))
+        )
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_rows_stand_under_their_method(self, trained):
+        found = [(row["method"], row["seed"]) for row in rows_of(trained)]
+        assert found == [(method, seed) for method in METHODS for seed in (0, 1)]
+
+    def test_methods_of_other_networks_are_sweeps_of_their_own(self):
+        own = finding.load("masksembles/figure-2")
+        methods = [comparing.method_of(own, name) for name in own.grid["method"]]
+        assert len({method.trained_like for method in methods}) == len(methods)
+        assert not any(method.numbers for method in methods)
+
+    def test_every_ensemble_is_audited(self, trained):
+        assert all(row["audit"]["verdict"] for row in rows_of(trained))
+
+    def test_an_unknown_method_is_refused(self):
+        with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):
+            comparing.method_of(told("adp/table-1"), "adp-3")
+
+    def test_what_is_left_gives_the_outputs_of_the_training(self, subject, trained):
+        row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
+        with torch.no_grad():
+            again = subject.model(subject.x)
+        kept = np.load(trained / "made-images" / f"outputs-{row['run']:03d}.npy")
+        np.testing.assert_allclose(again.numpy(), kept, rtol=1e-4, atol=1e-5)
+
+
+class TestMeasures:
+    def test_names(self):
+        known = ["accuracy_fgsm_0.1", "accuracy_square_0.01", "standard_0.02", "adaptive_0.1", "fooled_pgd", "accuracy",
+                 "auroc_nonmaximal_volume_carlini_wagner", "auroc_mean_energy_mim", "transfer_targeted_pgd_0.05",
+                 "features_similarity", "error_rate"]  # fmt: skip
+        assert all(attack_measures.exists(name) for name in known)
+        unknown = ["accuracy_fgsm", "accuracy_foo_0.1", "standard_", "auroc_foo_pgd", "auroc_mean_energy_jsma",
+                   "transfer_jsma_0.05", "worst_0.1", "fooled_apgd"]  # fmt: skip
+        assert not any(attack_measures.exists(name) for name in unknown)
+        assert "the measure 'accuracy_foo_0.1'" in waits_for(
+            told("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "by_hand"),
+        [
+            ("accuracy_fgsm_0.02", partial(attacks.fgsm, epsilon=0.02)),
+            ("accuracy_bim_0.01", partial(attacks.bim, epsilon=0.01, steps=10, step_size=0.001, stop=False)),
+            ("accuracy_mim_0.01", partial(attacks.mim, epsilon=0.01, steps=10, step_size=0.001, stop=False)),
+            ("accuracy_apgd_0.01", partial(attacks.apgd, epsilon=0.01)),
+            ("accuracy_jsma_0.05", partial(attacks.jsma, preset="adp", step_size=0.1, distortion=0.05)),
+        ],
+    )
+    def test_accuracy_under_attack_is_that_of_the_attack_by_hand(self, subject, name, by_hand):
+        found = by_hand(subject.model, subject.x, subject.y)
+        assert attack_measures.measured(name, subject) == pytest.approx(float((~found.success).double().mean()))
+
+    def test_an_attack_may_be_run_on_fewer(self, subject, tmp_path):
+        few = replace(subject, attacked={"fgsm": 7}, folder=tmp_path, found={}, drawn={})
+        found = attacks.fgsm(subject.model, subject.x[:7], subject.y[:7], epsilon=0.02)
+        expected = float((~found.success).double().mean())
+        assert attack_measures.measured("accuracy_fgsm_0.02", few) == pytest.approx(expected)
+
+    def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
+        few = replace(subject, attacked={"standard": 4}, folder=tmp_path, found={}, drawn={})
+        worst = attack_measures.measured("standard_0.02", few)
+        one = attacks.apgd(subject.model, subject.x[:4], subject.y[:4], epsilon=0.02)
+        assert worst <= float((~one.success).double().mean())
+        assert list(few.drawn["flags"]) == ["standard_0.02"]
+
+    def test_detection_is_the_area_of_clean_against_what_was_turned(self, subject, tmp_path):
+        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
+        found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.1)
+        with torch.no_grad():
+            clean, after = (subject.model(x) for x in (subject.x, found.inputs))
+        right = clean.softmax(-1).mean(0).argmax(-1) == subject.y
+        turned = found.success & right
+        assert attack_measures.measured("fooled_fgsm", fresh) == pytest.approx(float(turned.sum() / right.sum()))
+        truth = np.r_[np.zeros(len(subject.x)), np.ones(int(turned.sum()))]
+        ed = [diversity.nonmaximal_volume(part, log=True) for part in (clean, after[:, turned])]
+        expected = roc_auc_score(truth, -torch.cat(ed).numpy())
+        assert attack_measures.measured("auroc_nonmaximal_volume_fgsm", fresh) == pytest.approx(expected)
+        bma = [scores.model_average(part.softmax(-1)) for part in (clean, after[:, turned])]
+        expected = roc_auc_score(truth, torch.cat(bma).numpy())
+        assert attack_measures.measured("auroc_model_average_fgsm", fresh) == pytest.approx(expected)
+        assert len(fresh.drawn["curves"]["true_positive_rate_fgsm"]) == 101
+
+    def test_nothing_turned_is_no_number(self, subject, tmp_path):
+        none = replace(subject, folder=tmp_path, drawn={}, found={})
+        clean = attacks.Adversarial(subject.x, torch.zeros(24, dtype=torch.bool), torch.zeros(24))
+        none.found["fgsm-0.1"] = clean
+        assert np.isnan(attack_measures.measured("auroc_nonmaximal_volume_fgsm", none))
+        assert attack_measures.measured("fooled_fgsm", none) == 0
+
+    def test_ed_is_scored_so_that_agreement_is_suspicious(self):
+        apart = torch.tensor([[[0.6, 0.4, 1e-9]], [[0.6, 1e-9, 0.4]]]).log()
+        alike = torch.tensor([[[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]]]).log()
+        assert scored(alike, "nonmaximal_volume") > scored(apart, "nonmaximal_volume")
+
+    def test_rates_are_the_curve_at_its_highest(self):
+        draw = torch.Generator().manual_seed(3)
+        inside, outside = torch.randint(8, (50,), generator=draw), torch.randint(3, 12, (40,), generator=draw)
+        found = true_positive_rates(inside.double(), outside.double())
+        false, true, _ = roc_curve(np.r_[np.zeros(50), np.ones(40)], np.r_[inside, outside])
+        for i, rate in enumerate(found):
+            assert rate == pytest.approx(true[false <= i / 100 + 1e-9].max())
+
+    def test_transfer_is_the_mean_over_pairs_of_different_members(self, subject, tmp_path):
+        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
+        value = attack_measures.measured("transfer_pgd_0.05", fresh)
+        matrix = attacks.transfer_matrix(
+            subject.model, subject.x, subject.y, attack="pgd", epsilon=0.05, step_size=0.005, batch_size=16
+        ).accuracy
+        assert torch.tensor(fresh.drawn["matrices"]["pgd_0.05"]).double() == pytest.approx(matrix)
+        pairs = [float(matrix[i, j]) for i in range(3) for j in range(3) if i != j]
+        assert value == pytest.approx(sum(pairs) / 6)
+
+    def test_targets_are_never_the_label(self, subject, tmp_path, monkeypatch):
+        seen = {}
+
+        def caught(model, x, y, *, target, **_):
+            seen["target"] = target
+            return attacks.Transfer(torch.zeros(4, 4), torch.zeros(4, 4))
+
+        monkeypatch.setattr(attacks, "transfer_matrix", caught)
+        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
+        attack_measures.measured("transfer_targeted_pgd_0.05", fresh)
+        assert (seen["target"] != subject.y).all()
+        assert seen["target"].min() >= 0
+        assert seen["target"].max() < 10
+
+    def test_the_histogram_counts_every_example(self):
+        outputs = torch.randn(3, 40, 10, generator=torch.Generator().manual_seed(1)) * 4
+        outputs[:, 0] = outputs[:1, 0]  # members alike: far out on the left
+        targets = torch.arange(40) % 10
+        found = attack_measures.histogram(outputs, targets)
+        assert (len(found), sum(found)) == (60, 40)
+        logs = diversity.nonmaximal_volume(outputs, targets, log=True)
+        assert found[10] == int(((logs >= -25) & (logs < -24.5)).sum())
+        assert sum(found[:20]) == int((logs < -20).sum()) >= 1
+
+
+class TestRunning:
+    def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
+        taken = []
+        inner = attack_measures.measured
+
+        def watched(name, subject):
+            taken.append(name)
+            if len(taken) == 3:
+                raise KeyboardInterrupt
+            return inner(name, subject)
+
+        changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"],
+                   "grid.method": ["baseline"], "grid.seed": [0]}  # fmt: skip
+        monkeypatch.setattr(attack_measures, "measured", watched)
+        with pytest.raises(KeyboardInterrupt):
+            running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
+        folder = running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
+        assert taken == ["accuracy_fgsm_0.1", "accuracy_pgd_0.1", "accuracy_fgsm_0.1",
+                         "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]  # fmt: skip
+        assert [sorted(row["measures"]) for row in rows_of(folder)] == [
+            ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]
+        ] * 2
+
+    def test_several_at_once_give_what_one_after_the_other_gives(self, runs, tmp_path):
+        changes = {**SMALL, "evaluation.measures": ["accuracy_fgsm_0.02"]}
+        one = running.run("adp/table-2", "smoke", changes=changes, root=runs)
+        other = running.run("adp/table-2", "smoke", changes=changes, root=tmp_path, jobs=2)
+        assert [row["measures"] for row in rows_of(one)] == [row["measures"] for row in rows_of(other)]
+
+    def test_the_histogram_comes_with_its_study(self, runs):
+        folder = running.run("adp/figure-5", "smoke", changes=SMALL, root=runs)
+        assert {sum(row["curves"]["count"]) for row in rows_of(folder)} == {64}  # the test examples of those trainings
+
+
+class TestHardened:
+    def test_members_have_their_standardisation_inside(self, runs):
+        changes = {**SMALL, "grid.adversarial": ["fgsm"], "grid.method": ["baseline"], "grid.seed": [0],
+                   "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"]}  # fmt: skip
+        folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
+        (row,) = rows_of(folder)
+        own = told("adp/table-4")
+        problem = subjects.images("made-images", trained_on=64, tested_on=24)
+        model = under_attack._model(own, problem, row, Path(folder) / "made-images-seed-0")
+        with torch.no_grad():
+            outputs = model(problem.test[0])
+        pooled = outputs.softmax(-1).mean(0).argmax(-1)
+        assert row["measures"]["accuracy"] == pytest.approx(float((pooled == problem.test[1]).double().mean()))
+
+    def test_attacks_are_those_of_the_paper(self):
+        one, ten = hardened.adversary("fgsm"), hardened.adversary("pgd")
+        assert hardened.adversary("none") is None
+        assert (one.steps, one.random_start, one.range, one.share) == (1, False, (0.01, 0.05), 0.5)
+        assert (ten.steps, ten.random_start, ten.step_share) == (10, True, None)
+
+    def test_an_unknown_attack_is_refused(self):
+        with pytest.raises(spec.SpecError, match="grid.adversarial names 'bim'; it may be one of none, fgsm, pgd"):
+            hardened.adversary("bim")
+
+    def test_masks_go_around_the_standardisation_and_train_for_their_own_objective(self, runs):
+        changes = {**SMALL, "grid.adversarial": ["pgd"], "grid.method": ["masksembles"], "grid.seed": [0],
+                   "members.options.backbone": "cnn", "members.options.widths": [6, 6],
+                   "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"]}  # fmt: skip
+        folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
+        (row,) = rows_of(folder)
+        assert 0 <= row["measures"]["accuracy_fgsm_0.04"] <= row["measures"]["accuracy"]
+        outputs = np.load(folder / "made-images-seed-0" / "outputs-000.npy")
+        assert outputs.shape == (3, 24, 10)
