@@ -11,7 +11,7 @@
 Each returns `Adversarial`: inputs, success and distance. Every example that counts as a success has been tried again in
 a pass of its own: it lies in the box of valid inputs and within ε, exactly, and the model says what the attack wants.
 All others come back as they were. What an example gets depends on nothing but itself: not on its batch, nor its place
-in it, as far as the model's own arithmetic does not. Our own does not.
+in it, as far as the model's own arithmetic does not. Our own does not. On a GPU, steps are replayed from CUDA graphs.
 
 `evaluate` runs a suite of them, gives the pointwise worst case with intervals, and checks by itself whether the attacks
 can be believed.

@@ -1,6 +1,7 @@
 """Auto-PGD: projected gradient steps with momentum, whose length adapts to each example (Croce and Hein, 2020)."""
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.blocks import carried_out
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
 from dissensus.attacks.margins import Climbed, LossName, named
 from dissensus.attacks.noise import keys
@@ -57,9 +58,8 @@ def apgd(
         ball = Ball.checked(norm, epsilon, (case.low, case.high), x)
         many = loss == "targeted_dlr" and not case.targeted
         function = named(loss, case.classes, many or case.targeted)
-        run = functools.partial(
-            _run, case=case, ball=ball, loss=function, steps=steps, seed=seed, aimed=many or case.targeted
-        )
+        goal = _Goal(case, ball, function, many or case.targeted)
+        run = functools.partial(_run, goal=goal, steps=goal.steps(steps), seed=seed)
         ranks = range(min(classes, case.classes - 1)) if many else [None]
         runs = [functools.partial(run, restart=i, rank=rank) for i in range(restarts) for rank in ranks]
         return case.attempted(runs, ball.lengths, ball.limit)
@@ -100,16 +100,47 @@ class Ascent(NamedTuple):
     done: Bool[Tensor, " B"]
 
 
-def _run(
-    rows: Examples, case: Case, ball: Ball, loss: Climbed, steps: int, seed: int, aimed: bool, restart: int,
-    rank: int | None,
-) -> Tensor:  # fmt: skip
+class _Kind(NamedTuple):
+    """What tells steps apart."""
+
+    share: float
+    """Of the new step; the rest is the step before."""
+    passed: int
+    """Steps since the last checkpoint, where the step ends at one; else 0."""
+
+
+def _kinds(steps: int) -> list[_Kind]:
+    """Of every step: the first is without momentum, and most of the others are alike."""
+    passed = {end: end - last for last, end in itertools.pairwise((0, *checkpoints(steps)))}
+    return [_Kind(MOMENTUM if index else 1.0, passed.get(index + 1, 0)) for index in range(steps)]
+
+
+class _Goal(NamedTuple):
+    """What is climbed, and within what."""
+
+    case: Case
+    ball: Ball
+    loss: Climbed
+    aimed: bool
+    """Whether the loss looks at targets."""
+
+    def steps(self, count: int) -> Steps:
+        """Updates, with checkpoints among them."""
+
+        def step(state: Ascent, kind: _Kind, _numbers: Tensor) -> Ascent:
+            state = _moved(state, self, kind.share)
+            return _looked_at(state, kind.passed) if kind.passed else state
+
+        return Steps(step, _kinds(count), capture=self.case.capture)
+
+
+def _run(rows: Examples, goal: _Goal, steps: Steps, seed: int, restart: int, rank: int | None) -> Tensor:
     x = rows.x
     if rank is not None:
-        rows = rows._replace(target=_likeliest(case, rows, rank))
-    at = ball.random(x, keys(x, seed, restart))
-    here = case.slope(at, rows, loss, aimed)
-    length = x.new_full((len(x),), 2.0) * ball.epsilon
+        rows = rows._replace(target=_likeliest(goal.case, rows, rank))
+    at = goal.ball.random(x, keys(x, seed, restart))
+    here = goal.case.slope(at, rows, goal.loss, goal.aimed)
+    length = x.new_full((len(x),), 2.0) * goal.ball.epsilon
     count = torch.zeros(len(x), dtype=torch.int32, device=x.device)
     start = Ascent(
         *rows[:3],
@@ -124,16 +155,7 @@ def _run(
         here.value,
         here.broken,
     )
-    ends = checkpoints(steps)
-
-    def step(state: Ascent, index: int) -> Ascent:
-        state = _moved(state, case, ball, loss, aimed, 1.0 if index == 0 else MOMENTUM)
-        if index + 1 not in ends:
-            return state
-        place = ends.index(index + 1)
-        return _looked_at(state, ends[place] - (ends[place - 1] if place else 0))
-
-    return carried_out(step, start, steps).at
+    return steps.carried_out(start).at
 
 
 def _likeliest(case: Case, rows: Examples, rank: int) -> Tensor:
@@ -142,8 +164,9 @@ def _likeliest(case: Case, rows: Examples, rank: int) -> Tensor:
     return others.sort(dim=1, descending=True, stable=True).indices[:, rank]
 
 
-def _moved(state: Ascent, case: Case, ball: Ball, loss: Climbed, aimed: bool, share: float) -> Ascent:
+def _moved(state: Ascent, goal: _Goal, share: float) -> Ascent:
     """A step up the gradient, mixed with the step before, and a look at where it led."""
+    case, ball, loss, aimed = goal
     length = per_example(state.step_size, state.x)
     straight = ball.projected(state.x, state.at + length * ball.steepest(state.gradient))
     mixed = state.at + share * (straight - state.at) + (1 - share) * (state.at - state.before)

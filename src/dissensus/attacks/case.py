@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.margins import Climbed
-from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, told
+from dissensus.attacks.replays import capture_on
+from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, replaying, told
+from dissensus.execution.graphs import Capture, on
 
 log = logging.getLogger("dissensus")
 
@@ -68,9 +70,14 @@ class Slope(NamedTuple):
 class Case:
     """Examples on the model's device, the goal, and the questions that attacks ask. No question syncs with the host."""
 
-    def __init__(self, victim: Victim, examples: Examples, targeted: bool, box: Box, home: torch.device) -> None:
+    def __init__(
+        self, victim: Victim, examples: Examples, targeted: bool, box: Box, home: torch.device,
+        capture: Capture | None = None,
+    ) -> None:  # fmt: skip
         self.victim, self.examples, self.targeted, self.home = victim, examples, targeted, home
         self.low, self.high = box
+        self.capture = capture
+        """How steps are captured in graphs; None: they are not."""
         outputs = victim.outputs(examples.x)
         self.classes = outputs.shape[-1]
         self.clean = victim.verdict(outputs)
@@ -178,13 +185,14 @@ def opened(
     low, high = checked_box(x, box)
     _check_inputs(x, low, high)
     device = device_of(model, x.device)
-    with torch.inference_mode(False), torch.no_grad(), evaluating(model):
+    capture = capture_on(device)
+    with on(device), torch.inference_mode(False), torch.no_grad(), evaluating(model), replaying(model, capture):
         labels = _checked_labels(y, len(x), "y").to(device)
         aims = labels if target is None else _checked_labels(target, len(x), "target").to(device)
         own = x.detach().to(device)
         own = own.clone() if own.is_inference() else own
         examples = Examples(own, labels, aims, torch.arange(len(x), device=device))
-        case = Case(Victim(model, pool), examples, target is not None, (low, high), x.device)
+        case = Case(Victim(model, pool), examples, target is not None, (low, high), x.device, capture)
         silent = int((~told(case.clean)).sum())
         if silent:
             checks.refuse("model", "give numbers for clean inputs", f"NaN for {silent} of {len(x)}")

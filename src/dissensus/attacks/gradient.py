@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.blocks import carried_out
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
 from dissensus.attacks.margins import cross_entropy
 from dissensus.attacks.noise import keys
@@ -29,7 +29,8 @@ def fgsm(
     Args:
         model: An ensemble ``x -> [M, B, C]``, a plain classifier ``x -> [B, C]``, or a list of those. A module is in
             evaluation mode meanwhile, and is otherwise left alone: parameters keep their ``grad``. Any other callable
-            is called as it is.
+            is called as it is. On a GPU passes are recorded and replayed, so what a model does in Python, such as to
+            count its calls, does not happen at every step.
         x: Clean inputs, float32 or float64, inside the box. They go to the model's device; results come back to theirs.
         y: Labels.
         epsilon: ε, the largest change that is allowed: of a value in L∞, of the whole in L2.
@@ -130,7 +131,7 @@ def perturbed(
     plan.check()
     with opened(model, x, y, target=target, pool=pool, box=box) as case:
         ball = Ball.checked(norm, epsilon, (case.low, case.high), x)
-        return _run(case.examples, case, ball, plan, 0).to(x.device)
+        return _run(case.examples, ball, plan, _steps(case, ball, plan), 0).to(x.device)
 
 
 class Plan(NamedTuple):
@@ -179,16 +180,19 @@ def _attacked(
     checks.count("restarts", restarts)
     with opened(model, x, y, target=target, pool=pool, box=box) as case:
         ball = Ball.checked(plan.norm, plan.epsilon, (case.low, case.high), x)
-        run = functools.partial(_run, case=case, ball=ball, plan=plan)
+        run = functools.partial(_run, ball=ball, plan=plan, steps=_steps(case, ball, plan))
         return case.attempted([functools.partial(run, restart=i) for i in range(restarts)], ball.lengths, ball.limit)
 
 
-def _run(rows: Examples, case: Case, ball: Ball, plan: Plan, restart: int) -> Tensor:
+def _run(rows: Examples, ball: Ball, plan: Plan, steps: Steps, restart: int) -> Tensor:
     x = rows.x
     start = ball.random(x, keys(x, plan.seed, restart)) if plan.random_start else x
     never = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    return steps.carried_out(Climb(*rows[:3], start, torch.zeros_like(x), never)).at
 
-    def step(state: Climb, _index: int) -> Climb:
+
+def _steps(case: Case, ball: Ball, plan: Plan) -> Steps:
+    def step(state: Climb, _kind: None, _numbers: Tensor) -> Climb:
         here = case.slope(state.at, state, cross_entropy)
         at, momentum = updated(state.at, here.gradient, state.momentum, state.x, ball, plan.length, plan.decay)
         if not plan.stop:
@@ -196,7 +200,7 @@ def _run(rows: Examples, case: Case, ball: Ball, plan: Plan, restart: int) -> Te
         at = torch.where(per_example(here.broken, at), state.at, at)
         return state._replace(at=at, momentum=momentum, done=here.broken)
 
-    return carried_out(step, Climb(*rows[:3], start, torch.zeros_like(x), never), plan.steps).at
+    return Steps(step, [None] * plan.steps, capture=case.capture)
 
 
 def updated(

@@ -13,6 +13,8 @@ from torch import Tensor
 from dissensus.randomness import derived_seed, mixed
 
 Keys = Int[Tensor, " B"]
+Word = int | Int[Tensor, ""]
+"""A whole number of 31 bits, on the host or on the device."""
 
 
 def keys(x: Float[Tensor, "B *S"], seed: int, *words: int) -> Keys:
@@ -24,14 +26,14 @@ def keys(x: Float[Tensor, "B *S"], seed: int, *words: int) -> Keys:
     return mixed(mixed(content ^ (own & 0x7FFFFFFF)) + ((own >> 32) & 0x7FFFFFFF))
 
 
-def later(key: Keys, *words: int) -> Keys:
+def later(key: Keys, *words: Word) -> Keys:
     """Keys that follow from keys and words, such as a step and what is drawn in it."""
     for word in words:
         key = mixed(mixed(key ^ word) + 0x3C6EF372)
     return key
 
 
-def uniform(key: Keys, shape: Sequence[int], *words: int) -> Float[Tensor, "B *S"]:
+def uniform(key: Keys, shape: Sequence[int], *words: Word) -> Float[Tensor, "B *S"]:
     """Uniform numbers in (0, 1), ``[B, *shape]``.
 
     >>> key = keys(torch.rand(4, 100), seed=0)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.blocks import carried_out
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Aimed, Box, Case, Examples, opened
 from dissensus.attacks.constants import Found, nearest
 from dissensus.attacks.margins import margin, marked
@@ -20,6 +20,7 @@ from dissensus.attacks.victim import Model, PoolName
 Inputs = Float[Tensor, "B *S"]
 Labels = Integer[Tensor, " B"]
 Numbers = Float[Tensor, " B"]
+Number = Float[Tensor, ""]
 
 NEARLY = 0.999999
 """tanh(w) of an input at the edge of the box, where tanh space is no wider than the box."""
@@ -61,9 +62,10 @@ def carlini_wagner(
             checks.refuse("box", "be finite for this attack", box)
         look = _Look(steps, confidence, abort_early)
         space = _Space((case.low + case.high) / 2, (case.high - case.low) / 2, widening)
+        updates = _tanh_steps(case, look, space, step_size)
 
         def run(rows: Examples) -> Tensor:
-            one = functools.partial(_tanh_run, rows, case=case, look=look, space=space, step_size=step_size)
+            one = functools.partial(_tanh_run, rows, case=case, look=look, space=space, steps=updates)
             return nearest(one, rows.x, constant, search_steps)
 
         return case.attempted([run], l2_lengths)
@@ -99,12 +101,10 @@ def elastic_net(
 
     with opened(model, x, y, target=target, pool=pool, box=box) as case:
         look = _Look(steps, confidence, abort_early)
+        updates = _shrinking_steps(case, look, step_size, l1_weight, lengths)
 
         def run(rows: Examples) -> Tensor:
-            one = functools.partial(
-                _shrinking_run, rows, case=case, look=look, step_size=step_size, l1_weight=l1_weight, lengths=lengths
-            )
-            return nearest(one, rows.x, constant, search_steps)
+            return nearest(functools.partial(_shrinking_run, rows, steps=updates), rows.x, constant, search_steps)
 
         return case.attempted([run], lengths)
 
@@ -125,11 +125,18 @@ class _Look(NamedTuple):
         own, spare = (rows.target, -self.confidence) if case.targeted else (rows.y, self.confidence)
         return case.reached(verdict + spare * marked(own, case.classes), rows)
 
-    def rested(self, index: int, value: Numbers, before: Numbers) -> tuple[Bool[Tensor, " B"], Numbers]:
-        """Whether an example's loss has come to rest, looked at every tenth of all steps; and the loss to compare."""
-        if not self.abort_early or index % math.ceil(self.steps / 10):
-            return torch.zeros_like(value, dtype=torch.bool), before
-        return value > STALLED * before, value
+    def now(self, index: int) -> bool:
+        """Whether losses are looked at in a step: in every tenth of all steps once."""
+        return self.abort_early and index % math.ceil(self.steps / 10) == 0
+
+    def rested(self, now: Number, value: Numbers, before: Numbers) -> tuple[Bool[Tensor, " B"], Numbers]:
+        """Whether an example's loss has come to rest, where it is looked at now; and the loss to compare."""
+        looked = now > 0
+        return looked & (value > STALLED * before), torch.where(looked, value, before)
+
+    def table(self, case: Case, row: Callable[[int], tuple[float, ...]]) -> Float[Tensor, "steps K"]:
+        """The numbers of every step, on the device: whether to look, and an attack's own."""
+        return case.examples.x.new_tensor([(self.now(index), *row(index)) for index in range(self.steps)])
 
 
 def _nearer(found: Found, at: Inputs, length: Numbers, reached: Bool[Tensor, " B"]) -> Found:
@@ -184,10 +191,9 @@ class _Tanh(NamedTuple):
     done: Bool[Tensor, " B"]
 
 
-def _tanh_run(
-    rows: Examples, constant: Numbers, found: Found, *, case: Case, look: _Look, space: _Space, step_size: float
-) -> Found:  # fmt: skip
-    def step(state: _Tanh, index: int) -> _Tanh:
+def _tanh_steps(case: Case, look: _Look, space: _Space, step_size: float) -> Steps:
+    def step(state: _Tanh, _kind: None, numbers: Tensor) -> _Tanh:
+        now, *bias = numbers.unbind()
         slant = (state.origin + state.shift).tanh()
         at = space.inputs(slant, case)
         here = case.slope(at, state, look.loss)
@@ -195,29 +201,37 @@ def _tanh_run(
         new = _nearer(Found(state.best, state.distance, state.any), at, l2_lengths(at - state.x), reached)
         change = at - space.inputs(state.origin.tanh(), case)
         value = sums(change.flatten(1).square()) - state.constant * here.value
-        rested, before = look.rested(index, value, state.before)
+        rested, before = look.rested(now, value, state.before)
         slope = 2 * change - per_example(state.constant, at) * here.gradient
-        move, mean, square = _adam(slope * space.scale * (1 - slant.square()), state.mean, state.square, index)
+        move, mean, square = _adam(slope * space.scale * (1 - slant.square()), state.mean, state.square, *bias)
         shift = space.held(state.origin + state.shift - step_size * move) - state.origin
         return state._replace(shift=shift, mean=mean, square=square, before=before, done=rested, **new._asdict())
 
+    numbers = look.table(case, lambda index: (1 - 0.9 ** (index + 1), 1 - 0.999 ** (index + 1)))
+    return Steps(step, [None] * look.steps, numbers, capture=case.capture)
+
+
+def _tanh_run(
+    rows: Examples, constant: Numbers, found: Found, *, case: Case, look: _Look, space: _Space, steps: Steps
+) -> Found:  # fmt: skip
     x, nothing = rows.x, torch.zeros_like(rows.x)
     fresh, far = torch.zeros_like(found.any), torch.full_like(constant, torch.inf)
     start = _Tanh(
         *rows[:3], constant, space.of(x), nothing, nothing, nothing, found.best, found.distance, fresh, far, fresh
     )  # fmt: skip
-    end = carried_out(step, start, look.steps)
+    end = steps.carried_out(start)
     at = space.inputs((end.origin + end.shift).tanh(), case)  # the last update is looked at as well
     reached = look.reached(case, case.verdict(at), end)
     return _nearer(Found(end.best, end.distance, end.any), at, l2_lengths(at - x), reached)
 
 
-def _adam(gradient: Inputs, mean: Inputs, square: Inputs, index: int) -> tuple[Inputs, Inputs, Inputs]:
-    """Adam's step of length one and its new moments, element by element."""
+def _adam(
+    gradient: Inputs, mean: Inputs, square: Inputs, of_mean: Number, of_square: Number
+) -> tuple[Inputs, Inputs, Inputs]:
+    """Adam's step of length one and its new moments, element by element; the moments are short by the shares given."""
     mean = 0.9 * mean + 0.1 * gradient
     square = 0.999 * square + 0.001 * gradient.square()
-    now = mean / (1 - 0.9 ** (index + 1))
-    return now / ((square / (1 - 0.999 ** (index + 1))).sqrt() + 1e-8), mean, square
+    return mean / of_mean / ((square / of_square).sqrt() + 1e-8), mean, square
 
 
 class _Shrinking(NamedTuple):
@@ -236,26 +250,33 @@ class _Shrinking(NamedTuple):
     done: Bool[Tensor, " B"]
 
 
-def _shrinking_run(
-    rows: Examples, constant: Numbers, found: Found, *, case: Case, look: _Look, step_size: float, l1_weight: float,
-    lengths: Callable[[Inputs], Numbers],
-) -> Found:  # fmt: skip
-    def step(state: _Shrinking, index: int) -> _Shrinking:
+def _shrinking_steps(
+    case: Case, look: _Look, step_size: float, l1_weight: float, lengths: Callable[[Inputs], Numbers]
+) -> Steps:
+    def step(state: _Shrinking, _kind: None, numbers: Tensor) -> _Shrinking:
+        now, length, momentum = numbers.unbind()
         here = case.slope(state.ahead, state, look.loss)
         change = state.ahead - state.x
         slope = 2 * change - per_example(state.constant, change) * here.gradient
-        moved = state.ahead - step_size * math.sqrt(1 - index / look.steps) * slope
+        moved = state.ahead - length * slope
         at = _shrunk(moved, state.x, l1_weight, case)
         reached = look.reached(case, case.verdict(at), state)
         new = _nearer(Found(state.best, state.distance, state.any), at, lengths(at - state.x), reached)
         value = sums(change.flatten(1).square()) - state.constant * here.value
-        rested, before = look.rested(index, value, state.before)
-        ahead = at + index / (index + 3) * (at - state.at)
+        rested, before = look.rested(now, value, state.before)
+        ahead = at + momentum * (at - state.at)
         return state._replace(at=at, ahead=ahead, before=before, done=rested, **new._asdict())
 
+    numbers = look.table(
+        case, lambda index: (step_size * math.sqrt(1 - index / look.steps), index / (index + 3))
+    )  # fmt: skip
+    return Steps(step, [None] * look.steps, numbers, capture=case.capture)
+
+
+def _shrinking_run(rows: Examples, constant: Numbers, found: Found, *, steps: Steps) -> Found:
     fresh, far = torch.zeros_like(found.any), torch.full_like(constant, torch.inf)
     start = _Shrinking(*rows[:3], constant, rows.x, rows.x, found.best, found.distance, fresh, far, fresh)
-    end = carried_out(step, start, look.steps)
+    end = steps.carried_out(start)
     return Found(end.best, end.distance, end.any)
 
 

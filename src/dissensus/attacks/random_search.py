@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.blocks import carried_out
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Aimed, Box, Case, Examples, opened
 from dissensus.attacks.margins import cross_entropy, margin
-from dissensus.attacks.noise import below, keys, signs, uniform
+from dissensus.attacks.noise import Word, below, keys, signs, uniform
 from dissensus.attacks.norms import Ball, NormName, l2_lengths, per_example, sums
 from dissensus.attacks.victim import Model, PoolName
 
@@ -66,9 +66,10 @@ def counted_square(
         if norm == "l2" and (x.ndim != 4 or min(x.shape[2:]) < 3):
             checks.refuse("x", "be images [B, C, H, W] of 3×3 or more in L2", checks.shape_text(x.shape))
         spent = torch.zeros(len(x), dtype=torch.int64, device=case.examples.x.device)
+        steps = _steps(case, ball, share, queries)
 
         def run(rows: Examples, restart: int) -> Tensor:
-            end = _searched(rows, case, ball, share, queries, keys(rows.x, seed, restart))
+            end = _searched(rows, case, ball, keys(rows.x, seed, restart), steps)
             spent[rows.place] += end.queries
             return end.at
 
@@ -89,24 +90,24 @@ class Search(NamedTuple):
     done: Bool[Tensor, " B"]
 
 
-def _searched(rows: Examples, case: Case, ball: Ball, share: float, queries: int, key: Keys) -> Search:
-    shape = rows.x.shape
-    images = (-1, 1, *shape[1:]) if len(shape) == 3 else (-1, 1, 1, rows.x[0].numel())
-    images = (-1, *shape[1:]) if len(shape) == 4 else images
+def _searched(rows: Examples, case: Case, ball: Ball, key: Keys, steps: Steps) -> Search:
+    first = _stripes if ball.norm == "linf" else _tiles
+    change = first(_images(rows.x), key).to(rows.x.dtype)
+    at = ball.projected(rows.x, rows.x + (float(ball.epsilon) * change).view(rows.x.shape))
+    value, broken = _asked(case, at, rows)
+    return steps.carried_out(Search(*rows[:3], key, at, value, torch.ones_like(rows.place), broken))
+
+
+def _steps(case: Case, ball: Ball, share: float, queries: int) -> Steps:
+    """All queries but the first: steps whose squares are of one size are alike, and each draws by its number."""
     epsilon = float(ball.epsilon)
-    first, proposed = (_stripes, _linf_proposed) if ball.norm == "linf" else (_tiles, _l2_proposed)
+    proposed = _linf_proposed if ball.norm == "linf" else _l2_proposed
 
-    def ask(at: Inputs, aimed: Aimed) -> tuple[Tensor, Tensor]:
-        outputs = case.victim.outputs(at)
-        loss = cross_entropy if case.targeted else margin
-        value = loss(case.victim.scores(outputs), aimed.y, aimed.target if case.targeted else None).sum(0)
-        return value, case.reached(case.victim.verdict(outputs), aimed)
-
-    def step(state: Search, index: int) -> Search:
-        part = share / 2 ** sum(index * 10_000 // queries > after for after in HALVED_AFTER)
-        moved = proposed(state.at.view(images), state.x.view(images), part, state.key, index + 1, epsilon)
+    def step(state: Search, part: float, numbers: Tensor) -> Search:
+        (number,) = numbers.unbind()
+        moved = proposed(_images(state.at), _images(state.x), part, state.key, number, epsilon)
         at = ball.projected(state.x, moved.view(state.x.shape))
-        value, broken = ask(at, state)
+        value, broken = _asked(case, at, state)
         better = (value > state.value) | broken
         return state._replace(
             at=torch.where(per_example(better, at), at, state.at),
@@ -115,11 +116,24 @@ def _searched(rows: Examples, case: Case, ball: Ball, share: float, queries: int
             done=broken,
         )
 
-    change = first(rows.x.view(images), key).to(rows.x.dtype)
-    at = ball.projected(rows.x, rows.x + (epsilon * change).view(shape))
-    value, broken = ask(at, rows)
-    start = Search(*rows[:3], key, at, value, torch.ones_like(rows.place), broken)
-    return carried_out(step, start, queries - 1)
+    passed = [index * 10_000 // queries for index in range(queries - 1)]
+    parts = [share / 2 ** sum(now > after for after in HALVED_AFTER) for now in passed]
+    numbers = torch.arange(1, queries, device=case.examples.x.device).unsqueeze(1)
+    return Steps(step, parts, numbers, capture=case.capture)
+
+
+def _asked(case: Case, at: Inputs, aimed: Aimed) -> tuple[Float[Tensor, " B"], Bool[Tensor, " B"]]:
+    """What must rise, and whether a point is adversarial."""
+    outputs = case.victim.outputs(at)
+    loss = cross_entropy if case.targeted else margin
+    value = loss(case.victim.scores(outputs), aimed.y, aimed.target if case.targeted else None).sum(0)
+    return value, case.reached(case.victim.verdict(outputs), aimed)
+
+
+def _images(x: Inputs) -> Images:
+    """Inputs as images: a matrix is one of one channel, and anything else one of a single row."""
+    shape = (1, *x.shape[1:]) if x.ndim == 3 else (1, 1, x[0].numel())
+    return x.view(-1, *(x.shape[1:] if x.ndim == 4 else shape))
 
 
 def _stripes(x: Images, key: Keys) -> Images:
@@ -127,7 +141,7 @@ def _stripes(x: Images, key: Keys) -> Images:
     return signs(uniform(key, (x.shape[1], 1, x.shape[3]), 0)).expand(x.shape)
 
 
-def _linf_proposed(at: Images, x: Images, share: float, key: Keys, index: int, epsilon: float) -> Images:
+def _linf_proposed(at: Images, x: Images, share: float, key: Keys, index: Word, epsilon: float) -> Images:
     """A point in L∞ with another square: x ± ε, one sign for each channel."""
     channels, height, width = x.shape[1:]
     side = max(round(math.sqrt(share * height * width)), 1)
@@ -153,7 +167,7 @@ def _tiles(x: Images, key: Keys) -> Images:
     return change / per_example(l2_lengths(change), change)
 
 
-def _l2_proposed(at: Images, x: Images, share: float, key: Keys, index: int, epsilon: float) -> Images:
+def _l2_proposed(at: Images, x: Images, share: float, key: Keys, index: Word, epsilon: float) -> Images:
     """A point in L2 where the change of one window has moved to another, and two bumps are added there.
 
     Budgets are kept for each channel, and whatever the box had cut off is spent again.

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, losses
-from dissensus.attacks.blocks import carried_out
+from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
 from dissensus.attacks.margins import marked
 from dissensus.attacks.norms import l0_lengths, linf_lengths
@@ -73,7 +73,8 @@ def jsma(
     with opened(model, x, y, target=target, pool=pool, box=box) as case:
         features = x[0].numel()
         allowed = int(plan.distortion * features + 1e-9)
-        run = functools.partial(_run, case=case, plan=plan, steps=allowed // (2 if plan.pairs else 1))
+        steps = _steps(case, plan, x.shape[1:], allowed // (2 if plan.pairs else 1))
+        run = functools.partial(_run, case=case, steps=steps)
         return case.attempted([run], l0_lengths, allowed)
 
 
@@ -88,14 +89,20 @@ class Search(NamedTuple):
     done: Bool[Tensor, " B"]
 
 
-def _run(rows: Examples, case: Case, plan: Preset, steps: int) -> Tensor:
+def _run(rows: Examples, case: Case, steps: Steps) -> Tensor:
     flat = rows.x.flatten(1)
     target = rows.target
     if not case.targeted:
         target = case.clean[rows.place].scatter(1, rows.y.unsqueeze(1), -torch.inf).argmax(1)
-    shape = rows.x.shape[1:]
+    start = Search(
+        flat, rows.y, target, flat, torch.ones_like(flat, dtype=torch.bool),
+        torch.zeros(len(flat), dtype=torch.bool, device=flat.device),
+    )  # fmt: skip
+    return steps.carried_out(start).at.view(rows.x.shape)
 
-    def step(state: Search, _index: int) -> Search:
+
+def _steps(case: Case, plan: Preset, shape: torch.Size, count: int) -> Steps:
+    def step(state: Search, _kind: None, _numbers: Tensor) -> Search:
         helps, harms, broken = _saliencies(case, state, shape)
         best = torch.zeros_like(helps[:, 0])
         chosen = torch.zeros_like(state.free)
@@ -112,11 +119,7 @@ def _run(rows: Examples, case: Case, plan: Preset, steps: int) -> Tensor:
         at = torch.where(chosen, moved, state.at)
         return state._replace(at=at, free=state.free & ~chosen, done=broken | (best <= 0))
 
-    start = Search(
-        flat, rows.y, target, flat, torch.ones_like(flat, dtype=torch.bool),
-        torch.zeros(len(flat), dtype=torch.bool, device=flat.device),
-    )  # fmt: skip
-    return carried_out(step, start, steps).at.view(rows.x.shape)
+    return Steps(step, [None] * count, capture=case.capture)
 
 
 def _saliencies(case: Case, state: Search, shape: torch.Size) -> tuple[Flat, Flat, Bool[Tensor, " B"]]:

@@ -21,6 +21,9 @@ from dissensus.studies.scaling import Standardised, scales
 from dissensus.studies.spec import Spec
 from dissensus.studies.subjects import images
 
+ON_A_GPU = 1000
+"""Examples at once: every batch captures graphs of its own."""
+
 
 def file_of(own: Path, run: int) -> Path:
     """What a task leaves."""
@@ -36,7 +39,10 @@ def run(
     model = _model(spec, problem, row, base).to(device)
     kept = own / f"attacks-{row['run']:03d}"
     kept.mkdir(parents=True, exist_ok=True)
-    subject = Subject(model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, seed=int(row["seed"]))
+    subject = Subject(
+        model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, seed=int(row["seed"]),
+        batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
+    )  # fmt: skip
     names = [name for name in spec.evaluation.measures if not measures.exists(name)]
     found = _finished(kept)
     for number, name in enumerate(names):

@@ -1,0 +1,431 @@
+"""Captured steps of attacks: the same results as eager steps. On a CPU a "graph" is the captured function itself."""
+
+import functools
+import logging
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import dissensus as ds
+from dissensus import attacks
+from dissensus.attacks import blocks, norms, replays
+from dissensus.attacks.rows import held, padded
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+C, SIDE = 5, 6
+
+SHORT = {"steps": 30, "search_steps": 2, "constant": 3.0, "step_size": 0.03}
+NAMES = {
+    "fgsm": functools.partial(attacks.fgsm, epsilon=0.1),
+    "bim": functools.partial(attacks.bim, epsilon=0.15, steps=60),
+    "bim-all-steps": functools.partial(attacks.bim, epsilon=0.1, stop=False),
+    "pgd": functools.partial(attacks.pgd, epsilon=0.12, steps=40, restarts=3),
+    "pgd-l2": functools.partial(attacks.pgd, epsilon=0.6, steps=40, norm="l2"),
+    "mim": functools.partial(attacks.mim, epsilon=0.12, steps=40),
+    "apgd": functools.partial(attacks.apgd, epsilon=0.04, steps=50),
+    "apgd-dlr": functools.partial(attacks.apgd, epsilon=0.05, steps=50, loss="dlr", pool="members"),
+    "apgd-targeted": functools.partial(attacks.apgd, epsilon=0.05, steps=35, loss="targeted_dlr"),
+    "carlini_wagner": functools.partial(attacks.carlini_wagner, **SHORT),
+    "carlini_wagner-all-steps": functools.partial(attacks.carlini_wagner, **SHORT, abort_early=False),
+    "elastic_net": functools.partial(attacks.elastic_net, **SHORT),
+    "elastic_net-all-steps": functools.partial(attacks.elastic_net, **SHORT, abort_early=False),
+    "square": functools.partial(attacks.square, epsilon=0.15, queries=60, restarts=2),
+    "square-l2": functools.partial(attacks.square, epsilon=1.0, queries=60, norm="l2"),
+    "jsma": functools.partial(attacks.jsma, preset="adp", step_size=0.4, distortion=0.8),
+}
+UNEVEN = {"pgd-l2", "square-l2", "carlini_wagner", "elastic_net"}
+"""Roots and tanh are rounded by place, and places differ where rows are set aside."""
+
+
+class Steady(nn.Module):
+    """Two layers whose sums are written out: an example's outputs and gradients are the same bits in any batch."""
+
+    def __init__(self, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        first, second = ((SIDE * SIDE, 8), (8, C))
+        self.first = nn.Parameter(torch.randn(first, generator=generator, dtype=torch.float64))
+        self.second = nn.Parameter(torch.randn(second, generator=generator, dtype=torch.float64))
+
+    def forward(self, x):
+        hidden = self.layer(x.flatten(1) - 0.5, self.first)
+        return self.layer(hidden / (1 + hidden.abs()), self.second)
+
+    @staticmethod
+    def layer(x, weight):
+        products = x.unsqueeze(1) * weight.T
+        return norms.sums(products.flatten(0, 1)).view(len(x), -1)
+
+
+def ensemble(device, members=2):
+    """Members in a loop, so that none of their sums is taken over a batch."""
+    return ds.Ensemble.from_modules([Steady(seed) for seed in range(members)], backend="loop").to(device).eval()
+
+
+def examples(model, count, device, wrong=True):
+    """Inputs with the labels that the model gives them; the first one is wrong from the start."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(count, 1, SIDE, SIDE, generator=generator, dtype=torch.float64).to(device)
+    with torch.no_grad():
+        outputs = model(x)
+    y = (outputs if outputs.ndim == 2 else outputs.softmax(-1).mean(0)).argmax(-1)
+    if wrong and count > 1:
+        y[0] = (y[0] + 1) % C
+    return x, y
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Switch capture off."""
+    return lambda: monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: None)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Switch capture on, everywhere; count captures and replays."""
+    counts = {"captures": 0, "replays": 0}
+    real = replays.capture_on
+
+    def counting(device):
+        capture = real(device) or (lambda function, generators: function)
+
+        def counted(function, generators):
+            replay = capture(function, generators)
+            counts["captures"] += 1
+
+            def replayed():
+                counts["replays"] += 1
+                replay()
+
+            return replayed
+
+        return counted
+
+    def switch():
+        monkeypatch.setattr("dissensus.attacks.case.capture_on", counting)
+        counts.update(captures=0, replays=0)
+        return counts
+
+    return switch
+
+
+def assert_same(found, expected, exact):
+    assert torch.equal(found.success, expected.success)
+    if exact:
+        assert torch.equal(found.inputs, expected.inputs)
+        assert torch.equal(found.distance, expected.distance)
+    torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.distance, expected.distance, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "count"), [*((name, 37) for name in NAMES), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)]
+)
+def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured, caplog):
+    model = ensemble(device)
+    x, y = examples(model, count, device)
+    eager()
+    expected = NAMES[name](model, x, y)
+    counts = captured()
+    found = NAMES[name](model, x, y)
+    assert_same(found, expected, exact=device == "cpu" and name not in UNEVEN)
+    assert counts["replays"] > 0 or name == "fgsm" or count == 1, "it was replayed"
+    assert counts["replays"] >= counts["captures"]
+    assert not any("not captured" in record.getMessage() for record in caplog.records)
+    if count > 1:
+        assert found.success.sum() > 1, "or the test tests little"
+
+
+@pytest.mark.parametrize("name", sorted(UNEVEN))
+def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, captured, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 10**9)
+    model = ensemble("cpu")
+    x, y = examples(model, 21, "cpu")
+    eager()
+    expected = NAMES[name](model, x, y)
+    counts = captured()
+    assert_same(NAMES[name](model, x, y), expected, exact=True)
+    assert counts["replays"] > 10
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["bim", "apgd-dlr", "carlini_wagner", "elastic_net", "square"])
+def test_targets(name, device, eager, captured):
+    model = ensemble(device)
+    x, y = examples(model, 19, device)
+    target = (y + 2) % C
+    eager()
+    expected = NAMES[name](model, x, y, target=target)
+    counts = captured()
+    assert_same(NAMES[name](model, x, y, target=target), expected, device == "cpu" and name not in UNEVEN)
+    assert counts["replays"] > 0
+
+
+# --- sizes, graphs and their numbers ----------------------------------------------------------------------------------
+
+
+def test_sizes_are_halves():
+    assert replays.halves(256) == [256, 128, 64, 32, 16, 8]
+    assert replays.halves(37) == [37, 19, 10]
+    assert replays.halves(1) == [1]
+
+
+class Line(NamedTuple):
+    """Rows that count their steps, up to a limit of their own."""
+
+    limit: torch.Tensor
+    steps: torch.Tensor
+    total: torch.Tensor
+    done: torch.Tensor
+
+
+def counting_step(sizes):
+    """Adds its kind and its number to every row that is going."""
+
+    def step(rows, kind, numbers):
+        sizes.append(len(rows.done))
+        (number,) = numbers.unbind()
+        steps = rows.steps + 1
+        return rows._replace(steps=steps, total=rows.total + number + kind, done=steps >= rows.limit)
+
+    return step
+
+
+def lines(*limits):
+    limit = torch.tensor(limits)
+    nothing = torch.zeros_like(limit)
+    return Line(limit, nothing, nothing, torch.zeros_like(limit, dtype=torch.bool))
+
+
+def totals(limits, kinds):
+    return [sum(kinds[i] + i for i in range(min(limit, len(kinds)))) for limit in limits]
+
+
+@pytest.mark.parametrize("capture", [None, lambda function, generators: function])
+def test_rows_are_set_aside_and_come_back(capture):
+    """Every row's sum is that of its own steps, whatever was set aside, filled up or replayed around it."""
+    kinds = [1000 if index in (0, 17, 50) else 0 for index in range(90)]
+    sizes = []
+    steps = blocks.Steps(counting_step(sizes), kinds, torch.arange(90).unsqueeze(1), capture=capture)
+    for limits in ([3, 90, 12, 55, 90] + 30 * [4], [25] * 11 + [90], [100] * 35, [1]):
+        end = steps.carried_out(lines(*limits))
+        assert end.total.tolist() == totals(limits, kinds)
+        assert end.steps.tolist() == [min(limit, 90) for limit in limits]
+        assert end.limit.tolist() == limits
+    if capture is None:
+        assert set(sizes) == {35, 4, 3, 2, 12, 1}, "as many as are going"
+    else:
+        assert set(sizes) == {35, 18, 9}, "halves of the first run, in all runs"
+
+
+def test_graphs_are_made_for_kinds_that_come_often_and_shared_by_runs():
+    made = []
+
+    def capture(function, generators):
+        assert list(generators) == []
+        made.append(function)
+        return function
+
+    kinds = ["first", *["plain"] * 20, "rare", *["plain"] * 20, "rare", *["late"] * replays.WORTH]
+    steps = blocks.Steps(lambda rows, kind, numbers: rows, kinds, capture=capture)
+    steps.carried_out(lines(*[10**6] * 30))
+    assert list(steps.replays.graphs) == [(30, "plain")], "one that is left too seldom after its first step has none"
+    steps.carried_out(lines(*[10**6] * 30))
+    assert list(steps.replays.graphs) == [(30, "plain"), (30, "late")], "it has been seen, and comes often enough"
+    steps.carried_out(lines(*[10**6] * 29))
+    assert len(made) == 2, "29 rows fill up to 30"
+    steps.carried_out(lines(*[10**6] * 15))
+    assert list(steps.replays.graphs)[2:] == [(15, "plain")]
+
+
+def test_few_steps_are_not_worth_another_size():
+    sizes = []
+    limits = [100, *[1] * 39]
+    steps = blocks.Steps(
+        counting_step(sizes), [0] * 25, torch.zeros(25, 1, dtype=torch.int64), capture=lambda function, _: function
+    )
+    assert steps.carried_out(lines(*limits)).steps.tolist() == [25, *[1] * 39]
+    assert set(sizes) == {40}
+
+
+def test_what_fills_up_is_done():
+    more = padded(lines(7, 8), 4)
+    assert more.limit.tolist() == [7, 8, 8, 8]
+    assert more.done.tolist() == [False, False, True, True]
+    after = more._replace(steps=more.steps + 1)
+    assert held(more, after).steps.tolist() == [1, 1, 0, 0]
+
+
+def test_results_are_not_the_memory_of_graphs():
+    steps = blocks.Steps(
+        counting_step([]), [0] * 20, torch.ones(20, 1, dtype=torch.int64), capture=lambda function, _: function
+    )
+    one = steps.carried_out(lines(100, 100))
+    kept = one.total.clone()
+    steps.carried_out(lines(5, 5))
+    assert torch.equal(one.total, kept)
+
+
+# --- what cannot be captured ------------------------------------------------------------------------------------------
+
+
+class Reads(nn.Module):
+    """A model that looks at a number on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Steady(0)
+
+    def forward(self, x):
+        return self.inner(x) if x.detach().sum().item() > -1e9 else self.inner(-x)
+
+
+class Draws(nn.Module):
+    """A model that adds a little noise, drawn on the host or on its device."""
+
+    def __init__(self, host):
+        super().__init__()
+        self.inner, self.host = Steady(0), host
+
+    def forward(self, x):
+        noise = torch.rand(()).item() if self.host else torch.rand_like(x)
+        return self.inner(x + 0.05 * noise)
+
+
+def lines_told(caplog):
+    return [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+
+
+def generators(device):
+    return torch.rand(3).tolist(), torch.rand(3, device=device).tolist()
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd-targeted", "carlini_wagner"])
+def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monkeypatch, caplog):
+    def refuses(function, generators):
+        torch.rand(5)  # what a model draws before it fails
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    model = ensemble("cpu")
+    x, y = examples(model, 37, "cpu")
+    eager()
+    expected = NAMES[name](model, x, y)
+    torch.manual_seed(3)
+    after = generators("cpu")
+    torch.manual_seed(3)
+    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: refuses)
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        found = NAMES[name](model, x, y)
+    assert_same(found, expected, exact=name not in UNEVEN)
+    assert generators("cpu") == after
+    (line,) = lines_told(caplog)
+    assert line.endswith("operation not permitted when stream is capturing")
+
+
+def test_a_refusal_in_the_middle_of_a_run(caplog):
+    """The first size is captured and the second is not: eager steps go on from where the graph was."""
+    made = []
+
+    def second_refuses(function, generators):
+        made.append(function)
+        if len(made) == 2:
+            raise RuntimeError("out of memory")
+        return function
+
+    limits = [100, *[1] * 39]
+    numbers = torch.arange(60).unsqueeze(1)
+    steps = blocks.Steps(counting_step([]), [0] * 60, numbers, capture=second_refuses)
+    assert steps.carried_out(lines(*limits)).total.tolist() == totals(limits, [0] * 60)
+    assert steps.carried_out(lines(*limits)).total.tolist() == totals(limits, [0] * 60)
+    assert len(made) == 2
+    assert len(lines_told(caplog)) == 1
+
+
+def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, caplog):
+    def runs(function, generators):
+        torch.rand(())  # a capture runs the host's part of the function
+        return function
+
+    found = []
+    for capture in (None, runs):
+        monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device, capture=capture: capture)
+        model = Draws(host=True)
+        x, y = examples(Steady(0), 12, "cpu")
+        torch.manual_seed(5)
+        found.append((attacks.perturbed(model, x, y, epsilon=0.1, steps=20), generators("cpu")))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert lines_told(caplog) == [
+        "steps of the attack are not captured in a graph: "
+        "the model draws random numbers on the host, which a graph would repeat"
+    ]
+
+
+@GPU
+@pytest.mark.parametrize("build", [Reads, functools.partial(Draws, host=True)])
+def test_on_a_gpu_a_model_that_needs_the_host_runs_eagerly(build, eager, captured, caplog):
+    found = []
+    for switch in (eager, captured):
+        counts = switch()
+        model = build().cuda()
+        x, y = examples(Steady(0).cuda(), 21, "cuda")
+        torch.manual_seed(5)
+        result = attacks.pgd(model, x, y, epsilon=0.1, steps=30)
+        found.append((result, generators("cuda")))
+    assert_same(found[1][0], found[0][0], exact=False)
+    assert found[0][1] == found[1][1], "torch's generators go on as if nothing had been tried"
+    assert counts["replays"] == 0
+    (line,) = lines_told(caplog)
+    assert len(line.splitlines()) == 1
+    counts = captured()
+    attacks.pgd(Steady(0).cuda(), x, y, epsilon=0.1, steps=30)
+    assert counts["replays"] > 0, "and the next attack is captured as ever"
+
+
+@GPU
+def test_on_a_gpu_a_model_that_draws_there_draws_anew_at_every_replay(eager, captured, caplog):
+    found = []
+    for switch in (eager, captured):
+        counts = switch()
+        model = Draws(host=False).cuda()
+        x, y = examples(Steady(0).cuda(), 21, "cuda", wrong=False)
+        torch.manual_seed(5)
+        found.append(attacks.perturbed(model, x, y, epsilon=0.1, steps=30))
+        after = torch.rand(3, device="cuda")
+        found.append(after)
+    assert counts["replays"] == 29
+    assert lines_told(caplog) == []
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-6)
+    assert torch.equal(found[3], found[1]), "replays draw as many numbers as steps do"
+
+
+@GPU
+@pytest.mark.parametrize("backend", ["auto", "streams", "vmap"])
+def test_on_a_gpu_networks_of_every_backend_are_captured(backend, eager, captured, caplog):
+    build = functools.partial(ds.nets.cnn, 1, C, SIDE, (8,))
+    model = ds.Ensemble(build, members=3, backend=backend).double().cuda().eval()
+    x, y = examples(model, 33, "cuda")
+    for attack in (NAMES["bim-all-steps"], NAMES["apgd-targeted"], NAMES["square"]):
+        eager()
+        expected = attack(model, x, y)
+        counts = captured()
+        found = attack(model, x, y)
+        assert (found.success == expected.success).float().mean() > 0.9
+        assert counts["replays"] > 5
+    assert lines_told(caplog) == []
+
+
+@GPU
+def test_on_a_gpu_memory_is_given_back():
+    model = ensemble("cuda")
+    x, y = examples(model, 33, "cuda")
+    used = []
+    for _ in range(3):
+        NAMES["apgd"](model, x, y)
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    assert used[2] <= used[1]
