@@ -55,9 +55,10 @@ class _Pass(NamedTuple):
         return run(self.skeleton, self.weights, copies, self.x, self.per_member)
 
     def whole(self, run: Run) -> None:
-        """Forward, and backward where gradients are on."""
-        output = self.outputs(run)
-        leaves = [*self.weights.leaves(), *([self.x] if self.x.requires_grad else [])]
+        """Forward, and backward where gradients are on: as far as the inputs, whatever they were computed from."""
+        x = self.x.detach().requires_grad_(self.x.requires_grad)  # a captured pass must not lead out of its graph
+        output = self._replace(x=x).outputs(run)
+        leaves = [*self.weights.leaves(), *([x] if x.requires_grad else [])]
         if output.requires_grad and leaves:
             torch.autograd.grad(output.sum(), leaves, allow_unused=True)
 

@@ -21,7 +21,7 @@ from dissensus.studies.scaling import Standardised, scales
 from dissensus.studies.spec import Spec
 from dissensus.studies.subjects import images
 
-ON_A_GPU = 1000
+ON_A_GPU = 2000
 """Examples at once: every batch captures graphs of its own."""
 
 

@@ -2,6 +2,7 @@
 
 from dissensus.train import schedules
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.convergence import Convergence
 from dissensus.train.diverse import drawn_hyperparameters, low_confidence, scale_weights
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
@@ -11,6 +12,7 @@ from dissensus.train.sweeping import sweep
 
 __all__ = [
     "AdversarialTraining",
+    "Convergence",
     "History",
     "OutOfMemory",
     "Progress",

@@ -33,13 +33,16 @@ Shapes = tuple[torch.Size, ...]
 class GraphSteps:
     """Replays captured steps, one graph per shape of batch; falls back to eager steps where capture fails."""
 
-    def __init__(self, capture: Capture = captured) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture = captured, fresh: Callable[[], Capture] | None = None) -> None:
+        """``fresh`` gives a way to capture for each time that graphs are forgotten, with a pool of its own."""
+        self.capture, self.fresh = capture, fresh
         self.refused: dict[Shapes, str] = {}
         self.forget()
 
     def forget(self) -> None:
         """Shapes or branches have changed: capture anew."""
+        if self.fresh is not None:  # torch takes a pool back with its last graph, and may refuse it afterwards
+            self.capture = self.fresh()
         self.replays: dict[Shapes, tuple[Raw, Callable[[], None]]] = {}
         self.seen: dict[Shapes, int] = {}
 
@@ -160,5 +163,9 @@ def graph_steps(engine: Engine) -> GraphSteps | None:
     if engine.flat.device.type != "cuda":
         return None
     watch = "global" if engine.feed.resumable else "thread_local"  # a foreign loader may have threads of its own
-    with on(engine.flat.device):
-        return GraphSteps(functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch))
+
+    def fresh() -> Capture:
+        with on(engine.flat.device):
+            return functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch)
+
+    return GraphSteps(fresh=fresh)

@@ -20,11 +20,14 @@ def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[
     return (scalars or ["the total"])[0], []
 
 
-def check_names(parts: LossParts) -> None:
-    """Refuse parts that are named like the history's own columns."""
+def check_names(parts: LossParts, *, judged: bool = False) -> None:
+    """Refuse parts that are named like the history's own columns, or lack members' losses where those are judged."""
     taken = sorted({"loss", "epoch", "lr", "seconds", "validation"} & set(parts.parts))
     if taken:
         checks.refuse("parts", f"not be named {taken[0]!r}, which the history uses itself", sorted(parts.parts))
+    if judged and ("member_loss" not in parts.parts or parts.parts["member_loss"].ndim < 2):
+        fix = "Objectives of dissensus do; add it to the parts of your own."
+        checks.refuse("objective", "tell `member_loss` [M], by which `freeze` judges", sorted(parts.parts), fix)
 
 
 def check_labels(outputs: Tensor, y: Tensor) -> None:

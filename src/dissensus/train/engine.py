@@ -18,6 +18,7 @@ from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
 from dissensus.train.adversary import Adversary
+from dissensus.train.convergence import Freezing, standing
 from dissensus.train.diagnosis import check_labels, check_names, culprit
 from dissensus.train.drawn import Drawn
 from dissensus.train.fed import Fed, Inputs, fed
@@ -94,6 +95,8 @@ class Engine:
     """Draws members at every step; None where all take all steps."""
     adversary: Adversary | None = None
     """Attacks the batches of one run."""
+    freezing: Freezing | None = None
+    """Freezes members of one run that have converged."""
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
@@ -235,11 +238,11 @@ class Engine:
         body, active = self.body, self.active
         if self.plan is not None:
             self.planned, self.plan = self.plan(self, x), None
-        before = {name: tensor.clone() for name, tensor in body.state().items()} if self.resting else {}
+        before = {name: tensor.clone() for name, tensor in standing(body.state()).items()} if self.resting else {}
         outputs, parts, grad = self.raw_gradient(x, y)
         self.backend = body.ran
         if self.resting:
-            body.merge(body.state(), before, ~active)
+            body.merge(standing(body.state()), before, ~active)
             grad = self._of_active(grad)
         return outputs, parts, grad
 
@@ -276,7 +279,7 @@ class Engine:
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
         if self.steps == 0:
-            check_names(parts)
+            check_names(parts, judged=self.freezing is not None)
         return parts if self.drawn is None else self.drawn.scaled(parts)
 
     def _of_active(self, grad: Tensor) -> Tensor:
@@ -333,6 +336,8 @@ class Engine:
         if self.validator is not None and self.watch is not None:
             watched, parts = self.validator(self)
             self.active.copy_(self.watch.see(self.epoch, watched, self.flat, self.active))
+        if self.freezing is not None:
+            self.active.copy_(self.freezing.see(self.epoch, values["member_loss"][0], self.active))
         going = self.active.view(self.runs, self.members).any(1).cpu()
         for r, run in enumerate(self.run_ids):
             entry = {"epoch": self.epoch, "lr": factor, **{name: value[r] for name, value in values.items()}}
@@ -409,5 +414,6 @@ class Engine:
         members = values.pop("member_loss", torch.zeros(0)).tolist()
         told = {name: float(value) for name, value in values.items() if value.ndim == 0}
         steps = self.epochs * len(self.feed)
+        frozen = [] if self.freezing is None else self.freezing.members()
         self.progress(Progress(self.epoch + 1, self.epochs, self.steps, steps, told.pop("loss"), told, members,
-                               self.elapsed, self.runs))  # fmt: skip
+                               self.elapsed, self.runs, frozen))  # fmt: skip

@@ -24,6 +24,7 @@ from dissensus.objectives import independent
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, train
+from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.drawn import Drawn
 from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
@@ -55,6 +56,7 @@ def fit(
     schedule: str | schedules.Schedule = "constant",
     clip_norm: optim.PerMember | None = None,
     frozen: Iterable[int] = (),
+    freeze: Convergence | None = None,
     unlabelled: Tensor | Source | None = None,
     active_members: int | None = None,
     sequential: bool = False,
@@ -102,6 +104,9 @@ def fit(
         schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
         clip_norm: Largest norm of a member's gradient.
         frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
+        freeze: Freeze members that have converged, one per epoch at most (`dissensus.train.Convergence` has the rule);
+            their outputs still count for the others. Training ends when all are frozen, or after ``epochs``; the
+            history's ``frozen_at`` tells when each was.
         unlabelled: Data for objectives that disagree on data without labels (`objectives.a2d`, `objectives.divdis`): a
             tensor, or any source, whose targets are not looked at. Each step sees a batch of it beside the labelled
             one, in a pass of its own; the objective gets members' outputs on it as ``unlabelled``.
@@ -206,6 +211,7 @@ def fit(
         progress=progress,
         drawn=Drawn.of(active_members, members, [seed], device),
         adversary=None if adversarial is None else Adversary(adversarial, seed, device),
+        freezing=Freezing.of(freeze, members, active_members),
     )
     check_drawn(engine)
     if held_out is not None:
@@ -234,6 +240,7 @@ def fit(
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
             "unlabelled": recognised(unlabelled), "active_members": active_members,
             "adversarial": None if adversarial is None else str(adversarial),
+            "freeze": None if freeze is None else str(freeze),
             "validation": recognised(held_out), "patience": patience,
             "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
             "drop_last": drop_last,
@@ -267,6 +274,7 @@ def _history(engine: Engine) -> History:
         seconds=engine.elapsed,
         stopped_early=0 not in engine.failures and len(epochs) < engine.epochs,
         best_epoch=engine.best_epochs.get(0),
+        frozen_at=None if engine.freezing is None else engine.freezing.epochs(),
         backend=engine.backend,
         precision=str(engine.numerics),
         memory=engine.planned,

@@ -21,6 +21,8 @@ class Progress:
     seconds: float
     runs: int = 1
     """Runs still in training; losses are means over them."""
+    frozen: list[int] = field(default_factory=list)
+    """Members that have converged and stand still."""
 
     @property
     def spread(self) -> float:
@@ -31,7 +33,8 @@ class Progress:
         parts = "".join(f"  {name} {value:.4g}" for name, value in self.parts.items())
         spread = f"  spread {self.spread:.3g}" if self.member_loss else ""
         runs = f"  {self.runs} runs" if self.runs > 1 else ""
-        return f"epoch {self.epoch}/{self.epochs}{runs}  loss {self.loss:.4g}{parts}{spread}"
+        frozen = "  frozen " + ", ".join(map(str, self.frozen)) if self.frozen else ""
+        return f"epoch {self.epoch}/{self.epochs}{runs}  loss {self.loss:.4g}{parts}{spread}{frozen}"
 
 
 OnProgress = Callable[[Progress], None]
@@ -51,6 +54,8 @@ class History:
     stopped_early: bool = False
     best_epoch: int | list[int] | None = None
     """The epoch whose weights were kept, for the ensemble or per member; None without validation data."""
+    frozen_at: list[int | None] | None = None
+    """With ``freeze``, the epoch at whose end each member was frozen as converged; None for those that were not."""
     backend: str = ""
     precision: str = ""
     memory: str = ""
@@ -65,6 +70,13 @@ class History:
     def to_json(self) -> str:
         """The whole record as JSON."""
         return json.dumps(vars(self), indent=2)
+
+    def __str__(self) -> str:
+        stopped = ", stopped early" if self.stopped_early else ""
+        best = "" if self.best_epoch is None else f", best epoch {self.best_epoch}"
+        ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
+        frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
+        return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}"
 
 
 @dataclass(frozen=True)

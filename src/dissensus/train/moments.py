@@ -14,10 +14,11 @@ from dissensus.train.history import Failure
 
 def tensors_of(engine: Engine) -> dict[str, Tensor]:
     """Everything that a checkpoint must hold, as tensors."""
-    watch, finished = engine.watch, engine.finished
+    watch, finished, freezing = engine.watch, engine.finished, engine.freezing
     groups: dict[str, Mapping[str, Tensor]] = {
         "state": engine.state, "buffers": engine.body.state(), "backup": engine.backup, "sums": engine.sums,
         "watch": watch.tensors() if watch is not None else {},
+        "freezing": freezing.tensors() if freezing is not None else {},
         "finished": {"flat": finished.flat} if finished is not None else {},
         "finished_state": finished.state if finished is not None else {},
     }  # fmt: skip
@@ -53,6 +54,8 @@ def go_back(engine: Engine, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     engine.resting = not bool(engine.active.all())
     if engine.watch is not None:
         engine.watch.load(groups["watch"])
+    if engine.freezing is not None:
+        engine.freezing.load(groups["freezing"])
     finished = groups.get("finished")
     engine.finished = Finished(finished["flat"], groups.get("finished_state", {})) if finished else None
     engine.epoch, engine.in_epoch, engine.steps = facts["epoch"], facts["in_epoch"], facts["steps"]

@@ -19,8 +19,8 @@ PER_MEMBER = ("lr", "weight_decay", "momentum", "clip_norm", "augment")
 
 def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> History:
     """Fit each member in turn, with the earlier ones frozen beside it; the history of all, one after the other."""
-    if list(told["frozen"]) or told["active_members"] is not None:
-        checks.refuse("sequential", "come without `frozen` and `active_members`", "one of them")
+    if list(told["frozen"]) or told["active_members"] is not None or told["freeze"] is not None:
+        checks.refuse("sequential", "come without `frozen`, `freeze` and `active_members`", "one of them")
     if ensemble.members < 2 or len(ensemble.body) != ensemble.members:
         got = "one member, or masks of one network"
         checks.refuse("sequential", "come with two members or more that are networks of their own", got)
