@@ -76,6 +76,7 @@ def test_its_gradient_is_the_inverse(members):
         for function in (log_determinant, torch.logdet)
     )
     torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradgradcheck(log_determinant, (matrix[:2, :3, :3].detach().requires_grad_(),))
 
 
 def test_runs_side_by_side_have_the_gradients_of_each():

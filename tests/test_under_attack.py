@@ -10,8 +10,19 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
+import dissensus as ds
 from dissensus import attacks, diversity, scores
-from dissensus.studies import attack_measures, comparing, finding, hardened, running, spec, subjects, under_attack
+from dissensus.studies import (
+    attack_measures,
+    comparing,
+    finding,
+    hardened,
+    results,
+    running,
+    spec,
+    subjects,
+    under_attack,
+)
 from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
 from dissensus.studies.ingredients import waits_for
 
@@ -71,6 +82,34 @@ class TestSpec:
         with pytest.raises(spec.SpecError, match=r"by_data.mnist.optimisation.epoch' is not known.*epochs"):
             spec.parse(wrong, "adp/table-1", "f.toml")
 
+    def test_what_a_scale_says_holds_for_all_data(self):
+        here = spec.on_data(spec.resolved(finding.load("adp/table-1"), "smoke", {}, "x"), "mnist")
+        assert here.optimisation.epochs == 2
+        assert here.optimisation.augment == []
+        measured = spec.on_data(spec.resolved(finding.load("adp/table-2"), "laptop", {}, "x"), "mnist")
+        assert "accuracy_jsma_0.3" not in measured.evaluation.measures
+
+    def test_data_that_nobody_knows_is_refused(self, tmp_path):
+        (tmp_path / "adp").mkdir()
+        file = tmp_path / "adp" / "table-1.toml"
+        file.write_text('title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n[by_data.minst]\nnote = "n"\n')
+        with pytest.raises(spec.SpecError, match="key 'by_data' is 'minst'.*Did you mean 'mnist'"):
+            finding.load(str(file))
+
+    def test_a_study_takes_over_trainings_and_not_measures_nor_scales(self):
+        own = finding.load("adp/table-3")
+        assert "gpu" not in own.scales
+        assert "error_rate" not in spec.resolved(own, "laptop", {}, "x").evaluation.measures
+        assert spec.resolved(own, "laptop", {}, "x").members.network == "cnn"
+
+    def test_a_study_that_uses_trainings_says_nothing_of_its_own_on_them(self, tmp_path):
+        (tmp_path / "adp").mkdir()
+        file = tmp_path / "adp" / "mine.toml"
+        words = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\nuses = "adp/table-1"\n'
+        file.write_text(words + '[members]\nnetwork = "cnn"\n[scales.smoke]\n')
+        with pytest.raises(spec.SpecError, match="key 'members' is that of adp/table-1, whose trainings this study"):
+            finding.load(str(file))
+
     def test_what_a_study_computes_depends_on_it(self):
         own = finding.load("adp/table-1")
         assert replace(own, by_data={}).digest() != own.digest()
@@ -103,6 +142,18 @@ class TestTraining:
     def test_every_ensemble_is_audited(self, trained):
         assert all(row["audit"]["verdict"] for row in rows_of(trained))
 
+    def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
+        methods = {"a": {"alpha": 1.0}, "b": {"alpha": 2.0}, "c": {"alpha": 2.0, "temperature": 3.0}}
+        own = told("adp/table-1", **{"objective.options.methods": methods})
+        a, b, c = (comparing.method_of(own, name) for name in "abc")
+        assert a.trained_like == b.trained_like != c.trained_like
+        assert (c.numbers, c.fixed) == ({"alpha": 2.0}, {"temperature": 3.0})
+        logits, labels = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+        ours = comparing.objective_for(own, c)(logits, labels, **c.numbers)
+        torch.testing.assert_close(
+            ours.total, ds.objectives.adp(logits, labels, alpha=2.0, beta=0.5, temperature=3.0).total
+        )
+
     def test_an_unknown_method_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):
             comparing.method_of(told("adp/table-1"), "adp-3")
@@ -126,6 +177,17 @@ class TestMeasures:
         assert not any(attack_measures.exists(name) for name in unknown)
         assert "the measure 'accuracy_foo_0.1'" in waits_for(
             told("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
+        )
+
+    def test_what_cannot_be_attacked_is_said_before_anything_is_trained(self):
+        def first(**changes):
+            return waits_for(told("adp/table-2", **changes))[0]
+
+        assert first(**{"grid": {"method": ["baseline"]}}) == "a grid with the axis 'seed'"
+        assert "attacks on 'digits'" in first(data=["digits"])
+        assert first(**{"evaluation.attacked": {"fgms": 3}}) == "an attack 'fgms'"
+        assert "accuracy_foo_1" in first(
+            **{"data": ["mnist"], "by_data": {"mnist": {"evaluation": {"measures": ["accuracy_foo_1"]}}}}
         )
 
     @pytest.mark.parametrize(
@@ -228,6 +290,27 @@ class TestMeasures:
 
 
 class TestRunning:
+    def test_clean_and_attacked_accuracy_are_of_the_same_examples(self, runs):
+        changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0"], "grid.seed": [0]}
+        folder = running.run("adp/table-2", "smoke", changes=changes, root=runs)
+        assert all(row["measures"]["accuracy"] == row["measures"]["accuracy_fgsm_0"] for row in rows_of(folder))
+
+    def test_more_examples_than_were_kept_are_refused(self, runs):
+        with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):
+            running.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
+
+    def test_a_training_that_failed_is_told_and_not_attacked(self, runs):
+        changes = {**SMALL, "optimisation.lr": 1e30, "grid.seed": [0], "grid.method": ["baseline"]}
+        folder = running.run("adp/table-2", "smoke", changes=changes, root=runs)
+        (row,) = rows_of(folder)
+        assert row["status"] == "failed"
+        assert np.isnan(row["measures"]["accuracy_fgsm_0.1"])
+        short = results.summary(json.loads((folder / "report.json").read_text()))
+        assert short["points"][0]["measures"]["accuracy_fgsm_0.1"] == [None, None, 0]
+
+    def test_seeds_without_a_number_are_left_out_of_the_mean(self):
+        assert results._short([float("nan"), 0.9, 0.7]) == pytest.approx([0.8, 0.1, 2])
+
     def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
         taken = []
         inner = attack_measures.measured
@@ -258,7 +341,7 @@ class TestRunning:
 
     def test_the_histogram_comes_with_its_study(self, runs):
         folder = running.run("adp/figure-5", "smoke", changes=SMALL, root=runs)
-        assert {sum(row["curves"]["count"]) for row in rows_of(folder)} == {64}  # the test examples of those trainings
+        assert {sum(row["curves"]["count"]) for row in rows_of(folder)} == {24}
 
 
 class TestHardened:

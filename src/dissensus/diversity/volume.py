@@ -57,8 +57,7 @@ def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[
 def log_determinant(matrix: Float[Tensor, "B M M"]) -> Float[Tensor, " B"]:
     """Of positive definite matrices, by elimination: M steps of plain products, which a CUDA graph can hold.
 
-    The inverse falls out of the same steps and is the gradient, so that a backward pass is one product. There are no
-    second derivatives.
+    The inverse falls out of the same steps and is the gradient, so that a backward pass is one product.
 
     >>> round(log_determinant(torch.tensor([[[4.0, 2.0], [2.0, 3.0]]])).exp().item(), 4)
     8.0
@@ -78,13 +77,19 @@ class _LogDeterminant(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG004
-        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
         (inverse,) = ctx.saved_tensors
-        return grads[0].unsqueeze(-1).unsqueeze(-1) * inverse
+        of_value, of_inverse = grads
+        turned = inverse.transpose(-2, -1)
+        found = None if of_value is None else of_value.unsqueeze(-1).unsqueeze(-1) * turned
+        if of_inverse is None:
+            return found
+        through = -turned @ of_inverse @ turned  # second derivatives: of the inverse itself
+        return through if found is None else found + through
 
 
 def _eliminated(matrix: Float[Tensor, "B M M"]) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M M"]]:

@@ -50,6 +50,8 @@ _SUITE = re.compile(rf"(standard|adaptive)_({NUMBER})")
 _DETECTED = re.compile(rf"(?:auroc_(\w+?)|fooled)_({'|'.join(STRONG)})")
 _TRANSFER = re.compile(rf"transfer_(targeted_)?(fgsm|bim|pgd|mim)_({NUMBER})")
 SIMILARITY = "features_similarity"
+ATTACKED = (*PUBLISHED, *STRONGER, "standard", "adaptive", "transfer", "features")
+"""What may be run on fewer examples than is usual."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import masks, metrics, pooling
+from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
 from dissensus.studies import rows as rows_of
 from dissensus.studies.ingredients import COMPARED, METHODS, MethodError, augment_of, maker, numbers_of, objective_of
@@ -27,13 +28,16 @@ Around = Callable[[nn.Module], nn.Module]
 
 
 class Method(NamedTuple):
-    """A method by its name: what is built, how many of it, the objective, and the objective's numbers."""
+    """A method by its name: what is built, how many of it, the objective, and the objective's settings."""
 
     name: str
     objective: str
     told: dict[str, Any]
     members: int
     numbers: dict[str, float]
+    """Of the objective, those that may differ within a sweep."""
+    fixed: dict[str, Any]
+    """Of the objective, the others."""
 
     @property
     def inside(self) -> bool:
@@ -55,7 +59,13 @@ def method_of(spec: Spec, name: str) -> Method:
         raise MethodError(f"grid.method names {name!r}, which {METHODS} do not hold: {', '.join(methods)}")
     told = {"network": spec.members.network, "members": spec.members.count, **methods[name]}
     objective = str(told.get("objective", spec.objective.name))
-    return Method(name, objective, told, int(told["members"]), numbers_of(objective, told))
+    return Method(name, objective, told, int(told["members"]), *numbers_of(objective, told))
+
+
+def objective_for(spec: Spec, method: Method) -> Callable[..., LossParts]:
+    """A method's objective, all but its numbers."""
+    assert spec.objective is not None
+    return partial(objective_of(replace(spec.objective, name=method.objective)), **method.fixed)
 
 
 def build_of(spec: Spec, method: Method, data: Problem, around: Around | None = None) -> Callable[[], nn.Module]:
@@ -122,10 +132,9 @@ def _swept(
     spec: Spec, seeds: tuple[int, ...], methods: list[Method], data: Problem, own: Path, device: torch.device,
     on_progress: Callable[[Progress], None],
 ) -> Sweep:  # fmt: skip
-    assert spec.objective is not None
     told, first = spec.optimisation, methods[0]
     return sweep(
-        build_of(spec, first, data), data.train, objective_of(replace(spec.objective, name=first.objective)),
+        build_of(spec, first, data), data.train, objective_for(spec, first),
         grid=[{**method.numbers, "seed": seed} for method in methods for seed in seeds],
         members=1 if first.inside else first.members, epochs=told.epochs, batch_size=told.batch_size, lr=told.lr,
         optimizer=told.optimizer, momentum=told.momentum, weight_decay=told.weight_decay,

@@ -44,10 +44,27 @@ def read(path: Path, name: str) -> Spec:
     told = _toml(path)
     if "uses" in told:
         base = _toml(LIBRARY / f"{told['uses']}.toml")
-        told = merged({key: value for key, value in base.items() if key not in _OWN}, told)
+        told = merged(_taken_over(base, told, path.name), told)
     spec = parse(told, name, path.name)
     ingredients.check(spec, path.name)
     return spec
+
+
+def _taken_over(base: dict[str, Any], told: dict[str, Any], file: str) -> dict[str, Any]:
+    """How another study trains, at the scales that this one names; not what it measures."""
+    for section in ("members", "optimisation", "search"):
+        if section in told:
+            raise SpecError(f"{file}: key {section!r} is that of {told['uses']}, whose trainings this study uses.")
+    kept = {key: value for key, value in base.items() if key not in (*_OWN, "evaluation", "scales", "by_data")}
+    for key in ("scales", "by_data"):
+        sections = {
+            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in told[key]
+        }
+        kept[key] = {
+            name: {inner: value for inner, value in section.items() if inner != "evaluation"}
+            for name, section in sections.items()
+        }
+    return kept
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ What is attacked are images in [0, 1], so the images are not standardised before
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
-from dissensus.studies.comparing import Method, Say, build_of, measured, method_of
-from dissensus.studies.ingredients import MethodError, augment_of, objective_of
+from dissensus.studies.comparing import Method, Say, build_of, measured, method_of, objective_for
+from dissensus.studies.ingredients import MethodError, augment_of
 from dissensus.studies.problems import Problem
 from dissensus.studies.scaling import Standardised, scales
 from dissensus.studies.spec import Spec
@@ -63,12 +62,10 @@ def _fitted(
     spec: Spec, method: Method, ensemble: Ensemble, data: Problem, point: dict[str, Any], checkpoint: Path,
     on_progress: Callable[[Progress], None],
 ) -> tuple[History, str]:  # fmt: skip
-    assert spec.objective is not None
     told = spec.optimisation
-    objective = objective_of(replace(spec.objective, name=method.objective))
     try:
         history = fit(
-            ensemble, data.train, partial(objective, **method.numbers), epochs=told.epochs,
+            ensemble, data.train, partial(objective_for(spec, method), **method.numbers), epochs=told.epochs,
             batch_size=told.batch_size, lr=told.lr, optimizer=told.optimizer, momentum=told.momentum,
             weight_decay=told.weight_decay, schedule=rows_of.schedule(spec, told.epochs), keep=told.keep,
             augment=augment_of(told.augment), seed=int(point["seed"]), checkpoint=checkpoint, resume=True,

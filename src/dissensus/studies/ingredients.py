@@ -12,8 +12,8 @@ from dissensus.axes import LossParts
 from dissensus.data import augment
 from dissensus.data.batches import Augment
 from dissensus.studies import attack_measures, formulas, measures, shift_measures
-from dissensus.studies.problems import NAMES, Problem, Streamed
-from dissensus.studies.spec import Objective, Spec, SpecError
+from dissensus.studies.problems import NAMES, Problem, Streamed, has_own_splits
+from dissensus.studies.spec import Objective, Spec, SpecError, on_data
 from dissensus.train.engine import UNLABELLED
 
 
@@ -158,8 +158,10 @@ def waits_for(spec: Spec) -> list[str]:
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
     exists = _MEASURES.get(spec.procedure, measures.exists)
-    missing += [f"the measure {name!r}" for name in spec.evaluation.measures if not exists(name)][:2]
+    asked = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
+    missing += [f"the measure {name!r}" for name in dict.fromkeys(asked) if not exists(name)][:2]
     missing += _of_methods(spec) if not missing else []
+    missing += _of_attacks(spec) if not missing and spec.procedure in ATTACKED else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
     return missing
 
@@ -171,10 +173,20 @@ _MEASURES: dict[str, Callable[[str], bool]] = {
 """Whether a measure exists, by procedure."""
 
 
-def numbers_of(objective: str, told: dict[str, Any]) -> dict[str, float]:
-    """What of a method's settings are numbers that the objective takes."""
+def _of_attacks(spec: Spec) -> list[str]:
+    """What studies under attack ask for that cannot be done yet."""
+    missing = [f"a grid with the axis {axis!r}" for axis in ("method", "seed") if axis not in spec.grid]
+    missing += [f"attacks on {name!r}, which has no test set of its own" for name in spec.data if has_own_splits(name)]
+    missing += [f"an attack {name!r}" for name in spec.evaluation.attacked if name not in attack_measures.ATTACKED]
+    return missing[:1]
+
+
+def numbers_of(objective: str, told: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """What of a method's settings the objective takes: numbers that a sweep can vary, and the rest."""
     known = inspect.signature(getattr(objectives, objective)).parameters
-    return {key: float(value) for key, value in told.items() if key in known}
+    taken = {key: value for key, value in told.items() if key in known}
+    swept = {key: float(value) for key, value in taken.items() if "Tensor" in str(known[key].annotation)}
+    return swept, {key: value for key, value in taken.items() if key not in swept}
 
 
 def _of_methods(spec: Spec) -> list[str]:
@@ -225,6 +237,8 @@ def check(spec: Spec, file: str) -> None:
         _known(file, "optimisation.augment", name, list(AUGMENTATIONS))
     for name in spec.data:
         _known(file, "data", name, list(NAMES))
+    for name in spec.by_data:
+        _known(file, "by_data", name, list(NAMES))
 
 
 def _known_network(file: str, key: str, name: str) -> None:

@@ -81,8 +81,10 @@ def _as_told_now(report: dict[str, Any]) -> Spec:
 
 
 def _short(values: Sequence[float]) -> list[float | int | None]:
-    mean, error = mean_and_error(values)
-    return [_rounded(mean), _rounded(error), len(values)]
+    """Mean and standard error over the seeds that have a number, and how many have."""
+    known = [value for value in values if math.isfinite(value)]
+    mean, error = mean_and_error(known) if known else (math.nan, math.nan)
+    return [_rounded(mean), _rounded(error), len(known)]
 
 
 def _rounded(value: float) -> float | None:

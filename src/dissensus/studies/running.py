@@ -7,6 +7,7 @@ nothing; one that was interrupted goes on; two at once are told apart by a lock.
 import json
 import os
 import platform
+import re
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ OnStudy = Callable[[str, float], None]
 """``(what is being done, share of the study)``."""
 
 
+_OF_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
+"""Settings that a study does not hand on to the one whose trainings it uses."""
 SEARCH_SHARE = 0.7
 """Of a study's progress, where hyperparameters are searched first."""
 
@@ -65,7 +68,7 @@ def run(
         return folder
     base = folder
     if spec.uses:
-        own = {key: value for key, value in (changes or {}).items() if not key.startswith(("evaluation", "figure"))}
+        own = {key: value for key, value in (changes or {}).items() if not _OF_MEASURING.match(key)}
         base = run(spec.uses, scale, changes=own, device=device, jobs=jobs, root=root, on_study=say)
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder, name):
@@ -122,6 +125,7 @@ def _attacked(
         (on_data(spec, unit.data), unit.data, row, base / unit.name, folder / unit.name)
         for unit in units
         for row in rows[unit.name]
+        if row["status"] == "done"
         if not under_attack.file_of(folder / unit.name, row["run"]).exists()
     ]
     if jobs <= 1 or len(tasks) < 2:
@@ -135,7 +139,9 @@ def _attacked(
                 say(f"{done} of {len(tasks)} ensembles are attacked, in {jobs} processes", done / len(tasks))
     for unit in units:
         for row in rows[unit.name]:
-            found = json.loads(under_attack.file_of(folder / unit.name, row["run"]).read_text())
+            found: dict[str, Any] = {"measures": under_attack.none_of(on_data(spec, unit.data))}
+            if row["status"] == "done":
+                found = json.loads(under_attack.file_of(folder / unit.name, row["run"]).read_text())
             row |= {**found, "measures": {**row["measures"], **found["measures"]}}
     return [row for unit in units for row in rows[unit.name]]
 

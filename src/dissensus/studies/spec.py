@@ -10,6 +10,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -212,6 +213,10 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
         have = ", ".join(spec.scales) or "none"
         raise SpecError(f"{spec.name} has no scale {scale!r}; it has {have}.{_near(scale, tuple(spec.scales))}")
     told = merged(spec.to_dict(), spec.scales[scale])
+    if "by_data" not in spec.scales[scale]:
+        for other in told.get("by_data", {}).values():
+            for path in _paths(spec.scales[scale]):
+                _forget(other, path)
     for key, value in changes.items():
         place = told
         *path, last = key.split(".")
@@ -226,8 +231,17 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
     return _section({**told, "name": spec.name}, Spec, file, "")
 
 
+def _paths(told: dict[str, Any]) -> Iterator[list[str]]:
+    """Of everything that is told, but whole sections."""
+    for key, value in told.items():
+        if isinstance(value, dict):
+            yield from ([key, *rest] for rest in _paths(value))
+        else:
+            yield [key]
+
+
 def _forget(told: dict[str, Any], path: list[str]) -> None:
-    """Take a key out: what is changed by hand is changed for all data."""
+    """Take a key out: what a scale says, or what is changed by hand, holds for all data."""
     for part in path[:-1]:
         told = told.get(part, {})
     told.pop(path[-1], None)

@@ -20,7 +20,7 @@ from dissensus.studies import rows as rows_of
 from dissensus.studies.ingredients import AROUND, augment_of, build_of, objective_of
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
 from dissensus.studies.searching import best, searched
-from dissensus.studies.spec import Spec, on_data
+from dissensus.studies.spec import Spec, SpecError, on_data
 from dissensus.train import Progress, Sweep, sweep
 
 OnUnit = Callable[[str, float], None]
@@ -168,14 +168,18 @@ def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]
     if spec.procedure in AROUND:
         return shifting.measured_again(spec, own)
     targets = torch.from_numpy(np.load(own / "targets.npy"))
+    examples = spec.evaluation.examples or len(targets)
+    if examples > len(targets):
+        raise SpecError(f"{spec.name} looks at {examples} test examples; {spec.uses or 'its training'} kept "
+                        f"{len(targets)} of {unit.data}.")  # fmt: skip
     kept = json.loads((own / "rows.json").read_text())
-    rows = [row for row in kept if row.get("method") in spec.grid.get("method", [row.get("method")])]
+    rows = [row for row in kept if all(row[axis] in values for axis, values in spec.grid.items() if axis in row)]
     names = measures.of_outputs(spec.evaluation.measures)
     for row in rows:
-        outputs: Tensor = torch.from_numpy(np.load(own / f"outputs-{row['run']:03d}.npy"))
+        outputs: Tensor = torch.from_numpy(np.load(own / f"outputs-{row['run']:03d}.npy"))[:, :examples]
         row["measures"] = measures.measured(
-            names, outputs, targets, spec.objective.loss, spec.objective.pool, row.get("train_error")
+            names, outputs, targets[:examples], spec.objective.loss, spec.objective.pool, row.get("train_error")
         )
-        if spec.figure is not None and spec.figure.x == "log_nonmaximal_volume":
-            row["curves"] = {"count": attack_measures.histogram(outputs, targets)}
+        if "log_nonmaximal_volume" in names:
+            row["curves"] = {"count": attack_measures.histogram(outputs, targets[:examples])}
     return rows

@@ -43,7 +43,7 @@ def run(
         model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, seed=int(row["seed"]),
         batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
     )  # fmt: skip
-    names = [name for name in spec.evaluation.measures if not measures.exists(name)]
+    names = list(none_of(spec))
     found = _finished(kept)
     for number, name in enumerate(names):
         if name not in found["measures"]:
@@ -56,6 +56,11 @@ def run(
                       for key, told in subject.drawn.items()}  # fmt: skip
             write_atomically(kept / "finished.json", json.dumps(found).encode())
     write_atomically(file_of(own, row["run"]), json.dumps(found, indent=1).encode())
+
+
+def none_of(spec: Spec) -> dict[str, float]:
+    """The measures that are taken here, without values: what is told of a training that failed."""
+    return {name: float("nan") for name in spec.evaluation.measures if not measures.exists(name)}
 
 
 def _finished(folder: Path) -> dict[str, Any]:
