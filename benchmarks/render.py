@@ -460,7 +460,6 @@ TABLES = {
     "audit.md": {"audit": confusion},
     "diversity.md": {"uci": uci, "networks": networks},
     "masks.md": {"methods": methods},
-    "robustness.md": {"adp": under_attack},
 }
 """Tables of pages, by the mark that they stand behind."""
 
