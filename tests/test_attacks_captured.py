@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from recording import recorded
 from torch import nn
 
 import dissensus as ds
@@ -429,3 +430,25 @@ def test_on_a_gpu_memory_is_given_back():
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
     assert used[2] <= used[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, monkeypatch):
+    model = ensemble("cpu")
+    x, y = examples(model, 37, "cpu")
+    eager()
+    expected = NAMES[name](model, x, y)
+    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: recorded)
+    found = NAMES[name](model, x, y)
+    assert torch.equal(found.success, expected.success)
+    torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)
+
+
+def test_a_recording_notices_what_the_host_decides():
+    state, host = torch.zeros(2), {"step": 1.0}
+    replay = recorded(lambda: state.add_(host["step"]), ())
+    assert torch.equal(state, torch.zeros(2))  # written down, and not done
+    replay()
+    host["step"] = 5.0
+    replay()
+    assert torch.equal(state, torch.full((2,), 2.0))
