@@ -125,6 +125,13 @@ def gallery() -> bytes:
     return figures.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
 
 
+def adp() -> bytes:
+    """What members' features look like without and with ADP, on CIFAR-10."""
+    result = json.loads((SHIPPED / "adp/figure-2.gpu.json").read_text())
+    drawn = report_figures.drawn(finding.load("adp/figure-2"), result)
+    return side_by_side([figures.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
+
+
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
     each = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
@@ -139,6 +146,7 @@ if __name__ == "__main__":
     for name, draw in {
         "biases.png": biases,
         "gallery.png": gallery,
+        "adp.png": adp,
         "ldr.png": ldr,
         "collusion.png": collusion,
         "audit.png": audit,

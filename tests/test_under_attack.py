@@ -210,6 +210,16 @@ class TestMeasures:
         expected = float((~found.success).double().mean())
         assert attack_measures.measured("accuracy_fgsm_0.02", few) == pytest.approx(expected)
 
+    def test_how_many_examples_a_measure_looks_at_is_known(self, subject):
+        attacked = {"fgsm": 7, "adaptive": 50, "transfer": 9}
+        many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), attacked=attacked)
+        told = {
+            "accuracy_fgsm_0.1": 7, "auroc_nonmaximal_volume_fgsm": 7, "accuracy_bim_0.1": 2400, "fooled_pgd": 2400,
+            "accuracy_jsma_0.1": 200, "accuracy_carlini_wagner_1.0": 1000, "accuracy_apgd_0.1": 1000,
+            "standard_0.1": 1000, "adaptive_0.1": 50, "transfer_pgd_0.05": 9, "features_similarity": 1000,
+        }  # fmt: skip
+        assert {name: attack_measures.examples_of(name, many) for name in told} == told
+
     def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
         few = replace(subject, attacked={"standard": 4}, folder=tmp_path, found={}, drawn={})
         worst = attack_measures.measured("standard_0.02", few)
@@ -294,6 +304,8 @@ class TestRunning:
         changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0"], "grid.seed": [0]}
         folder = running.run("adp/table-2", "smoke", changes=changes, root=runs)
         assert all(row["measures"]["accuracy"] == row["measures"]["accuracy_fgsm_0"] for row in rows_of(folder))
+        short = results.summary(json.loads((folder / "report.json").read_text()))
+        assert short["points"][0]["examples"] == {"accuracy_fgsm_0": 24}
 
     def test_more_examples_than_were_kept_are_refused(self, runs):
         with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):

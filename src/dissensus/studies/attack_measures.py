@@ -98,6 +98,19 @@ def measured(name: str, subject: Subject) -> float | None:
     return None
 
 
+def examples_of(name: str, subject: Subject) -> int:
+    """How many examples a measure under attack looks at."""
+    attack, parameter = "", 0.0
+    if told := _ACCURACY.fullmatch(name):
+        attack, parameter = told[1], float(told[2])
+    elif told := _DETECTED.fullmatch(name):
+        attack, parameter = told[2], STRONG[told[2]]
+    if attack:
+        return subject.few(attack, _setting(subject, attack, parameter).examples)
+    suite = _SUITE.fullmatch(name)
+    return subject.few(suite[1] if suite else "transfer" if _TRANSFER.fullmatch(name) else "features", EXAMPLES)
+
+
 def _accuracy(subject: Subject, name: str, parameter: str) -> float:
     return float((~_broken(subject, name, float(parameter))[0]).double().mean())
 

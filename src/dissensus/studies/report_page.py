@@ -127,7 +127,9 @@ def _measured(result: dict[str, Any]) -> list[str]:
         for name in points[0]["measures"]:
             cells = [point["measures"].get(name, (None, None))[:2] for point in points]
             if any(mean is not None for mean, _ in cells) and not name.startswith("audit_"):
-                rows.append([report_figures.in_words(name), *(_mean(*cell) for cell in cells)])
+                examples = points[0].get("examples", {}).get(name)
+                words = report_figures.in_words(name) + (f", {examples:,} examples" if examples else "")
+                rows.append([words, *(_mean(*cell) for cell in cells)])
         said = [point.get("audited") for point in points]
         if any(said):
             words = [", ".join(f"{word} {n}" for word, n in (own or {}).items()) for own in said]

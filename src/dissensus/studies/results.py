@@ -53,6 +53,8 @@ def _beside(rows: list[dict[str, Any]]) -> dict[str, Any]:
     matrices = [row["matrices"] for row in rows if row.get("matrices")]
     if matrices:
         kept["matrices"] = {name: _mean_matrix([own[name] for own in matrices]) for name in matrices[0]}
+    if "examples" in rows[0]:
+        kept["examples"] = rows[0]["examples"]
     flags = [(name, raised) for row in rows for name, raised in row.get("flags", {}).items()]
     if flags:
         kept["flags"] = {

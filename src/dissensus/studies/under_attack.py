@@ -55,6 +55,7 @@ def run(
             found |= {key: {**found.get(key, {}), **told} if isinstance(told, dict) else told
                       for key, told in subject.drawn.items()}  # fmt: skip
             write_atomically(kept / "finished.json", json.dumps(found).encode())
+    found["examples"] = {name: attack_measures.examples_of(name, subject) for name in names}
     write_atomically(file_of(own, row["run"]), json.dumps(found, indent=1).encode())
 
 
