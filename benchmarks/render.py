@@ -312,7 +312,8 @@ def made_by(*results: dict[str, Any]) -> str:
     minutes = sum(result["made"]["seconds"] for result in results) / 60
     seeds = sorted({len(result["made"]["seeds"]) for result in results})
     machines = ", ".join(dict.fromkeys(result["made"]["hardware"] for result in results))
-    return f"*{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds; {machines}, {minutes:.0f} minutes*"
+    few = "1 seed" if seeds == [1] else f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds"
+    return f"*{few}; {machines}, {minutes:.0f} minutes*"
 
 
 def uci() -> str:
@@ -429,22 +430,74 @@ ATTACK_WORDS = {"fgsm": "FGSM, ε =", "bim": "BIM, ε =", "pgd": "PGD, ε =", "m
 SUITE_WORDS = {"standard": "worst case, standard suite, ε =", "adaptive": "worst case, adaptive suite, ε ="}
 
 
+def paper_numbers(name: str) -> dict[tuple[str, str, str], float]:
+    """A study's numbers of the paper by data, method and measure."""
+    told = tomllib.loads((LIBRARY / f"{name}.toml").read_text())
+    return {(data, e["at"]["method"], e["measure"]): e["paper"]
+            for e in told["expect"] if "paper" in e for data in e["data"]}  # fmt: skip
+
+
+def adp_errors() -> str:
+    """Table 1 of the ADP paper beside ours, and what members' predictions and features look like."""
+    result, paper = shipped("adp/table-1.gpu"), paper_numbers("adp/table-1")
+    volumes, features = (shipped(f"adp/figure-{number}.gpu") for number in (5, 2))
+    lines = ["| data | training | ensemble's error, paper | ours | worst member's, paper | ours | median log ED | "
+             "features alike (CKA) | the audit says |", "|" + "---|" * 9]  # fmt: skip
+    for point in result["points"]:
+        place = {"data": point["data"], "method": point["method"]}
+        cells = [place["data"], ADP_METHODS[place["method"]]]
+        for measure in ("error_rate", "worst_member_error_rate"):
+            cells += [_share(paper.get((*place.values(), measure))), _share(point["measures"][measure][0])]
+        for other, measure, form in (
+            (volumes, "log_nonmaximal_volume", "#.2g"),
+            (features, "features_similarity", ".2f"),
+        ):
+            known = any(p["data"] == place["data"] for p in other["points"])
+            cells.append(f"{_at(other, **place)[measure]:{form}}" if known else "")
+        cells.append(", ".join(f"{word} {n}" for word, n in point["audited"].items()))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{made_by(result, volumes, features)}\n"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"
+
+
+DETECTORS = {"nonmaximal_volume": "ED", "predictive_diversity": "PDS", "probability_variance": "variance",
+             "model_average": "BMA", "mean_energy": "energy", "mean_entropy": "members' entropy"}  # fmt: skip
+
+
+def adp_detection() -> str:
+    """How well scores tell what attacks have turned from what they began with."""
+    result = shipped("adp/figure-4.gpu")
+    attacks = [name.removeprefix("fooled_") for name in result["points"][0]["measures"] if name.startswith("fooled_")]
+    heads = [ATTACK_WORDS[name].split(",")[0] for name in attacks]
+    lines = [f"| training | score | {' | '.join(heads)} |", "|---|---|" + "---|" * len(attacks)]
+    for point in result["points"]:
+        told = point["measures"]
+        lines.append(f"| {ADP_METHODS[point['method']]} | turned, % | "
+                     f"{' | '.join(_percent(told[f'fooled_{name}']) for name in attacks)} |")  # fmt: skip
+        for score, words in DETECTORS.items():
+            cells = [_percent(told[f"auroc_{score}_{name}"]) for name in attacks]
+            lines.append(f"| | {words} | {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n\n{made_by(result)}\n"
+
+
 def under_attack() -> str:
     """Table 2 of the ADP paper: its numbers, ours by its protocol, and ours at the worst case."""
-    result = shipped("adp/table-2.gpu")
-    told = tomllib.loads((LIBRARY / "adp/table-2.toml").read_text())
-    paper = {(data, e["at"]["method"], e["measure"]): e["paper"]
-             for e in told["expect"] if "paper" in e for data in e["data"]}  # fmt: skip
+    result, paper = shipped("adp/table-2.gpu"), paper_numbers("adp/table-2")
     heads = [f"{words}: paper | ours" for words in ADP_METHODS.values()]
-    lines = [f"| data | attack | {' | '.join(heads)} |", "|---|---|" + "---|---|" * len(ADP_METHODS)]
+    lines = [f"| data | attack | images | {' | '.join(heads)} |", "|---|---|---|" + "---|---|" * len(ADP_METHODS)]
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         points = {point["method"]: point["measures"] for point in result["points"] if point["data"] == data}
+        few = next(point["examples"] for point in result["points"] if point["data"] == data)
         for measure in next(iter(points.values())):
             cells = []
             for method in ADP_METHODS:
                 theirs = paper.get((data, method, measure))
                 cells += ["" if theirs is None else f"{100 * theirs:.1f}", _percent(points[method][measure])]
-            lines.append(f"| {data} | {_attack(measure)} | {' | '.join(cells)} |")
+            images = f"{few[measure]:,}" if measure in few else "all"
+            lines.append(f"| {data} | {_attack(measure)} | {images} | {' | '.join(cells)} |")
     return "\n".join(lines) + f"\n\n{made_by(result)}\n"
 
 
@@ -460,6 +513,7 @@ TABLES = {
     "audit.md": {"audit": confusion},
     "diversity.md": {"uci": uci, "networks": networks},
     "masks.md": {"methods": methods},
+    "robustness.md": {"adp-errors": adp_errors, "adp-detection": adp_detection},
 }
 """Tables of pages, by the mark that they stand behind."""
 
