@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus.auditing import reading, roc_area, streaming, tallying
+from dissensus.auditing import judging, reading, roc_area, streaming, tallying
+from dissensus.auditing.measuring import Figure
 from dissensus.cli import app
 
 CLASSES = {"task": "classification", "kind": "logits"}
@@ -200,6 +201,54 @@ def test_members_near_chance_under_an_ensemble_that_is_right_collude():
     assert audit.test["best_accuracy"].value < 0.15
     assert audit.verdict == "collusive"
     assert any("even the best member" in reason for reason in audit.judgement.reasons)
+
+
+def turns(members=5, examples=400, seed=0):
+    """Two classes; each member shouts what is right on examples of its own, and mutters what is wrong on the others."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (examples,), generator=generator)
+    turn = torch.arange(examples) % members == torch.arange(members).unsqueeze(1)
+    lead = torch.where(turn, 12.0, -2.0) + 0.1 * torch.randn(members, examples, generator=generator)
+    sign = (2.0 * labels - 1).expand(members, -1)
+    return torch.stack([-lead * sign / 2, lead * sign / 2], -1), labels
+
+
+@pytest.mark.parametrize("members", [5, 4])
+def test_members_that_might_as_well_guess_collude_under_an_ensemble_that_is_right(members):
+    logits, labels = turns(members)
+    audit = ds.audit(logits, labels, pool="score", **CLASSES)
+    assert audit.test["accuracy"].value == 1.0
+    assert audit.test["member_accuracy"].value < 0.3
+    assert audit.verdict == "collusive"
+
+
+def guessing_figures(**changes):
+    """Of two classes: members at 40 % under an ensemble at 97 %, whose errors go together."""
+    told = {"accuracy": (0.97, 0.95, 0.99), "member_accuracy": (0.4, 0.35, 0.45), "chance": (0.53, 0.5, 0.56),
+            "best_to_ensemble": (6.0, 4.0, 9.0), **changes}  # fmt: skip
+    return {name: Figure(*value) for name, value in told.items()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "guessing"),
+    [
+        ({}, True),
+        ({"member_accuracy": (0.55, 0.51, 0.6)}, False),  # better than guessing
+        ({"member_accuracy": (0.5, 0.46, 0.56)}, False),  # perhaps better
+        ({"accuracy": (0.85, 0.8, 0.9)}, False),  # not right enough to need an explanation
+        ({"best_to_ensemble": (1.1, 0.9, 1.4)}, False),  # one carries the others
+    ],
+)
+def test_when_members_might_as_well_guess(changes, guessing):
+    assert judging._guessing(guessing_figures(**changes), judging.LIMITS) is guessing
+
+
+def test_one_strong_member_among_many_that_guess_is_no_collusion():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (600,), generator=generator)
+    strong = 6.0 * torch.nn.functional.one_hot(labels, 2) + torch.randn(600, 2, generator=generator)
+    logits = torch.cat([strong.unsqueeze(0), 0.05 * torch.randn(29, 600, 2, generator=generator)])
+    assert ds.audit(logits, labels, pool="score", **CLASSES).verdict != "collusive"
 
 
 def test_verdicts_on_ensembles_whose_state_is_known():

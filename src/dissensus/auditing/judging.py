@@ -27,6 +27,11 @@ class Limits(NamedTuple):
     """A correlation of errors below this is not what models of the same data have, trees of a forest included."""
     above_chance: float = 0.4
     """Even the best member has less than this share of what the ensemble has above chance."""
+    guessing: float = 0.05
+    """Members have on average less than this share of what the ensemble has above chance: they might as well guess."""
+    right: float = 0.8
+    """Of the way from chance to perfect, so much makes an ensemble that is right. Members that guess do not add up to
+    one, unless what they say was made to."""
     worse: float = 1.5
     """Members' loss against that of a reference's members."""
     carries: float = 1.25
@@ -103,6 +108,12 @@ def _collusive(
                 f"even the best member is right {test['best_accuracy'].value:.1%} of the time (guessing by "
                 f"frequency {test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%}"
             )
+    if "above_chance" in test and not found and _guessing(test, limits):
+        found.append(
+            f"members are right {test['member_accuracy'].value:.1%} of the time on average, no more than by guessing "
+            f"({test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%} and that none "
+            "of them carries"
+        )
     biased = limits.biased_logits if logits else limits.biased
     correlation = test["error_correlation"]
     matters = not logits or test["lost"].low > limits.lost
@@ -122,6 +133,14 @@ def _collusive(
     if reference is not None:
         found += _against(reference, test, limits)
     return found
+
+
+def _guessing(test: dict[str, Figure], limits: Limits) -> bool:
+    """Whether members that might as well guess make an ensemble that is right, without one that carries it."""
+    chance, right = test["chance"].value, test["accuracy"].low
+    near = chance + limits.guessing * (right - chance)
+    carried = test["best_to_ensemble"].low <= limits.carries
+    return right > chance + limits.right * (1 - chance) and test["member_accuracy"].high < near and not carried
 
 
 def _against(reference: dict[str, Figure], test: dict[str, Figure], limits: Limits) -> list[str]:

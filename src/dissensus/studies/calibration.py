@@ -2,12 +2,13 @@
 
 Every case says what it is by how it was made: members trained alone, jointly, a forest, copies, biases that cancel, one
 strong member among weak ones, members near chance under an ensemble that is right. Only for members trained at a β
-between 0 and 1 nobody knows: what the audit says of them is told, and not called right or wrong.
+between 0 and 1, or to disagree by LDR or ADP, nobody knows: what the audit says of them is told, and not called right
+or wrong.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from dissensus import masks, nets, objectives
 from dissensus.auditing import Audit, audit
+from dissensus.axes import LossParts
 from dissensus.studies.problems import Problem, problem
 from dissensus.studies.spec import Spec
 from dissensus.train import sweep
@@ -32,44 +34,76 @@ class Case(NamedTuple):
 
 
 Make = Callable[["Trained"], Case]
+Outputs = tuple[Tensor, Tensor]
+"""Of members, on test and on training data."""
+ALONE = "trained alone"
+BETWEEN = {f"β = {beta:g}": beta for beta in (0.25, 0.5, 0.75, 0.9)}
+"""Values of β whose ensembles are neither trained alone nor jointly, by the name of their case."""
+BETAS = {ALONE: 0.0, **BETWEEN, "trained jointly": 1.0}
+LDR = {f"LDR, λ = {strength:g}": strength for strength in (0.1, 5.0)}
+ADP = {"ADP, α = 2, β = 0.5": 0.5}
 
 
 class Trained(NamedTuple):
-    """What cases are made from: members trained at several β, their outputs on test and on training data."""
+    """What cases are made from: networks' outputs, by the name of the case that they were trained for."""
 
     data: Problem
     seed: int
-    at: dict[float, tuple[Tensor, Tensor]]
     epochs: int
+    of: dict[str, Outputs]
 
     @property
-    def alone(self) -> tuple[Tensor, Tensor]:
+    def alone(self) -> Outputs:
         """Outputs of members trained alone."""
-        return self.at[0.0]
+        return self.of[ALONE]
 
     @property
-    def classes(self) -> bool:
-        """Whether the problem is one of classes."""
-        return not self.data.train[1].is_floating_point()
+    def classes(self) -> int:
+        """How many classes there are; none where numbers are predicted."""
+        return _classes(self.data)
 
-    def case(self, test: Tensor, train: Tensor) -> Case:
-        """Outputs of networks; of classifiers, scores are averaged."""
-        return Case(test.numpy(), train.numpy(), "logits" if self.classes else None, "score")
+    def case(self, test: Tensor, train: Tensor, *, pool: str = "score") -> Case:
+        """Outputs of networks; of classifiers, scores are averaged unless told otherwise."""
+        return Case(test.numpy(), train.numpy(), "logits" if self.classes else None, pool)
 
     def generator(self) -> torch.Generator:
         """For what is drawn."""
         return torch.Generator().manual_seed(self.seed)
 
 
-def _trained(data: Problem, seed: int, members: int, epochs: int, betas: list[float]) -> Trained:
-    loss = "mse" if data.train[1].is_floating_point() else "cross_entropy"
-    objective = partial(objectives.augmented, loss=loss, pool="score")
-    flat = data.train[0].flatten(1), data.test[0].flatten(1)
-    build = _network(data)
-    swept = sweep(build, (flat[0], data.train[1]), objective, grid={"beta": betas}, members=members,
-                     epochs=epochs, batch_size=32, lr=2e-3, seed=seed)  # fmt: skip
-    outputs = [(swept.run(i).predict(flat[1]), swept.run(i).predict(flat[0])) for i in range(len(betas))]
-    return Trained(data, seed, dict(zip(betas, outputs, strict=True)), epochs)
+def _trained(data: Problem, seed: int, members: int, epochs: int, cases: list[str]) -> Trained:
+    augmented = partial(objectives.augmented, loss=_loss(data), pool="score")
+    families = ((augmented, "beta", BETAS), (objectives.ldr, "strength", LDR),
+                (partial(objectives.adp, alpha=2.0), "beta", ADP))  # fmt: skip
+    of: dict[str, Outputs] = {}
+    for objective, name, known in families:
+        values = {case: value for case, value in known.items() if case in (ALONE, *cases)}
+        if values:
+            found = _outputs(data, _network(data), objective, {name: [*values.values()]}, members, epochs, seed)
+            of |= zip(values, found, strict=True)
+    return Trained(data, seed, epochs, of)
+
+
+def _outputs(
+    data: Problem, build: Callable[[], nn.Module], objective: Callable[..., LossParts], grid: dict[str, list[float]],
+    members: int, epochs: int, seed: int,
+) -> list[Outputs]:  # fmt: skip
+    """What the ensemble of every run of a grid says."""
+    x, test = data.train[0].flatten(1), data.test[0].flatten(1)
+    swept = sweep(build, (x, data.train[1]), objective, grid=grid, members=members, epochs=epochs, batch_size=32,
+                  lr=2e-3, seed=seed)  # fmt: skip
+    failed = [outcome.reason for outcome in swept.outcomes if outcome.status == "failed"]
+    if failed:  # what is left of a training that broke off is no case of anything
+        raise RuntimeError(f"training failed on {data.name}, seed {seed}: {'; '.join(failed)}")
+    return [(swept.run(i).predict(test), swept.run(i).predict(x)) for i in range(len(swept))]
+
+
+def _classes(data: Problem) -> int:
+    return 0 if data.train[1].is_floating_point() else data.outputs
+
+
+def _loss(data: Problem) -> Literal["mse", "cross_entropy"]:
+    return "cross_entropy" if _classes(data) else "mse"
 
 
 def _network(data: Problem) -> Callable[[], nn.Module]:
@@ -78,20 +112,18 @@ def _network(data: Problem) -> Callable[[], nn.Module]:
 
 def _masksembles(made: Trained) -> Case:
     """As many masks as there are members, over a network whose members are as wide as those."""
-    x, y, test = made.data.train[0].flatten(1), made.data.train[1], made.data.test[0].flatten(1)
-    objective = partial(objectives.independent, loss="cross_entropy" if made.classes else "mse")
+    objective = partial(objectives.independent, loss=_loss(made.data))
     build = partial(_masked, _network(made.data), len(made.alone[0]))
-    held = sweep(build, (x, y), objective, grid={"seed": [made.seed]}, members=1, epochs=made.epochs, batch_size=32,
-                 lr=2e-3).run(0)  # fmt: skip
-    return made.case(held.predict(test), held.predict(x))
+    (found,) = _outputs(made.data, build, objective, {"seed": [made.seed]}, 1, made.epochs, made.seed)
+    return made.case(*found)
 
 
 def _masked(build: Callable[[], nn.Module], count: int) -> nn.Module:
     return masks.convert(build(), count, 2.0, widen=True)
 
 
-def _at(beta: float, made: Trained) -> Case:
-    return made.case(*made.at[beta])
+def _as_trained(case: str, pool: str, made: Trained) -> Case:
+    return made.case(*made.of[case], pool=pool)
 
 
 def _forest(trees: int, made: Trained) -> Case:
@@ -148,17 +180,23 @@ class Known(NamedTuple):
     make: Make
     right: tuple[str, ...]
     """Empty where nobody knows."""
+    classes: int = 0
+    """How many the data must have, at least."""
 
 
-BETWEEN = (0.25, 0.5, 0.75, 0.9)
-"""Values of β whose ensembles are neither trained alone nor jointly."""
+def _swept(case: str, *right: str, pool: str = "score", classes: int = 0) -> Known:
+    return Known(partial(_as_trained, case, pool), right, classes)
+
+
 CASES: dict[str, Known] = {
-    "trained alone": Known(partial(_at, 0.0), ("healthy", "redundant")),
-    **{f"β = {beta:g}": Known(partial(_at, beta), ()) for beta in BETWEEN},
+    ALONE: _swept(ALONE, "healthy", "redundant"),
+    **{case: _swept(case) for case in BETWEEN},
+    **{case: _swept(case, classes=2) for case in LDR},
+    **{case: _swept(case, pool="probability", classes=3) for case in ADP},
     "masksembles": Known(_masksembles, ("healthy", "redundant")),
     "forest of 50": Known(partial(_forest, 50), ("healthy",)),
     "forest of 5": Known(partial(_forest, 5), ("healthy",)),
-    "trained jointly": Known(partial(_at, 1.0), ("collusive",)),
+    "trained jointly": _swept("trained jointly", "collusive"),
     "constant biases": Known(_constant_biases, ("collusive",)),
     "biases per example": Known(_biases_per_example, ("collusive",)),
     "copies": Known(_copies, ("redundant",)),
@@ -167,28 +205,42 @@ CASES: dict[str, Known] = {
 """Cases by name."""
 
 
-def rows(spec: Spec, say: Callable[[str, float], None]) -> list[dict[str, Any]]:
-    """One row per data set, seed, number of members and case: the verdict, and whether it is right."""
+class Unit(NamedTuple):
+    """Work that depends on nothing else."""
+
+    data: str
+    seed: int
+    members: int
+    forests: bool
+    """Whether forests are among the cases: they have trees, however many members the others have."""
+
+    def __str__(self) -> str:
+        return f"{self.data}, seed {self.seed}, {self.members} members"
+
+
+def units(spec: Spec) -> list[Unit]:
+    """All of a study's work."""
     assert spec.members is not None
-    found: list[dict[str, Any]] = []
     counts = [int(count) for count in spec.grid.get("members", [spec.members.count])]
     seeds = [int(seed) for seed in spec.grid["seed"]]
-    cases = list(spec.grid["case"])
-    betas = [0.0, *(beta for beta in BETWEEN if f"β = {beta:g}" in cases), 1.0]
-    work = [(name, seed, count) for name in spec.data for seed in seeds for count in counts]
-    for done, (name, seed, members) in enumerate(work):
-        say(f"{name}, seed {seed}, {members} members", done / len(work))
-        made = _trained(problem(name, seed, spec), seed, members, spec.optimisation.epochs, betas)
-        again = members != counts[0]
-        for case in [name for name in cases if not (again and name.startswith("forest"))]:
-            told = _audited(made, CASES[case].make(made))
-            right = CASES[case].right
-            found.append({
-                "data": name, "case": case, "members": members, "seed": seed, "verdict": told.verdict,
-                "measures": {**({"right": float(told.verdict in right)} if right else {}),
-                             "collusive": float(told.verdict == "collusive"),
-                             **{figure: told.test[figure].value for figure in FIGURES}},
-            })  # fmt: skip
+    return [Unit(name, seed, m, m == counts[0]) for name in spec.data for seed in seeds for m in counts]
+
+
+def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
+    """One row per case: the verdict, and whether it is right."""
+    data = problem(unit.data, unit.seed, spec)
+    cases = [case for case in spec.grid["case"] if CASES[case].classes <= _classes(data)]
+    made = _trained(data, unit.seed, unit.members, spec.optimisation.epochs, cases)
+    found: list[dict[str, Any]] = []
+    for case in [case for case in cases if unit.forests or not case.startswith("forest")]:
+        told = _audited(made, CASES[case].make(made))
+        right = CASES[case].right
+        found.append({
+            "data": unit.data, "case": case, "members": unit.members, "seed": unit.seed, "verdict": told.verdict,
+            "measures": {**({"right": float(told.verdict in right)} if right else {}),
+                         "collusive": float(told.verdict == "collusive"),
+                         **{figure: told.test[figure].value for figure in FIGURES}},
+        })  # fmt: skip
     return found
 
 

@@ -90,8 +90,10 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
             rows = _attacked(spec, units, folder, base, device, jobs, say)
         elif spec.procedure in TRAINED:
             rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
+        elif spec.procedure == "audit":
+            rows = _audited(spec, jobs, say)
         else:
-            rows = _WITHOUT_TRAINING[spec.procedure](spec, say)
+            rows = _WITHOUT_TRAINING[spec.procedure](spec)
     how = made(spec, seconds(), device, rows, _searched(base))
     report = {
         "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
@@ -101,12 +103,28 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
     write_atomically(folder / "DONE", b"")
 
 
-_WITHOUT_TRAINING: dict[str, Callable[[Spec, OnStudy], list[dict[str, Any]]]] = {
-    "audit": calibration.rows,
-    "formula": lambda spec, say: formulas.rows(spec),  # noqa: ARG005
-    "masks": lambda spec, say: overlaps.rows(spec),  # noqa: ARG005
+_WITHOUT_TRAINING: dict[str, Callable[[Spec], list[dict[str, Any]]]] = {
+    "formula": formulas.rows,
+    "masks": overlaps.rows,
 }
-"""Procedures that are no grid of trainings of their own."""
+"""Procedures that train nothing."""
+
+
+def _audited(spec: Spec, jobs: int, say: OnStudy) -> list[dict[str, Any]]:
+    """Rows of ensembles whose state is known, and what the audit says of them."""
+    units = calibration.units(spec)
+    if jobs <= 1:
+        found = []
+        for done, unit in enumerate(units):
+            say(str(unit), done / len(units))
+            found.append(calibration.rows(spec, unit))
+    else:
+        with _workers(jobs) as pool:
+            pending = [pool.submit(calibration.rows, spec, unit) for unit in units]
+            for done, _ in enumerate(as_completed(pending), 1):
+                say(f"{done} of {len(units)} are audited, in {jobs} processes", done / len(units))
+            found = [one.result() for one in pending]
+    return [row for rows in found for row in rows]
 
 
 def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dict[str, Any]]:
