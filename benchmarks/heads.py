@@ -5,6 +5,7 @@ Usage: python benchmarks/heads.py [--json FILE] [--members 2 5 10 20 50 100] [--
 Features are synthetic, 768 numbers each, of 1,000 classes; heads are 768-768-1000, batches 256. ``--drawn K:M`` draws K
 of M members per step. Each row is one training of three epochs, of which the median of the last two is told: the first
 chooses a backend and captures a graph. With ``--timed N`` epochs have N examples and times are scaled to the whole.
+``--profile`` tells instead which kernels a step of each row spends its time in, by PyTorch's profiler.
 """
 
 import argparse
@@ -59,6 +60,35 @@ def timed(x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int
     return row
 
 
+def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = 100) -> dict[str, Any]:
+    """Microseconds of a step by kernel, the longest first: an epoch after those that choose, capture and warm up."""
+    found: list[Any] = []
+    watch = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
+
+    def at(moment: ds.train.Progress) -> None:
+        if moment.step == 2 * steps and not found:
+            torch.cuda.synchronize()
+            watch.start()
+            found.append(watch)
+
+    examples = steps * BATCH
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, INPUTS, CLASSES, (INPUTS,)), members).to(x.device)
+    objective = partial(ds.objectives.ldr, strength=1.0)
+    ds.fit(ensemble, (x[:examples], y[:examples]), objective, epochs=3, batch_size=BATCH, lr=1e-3, progress=at)
+    torch.cuda.synchronize()
+    if not found:
+        raise RuntimeError("the training told nothing at the end of its second epoch")
+    watch.stop()
+    kernels = sorted(watch.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+    rows = [{"kernel": kernel.key, "per_step": kernel.count / steps,
+             "microseconds": kernel.self_device_time_total / steps} for kernel in kernels]  # fmt: skip
+    told = {"members": members, "steps": steps, "microseconds": sum(row["microseconds"] for row in rows)}
+    print(told, flush=True)
+    for row in rows[:25]:
+        print(f"{row['microseconds']:9.1f} µs {row['per_step']:6.2f} × {row['kernel'][:110]}", flush=True)
+    return {**told, "kernels": [row for row in rows if row["microseconds"] >= 1]}
+
+
 def main() -> None:
     """Time every row that is asked for, and write as it goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,6 +97,7 @@ def main() -> None:
     parser.add_argument("--drawn", nargs="*", default=["2:5", "3:5", "4:5", "2:50", "5:50", "10:50"])
     parser.add_argument("--examples", type=int, default=1_281_167)
     parser.add_argument("--timed", type=int, help="examples of an epoch that are timed; by default all")
+    parser.add_argument("--profile", action="store_true", help="tell kernels of a step, not seconds of an epoch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -79,7 +110,9 @@ def main() -> None:
     made = {"command": command_line(), "machine": machine, "torch": torch.__version__, **library()}
     rows: list[dict[str, Any]] = []
     for members, drawn in wanted:
-        rows.append(timed(x, y, members, drawn, given.examples))
+        if given.profile and drawn < members:
+            continue
+        rows.append(profiled(x, y, members) if given.profile else timed(x, y, members, drawn, given.examples))
         if given.json:
             given.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 

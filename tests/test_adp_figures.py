@@ -311,3 +311,15 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
     assert f"<dt>adp-2-0</dt><dd>{told}</dd>" in page
     assert page.count("flags raised") == 2
     assert "worst case, standard 0.01" in page
+
+
+def test_the_page_says_what_is_left_at_the_worst_case():
+    measures = {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "accuracy_carlini_wagner_0.1": 0.7, "accuracy_fgsm_0.2": 0.3,
+                "standard_0.1": 0.02, "adaptive_0.1": 0.0123}  # fmt: skip
+    rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
+    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
+    assert "What is left at ε = 0.1" in text
+    assert text.index("50.0 %") < text.index("2.0 %") < text.index("1.2 %")
+    assert "30.0 %" not in text  # another ε
+    assert "70.0 %" not in text  # a parameter that is no ε
+    assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))

@@ -233,8 +233,10 @@ def guessing_figures(**changes):
     ("changes", "guessing"),
     [
         ({}, True),
-        ({"member_accuracy": (0.55, 0.51, 0.6)}, False),  # better than guessing
-        ({"member_accuracy": (0.5, 0.46, 0.56)}, False),  # perhaps better
+        ({"member_accuracy": (0.57, 0.52, 0.62)}, True),  # 0.53 and a tenth of the way to 0.95 are 0.572
+        ({"member_accuracy": (0.575, 0.53, 0.62)}, False),  # better than guessing
+        ({"member_accuracy": (0.5, 0.4, 0.69)}, True),  # 0.53 and 40 % of the way are 0.698
+        ({"member_accuracy": (0.5, 0.3, 0.71)}, False),  # perhaps much better: too few examples to tell
         ({"accuracy": (0.85, 0.8, 0.9)}, False),  # not right enough to need an explanation
         ({"best_to_ensemble": (1.1, 0.9, 1.4)}, False),  # one carries the others
     ],

@@ -44,6 +44,12 @@ def test_gradients_of_agreement_are_those_of_the_formula():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("classes", ["both", "earlier"])
+def test_agreement_has_derivatives_of_second_order(classes):
+    f, _ = logits(3, 2, 4)
+    assert torch.autograd.gradgradcheck(lambda given: pair_agreement(given, classes), [f.requires_grad_()])
+
+
 def test_members_can_be_permuted():
     f, y = logits()
     order = torch.tensor([2, 0, 3, 1])

@@ -27,8 +27,9 @@ class Limits(NamedTuple):
     """A correlation of errors below this is not what models of the same data have, trees of a forest included."""
     above_chance: float = 0.4
     """Even the best member has less than this share of what the ensemble has above chance."""
-    guessing: float = 0.05
-    """Members have on average less than this share of what the ensemble has above chance: they might as well guess."""
+    guessing: float = 0.1
+    """Members have on average less than this share of what the ensemble has above chance: they might as well guess. (So
+    by the estimate; few examples leave its interval wide, which has to stay below `above_chance`.)"""
     right: float = 0.8
     """Of the way from chance to perfect, so much makes an ensemble that is right. Members that guess do not add up to
     one, unless what they say was made to."""
@@ -137,10 +138,11 @@ def _collusive(
 
 def _guessing(test: dict[str, Figure], limits: Limits) -> bool:
     """Whether members that might as well guess make an ensemble that is right, without one that carries it."""
-    chance, right = test["chance"].value, test["accuracy"].low
-    near = chance + limits.guessing * (right - chance)
+    chance, right, members = test["chance"].value, test["accuracy"].low, test["member_accuracy"]
+    margin = right - chance
+    near = members.value < chance + limits.guessing * margin and members.high < chance + limits.above_chance * margin
     carried = test["best_to_ensemble"].low <= limits.carries
-    return right > chance + limits.right * (1 - chance) and test["member_accuracy"].high < near and not carried
+    return right > chance + limits.right * (1 - chance) and near and not carried
 
 
 def _against(reference: dict[str, Figure], test: dict[str, Figure], limits: Limits) -> list[str]:

@@ -93,14 +93,15 @@ class _LogDeterminant(torch.autograd.Function):
 
 
 def _eliminated(matrix: Float[Tensor, "B M M"]) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M M"]]:
-    """The logarithm of the determinant and the inverse, by Gauss and Jordan without a choice of pivots."""
+    """The logarithm of the determinant and the inverse, by Gauss and Jordan without a choice of pivots.
+
+    Step k takes (a_k − e_k)(aᵏ + e_k)ᵀ / a_kk off the matrix, for its column a_k and row aᵏ: that one product clears
+    the column everywhere else and leaves the inverse's column and row in its place.
+    """
     pivots = []
-    for k in range(matrix.shape[-1]):
+    for k, unit in enumerate(torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)):
         pivot = matrix[:, k, k]
-        column, row = matrix[:, :, k] / pivot.unsqueeze(1), matrix[:, k]
+        column, row = (matrix[:, :, k] - unit) / pivot.unsqueeze(1), matrix[:, k] + unit
         pivots.append(pivot)
-        matrix = matrix - column.unsqueeze(2) * row.unsqueeze(1)
-        matrix[:, k] = row / pivot.unsqueeze(1)
-        matrix[:, :, k] = -column
-        matrix[:, k, k] = 1 / pivot
+        matrix = torch.addcmul(matrix, column.unsqueeze(2), row.unsqueeze(1), value=-1)
     return torch.stack(pivots, -1).log().sum(-1), matrix

@@ -142,9 +142,48 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
     flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    transposed = weight.transpose(1, 2)
-    y = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, transposed)
+    if weight.numel() < LARGE:
+        y = _products(flat, weight, bias)
+    else:
+        if torch.is_autocast_enabled(x.device.type):
+            lower = torch.get_autocast_dtype(x.device.type)
+            flat, weight, bias = flat.to(lower), weight.to(lower), None if bias is None else bias.to(lower)
+        y = _Products.apply(flat, weight, bias)
     return y if x.ndim == 3 else y.view(*x.shape[:-1], -1)
+
+
+LARGE = 2**20
+"""Numbers in a layer's weights from which on their gradient is worth an `autograd.Function`: its Python costs more than
+it saves in small layers."""
+
+
+def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    turned = weight.transpose(1, 2)
+    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+
+
+class _Products(torch.autograd.Function):
+    """`_products`, with a gradient of the weight that lies as the weight does: autograd's is turned, and copied."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _products(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if of_x else None,
+            torch.bmm(grad.transpose(1, 2), x) if of_weight else None,
+            grad.sum(1) if of_bias else None,
+        )
 
 
 def stacked_convolution(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,8 +106,8 @@ class Packed:
         if self.dtype is None or not count:
             return [(self.flat, names)]
         width = sum(self.layout.shapes[name].numel() for name in names[:count])
-        products, rest = self.flat.split([width, self.flat.shape[1] - width], 1)
-        return [(products.to(self.dtype), names[:count]), (rest, names[count:])]
+        products, rest = _Cut.apply(self.flat, width, self.dtype)
+        return [(products, names[:count]), (rest, names[count:])]
 
     def stacked(self) -> dict[str, Tensor]:
         """Every parameter, ``[M, ...]``: one split, whose gradient is one concatenation."""
@@ -127,6 +128,25 @@ class Packed:
         """The first so many members, as a leaf of their own."""
         flat = self.flat.detach()[:members].requires_grad_(self.flat.requires_grad)
         return Packed(self.layout, flat, self.dtype)
+
+
+class _Cut(torch.autograd.Function):
+    """Columns of a matrix in another precision, and the rest of it; their gradients are written into one matrix."""
+
+    @staticmethod
+    def forward(flat: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return flat[:, :width].to(dtype), flat[:, width:].clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG004
+        ctx.width = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        products, rest = grads
+        whole = rest.new_empty((len(rest), products.shape[1] + rest.shape[1]))
+        whole[:, : ctx.width], whole[:, ctx.width :] = products, rest
+        return whole, None, None
 
 
 Weights = Hanging | Packed

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -42,10 +42,8 @@ def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") ->
 
 def _pairs(log_probs: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
     own = log_probs.argmax(-1)  # [M, B]
-    masked = log_probs.scatter(2, own.unsqueeze(2), -math.inf)
-    others = masked.logsumexp(-1).T  # [B, M]: log(1 − p) at a member's own class
-    own, members = own.T, len(own)
-    at = log_probs.gather(2, own.expand(members, -1, -1)).transpose(0, 1)  # [B, l, m]: log p^l where m points
+    at, others = _AtOwnClasses.apply(log_probs, own)
+    own, at, others = own.T, at.transpose(0, 1), others.T  # [B, m], [B, l, m], [B, m]
     same = own.unsqueeze(2) == own.unsqueeze(1)
     apart = torch.where(same, -1.0, at)  # elsewhere p ≤ ½, and the logarithm is safe
     without = torch.where(same, others.unsqueeze(2), torch.log1p(-apart.exp()))
@@ -54,6 +52,30 @@ def _pairs(log_probs: Float[Tensor, "M B C"], classes: Classes = "both") -> Floa
     if classes == "earlier":
         return agree.tril(-1).sum((1, 2))
     return (agree.sum((1, 2)) - agree.diagonal(dim1=1, dim2=2).sum(1)) / 2
+
+
+class _AtOwnClasses(torch.autograd.Function):
+    """What pairs look at: every member's log-probability of the class that each one names, and each member's own of all
+    the others, log(1 − p). Both gradients go into one tensor, where autograd would fill and add three of that size."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(log_probs: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        others = log_probs.scatter(2, own.unsqueeze(2), -math.inf).logsumexp(-1)  # [m, B]
+        return log_probs.gather(2, own.T.expand(len(own), -1, -1)), others  # [l, B, m]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        log_probs, own, others = ctx.saved_tensors
+        nothing = torch.full_like(others, -math.inf).unsqueeze(2)
+        shares = (log_probs - others.unsqueeze(2)).scatter_add_(2, own.unsqueeze(2), nothing).exp()  # of 1 − p
+        found = shares * grads[1].unsqueeze(2)
+        return found.scatter_add_(2, own.T.expand(len(own), -1, -1), grads[0]), None
 
 
 def a2d(

@@ -27,7 +27,7 @@ SIDE = 224
 """Pixels that pretrained networks want."""
 
 
-class Standardised(nn.Module):
+class Scaling(nn.Module):
     """Images in [0, 1], brought to a size and to three channels where those are told, less a mean over a deviation."""
 
     mean: Tensor
@@ -56,11 +56,11 @@ def ready(data: Shifted, spec: Spec, options: dict[str, Any], device: torch.devi
     return data.through(partial(_features, trunk, cache / name.replace(":", "-")))
 
 
-def _standardising(data: Shifted) -> Standardised:
+def _standardising(data: Shifted) -> Scaling:
     x = data.train[0]
     if not isinstance(x, Tensor):
-        return Standardised(torch.tensor(MEAN), torch.tensor(DEVIATION))
-    return Standardised(x.mean((0, 2, 3)), x.std((0, 2, 3)))
+        return Scaling(torch.tensor(MEAN), torch.tensor(DEVIATION))
+    return Scaling(x.mean((0, 2, 3)), x.std((0, 2, 3)))
 
 
 def _plain(scaling: nn.Module, x: Inputs) -> Tensor:
@@ -96,7 +96,7 @@ def _features(trunk: nn.Module, cache: Path, x: Inputs) -> Tensor:
 
 def _trunk(data: Shifted, spec: Spec, name: str, device: torch.device) -> nn.Module:
     """The network whose features heads see, from images in [0, 1]."""
-    scaling = Standardised(torch.tensor(MEAN), torch.tensor(DEVIATION), SIDE)
+    scaling = Scaling(torch.tensor(MEAN), torch.tensor(DEVIATION), SIDE)
     if name == PRETRAINED:
         network = nets.mobilenet_v2()
         network.load_state_dict(sources.weights("mobilenet-v2"))

@@ -21,7 +21,8 @@ from dissensus.studies.problems import Problem, problem
 from dissensus.studies.spec import Spec
 from dissensus.train import sweep
 
-FIGURES = ("error_correlation", "bias_share", "relative_diversity", "gain", "best_to_ensemble", "best_needed")
+FIGURES = ("error_correlation", "bias_share", "relative_diversity", "gain", "best_to_ensemble", "best_needed",
+           "accuracy", "member_accuracy", "chance")  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -239,7 +240,7 @@ def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
             "data": unit.data, "case": case, "members": unit.members, "seed": unit.seed, "verdict": told.verdict,
             "measures": {**({"right": float(told.verdict in right)} if right else {}),
                          "collusive": float(told.verdict == "collusive"),
-                         **{figure: told.test[figure].value for figure in FIGURES}},
+                         **{figure: told.test[figure].value for figure in FIGURES if figure in told.test}},
         })  # fmt: skip
     return found
 

@@ -10,6 +10,7 @@ import torch
 
 from dissensus import diversity
 from dissensus.studies import figures, problems
+from dissensus.studies.attack_measures import BINS
 from dissensus.studies.shift_measures import AUROC, taken_apart
 from dissensus.studies.spec import Figure, Spec
 
@@ -145,8 +146,8 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
                 lines.append(_curve(label + words, point["curves"][name]))
     if not lines:
         return None
-    bins = len(lines[0].mean)
-    edges = [LEAST_LOG * (1 - i / bins) for i in range(bins + 1)]
+    bins, low, high = BINS
+    edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     return figures.histogram(edges, lines, told.x_label, told.y_label, title)
 
 
@@ -257,8 +258,6 @@ def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
 
 CLASSES = 10
 """Of every data set that these studies compare on."""
-LEAST_LOG = -30.0
-"""Where the histogram of logarithms of ensemble diversity begins; it ends at 0."""
 _LINES = {"epoch": _over_epochs, "confidence": _over_confidence}
 _TOGETHER = {"member_accuracy": _pairs, "log_nonmaximal_volume": _histogram}
 """Figures of several points, other than lines."""

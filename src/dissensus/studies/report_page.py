@@ -97,6 +97,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         page.paragraph(spec.claim),
         *([page.figures(drawn)] if drawn else []),
         *([page.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
+        *_worst_case(result),
         *([page.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
         *([page.folded(_left_out(len(others)), page.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
         *_measured(result),
@@ -136,6 +137,34 @@ def _measured(result: dict[str, Any]) -> list[str]:
             rows.append(["the audit says", *map(page.Wrapped, words)])
         found.append(page.folded(f"{data}: every measure, mean ± standard error", page.table(header, rows)))
     return found
+
+
+SUITES = ("standard_", "adaptive_")
+BOUNDED = ("fgsm", "bim", "pgd", "mim", "apgd")
+"""Attacks whose parameter is ε."""
+
+
+def _worst_case(result: dict[str, Any]) -> list[str]:
+    """What is left of every ensemble under single attacks and under a suite of them, at the suite's ε."""
+    axes = [axis for axis in result["axes"] if axis != "data"]
+    found: list[str] = []
+    for data in dict.fromkeys(point["data"] for point in result["points"]):
+        points = [point for point in result["points"] if point["data"] == data]
+        names = list(points[0]["measures"])
+        for epsilon in dict.fromkeys(name.partition("_")[2] for name in names if name.startswith(SUITES)):
+            single = {"accuracy", *(f"accuracy_{attack}_{epsilon}" for attack in BOUNDED)}
+            worst = [f"{suite}{epsilon}" for suite in SUITES]
+            shown = [name for name in names if name in single] + [name for name in worst if name in names]
+            rows = [[report_figures.in_words(name), *(_share(point, name) for point in points)] for name in shown]
+            header = (data, *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
+            words = f"What is left at ε = {epsilon}, under single attacks and at the worst case over a suite of them:"
+            found += [page.paragraph(words), page.table(header, rows)]
+    return found
+
+
+def _share(point: dict[str, Any], name: str) -> str:
+    mean = point["measures"].get(name, (None,))[0]
+    return "" if mean is None else f"{100 * mean:.1f} %"
 
 
 def _flags(result: dict[str, Any]) -> list[str]:

@@ -1,0 +1,96 @@
+"""Products over all members at once, and a matrix of weights cut in two: gradients as autograd finds them."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from dissensus.execution import batched
+from dissensus.execution.batched import stacked_linear
+from dissensus.execution.weights import _Cut
+
+
+@pytest.fixture(autouse=True, params=["small", "large"])
+def layers(request, monkeypatch):
+    """Every test of both ways, by calling all layers small, or all large."""
+    monkeypatch.setattr(batched, "LARGE", 0 if request.param == "large" else 2**30)
+    return request.param
+
+
+def tensors(members, *shape, bias=True):
+    generator = torch.Generator().manual_seed(members)
+    shapes = [(members, *shape, 5), (members, 3, 5), (members, 3)][: 3 if bias else 2]
+    made = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    return made if bias else [*made, None]
+
+
+def plain(x, weight, bias):
+    y = torch.einsum("m...i,moi->m...o", x, weight)
+    return y if bias is None else y + bias.view(len(bias), *[1] * (x.ndim - 2), -1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (0,)])
+def test_products_and_their_gradients_are_those_of_every_member(shape, bias):
+    given = tensors(2, *shape, bias=bias)
+    wanted = [t for t in given if t is not None]
+    y, expected = stacked_linear(*given), plain(*given)
+    torch.testing.assert_close(y, expected)
+    aim = torch.randn_like(y)
+    ours, theirs = (torch.autograd.grad((out * aim).sum(), wanted) for out in (y, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_products_have_derivatives_of_second_order():
+    given = tensors(2, 3)
+    assert gradcheck(stacked_linear, given)
+    assert gradgradcheck(stacked_linear, given)
+
+
+def test_the_gradient_of_a_large_weight_lies_as_the_weight_does(layers):
+    x, weight, bias = tensors(3, 4)
+    (found,) = torch.autograd.grad(stacked_linear(x, weight, bias).square().sum(), weight)
+    assert found.is_contiguous() == (layers == "large")
+
+
+def test_members_may_share_an_input_and_need_no_gradient_of_it():
+    _, weight, bias = tensors(3, 4)
+    x = torch.randn(4, 5, dtype=torch.float64).expand(3, 4, 5)
+    y = stacked_linear(x, weight, bias)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), bias)[0], torch.full_like(bias, 4.0))
+
+
+def test_products_follow_autocast():
+    x, weight, bias = (t.detach().float().requires_grad_() for t in tensors(2, 4))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = stacked_linear(x, weight, bias)
+    assert y.dtype == torch.bfloat16
+    grads = torch.autograd.grad(y.float().square().sum(), (x, weight, bias))
+    exact = torch.autograd.grad(plain(x, weight, bias).square().sum(), (x, weight, bias))
+    for one, other in zip(grads, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.2)
+
+
+def test_products_can_be_mapped():
+    x, weight, bias = tensors(2, 4)
+    many = torch.randn(3, *x.shape, dtype=torch.float64)
+    found = torch.func.vmap(torch.func.grad(lambda one: stacked_linear(one, weight, bias).square().sum()))(many)
+    for one, got in zip(many, found, strict=True):
+        one = one.requires_grad_()
+        torch.testing.assert_close(got, torch.autograd.grad(plain(one, weight, bias).square().sum(), one)[0])
+
+
+def test_a_matrix_cut_in_two_gets_one_gradient():
+    flat = torch.randn(3, 7, dtype=torch.float64).requires_grad_()
+    assert gradcheck(lambda matrix: _Cut.apply(matrix, 4, torch.float64), [flat])
+    assert gradgradcheck(lambda matrix: tuple(t.square() for t in _Cut.apply(matrix, 4, torch.float64)), [flat])
+    products, rest = _Cut.apply(flat.detach().float().requires_grad_(), 4, torch.bfloat16)
+    assert (products.dtype, rest.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_what_is_not_used_of_a_cut_matrix_has_no_gradient():
+    flat = torch.randn(3, 7).requires_grad_()
+    products, _ = _Cut.apply(flat, 4, torch.bfloat16)
+    (found,) = torch.autograd.grad(products.float().sum(), flat)
+    torch.testing.assert_close(found, torch.cat([torch.ones(3, 4), torch.zeros(3, 3)], 1))
