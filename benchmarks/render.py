@@ -459,7 +459,7 @@ LIBRARY = ROOT / "src/dissensus/studies/library"
 ADP_METHODS = {"baseline": "plain", "adp-2-0": "ADP(2, 0)", "adp-2-0.5": "ADP(2, 0.5)"}
 ATTACK_WORDS = {"fgsm": "FGSM, ε =", "bim": "BIM, ε =", "pgd": "PGD, ε =", "mim": "MIM, ε =", "jsma": "JSMA, γ =",
                 "carlini_wagner": "C&W, c =", "elastic_net": "EAD, c =", "apgd": "APGD, ε ="}  # fmt: skip
-SUITE_WORDS = {"standard": "worst case, standard suite, ε =", "adaptive": "worst case, adaptive suite, ε ="}
+SUITE_WORDS = {"standard": "**worst case**, standard, ε =", "adaptive": "**worst case**, adaptive, ε ="}
 
 
 def paper_numbers(name: str) -> dict[tuple[str, str, str], float]:
@@ -521,25 +521,28 @@ def to_come(name: str) -> str:
 
 
 def under_attack(name: str) -> str:
-    """A table of the ADP paper under attack: its numbers, ours by its protocol, and ours at the worst case."""
+    """A table of the ADP paper under attack: ours by its protocol, with its own numbers in brackets; the worst case."""
     if not (SHIPPED / f"{name}.gpu.json").exists():
         return to_come(name)
     result, paper = shipped(f"{name}.gpu"), paper_numbers(name)
-    present = {point["method"] for point in result["points"]}
-    methods = {method: words for method, words in ADP_METHODS.items() if method in present}
-    heads = [f"{words}: paper | ours" for words in methods.values()]
-    lines = [f"| data | attack | images | {' | '.join(heads)} |", "|---|---|---|" + "---|---|" * len(methods)]
+    tables = []
     for data in dict.fromkeys(point["data"] for point in result["points"]):
-        points = {point["method"]: point["measures"] for point in result["points"] if point["data"] == data}
-        few = next(point["examples"] for point in result["points"] if point["data"] == data)
-        for measure in next(iter(points.values())):
+        points = {point["method"]: point for point in result["points"] if point["data"] == data}
+        methods = [method for method in ADP_METHODS if method in points]
+        few = points[methods[0]]["examples"]
+        heads = [data, "images", *(ADP_METHODS[method] for method in methods)]
+        lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+        measures = [name for name in points[methods[0]]["measures"] if name == "accuracy" or name in few]
+        for measure in sorted(measures, key=lambda name: name.partition("_")[0] in SUITE_WORDS):
             cells = []
             for method in methods:
                 theirs = paper.get((data, method, measure))
-                cells += ["" if theirs is None else f"{100 * theirs:.1f}", _percent(points[method][measure])]
+                ours = _percent(points[method]["measures"][measure])
+                cells.append(ours if theirs is None else f"{ours} ({100 * theirs:.1f})")
             images = f"{few[measure]:,}" if measure in few else "all"
-            lines.append(f"| {data} | {_attack(measure)} | {images} | {' | '.join(cells)} |")
-    return "\n".join(lines) + f"\n\n{made_by(result)}\n"
+            lines.append(f"| {_attack(measure)} | {images} | {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables) + f"\n\n{made_by(result)}\n"
 
 
 TRAINED_AGAINST = {"none": "nothing", "fgsm": "FGSM", "pgd": "PGD"}
@@ -554,7 +557,7 @@ def hardened() -> str:
     paper = {(e["at"]["adversarial"], e["at"]["method"], e["measure"]): e["paper"] for e in told if "paper" in e}
     first = result["points"][0]
     measures = [measure for measure in first["measures"] if measure == "accuracy" or measure in first["examples"]]
-    heads = [_attack(measure).replace("worst case, ", "") for measure in measures]
+    heads = [_attack(measure).replace("**worst case**, ", "") for measure in measures]
     lines = [f"| trained against | ensemble | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
     for point in result["points"]:
         cells = []
@@ -570,7 +573,7 @@ def _attack(measure: str) -> str:
     """A measure under attack as people say it."""
     name, _, parameter = measure.removeprefix("accuracy_").rpartition("_")
     words = SUITE_WORDS.get(name) or ATTACK_WORDS.get(name)
-    return f"{words} {parameter}" if words else "none"
+    return f"{words} {parameter}".replace(" ", "\N{NO-BREAK SPACE}") if words else "none"
 
 
 TABLES = {
