@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus import attacks
 from dissensus.attacks import flags, suites, trials
-from dissensus.attacks.probing import looked
+from dissensus.attacks.probing import Probes, looked
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
@@ -115,6 +115,21 @@ def test_a_masked_model_raises_most_flags_and_is_broken_all_the_same(honest, mas
 def test_noise_as_strong_as_an_attack(sound):
     """Without any gradient, an attack is its random start."""
     assert "noise as strong" in raised(quick(Then(sound, lambda z: 1e4 * z)))
+
+
+@pytest.mark.parametrize(
+    ("clean", "noise", "plain", "strange"),
+    [
+        (90, 60, 40, True),
+        (90, 66, 40, False),  # noise breaks 24, less than half of 50
+        (53, 25, 0, False),  # all is broken: the attack is strong enough, and the model weak
+        (53, 25, 2, False),
+        (53, 25, 3, True),
+    ],
+)
+def test_noise_says_something_where_the_attack_leaves_something(clean, noise, plain, strange):
+    probes = Probes(100, clean, noise, 0, {10: plain}, plain, plain, plain, 0, plain, 0, 0, None, {}, {})
+    assert flags._noise(probes).raised is strange
 
 
 class _Lost(torch.autograd.Function):

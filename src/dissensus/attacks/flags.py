@@ -19,7 +19,8 @@ SATURATED = 0.1
 of rounding errors; confident networks have a few such examples."""
 NOISE = 0.5
 """Share of what the plain attack breaks that random noise may break: where gradients lead anywhere, noise of the same
-size breaks about a tenth of it. Where no attack breaks four examples of a hundred, ε is too small to tell."""
+size breaks about a tenth of it. Where no attack breaks four examples of a hundred, ε is too small to tell; where the
+plain attack leaves next to nothing, it is strong enough, whatever noise does to so weak a model."""
 FULL_RANGE = 0.05
 """Share of examples that may be left where the attack could give any input at all, another class's image for one. It
 should be none; a few are left to an attack of twenty steps."""
@@ -125,9 +126,10 @@ def _noise(probes: Probes) -> Flag:
     weakest = min(
         probes.noise, probes.logits, *([] if probes.square is None else [probes.square]), *probes.transfer.values()
     )
-    breakable = probes.clean - weakest >= 2 * margin(probes.examples)
+    luck = margin(probes.examples)
+    tells = probes.clean - weakest >= 2 * luck and probes.plain > luck
     return Flag(
-        "noise as strong", breakable and by_noise >= NOISE * by_attack,
+        "noise as strong", tells and by_noise >= NOISE * by_attack,
         f"noise leaves {_of(probes.noise, probes)}, PGD {_of(probes.plain, probes)}",
         "Gradients lead nowhere in particular: the attack is no better than chance.",
         "Do not believe gradient attacks on this model; run the adaptive suite.",

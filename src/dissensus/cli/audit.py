@@ -7,8 +7,7 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import console, fail, table
-from dissensus.storage import write_atomically
+from dissensus.cli.screen import console, fail, table, written
 
 COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
 
@@ -61,18 +60,13 @@ def audit(
     except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
     _print(result)
-    try:
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(json_file, (result.to_json() + "\n").encode())
-        if page is not None:
-            from dissensus.studies import audit_page
 
-            page.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(page, audit_page.html(result, files[0].stem).encode())
-            console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
-    except (ImportError, OSError) as reason:
-        fail(str(reason))
+    def html() -> str:
+        from dissensus.studies import audit_page
+
+        return audit_page.html(result, files[0].stem)
+
+    written(json_file, result.to_json, page, html)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)
 

@@ -7,8 +7,7 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import console, fail, shown, table
-from dissensus.storage import write_atomically
+from dissensus.cli.screen import console, fail, shown, table, written
 
 
 def robust(
@@ -70,18 +69,13 @@ def robust(
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(str(reason))
     _print(result)
-    try:
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(json_file, (result.to_json() + "\n").encode())
-        if page is not None:
-            from dissensus.studies import robust_page
 
-            page.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(page, robust_page.html(result, f"{ensemble.name} on {data}").encode())
-            console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
-    except (ImportError, OSError) as reason:
-        fail(str(reason))
+    def html() -> str:
+        from dissensus.studies import robust_page
+
+        return robust_page.html(result, f"{ensemble.name} on {data}")
+
+    written(json_file, result.to_json, page, html)
 
 
 def fraction(text: str) -> float:

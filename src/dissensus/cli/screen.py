@@ -1,7 +1,8 @@
 """What commands share: the console, bars, tables and errors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -11,6 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from dissensus.storage import write_atomically
 
 console = Console(stderr=False)
 
@@ -48,6 +51,19 @@ def table(title: str, header: tuple[str, ...], rows: list[list[Any]], *, left: t
     for row in rows:
         result.add_row(*row)
     return result
+
+
+def written(json_file: Path | None, text: Callable[[], str], page: Path | None, html: Callable[[], str]) -> None:
+    """Write a result as JSON and as a page, where those are asked for."""
+    try:
+        for file, made in ((json_file, lambda: text() + "\n"), (page, html)):
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, made().encode())
+    except (ImportError, OSError) as reason:
+        fail(str(reason))
+    if page is not None:
+        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
 
 
 def fail(message: str) -> NoReturn:
