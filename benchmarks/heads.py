@@ -24,6 +24,8 @@ from provenance import command_line, library
 import dissensus as ds
 
 INPUTS, CLASSES, BATCH = 768, 1000, 256
+PROFILED = 100
+"""Steps of a profile."""
 PAPER = {(5, 2): 53, (5, 3): 388, (5, 4): 423, (5, 5): 585, (50, 2): 2189, (50, 5): 4213, (50, 10): 7244}
 """Seconds per epoch by (members, drawn): the LDR paper's Table 10, on an RTX 2080 Ti."""
 
@@ -60,7 +62,7 @@ def timed(x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int
     return row
 
 
-def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = 100) -> dict[str, Any]:
+def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = PROFILED) -> dict[str, Any]:
     """Microseconds of a step by kernel, the longest first: an epoch after those that choose, capture and warm up."""
     found: list[Any] = []
     watch = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
@@ -101,6 +103,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     device = torch.device(given.device)
+    if given.profile and device.type != "cuda":
+        parser.error("--profile tells kernels of a GPU: --device cuda")
+    if given.profile and (given.timed or given.examples) < PROFILED * BATCH:
+        parser.error(f"--profile needs {PROFILED * BATCH:,} examples")
     x, y = features(given.timed or given.examples, device)
     wanted = [(members, members) for members in given.members]
     wanted += [(int(of), int(drawn)) for drawn, of in (word.split(":") for word in given.drawn)]

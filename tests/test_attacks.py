@@ -1111,3 +1111,28 @@ def test_a_folder_tells_models_apart_by_more_than_their_weights(tmp_path):
     ds.attacks.over(attack, Times(network, 1.0), x, y, folder=tmp_path)
     with pytest.raises(ValueError, match="folder"):
         ds.attacks.over(attack, Times(network, 100.0), x, y, folder=tmp_path)
+
+
+class _Watching(nn.Module):
+    """Notes at every pass which of its parameters want a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.still = nn.Linear(4, 3), nn.Parameter(torch.ones(3), requires_grad=False)
+        self.seen = set()
+
+    def forward(self, x):
+        self.seen.add(tuple(p.requires_grad for p in self.parameters()))
+        return self.layer(x) * self.still
+
+
+def test_parameters_want_no_gradient_while_attacks_run_and_are_as_before_then():
+    model = _Watching()
+    x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    before = [p.requires_grad for p in model.parameters()]
+    attacks.pgd(model, x, y, epsilon=0.1, steps=2)
+    assert model.seen == {(False, False, False)}
+    assert [p.requires_grad for p in model.parameters()] == before
+    with pytest.raises(ValueError, match="classes from 0 to 2"):
+        attacks.pgd(model, x, y + 7, epsilon=0.1, steps=2)
+    assert [p.requires_grad for p in model.parameters()] == before

@@ -7,7 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.datasets import load_digits
+from sklearn.metrics import cohen_kappa_score, roc_auc_score
+from sklearn.tree import ExtraTreeClassifier
 from typer.testing import CliRunner
 
 import dissensus as ds
@@ -223,26 +225,68 @@ def test_members_that_might_as_well_guess_collude_under_an_ensemble_that_is_righ
 
 
 def guessing_figures(**changes):
-    """Of two classes: members at 40 % under an ensemble at 97 %, whose errors go together."""
-    told = {"accuracy": (0.97, 0.95, 0.99), "member_accuracy": (0.4, 0.35, 0.45), "chance": (0.53, 0.5, 0.56),
-            "best_to_ensemble": (6.0, 4.0, 9.0), **changes}  # fmt: skip
-    return {name: Figure(*value) for name, value in told.items()}
+    """Members no better than guessing under an ensemble that is right, with errors that go together."""
+    told = {"kappa": (0.94, 0.9, 0.98), "member_kappa": (-0.2, -0.3, -0.1), "best_to_ensemble": (6.0, 4.0, 9.0)}
+    return {name: Figure(*value) for name, value in {**told, **changes}.items()}
 
 
 @pytest.mark.parametrize(
     ("changes", "guessing"),
     [
         ({}, True),
-        ({"member_accuracy": (0.57, 0.52, 0.62)}, True),  # 0.53 and a tenth of the way to 0.95 are 0.572
-        ({"member_accuracy": (0.575, 0.53, 0.62)}, False),  # better than guessing
-        ({"member_accuracy": (0.5, 0.4, 0.69)}, True),  # 0.53 and 40 % of the way are 0.698
-        ({"member_accuracy": (0.5, 0.3, 0.71)}, False),  # perhaps much better: too few examples to tell
-        ({"accuracy": (0.85, 0.8, 0.9)}, False),  # not right enough to need an explanation
+        ({"member_kappa": (0.089, 0.0, 0.2)}, True),  # a tenth of 0.9 is 0.09
+        ({"member_kappa": (0.091, 0.0, 0.2)}, False),  # better than guessing
+        ({"member_kappa": (0.0, -0.2, 0.35)}, True),  # 40 % are 0.36
+        ({"member_kappa": (0.0, -0.4, 0.37)}, False),  # perhaps much better: too few examples to tell
+        ({"kappa": (0.85, 0.79, 0.9)}, False),  # not right enough to need an explanation
+        ({"kappa": (math.nan, math.nan, math.nan)}, False),  # one class alone
         ({"best_to_ensemble": (1.1, 0.9, 1.4)}, False),  # one carries the others
     ],
 )
 def test_when_members_might_as_well_guess(changes, guessing):
     assert judging._guessing(guessing_figures(**changes), judging.LIMITS) is guessing
+
+
+def test_kappa_is_cohens():
+    generator = torch.Generator().manual_seed(3)
+    labels = (torch.rand(500, generator=generator) < 0.15).long()
+    signs = torch.stack([1.0 - 2 * labels, 2.0 * labels - 1], -1)
+    logits = signs + 1.5 * torch.randn(4, 500, 2, generator=generator) + torch.tensor([0.0, 0.6])
+    audit = ds.audit(logits, labels, pool="score", **CLASSES)
+    each = [cohen_kappa_score(labels, one) for one in logits.argmax(-1)]
+    whole = cohen_kappa_score(labels, logits.mean(0).argmax(-1))
+    assert audit.test["kappa"].value == pytest.approx(whole)
+    assert audit.test["member_kappa"].value == pytest.approx(sum(each) / 4)
+    assert audit.test["above_chance"].value == pytest.approx(max(each) / whole)
+    shares = [(one == 1).double().mean() for one in logits.argmax(-1)]
+    rare = labels.double().mean()
+    by_luck = sum(share * rare + (1 - share) * (1 - rare) for share in shares) / 4
+    assert audit.test["guessed"].value == pytest.approx(float(by_luck))
+
+
+def test_kappa_of_one_class_alone_is_nothing_and_accuses_nobody():
+    logits = torch.randn(3, 60, 2, generator=torch.Generator().manual_seed(0)) + torch.tensor([2.0, 0.0])
+    audit = ds.audit(logits, torch.zeros(60, dtype=torch.long), pool="score", **CLASSES)
+    assert math.isnan(audit.test["kappa"].value) or audit.test["kappa"].value == 0
+    assert audit.verdict != "collusive"
+
+
+@pytest.mark.parametrize("digit", [0, 6])
+def test_weak_trees_for_a_rare_class_are_sound(digit):
+    """Each is right less often than who always says "no", since it was trained on as many of either."""
+    pictures, digits = load_digits(return_X_y=True)
+    labels = (digits == digit).astype(int)
+    train, test = slice(0, 1100), slice(1100, None)
+    draw = np.random.default_rng(0)
+    outputs = []
+    for seed in range(20):
+        chosen = np.concatenate([draw.choice(np.flatnonzero(labels[train] == kind), 80) for kind in (0, 1)])
+        tree = ExtraTreeClassifier(max_features=1, random_state=seed).fit(pictures[chosen], labels[chosen])
+        outputs.append(tree.predict_proba(pictures[test]))
+    audit = ds.audit(np.stack(outputs), labels[test], task="classification", kind="probabilities")
+    assert audit.test["member_accuracy"].value < (labels[test] == 0).mean()
+    assert audit.test["member_kappa"].value > 0.2
+    assert audit.verdict == "healthy"
 
 
 def test_one_strong_member_among_many_that_guess_is_no_collusion():

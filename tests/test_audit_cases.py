@@ -91,5 +91,5 @@ def test_the_shipped_table_has_every_case_and_accuses_nobody_who_learnt_alone():
     for point in held["points"]:
         said.setdefault(point["case"], set()).update(point["said"])
     assert set(said) == set(calibration.CASES)
-    for case in (calibration.ALONE, "masksembles", "forest of 5", "forest of 50"):
+    for case in (calibration.ALONE, "masksembles", *calibration.TREES):
         assert "collusive" not in said[case]

@@ -50,6 +50,12 @@ def test_agreement_has_derivatives_of_second_order(classes):
     assert torch.autograd.gradgradcheck(lambda given: pair_agreement(given, classes), [f.requires_grad_()])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
+def test_agreement_has_derivatives_in_forward_mode():
+    f, _ = logits(3, 2, 4)
+    assert torch.autograd.gradcheck(pair_agreement, [f.requires_grad_()], check_forward_ad=True)
+
+
 def test_members_can_be_permuted():
     f, y = logits()
     order = torch.tensor([2, 0, 3, 1])

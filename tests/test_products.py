@@ -94,3 +94,44 @@ def test_what_is_not_used_of_a_cut_matrix_has_no_gradient():
     products, _ = _Cut.apply(flat, 4, torch.bfloat16)
     (found,) = torch.autograd.grad(products.float().sum(), flat)
     torch.testing.assert_close(found, torch.cat([torch.ones(3, 4), torch.zeros(3, 3)], 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
+def test_products_have_derivatives_in_forward_mode():
+    given = tensors(2, 3)
+    assert gradcheck(stacked_linear, given, check_forward_ad=True)
+    flat = torch.randn(3, 7, dtype=torch.float64).requires_grad_()
+    assert gradcheck(lambda matrix: _Cut.apply(matrix, 4, torch.float64), [flat], check_forward_ad=True)
+
+
+def test_autocast_leaves_doubles_alone():
+    x, weight, bias = tensors(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = stacked_linear(x, weight, bias)
+    assert y.dtype == torch.float64
+    torch.testing.assert_close(y, plain(x, weight, bias))
+
+
+def test_complex_weights_have_the_gradient_that_autograd_finds():
+    x, weight, bias = (t.detach().to(torch.complex128) * (1 + 2j) for t in tensors(2, 4))
+    ours, theirs = (
+        torch.autograd.grad(f(x, w, bias).abs().sum(), w)[0]
+        for f, w in ((stacked_linear, weight.clone().requires_grad_()), (plain, weight.clone().requires_grad_()))
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("of_x", "of_weight"), [(True, False), (False, True)])
+def test_what_no_gradient_needs_is_not_kept(of_x, of_weight):
+    x, weight, bias = tensors(3, 4)
+    x, weight = x.detach().requires_grad_(of_x), weight.detach().requires_grad_(of_weight)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stacked_linear(x, weight, bias.detach())
+    assert (x.data_ptr() in kept) == of_weight
+    assert (weight.data_ptr() in kept) == of_x

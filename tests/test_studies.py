@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import time
 import tomllib
@@ -73,7 +74,9 @@ def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
 
 def test_a_second_run_does_nothing_and_the_same_seeds_give_the_same_numbers(quick, tmp_path, monkeypatch):
     folder = quick()
-    first = json.loads((folder / "report.json").read_text())["rows"]
+    report = json.loads((folder / "report.json").read_text())
+    first = report["rows"]
+    assert report["made"]["changes"] == QUICK
     with monkeypatch.context() as patch:
         patch.setattr(training, "run", lambda *_: pytest.fail("it was done already"))
         assert quick() == folder
@@ -418,6 +421,16 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
         assert f'id="{anchor}"' in page
     assert "<svg" in page
     assert "not run" in page
+
+
+def test_the_command_of_a_result_is_the_one_that_made_it():
+    told = finding.load("adp/table-2")
+    made = {"device": "cuda", "changes": {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}}
+    words = shlex.split(report_page._command(told, {"scale": "gpu", "made": made}))
+    assert words[:5] == ["dissensus", "study", "run", "adp/table-2", "--scale"]
+    assert words[5:] == ["gpu", "--set", 'data=["mnist"]', "--set", "optimisation.epochs=3", "--set",
+                         'members.network="cnn"', "--device", "cuda"]  # fmt: skip
+    assert report_page._command(told, {"scale": "gpu", "made": {}}) == "dissensus study run adp/table-2 --scale gpu"
 
 
 def test_shipped_results_are_of_studies_that_exist_and_are_small():

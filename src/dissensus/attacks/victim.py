@@ -97,14 +97,19 @@ def device_of(model: Model, otherwise: torch.device) -> torch.device:
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every layer is in the mode it was in."""
+    """Evaluation mode for a while, with parameters that want no gradient; afterwards everything is as it was."""
     networks = networks_of(model)
     modes = [(network, network.training, {m: m.training for m in network.modules()}) for network in networks]
+    wanted = [p for network in networks for p in network.parameters() if p.requires_grad and p.is_leaf]
     for network in networks:
         network.eval()
+    for parameter in wanted:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
         for network, mode, each in modes:
             network.train(mode)
             for layer, own in each.items():

@@ -1,4 +1,4 @@
-"""The verdict: a few rules, each with its reason. Thresholds come from `dissensus study run audit/calibration`."""
+"""The verdict: a few rules, each with its reason; `dissensus study run audit/table-1` asks how often they are right."""
 
 from typing import NamedTuple
 
@@ -26,13 +26,14 @@ class Limits(NamedTuple):
     uncorrelated: float = 0.1
     """A correlation of errors below this is not what models of the same data have, trees of a forest included."""
     above_chance: float = 0.4
-    """Even the best member has less than this share of what the ensemble has above chance."""
+    """Even the best member has less than this share of the ensemble's kappa: of what it is right more often than by
+    guessing with answers as frequent as its own."""
     guessing: float = 0.1
-    """Members have on average less than this share of what the ensemble has above chance: they might as well guess. (So
-    by the estimate; few examples leave its interval wide, which has to stay below `above_chance`.)"""
+    """Members have on average less than this share of the ensemble's kappa: they might as well guess. (So by the
+    estimate; few examples leave its interval wide, which has to stay below `above_chance`.)"""
     right: float = 0.8
-    """Of the way from chance to perfect, so much makes an ensemble that is right. Members that guess do not add up to
-    one, unless what they say was made to."""
+    """A kappa that makes an ensemble that is right. Members that guess do not add up to one, unless what they say was
+    made to."""
     worse: float = 1.5
     """Members' loss against that of a reference's members."""
     carries: float = 1.25
@@ -102,18 +103,18 @@ def _collusive(
             f"members' errors cancel: diversity is {test['relative_diversity'].value:.3g} times the error, where "
             f"uncorrelated errors would give M − 1 = {members - 1}"
         )
-    if "above_chance" in test and test["accuracy"].low > test["chance"].value:
+    if "kappa" in test and test["kappa"].low > 0:
         share = test["above_chance"]
         if share.high < limits.above_chance and test["error_correlation"].high < limits.together:
             found.append(
-                f"even the best member is right {test['best_accuracy'].value:.1%} of the time (guessing by "
-                f"frequency {test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%}"
+                f"even the best member has {max(0.0, share.value):.0%} of what the ensemble has above guessing (they "
+                f"are right {test['best_accuracy'].value:.1%} and {test['accuracy'].value:.1%} of the time)"
             )
-    if "above_chance" in test and not found and _guessing(test, limits):
+    if "kappa" in test and not found and _guessing(test, limits):
         found.append(
-            f"members are right {test['member_accuracy'].value:.1%} of the time on average, no more than by guessing "
-            f"({test['chance'].value:.1%}), under an ensemble that is right {test['accuracy'].value:.1%} and that none "
-            "of them carries"
+            f"members are right {test['member_accuracy'].value:.1%} of the time on average, hardly more than by "
+            f"guessing with answers as frequent ({test['guessed'].value:.1%}), under an ensemble that is right "
+            f"{test['accuracy'].value:.1%} and that none of them carries"
         )
     biased = limits.biased_logits if logits else limits.biased
     correlation = test["error_correlation"]
@@ -138,11 +139,10 @@ def _collusive(
 
 def _guessing(test: dict[str, Figure], limits: Limits) -> bool:
     """Whether members that might as well guess make an ensemble that is right, without one that carries it."""
-    chance, right, members = test["chance"].value, test["accuracy"].low, test["member_accuracy"]
-    margin = right - chance
-    near = members.value < chance + limits.guessing * margin and members.high < chance + limits.above_chance * margin
+    ensemble, members = test["kappa"].low, test["member_kappa"]
+    near = members.value < limits.guessing * ensemble and members.high < limits.above_chance * ensemble
     carried = test["best_to_ensemble"].low <= limits.carries
-    return right > chance + limits.right * (1 - chance) and near and not carried
+    return ensemble > limits.right and near and not carried
 
 
 def _against(reference: dict[str, Figure], test: dict[str, Figure], limits: Limits) -> list[str]:

@@ -166,7 +166,8 @@ def _of_values(means: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     right, own_right = means["right"], means["member_right"]
-    chance = means["classes"].square().sum(-1)  # of guessing by the frequency of classes
+    guessed, own_guessed = means["guessed"], means["member_guessed"]  # right by luck, with answers as frequent
+    kappa, own_kappa = _ratio(right - guessed, 1 - guessed), _ratio(own_right - own_guessed, 1 - own_guessed)
     members = tally.members
     disagreement = 1 - means["agreements"]
     wrong = 1 - own_right
@@ -174,12 +175,13 @@ def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     beside = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
     return {
         "accuracy": right, "member_accuracy": own_right.mean(-1), "best_accuracy": own_right.amax(-1),
-        "worst_accuracy": own_right.amin(-1), "chance": chance,
+        "worst_accuracy": own_right.amin(-1), "guessed": own_guessed.mean(-1),
+        "kappa": kappa, "member_kappa": own_kappa.mean(-1),
         "nll": means["nll"], "member_nll": means["member_nll"].mean(-1), "brier": means["brier"],
         "member_brier": means["member_brier"].mean(-1), "ece": _calibration(means["bins"]),
         "member_ece": _calibration(means["member_bins"]).mean(-1),
         "lost": _ratio(means["member_brier"].mean(-1), 1 - means["classes"].square().sum(-1)),
-        "above_chance": _ratio(own_right.amax(-1) - chance, right - chance),
+        "above_chance": _ratio(own_kappa.amax(-1), kappa),
         "plane_diversity": beside,
     }  # fmt: skip
 

@@ -43,6 +43,8 @@ class Tally:
     sums: dict[str, Tensor]
     scores: dict[str, Tensor] = field(default_factory=dict)
     """Per example: how much members disagree, by several scores; higher is more."""
+    frequencies: Tensor | None = None
+    """Of classes among the targets, ``[C]``."""
 
 
 def tallied(
@@ -56,6 +58,8 @@ def tallied(
     dealt = torch.empty_like(order)
     dealt[order] = torch.arange(members.examples) % blocks  # blocks of equal size, in random order
     tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {})
+    if kind != "values" and targets is not None:
+        tally.frequencies = torch.bincount(targets, minlength=members.width).double() / len(targets)
     scores: dict[str, list[Tensor]] = {}
     for rows, outputs in members.slices():
         seen = _Slice(tally, members.name, outputs, None if targets is None else targets[rows], rows.start)
@@ -148,6 +152,8 @@ class _Slice:
             "zero_one": (1.0 - right.to(probs.dtype), 1.0 - member_right.to(probs.dtype)),
         }  # fmt: skip
         ensemble_loss, member_loss = by_loss[tally.loss]
+        assert tally.frequencies is not None
+        found |= {"guessed": tally.frequencies[choice], "member_guessed": tally.frequencies[named].T}
         found |= {
             "right": right, "member_right": member_right.T, "nll": nll, "member_nll": member_nll.T, "brier": brier,
             "member_brier": member_brier.T, "quadratic": quadratic,

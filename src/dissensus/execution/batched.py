@@ -142,19 +142,23 @@ def _layer(layer: nn.Module, x: Tensor) -> Tensor:
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x [M, ..., in]`` through M linear maps ``[M, out, in]`` as one batched product."""
     flat = x if x.ndim == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    if weight.numel() < LARGE:
+    if weight.numel() < LARGE or weight.is_complex() or weight.is_meta:
         y = _products(flat, weight, bias)
     else:
-        if torch.is_autocast_enabled(x.device.type):
-            lower = torch.get_autocast_dtype(x.device.type)
-            flat, weight, bias = flat.to(lower), weight.to(lower), None if bias is None else bias.to(lower)
-        y = _Products.apply(flat, weight, bias)
+        y = _Products.apply(*(None if given is None else _as_autocast_does(given) for given in (flat, weight, bias)))
     return y if x.ndim == 3 else y.view(*x.shape[:-1], -1)
 
 
 LARGE = 2**20
 """Numbers in a layer's weights from which on their gradient is worth an `autograd.Function`: its Python costs more than
 it saves in small layers."""
+
+
+def _as_autocast_does(given: Tensor) -> Tensor:
+    """In the precision that autocast, where it is on, would give a product's inputs: it leaves doubles alone."""
+    device = given.device.type
+    lowered = torch.is_autocast_enabled(device) and given.dtype != torch.float64
+    return given.to(torch.get_autocast_dtype(device)) if lowered else given
 
 
 def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -173,7 +177,21 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(*inputs[:2])
+        x, weight, _ = inputs
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        ctx.save_for_forward(x, weight)
+
+    @staticmethod
+    def jvp(ctx: Any, *changes: Tensor | None) -> Tensor | None:
+        (of_x, of_weight, of_bias), (x, weight) = changes, ctx.saved_tensors
+        parts = [
+            None if of_x is None else torch.bmm(of_x, weight.transpose(1, 2)),
+            None if of_weight is None else torch.bmm(x, of_weight.transpose(1, 2)),
+            None if of_bias is None else of_bias.unsqueeze(1),
+        ]
+        told = [part for part in parts if part is not None]
+        return sum(told[1:], told[0]) if told else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

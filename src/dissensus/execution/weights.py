@@ -133,13 +133,20 @@ class Packed:
 class _Cut(torch.autograd.Function):
     """Columns of a matrix in another precision, and the rest of it; their gradients are written into one matrix."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(flat: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return flat[:, :width].to(dtype), flat[:, width:].clone()
+        return flat[:, :width].to(dtype), flat[:, width:]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG004
-        ctx.width = inputs[1]
+        _, ctx.width, ctx.dtype = inputs
+
+    @staticmethod
+    def jvp(ctx: Any, *changes: Any) -> tuple[Tensor, Tensor]:
+        change = changes[0]
+        return change[:, : ctx.width].to(ctx.dtype), change[:, ctx.width :]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -68,13 +68,24 @@ class _AtOwnClasses(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(*inputs, output[1])
+
+    @staticmethod
+    def _shares(log_probs: Tensor, own: Tensor, others: Tensor) -> Tensor:
+        """What each other class has of 1 − p."""
+        nothing = torch.full_like(others, -math.inf).unsqueeze(2)
+        return (log_probs - others.unsqueeze(2)).scatter_add_(2, own.unsqueeze(2), nothing).exp()
+
+    @staticmethod
+    def jvp(ctx: Any, *changes: Any) -> tuple[Tensor, Tensor]:
+        change, (log_probs, own, others) = changes[0], ctx.saved_tensors
+        shares = _AtOwnClasses._shares(log_probs, own, others)
+        return change.gather(2, own.T.expand(len(own), -1, -1)), (shares * change).sum(-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         log_probs, own, others = ctx.saved_tensors
-        nothing = torch.full_like(others, -math.inf).unsqueeze(2)
-        shares = (log_probs - others.unsqueeze(2)).scatter_add_(2, own.unsqueeze(2), nothing).exp()  # of 1 − p
-        found = shares * grads[1].unsqueeze(2)
+        found = _AtOwnClasses._shares(log_probs, own, others) * grads[1].unsqueeze(2)
         return found.scatter_add_(2, own.T.expand(len(own), -1, -1), grads[0]), None
 
 

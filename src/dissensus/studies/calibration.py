@@ -22,7 +22,7 @@ from dissensus.studies.spec import Spec
 from dissensus.train import sweep
 
 FIGURES = ("error_correlation", "bias_share", "relative_diversity", "gain", "best_to_ensemble", "best_needed",
-           "accuracy", "member_accuracy", "chance")  # fmt: skip
+           "accuracy", "member_accuracy", "kappa", "member_kappa")  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -32,6 +32,8 @@ class Case(NamedTuple):
     train: Any
     kind: str | None
     pool: str
+    targets: tuple[Any, Any] | None = None
+    """Of test and training data, where they are not those of the problem."""
 
 
 Make = Callable[["Trained"], Case]
@@ -140,6 +142,25 @@ def _forest(trees: int, made: Trained) -> Case:
     return Case(each[0], each[1], None, "score")
 
 
+def _balanced(trees: int, made: Trained) -> Case:
+    """Weak trees that tell one class from the rest, each from as many examples of either: below what always saying
+    "the rest" gets right, and sound."""
+    from sklearn.tree import ExtraTreeClassifier
+
+    (x, y), (test, y_test) = ((part.flatten(1).numpy(), labels.numpy() == 0) for part, labels in
+                              (made.data.train, made.data.test))  # fmt: skip
+    draw = np.random.default_rng(made.seed)
+    few = min(80, int(y.sum()))
+    weak: Any = {"max_features": 1}
+    each: list[list[Any]] = []
+    for _ in range(trees):
+        chosen = np.concatenate([draw.choice(np.flatnonzero(y == kind), few) for kind in (True, False)])
+        tree = ExtraTreeClassifier(random_state=int(draw.integers(2**31)), **weak).fit(x[chosen], y[chosen])
+        each.append([tree.predict_proba(part) for part in (test, x)])
+    of_test, of_train = (np.stack(parts) for parts in zip(*each, strict=True))
+    return Case(of_test, of_train, "probabilities", "probability", (y_test.astype(np.int64), y.astype(np.int64)))
+
+
 def _copies(made: Trained) -> Case:
     return made.case(*(part[:1].expand_as(part).contiguous() for part in made.alone))
 
@@ -197,6 +218,7 @@ CASES: dict[str, Known] = {
     "masksembles": Known(_masksembles, ("healthy", "redundant")),
     "forest of 50": Known(partial(_forest, 50), ("healthy",)),
     "forest of 5": Known(partial(_forest, 5), ("healthy",)),
+    "balanced trees": Known(partial(_balanced, 20), ("healthy",), 3),
     "trained jointly": _swept("trained jointly", "collusive"),
     "constant biases": Known(_constant_biases, ("collusive",)),
     "biases per example": Known(_biases_per_example, ("collusive",)),
@@ -204,6 +226,8 @@ CASES: dict[str, Known] = {
     "one strong member": Known(_one_strong, ("dominated",)),
 }
 """Cases by name."""
+TREES = ("forest of 50", "forest of 5", "balanced trees")
+"""Those that have trees, however many members the others have."""
 
 
 class Unit(NamedTuple):
@@ -233,7 +257,7 @@ def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
     cases = [case for case in spec.grid["case"] if CASES[case].classes <= _classes(data)]
     made = _trained(data, unit.seed, unit.members, spec.optimisation.epochs, cases)
     found: list[dict[str, Any]] = []
-    for case in [case for case in cases if unit.forests or not case.startswith("forest")]:
+    for case in [case for case in cases if unit.forests or case not in TREES]:
         told = _audited(made, CASES[case].make(made))
         right = CASES[case].right
         found.append({
@@ -247,6 +271,6 @@ def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
 
 def _audited(made: Trained, case: Case) -> Audit:
     task = "classification" if made.classes else "regression"
-    targets = made.data.test[1].numpy(), made.data.train[1].numpy()
+    targets = case.targets or (made.data.test[1].numpy(), made.data.train[1].numpy())
     told: Any = {"task": task, "kind": case.kind, "pool": case.pool}
     return audit(case.test, targets[0], train=(case.train, targets[1]), **told)

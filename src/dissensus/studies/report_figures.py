@@ -146,7 +146,7 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
                 lines.append(_curve(label + words, point["curves"][name]))
     if not lines:
         return None
-    bins, low, high = BINS
+    (_, low, high), bins = BINS, len(lines[0].mean)
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     return figures.histogram(edges, lines, told.x_label, told.y_label, title)
 

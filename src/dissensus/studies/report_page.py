@@ -1,12 +1,13 @@
 """One page for all results: per paper the claims with their verdicts, and every study that was run, with figures."""
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 from dissensus.studies import figures, finding, page, problems, report_figures, results, verdicts
 from dissensus.studies.ingredients import waits_for
-from dissensus.studies.spec import PAPERS, Spec
+from dissensus.studies.spec import PAPERS, Spec, toml_value
 
 KINDS = {
     verdicts.AGREES: "good", verdicts.DIRECTION: "fair", verdicts.DISAGREES: "bad", verdicts.NOT_RUN: "none"
@@ -82,9 +83,8 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         ]
         for left_out in (False, True)
     )
-    command = f"dissensus study run {spec.name} --scale {result['scale']}"
     told = [
-        ("command", command),
+        ("command", _command(spec, result)),
         ("seeds", f"{len(made['seeds'])}"),
         ("networks", _networks(made)),
         ("machine", f"{made['hardware']}; dissensus {made['version']}, torch {made['packages'].get('torch', '')}"),
@@ -104,6 +104,15 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         *_flags(result),
         page.facts(told),
     ]
+
+
+def _command(spec: Spec, result: dict[str, Any]) -> str:
+    """What made a result; older ones tell neither device nor changes."""
+    made = result["made"]
+    device = made.get("device", "cpu")
+    changes = [shlex.quote(f"{key}={toml_value(value)}") for key, value in made.get("changes", {}).items()]
+    words = ["dissensus study run", spec.name, "--scale", result["scale"], *(f"--set {change}" for change in changes)]
+    return " ".join([*words, *([] if device == "cpu" else ["--device", device])])
 
 
 VERDICT_COLUMNS = ("the paper says", "verdict", "data", "paper", "ours", "interval", "difference")
@@ -128,9 +137,7 @@ def _measured(result: dict[str, Any]) -> list[str]:
         for name in points[0]["measures"]:
             cells = [point["measures"].get(name, (None, None))[:2] for point in points]
             if any(mean is not None for mean, _ in cells) and not name.startswith("audit_"):
-                examples = points[0].get("examples", {}).get(name)
-                words = report_figures.in_words(name) + (f", {examples:,} examples" if examples else "")
-                rows.append([words, *(_mean(*cell) for cell in cells)])
+                rows.append([_of_examples(name, points[0]), *(_mean(*cell) for cell in cells)])
         said = [point.get("audited") for point in points]
         if any(said):
             words = [", ".join(f"{word} {n}" for word, n in (own or {}).items()) for own in said]
@@ -155,11 +162,17 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
             single = {"accuracy", *(f"accuracy_{attack}_{epsilon}" for attack in BOUNDED)}
             worst = [f"{suite}{epsilon}" for suite in SUITES]
             shown = [name for name in names if name in single] + [name for name in worst if name in names]
-            rows = [[report_figures.in_words(name), *(_share(point, name) for point in points)] for name in shown]
+            rows = [[_of_examples(name, points[0]), *(_share(point, name) for point in points)] for name in shown]
             header = (data, *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
             words = f"What is left at ε = {epsilon}, under single attacks and at the worst case over a suite of them:"
             found += [page.paragraph(words), page.table(header, rows)]
     return found
+
+
+def _of_examples(name: str, point: dict[str, Any]) -> str:
+    """A measure in words, with the number of examples where they are not all."""
+    examples = point.get("examples", {}).get(name)
+    return report_figures.in_words(name) + (f", {examples:,} examples" if examples else "")
 
 
 def _share(point: dict[str, Any], name: str) -> str:

@@ -73,11 +73,14 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder, name):
         if not (folder / "DONE").exists():
-            _run(spec, scale, folder, base, device or torch.device("cpu"), jobs, say)
+            how = {"changes": changes} if changes else {}
+            _run(spec, scale, folder, base, device or torch.device("cpu"), jobs, say, how)
     return folder
 
 
-def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy) -> None:
+def _run(
+    spec: Spec, scale: str, folder: Path, base: Path, device: torch.device, jobs: int, say: OnStudy, how: dict[str, Any]
+) -> None:
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
     units = training.units(spec) if spec.procedure in TRAINED else []
     left = [unit for unit in units if not training.done(base, unit)]
@@ -94,9 +97,9 @@ def _run(spec: Spec, scale: str, folder: Path, base: Path, device: torch.device,
             rows = _audited(spec, jobs, say)
         else:
             rows = _WITHOUT_TRAINING[spec.procedure](spec)
-    how = made(spec, seconds(), device, rows, _searched(base))
     report = {
-        "study": spec.name, "scale": scale, "spec": spec.to_dict(), "made": how,
+        "study": spec.name, "scale": scale, "spec": spec.to_dict(),
+        "made": {**made(spec, seconds(), device, rows, _searched(base)), **how},
         "outputs": "." if base == folder else os.path.relpath(base, folder), "rows": rows,
     }  # fmt: skip
     write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -282,6 +285,7 @@ def made(spec: Spec, seconds: float, device: torch.device, rows: list[dict[str, 
     return {
         "version": dissensus.__version__,
         "python": platform.python_version(),
+        "device": device.type,
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "hardware": torch.cuda.get_device_name(device) if gpu else f"{platform.machine()}, {os.cpu_count()} cores",
         "seeds": spec.grid.get("seed", [0]),

@@ -361,14 +361,14 @@ def to_toml(told: dict[str, Any], prefix: str = "") -> str:
     says = "x"
     """
     plain = {k: v for k, v in told.items() if not isinstance(v, dict) and not _is_tables(v)}
-    lines = [f"{_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
+    lines = [f"{_key(key)} = {toml_value(value)}" for key, value in plain.items()]
     for key, value in told.items():
         path = f"{prefix}.{_key(key)}" if prefix else _key(key)
         if isinstance(value, dict):
             lines += ["", f"[{path}]", *([text] if (text := to_toml(value, path)) else [])]
         elif _is_tables(value):
             for item in value:
-                lines += ["", f"[[{path}]]", *(f"{_key(k)} = {_toml_value(v)}" for k, v in item.items())]
+                lines += ["", f"[[{path}]]", *(f"{_key(k)} = {toml_value(v)}" for k, v in item.items())]
     return "\n".join(lines)
 
 
@@ -380,11 +380,16 @@ def _key(key: str) -> str:
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML, in one line.
+
+    >>> toml_value({"lr": [0.01, True], "name": "x"})
+    '{lr = [0.01, true], name = "x"}'
+    """
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
