@@ -112,8 +112,8 @@ def _collusive(
             )
     if "kappa" in test and not found and _guessing(test, limits):
         found.append(
-            f"members are right {test['member_accuracy'].value:.1%} of the time on average, hardly more than by "
-            f"guessing with answers as frequent ({test['guessed'].value:.1%}), under an ensemble that is right "
+            f"members are right {test['member_accuracy'].value:.1%} of the time on average, where guessing with "
+            f"answers as frequent gives {test['guessed'].value:.1%}, under an ensemble that is right "
             f"{test['accuracy'].value:.1%} and that none of them carries"
         )
     biased = limits.biased_logits if logits else limits.biased
