@@ -186,6 +186,7 @@ class TestMeasures:
         assert first(**{"grid": {"method": ["baseline"]}}) == "a grid with the axis 'seed'"
         assert "attacks on 'digits'" in first(data=["digits"])
         assert first(**{"evaluation.attacked": {"fgms": 3}}) == "an attack 'fgms'"
+        assert first(**{"evaluation.strong": {"square": 0.3}}) == "an attack 'square'"
         assert "accuracy_foo_1" in first(
             **{"data": ["mnist"], "by_data": {"mnist": {"evaluation": {"measures": ["accuracy_foo_1"]}}}}
         )
@@ -250,6 +251,16 @@ class TestMeasures:
         none.found["fgsm-0.1"] = clean
         assert np.isnan(attack_measures.measured("auroc_nonmaximal_volume_fgsm", none))
         assert attack_measures.measured("fooled_fgsm", none) == 0
+
+    def test_detection_may_be_tried_on_stronger_attacks(self, subject, tmp_path):
+        strong = replace(subject, strong={"fgsm": 0.3}, folder=tmp_path, found={}, drawn={})
+        found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.3)
+        with torch.no_grad():
+            right = subject.model(subject.x).softmax(-1).mean(0).argmax(-1) == subject.y
+        share = float((found.success & right).sum() / right.sum())
+        assert attack_measures.measured("fooled_fgsm", strong) == pytest.approx(share)
+        assert list(strong.found) == ["fgsm-0.3"]
+        assert strong.strength("pgd") == attack_measures.STRONG["pgd"]
 
     def test_ed_is_scored_so_that_agreement_is_suspicious(self):
         apart = torch.tensor([[[0.6, 0.4, 1e-9]], [[0.6, 1e-9, 0.4]]]).log()

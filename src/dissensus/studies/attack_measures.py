@@ -45,6 +45,9 @@ RATES = 101
 BINS = (60, -30.0, 0.0)
 """Of the histogram of log ED: how many, and between what."""
 
+BOUNDED = ("fgsm", "bim", "pgd", "mim", *STRONGER)
+"""Attacks whose parameter is ε."""
+
 _ACCURACY = re.compile(rf"accuracy_({'|'.join((*PUBLISHED, *STRONGER))})_({NUMBER})")
 _SUITE = re.compile(rf"(standard|adaptive)_({NUMBER})")
 _DETECTED = re.compile(rf"(?:auroc_(\w+?)|fooled)_({'|'.join(STRONG)})")
@@ -64,6 +67,8 @@ class Subject:
     folder: Path
     attacked: dict[str, Any]
     """How many examples attacks and suites are run on, where it is not as many as is usual."""
+    strong: dict[str, Any] = field(default_factory=dict)
+    """How strong attacks are that detection is tried on, where it is not as usual (`STRONG`)."""
     batch_size: int = 500
     seed: int = 0
     drawn: dict[str, Any] = field(default_factory=dict)
@@ -73,6 +78,10 @@ class Subject:
     def few(self, name: str, usual: int | None) -> int:
         """How many examples an attack or a suite is run on."""
         return min(int(self.attacked.get(name, usual or len(self.x))), len(self.x))
+
+    def strength(self, name: str) -> float:
+        """The parameter of an attack that detection is tried on."""
+        return float(self.strong.get(name, STRONG[name]))
 
     @property
     def terms(self) -> Terms:
@@ -87,6 +96,26 @@ def exists(name: str) -> bool:
         return detected[1] in (None, ED, *scores.OF_PROBS, *scores.OF_LOGITS)
     known = any(pattern.fullmatch(name) for pattern in (_ACCURACY, _SUITE, _TRANSFER))
     return known or name == SIMILARITY or measures.exists(name)
+
+
+def suite_of(name: str) -> tuple[str, str] | None:
+    """The suite whose worst case a measure is, and its ε as it is written.
+
+    >>> suite_of("adaptive_0.01"), suite_of("accuracy_pgd_0.01")
+    (('adaptive', '0.01'), None)
+    """
+    found = _SUITE.fullmatch(name)
+    return (found[1], found[2]) if found else None
+
+
+def within(name: str, epsilon: str) -> bool:
+    """Whether a measure is accuracy under a single attack within ε, or under none.
+
+    >>> [within(name, "0.1") for name in ("accuracy", "accuracy_pgd_0.1", "accuracy_pgd_0.2", "accuracy_jsma_0.1")]
+    [True, True, False, False]
+    """
+    found = _ACCURACY.fullmatch(name)
+    return name == "accuracy" or bool(found and found[1] in BOUNDED and found[2] == epsilon)
 
 
 def measured(name: str, subject: Subject) -> float | None:
@@ -104,11 +133,11 @@ def examples_of(name: str, subject: Subject) -> int:
     if told := _ACCURACY.fullmatch(name):
         attack, parameter = told[1], float(told[2])
     elif told := _DETECTED.fullmatch(name):
-        attack, parameter = told[2], STRONG[told[2]]
+        attack, parameter = told[2], subject.strength(told[2])
     if attack:
         return subject.few(attack, _setting(subject, attack, parameter).examples)
-    suite = _SUITE.fullmatch(name)
-    return subject.few(suite[1] if suite else "transfer" if _TRANSFER.fullmatch(name) else "features", EXAMPLES)
+    suite = suite_of(name)
+    return subject.few(suite[0] if suite else "transfer" if _TRANSFER.fullmatch(name) else "features", EXAMPLES)
 
 
 def _accuracy(subject: Subject, name: str, parameter: str) -> float:
@@ -145,7 +174,7 @@ def _worst(subject: Subject, suite: Any, epsilon: str) -> float:
 
 
 def _detection(subject: Subject, score: str | None, name: str) -> float:
-    wrong, found = _broken(subject, name, STRONG[name])
+    wrong, found = _broken(subject, name, subject.strength(name))
     few = len(wrong)
     clean = _outputs(subject, subject.x[:few])
     right = clean.softmax(-1).mean(0).argmax(-1) == subject.y[:few]

@@ -178,6 +178,7 @@ def _of_attacks(spec: Spec) -> list[str]:
     missing = [f"a grid with the axis {axis!r}" for axis in ("method", "seed") if axis not in spec.grid]
     missing += [f"attacks on {name!r}, which has no test set of its own" for name in spec.data if has_own_splits(name)]
     missing += [f"an attack {name!r}" for name in spec.evaluation.attacked if name not in attack_measures.ATTACKED]
+    missing += [f"an attack {name!r}" for name in spec.evaluation.strong if name not in attack_measures.STRONG]
     return missing[:1]
 
 

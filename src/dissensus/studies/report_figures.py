@@ -10,7 +10,7 @@ import torch
 
 from dissensus import diversity
 from dissensus.studies import figures, problems
-from dissensus.studies.attack_measures import BINS
+from dissensus.studies.attack_measures import BINS, suite_of
 from dissensus.studies.shift_measures import AUROC, taken_apart
 from dissensus.studies.spec import Figure, Spec
 
@@ -36,11 +36,11 @@ def in_words(name: str) -> str:
     >>> in_words("accuracy_fgsm_0.02"), in_words("transfer_targeted_pgd_0.05"), in_words("standard_0.01")
     ('FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01')
     """
-    attacked, suite = _ATTACKED.fullmatch(name), _SUITE.fullmatch(name)
+    attacked, suite = _ATTACKED.fullmatch(name), suite_of(name)
     if attacked:
         return _under_attack(*attacked.groups())
     if suite:
-        return f"worst case, {suite[1]} {suite[2]}"
+        return f"worst case, {suite[0]} {suite[1]}"
     if name.startswith("codependence_"):
         return f"drop {float(name.removeprefix('codependence_')):.0%}"
     what, of = taken_apart(name)
@@ -61,7 +61,6 @@ FOUND = "true_positive_rate_"
 _BEFORE = {"accuracy_": "", FOUND: "", "transfer_": "transfer, ", "fooled_": "fooled by "}
 """What is said before an attack's name, by what stands before it."""
 _ATTACKED = re.compile(rf"({'|'.join(_BEFORE)}|{AUROC}\w+?_|)(targeted_)?({'|'.join(ATTACKS)})(?:_([\d.]+))?")
-_SUITE = re.compile(r"(standard|adaptive)_([\d.]+)")
 
 
 def _under_attack(before: str, targeted: str | None, name: str, strength: str | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.studies import figures, finding, page, problems, report_figures, results, verdicts
+from dissensus.studies.attack_measures import suite_of, within
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 
@@ -146,11 +147,6 @@ def _measured(result: dict[str, Any]) -> list[str]:
     return found
 
 
-SUITES = ("standard_", "adaptive_")
-BOUNDED = ("fgsm", "bim", "pgd", "mim", "apgd")
-"""Attacks whose parameter is ε."""
-
-
 def _worst_case(result: dict[str, Any]) -> list[str]:
     """What is left of every ensemble under single attacks and under a suite of them, at the suite's ε."""
     axes = [axis for axis in result["axes"] if axis != "data"]
@@ -158,10 +154,10 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         points = [point for point in result["points"] if point["data"] == data]
         names = list(points[0]["measures"])
-        for epsilon in dict.fromkeys(name.partition("_")[2] for name in names if name.startswith(SUITES)):
-            single = {"accuracy", *(f"accuracy_{attack}_{epsilon}" for attack in BOUNDED)}
-            worst = [f"{suite}{epsilon}" for suite in SUITES]
-            shown = [name for name in names if name in single] + [name for name in worst if name in names]
+        suites = {name: suite[1] for name in names if (suite := suite_of(name))}
+        for epsilon in dict.fromkeys(suites.values()):
+            worst = [name for name, own in suites.items() if own == epsilon]
+            shown = [name for name in names if within(name, epsilon)] + worst
             rows = [[_of_examples(name, points[0]), *(_share(point, name) for point in points)] for name in shown]
             header = (data, *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
             words = f"What is left at ε = {epsilon}, under single attacks and at the worst case over a suite of them:"

@@ -102,6 +102,8 @@ class Evaluation:
     """Test examples that are used: the first so many."""
     attacked: dict[str, Any] = field(default_factory=dict)
     """Attacks or suites, and how many of these examples they are run on, the first ones."""
+    strong: dict[str, Any] = field(default_factory=dict)
+    """How strong attacks are that detection is tried on, where it is not as usual."""
 
 
 @dataclass(frozen=True)

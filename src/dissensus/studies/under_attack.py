@@ -40,8 +40,8 @@ def run(
     kept = own / f"attacks-{row['run']:03d}"
     kept.mkdir(parents=True, exist_ok=True)
     subject = Subject(
-        model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, seed=int(row["seed"]),
-        batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
+        model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, strong=spec.evaluation.strong,
+        seed=int(row["seed"]), batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
     )  # fmt: skip
     names = list(none_of(spec))
     found = _finished(kept)
