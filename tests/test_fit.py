@@ -1,5 +1,6 @@
 """`fit`: equal to separate trainings, and what it promises around that."""
 
+import gc
 import logging
 import math
 from functools import partial
@@ -500,3 +501,32 @@ def test_measures_are_tracked_per_run_of_a_sweep():
     for run in range(2):
         told = swept.history(run).column("validation_spread")
         assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["fit", "fit and predict", "sweep"])
+def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way):
+    """Memory of a GPU does not count in Python's collector: what cycles keep may stay for long."""
+    x, y = torch.randn(32, 200), torch.randint(10, (32,))
+    build, alone = partial(ds.nets.mlp, 200, 10, (200,)), partial(ds.objectives.independent, loss="cross_entropy")
+    how = {"epochs": 1, "batch_size": 16, "lr": 1e-3}
+
+    def train():
+        if way == "sweep":
+            ds.sweep(build, (x, y), alone, grid=[{"seed": 0}, {"seed": 1}], members=2, **how)
+            return
+        ensemble = ds.Ensemble(build, members=2)
+        ds.fit(ensemble, (x, y), alone, **how)
+        if way == "fit and predict":
+            ensemble.predict(x)
+
+    def large():
+        return sum(type(o) in (torch.Tensor, nn.Parameter) and o.numel() >= 200 * 200 for o in gc.get_objects())
+
+    gc.collect()
+    before = large()
+    gc.disable()
+    try:
+        train()
+        assert large() == before
+    finally:
+        gc.enable()

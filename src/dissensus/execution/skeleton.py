@@ -82,11 +82,13 @@ class Skeleton:
     def trace(self) -> fx.Graph:
         """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced."""
         before = [(module, dict(vars(module))) for module in self.network.modules()]
+        tracer = _LeafTracer()
         try:
-            return _LeafTracer().trace(self.network)
+            return tracer.trace(self.network)
         except Exception as reason:  # a tracer runs foreign code: anything may come out of it
             raise Unsupported(f"its forward pass cannot be traced ({first_line(reason)})") from reason
         finally:
+            vars(tracer).clear()  # it is part of a cycle, and would keep the weights until that is collected
             for module, held in before:  # a forward pass that keeps what it computes has kept a tracer's stand-in
                 vars(module).clear()
                 vars(module).update(held)
