@@ -9,6 +9,9 @@ from networks import NETWORKS
 from torch import nn
 
 import dissensus as ds
+from dissensus.execution import choice
+from dissensus.execution.batched import run_batched
+from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Hanging, Layout, Packed
 from dissensus.train.numerics import Numerics, numerics
 
@@ -200,3 +203,19 @@ def test_precision_may_have_been_set_by_torchs_newer_switches(unchecked):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
+    seen = []
+
+    def rounded(*told):
+        seen.append(torch.backends.cudnn.conv.fp32_precision)
+        return run_batched(*told) * (1 + 0.01 * (seen[-1] == "tf32"))
+
+    monkeypatch.setitem(choice.BACKENDS, "batched", rounded)
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (8,)), 3)
+    with tf32(on=True), torch.no_grad():
+        ensemble(torch.randn(5, 6))
+        assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert "batched" in ensemble.choices[0].milliseconds
+    assert set(seen) == {"ieee", "tf32"}, "compared in full, measured as it will be used"

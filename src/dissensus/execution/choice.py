@@ -15,6 +15,7 @@ from dissensus.execution.batched import run_batched
 from dissensus.execution.graphs import captured
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
+from dissensus.execution.tf32 import tf32
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 
@@ -91,8 +92,11 @@ def fastest(
 
 
 def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
-    """Backends that give the loop's outputs, and the reasons of the others."""
-    with torch.no_grad():
+    """Backends that give the loop's outputs, and the reasons of the others.
+
+    They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
+    """
+    with torch.no_grad(), tf32(on=False):
         reference, again = each.outputs(run_loop), each.outputs(run_loop)
         repeatable = torch.equal(reference, again)
         candidates, refused = ["loop"], {}

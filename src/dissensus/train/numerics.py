@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks
+from dissensus.execution.tf32 import tf32
 
 Precision = Literal["auto", "bf16", "tf32", "float32"]
 WORTH_IT = 256
@@ -45,48 +46,25 @@ class Numerics:
         if self.device.type != "cuda" and not self.deterministic:
             yield
             return
-        before, benchmark = _tf32(), cudnn.benchmark
+        benchmark = cudnn.benchmark
         fixed, warns = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        if self.precision in ("float32", "tf32"):
-            _set_tf32([self.precision == "tf32"] * 2)
         if self.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for, or torch refuses
             torch.use_deterministic_algorithms(True)
         cudnn.benchmark = not (self.deterministic or fixed)
         try:
-            yield
+            with tf32({"float32": False, "tf32": True}.get(self.precision)):
+                yield
         finally:
-            _set_tf32(before)
             cudnn.benchmark = benchmark
             torch.use_deterministic_algorithms(fixed, warn_only=warns)
 
     def __str__(self) -> str:
         parts = [self.precision, *["channels last"] * self.channels_last, *["deterministic"] * self.deterministic]
         return ", ".join(parts)
-
-
-def _switches() -> list[tuple[Any, str, Any, Any]]:
-    """Where TF32 is switched, for convolutions and products: torch's newer switches where it has them.
-
-    Once the newer ones have been used, torch refuses to read the older.
-    """
-    cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
-    if hasattr(cudnn, "conv"):
-        return [(cudnn.conv, "fp32_precision", "ieee", "tf32"), (matmul, "fp32_precision", "ieee", "tf32")]
-    return [(cudnn, "allow_tf32", False, True), (matmul, "allow_tf32", False, True)]
-
-
-def _tf32() -> list[Any]:
-    return [getattr(place, name) for place, name, _, _ in _switches()]
-
-
-def _set_tf32(values: list[Any]) -> None:
-    for (place, name, off, on), value in zip(_switches(), values, strict=True):
-        setattr(place, name, {False: off, True: on}.get(value, value))
 
 
 def numerics(
