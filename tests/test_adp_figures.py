@@ -318,8 +318,26 @@ def test_the_page_says_what_is_left_at_the_worst_case():
                 "standard_0.1": 0.02, "adaptive_0.1": 0.0123}  # fmt: skip
     rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
     text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "What is left at ε = 0.1" in text
-    assert text.index("50.0 %") < text.index("2.0 %") < text.index("1.2 %")
+    assert "at ε = 0.1: the paper&#x27;s attacks leave 50.0 % (baseline), 50.0 % (adp-2-0)" in text
+    assert "; the worst case leaves 1.2 % (baseline), 1.2 %" in text
+    assert text.index("<td>50.0 %") < text.index("<td>2.0 %") < text.index("<td>1.2 %")
     assert "30.0 %" not in text  # another ε
     assert "70.0 %" not in text  # a parameter that is no ε
     assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
+
+
+def test_the_page_tells_many_ensembles_row_by_row_and_names_the_first_and_the_last():
+    rows = []
+    for number, method in enumerate("abcdefg"):
+        rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
+    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
+    assert "at ε = 0.1: the worst case leaves 10.0 % (a) to 16.0 % (g)." in text
+    assert "<tr><td>c</td><td>90.0 %</td><td>50.0 %</td><td>12.0 %</td></tr>" in text
+    assert "<td>examples</td><td>all</td>" in text
+
+
+def test_the_page_counts_what_agrees():
+    found = summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})])
+    found["verdicts"] = [{"verdict": word} for word in ("agrees", "agrees in direction", "disagrees", "not run")]
+    assert report_page._agreeing(found) == "2 of 3 agree"
+    assert report_page._agreeing(None) == ""

@@ -118,6 +118,16 @@ def within(name: str, epsilon: str) -> bool:
     return name == "accuracy" or bool(found and found[1] in BOUNDED and found[2] == epsilon)
 
 
+def of_the_paper(name: str) -> bool:
+    """Whether a measure is accuracy under one of the ADP paper's attacks.
+
+    >>> [of_the_paper(name) for name in ("accuracy", "accuracy_pgd_0.1", "accuracy_apgd_0.1")]
+    [False, True, False]
+    """
+    found = _ACCURACY.fullmatch(name)
+    return bool(found and found[1] in PUBLISHED)
+
+
 def measured(name: str, subject: Subject) -> float | None:
     """A measure under attack; None for one of clean outputs."""
     for pattern, take in _TAKEN.items():

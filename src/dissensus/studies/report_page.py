@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.studies import figures, finding, page, problems, report_figures, results, verdicts
-from dissensus.studies.attack_measures import suite_of, within
+from dissensus.studies.attack_measures import of_the_paper, suite_of, within
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 
@@ -40,7 +40,7 @@ def html(names: list[str], root: Path) -> str:
         page.paragraph(
             "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our "
             "numbers: agrees, agrees in direction (the right way, but by another amount or within the spread over "
-            "seeds), disagrees, or not run. Means are over seeds; intervals are 95 % bootstrap intervals, of paired "
+            "seeds), disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; intervals are 95 % bootstrap intervals, of paired "
             "differences (Δ) where two settings are compared.",
             "lead",
         ),
@@ -66,8 +66,17 @@ def _overview(own: list[tuple[Spec, dict[str, Any] | None]]) -> str:
         state = state_of(spec, result)
         name = page.link(f"#{_anchor(spec)}", spec.reference) if result is not None else page.Html(spec.reference)
         scale = result["scale"] if result is not None else ""
-        rows.append([name, page.badge(state, KINDS.get(state, "none")), scale, page.Wrapped(spec.claim)])
-    return page.table(("study", "verdict", "scale", "claim"), rows, cards=True)
+        badge = page.badge(state, KINDS.get(state, "none"))
+        rows.append([name, badge, _agreeing(result), scale, page.Wrapped(spec.claim)])
+    return page.table(("study", "verdict", "statements", "scale", "claim"), rows, cards=True)
+
+
+def _agreeing(result: dict[str, Any] | None) -> str:
+    """How many statements agree, if only in direction: a study's verdict is that of its worst."""
+    found = [
+        verdict["verdict"] for verdict in (result or {}).get("verdicts", []) if verdict["verdict"] != verdicts.NOT_RUN
+    ]
+    return f"{len(found) - found.count(verdicts.DISAGREES)} of {len(found)} agree" if found else ""
 
 
 def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
@@ -152,17 +161,50 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
     axes = [axis for axis in result["axes"] if axis != "data"]
     found: list[str] = []
     for data in dict.fromkeys(point["data"] for point in result["points"]):
-        points = [point for point in result["points"] if point["data"] == data]
-        names = list(points[0]["measures"])
+        points = {
+            ", ".join(str(point.get(axis)) for axis in axes): point
+            for point in result["points"]
+            if point["data"] == data
+        }
+        names, few = (next(iter(points.values())).get(key, {}) for key in ("measures", "examples"))
         suites = {name: suite[1] for name in names if (suite := suite_of(name))}
         for epsilon in dict.fromkeys(suites.values()):
+            single = [name for name in names if within(name, epsilon)]
             worst = [name for name, own in suites.items() if own == epsilon]
-            shown = [name for name in names if within(name, epsilon)] + worst
-            rows = [[_of_examples(name, points[0]), *(_share(point, name) for point in points)] for name in shown]
-            header = (data, *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
-            words = f"What is left at ε = {epsilon}, under single attacks and at the worst case over a suite of them:"
+            table = [[data, "examples", *points]]
+            for name in (*single, *worst):
+                words = report_figures.in_words(name).removesuffix(f" {epsilon}")
+                examples = f"{few[name]:,}" if name in few else "all"
+                table.append([words, examples, *(_share(point, name) for point in points.values())])
+            header, *rows = table if len(points) < len(table) else [list(row) for row in zip(*table, strict=True)]
+            words = f"{data}, at ε = {epsilon}: {_plainly(points, single, worst)}"
             found += [page.paragraph(words), page.table(header, rows)]
     return found
+
+
+def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str:
+    """What the paper's attacks leave, and what the worst case does; of many points, of the first and last in rank."""
+
+    def left(names: list[str]) -> dict[str, float]:
+        each = {title: [point["measures"].get(name, (None,))[0] for name in names] for title, point in points.items()}
+        return {title: min(found) for title, found in each.items() if found and None not in found}
+
+    theirs, ours = left([name for name in single if of_the_paper(name)]), left(worst)
+    if not ours:
+        return "no worst case was found."
+    if len(ours) > MOST_NAMED:
+        low, high = min(ours, key=ours.__getitem__), max(ours, key=ours.__getitem__)
+        return f"the worst case leaves {100 * ours[low]:.1f} % ({low}) to {100 * ours[high]:.1f} % ({high})."
+    told = f"the worst case leaves {_several(ours)}"
+    return f"the paper's attacks leave {_several(theirs)}; {told}." if theirs else f"{told}."
+
+
+MOST_NAMED = 4
+"""Points that a sentence can tell of."""
+
+
+def _several(shares: dict[str, float]) -> str:
+    return ", ".join(f"{100 * share:.1f} % ({title})" for title, share in shares.items())
 
 
 def _of_examples(name: str, point: dict[str, Any]) -> str:
