@@ -40,8 +40,8 @@ def html(names: list[str], root: Path) -> str:
         page.paragraph(
             "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our "
             "numbers: agrees, agrees in direction (the right way, but by another amount or within the spread over "
-            "seeds), disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; intervals are 95 % bootstrap intervals, of paired "
-            "differences (Δ) where two settings are compared.",
+            "seeds), disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; "
+            "intervals are 95 % bootstrap intervals, of paired differences (Δ) where two settings are compared.",
             "lead",
         ),
         _counts(studies),
