@@ -567,7 +567,8 @@ def hardened() -> str:
     paper = {(e["at"]["adversarial"], e["at"]["method"], e["measure"]): e["paper"] for e in told if "paper" in e}
     first = result["points"][0]
     measures = [measure for measure in first["measures"] if measure == "accuracy" or measure in first["examples"]]
-    heads = [_attack(measure).replace("**worst case**, ", "") for measure in measures]
+    measures.sort(key=lambda name: name != "accuracy" and name.partition("_")[0] not in SUITE_WORDS)
+    heads = [_attack(measure).replace("**worst case**, ", "").split(",")[0] for measure in measures]
     lines = [
         f"| trained against | ensemble | {' | '.join(heads)} | the audit says |",
         "|---|---|" + "---|" * (len(heads) + 1),
