@@ -93,5 +93,5 @@ def test_the_shipped_table_has_every_case_and_accuses_nobody_who_learnt_alone():
     for point in held["points"]:
         said.setdefault(point["case"], set()).update(point["said"])
     assert set(said) == set(calibration.CASES)
-    for case in (calibration.ALONE, "masksembles", *calibration.TREES):
+    for case in (calibration.ALONE, "masksembles", *(name for name, known in calibration.CASES.items() if known.trees)):
         assert "collusive" not in said[case]

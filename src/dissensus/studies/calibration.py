@@ -204,6 +204,8 @@ class Known(NamedTuple):
     """Empty where nobody knows."""
     classes: int = 0
     """How many the data must have, at least."""
+    trees: bool = False
+    """Whether its members are trees of a number of its own, however many members the others have."""
 
 
 def _swept(case: str, *right: str, pool: str = "score", classes: int = 0) -> Known:
@@ -216,9 +218,9 @@ CASES: dict[str, Known] = {
     **{case: _swept(case, classes=2) for case in LDR},
     **{case: _swept(case, pool="probability", classes=3) for case in ADP},
     "masksembles": Known(_masksembles, ("healthy", "redundant")),
-    "forest of 50": Known(partial(_forest, 50), ("healthy",)),
-    "forest of 5": Known(partial(_forest, 5), ("healthy",)),
-    "balanced trees": Known(partial(_balanced, 20), ("healthy",), 3),
+    "forest of 50": Known(partial(_forest, 50), ("healthy",), trees=True),
+    "forest of 5": Known(partial(_forest, 5), ("healthy",), trees=True),
+    "balanced trees": Known(partial(_balanced, 20), ("healthy",), classes=3, trees=True),
     "trained jointly": _swept("trained jointly", "collusive"),
     "constant biases": Known(_constant_biases, ("collusive",)),
     "biases per example": Known(_biases_per_example, ("collusive",)),
@@ -226,8 +228,6 @@ CASES: dict[str, Known] = {
     "one strong member": Known(_one_strong, ("dominated",)),
 }
 """Cases by name."""
-TREES = ("forest of 50", "forest of 5", "balanced trees")
-"""Those that have trees, however many members the others have."""
 
 
 class Unit(NamedTuple):
@@ -236,8 +236,8 @@ class Unit(NamedTuple):
     data: str
     seed: int
     members: int
-    forests: bool
-    """Whether forests are among the cases: they have trees, however many members the others have."""
+    trees: bool
+    """Whether cases of trees are among its own."""
 
     def __str__(self) -> str:
         return f"{self.data}, seed {self.seed}, {self.members} members"
@@ -257,7 +257,7 @@ def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
     cases = [case for case in spec.grid["case"] if CASES[case].classes <= _classes(data)]
     made = _trained(data, unit.seed, unit.members, spec.optimisation.epochs, cases)
     found: list[dict[str, Any]] = []
-    for case in [case for case in cases if unit.forests or case not in TREES]:
+    for case in [case for case in cases if unit.trees or not CASES[case].trees]:
         told = _audited(made, CASES[case].make(made))
         right = CASES[case].right
         found.append({
