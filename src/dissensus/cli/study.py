@@ -50,6 +50,15 @@ def list_studies(
     console.print("`dissensus study show NAME` tells more, `dissensus study run NAME --scale smoke` tries one.")
 
 
+WIDEST = 12
+"""Letters of a column's head that stand on one line."""
+
+
+def _narrow(name: str) -> str:
+    """A long name over several lines, broken behind its hyphens."""
+    return name if len(name) <= WIDEST else name.replace("-", "-\n")
+
+
 def _scales(spec: Any) -> str:
     told = []
     for scale in spec.scales:
@@ -129,7 +138,7 @@ def _print_points(result: dict[str, Any]) -> None:
         points = [point for point in result["points"] if point["data"] == data]
         if len(points) > MOST_COLUMNS:
             continue
-        header = ["\n".join(f"{point.get(axis)}".replace("-", "-\n") for axis in axes) for point in points]
+        header = ["\n".join(_narrow(f"{point.get(axis)}") for axis in axes) for point in points]
         rows = []
         for name in points[0]["measures"]:
             if name.startswith("audit_"):
