@@ -454,3 +454,13 @@ def test_shipped_results_are_of_studies_that_exist_and_are_small():
 def test_sources_and_problems_know_the_same_names():
     known = {problems.source_of(name) for name in problems.NAMES if name not in problems.MADE}
     assert known == set(sources.SOURCES) - set(catalogue.WEIGHTS)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_show_tells_many_points_in_rows_and_measures_in_as_many_tables_as_fit(columns, command, monkeypatch):
+    monkeypatch.setattr("dissensus.cli.screen.console.width", columns)
+    shown = command("study", "show", "adp/table-4")
+    told = shown[shown.index("means over seeds") :]
+    assert told.count("pgd, baseline") == (3 if columns == 80 else 1)
+    for words in ("FGSM 0.04", "APGD 0.02", "collusive 1"):
+        assert words in told

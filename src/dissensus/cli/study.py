@@ -1,6 +1,7 @@
 """`dissensus study`: list, show, run and report studies."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,19 +128,20 @@ def _print_verdicts(result: dict[str, Any]) -> None:
 
 MOST_COLUMNS = 8
 """Points of a grid that fit beside each other on a screen."""
+MOST_MEASURES = 9
+"""Measures that are told in columns, where points are more."""
+COLUMN = 12
+"""Letters that a measure takes there."""
 
 
 def _print_points(result: dict[str, Any]) -> None:
-    """Every measure of every point, where points are few enough to stand beside each other."""
+    """Every measure of every point, where points, or else measures, are few enough to stand beside each other."""
     from dissensus.studies import report_figures
 
     axes = [axis for axis in result["axes"] if axis != "data"]
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         points = [point for point in result["points"] if point["data"] == data]
-        if len(points) > MOST_COLUMNS:
-            continue
-        header = ["\n".join(_narrow(f"{point.get(axis)}") for axis in axes) for point in points]
-        rows = []
+        rows: list[list[str]] = []
         for name in points[0]["measures"]:
             if name.startswith("audit_"):
                 continue  # said in words below
@@ -149,7 +151,19 @@ def _print_points(result: dict[str, Any]) -> None:
         said = [point.get("audited", {}) for point in points]
         if any(said):
             rows.append(["the audit says", *("\n".join(f"{word} {n}" for word, n in own.items()) for own in said)])
-        console.print(table(f"{data}: means over seeds, ± standard error", ("", *header), rows, left=(0,)))
+        title = f"{data}: means over seeds, ± standard error"
+        if len(points) <= MOST_COLUMNS:
+            heads = ["\n".join(_narrow(f"{point.get(axis)}") for axis in axes) for point in points]
+            console.print(table(title, ("", *heads), rows, left=(0,)))
+        elif (
+            len(rows) <= MOST_MEASURES
+        ):  # a point is a row, and measures stand in as many tables as the screen asks for
+            names = ["", *(", ".join(f"{point.get(axis)}" for axis in axes) for point in points)]
+            tables = math.ceil(len(rows) / max(2, (console.width - max(map(len, names)) - 4) // COLUMN))
+            beside = math.ceil(len(rows) / tables)
+            for first in range(0, len(rows), beside):
+                header, *body = zip(names, *rows[first : first + beside], strict=True)
+                console.print(table("" if first else title, header, [list(row) for row in body], left=(0,)))
 
 
 def _cell(mean: float | None, error: float | None) -> str:
