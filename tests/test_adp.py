@@ -1,6 +1,7 @@
 """ADP: the objective, its optimum, and the volume it asks for."""
 
 import math
+import sys
 from functools import partial
 from importlib import import_module
 
@@ -228,6 +229,88 @@ def test_a_sweep_over_beta_equals_single_fits():
         torch.testing.assert_close(swept.run(i).predict(x), single.predict(x))
 
 
+def test_a_sweep_without_the_volume_computes_no_determinant(monkeypatch):
+    x, y = torch.randn(24, 5), torch.randint(4, (24,))
+    build = partial(ds.nets.mlp, 5, 4, (6,))
+
+    def never(*_):
+        raise AssertionError("a determinant")
+
+    monkeypatch.setattr(sys.modules[ds.objectives.adp.__module__], "log_determinant", never)
+    ds.sweep(build, (x, y), ds.objectives.adp, grid={"beta": [0.0], "alpha": [0.0, 2.0]}, members=3, epochs=1)
+    with pytest.raises(AssertionError, match="a determinant"):
+        ds.sweep(build, (x, y), ds.objectives.adp, grid={"beta": [0.0, 0.5]}, members=3, epochs=1)
+
+
+@pytest.mark.parametrize("name", ["temperature", "entropy_drop"])
+def test_other_numbers_can_be_swept_as_well(name):
+    torch.manual_seed(1)
+    x, y = torch.randn(24, 5, dtype=torch.float64), torch.randint(7, (24,))
+    build = partial(ds.nets.mlp, 5, 7, (6,))
+    values = {"temperature": [1.0, 3.0], "entropy_drop": [0.0, 0.3]}[name]
+    swept = ds.sweep(
+        lambda: build().double(), (x, y), ds.objectives.adp, grid={name: values}, members=3, epochs=2, batch_size=8
+    )
+    found = []
+    for i, value in enumerate(values):
+        single = ds.Ensemble(lambda: build().double(), 3)
+        ds.fit(single, (x, y), partial(ds.objectives.adp, **{name: value}), epochs=2, batch_size=8)
+        torch.testing.assert_close(swept.run(i).predict(x), single.predict(x))
+        found.append(single.predict(x))
+    assert (found[0] - found[1]).abs().max() > 1e-6
+
+
+def test_fit_draws_other_classes_at_every_step():
+    seen = []
+
+    def spying(logits, labels, *, draw=0):
+        seen.append(int(draw))
+        return ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.4, draw=draw)
+
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 7, (6,)), 2)
+    ds.fit(ensemble, (torch.randn(24, 5), torch.randint(7, (24,))), spying, epochs=2, batch_size=8)
+    assert len(set(seen)) >= 6
+
+
+def test_fifty_members_of_a_thousand_classes():
+    """In float32 as in float64, and useful where logits come in bf16 or autocast is on."""
+    torch.manual_seed(2)
+    logits, labels = torch.randn(50, 4, 1000, dtype=torch.float64) * 3, torch.randint(1000, (4,))
+
+    def gradient(given):
+        given = given.detach().requires_grad_()
+        told = ds.objectives.adp(given, labels, alpha=2.0, beta=0.5)
+        told.total.backward()
+        assert torch.isfinite(told.total)
+        return told.total.detach().double(), given.grad.double()
+
+    exact, exactly = gradient(logits)
+    total, found = gradient(logits.float())
+    torch.testing.assert_close(total, exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, exactly, rtol=1e-3, atol=1e-5 * float(exactly.abs().max()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = gradient(logits.float())
+    torch.testing.assert_close(under[0], total, rtol=1e-5, atol=0)
+    low, high = gradient(logits.bfloat16()), gradient(logits.bfloat16().double())
+    torch.testing.assert_close(low[0], high[0], rtol=1e-5, atol=0)
+    assert float((low[1] - high[1]).norm() / high[1].norm()) < 0.01
+
+
+def test_a_class_that_no_member_holds_possible_does_no_harm():
+    logits, labels = random_case()
+    logits[..., 2] = -math.inf
+    labels[labels == 2] = 0
+    logits.requires_grad_()
+    told = ds.objectives.adp(logits, labels, alpha=1.5, beta=0.3)
+    told.total.backward()
+    assert torch.isfinite(told.total)
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[..., 2] == 0).all()
+    without = [c for c in range(logits.shape[-1]) if c != 2]
+    same = ds.objectives.adp(logits.detach()[..., without], labels - (labels > 2).long(), alpha=1.5, beta=0.0)
+    torch.testing.assert_close(told.parts["entropy"].detach(), same.parts["entropy"])
+
+
 def test_jensen_shannon_is_mutual_information():
     probs = random_case()[0].softmax(-1)
     torch.testing.assert_close(ds.diversity.jensen_shannon(probs), ds.scores.mutual_information(probs))
@@ -237,8 +320,9 @@ def test_jensen_shannon_is_mutual_information():
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"temperature": 0.0}, "temperature"), ({"entropy_drop": 1.5}, "entropy_drop")],
-)
+    [({"temperature": 0.0}, "temperature"), ({"entropy_drop": 1.5}, "entropy_drop"), ({"alpha": -1.0}, "alpha"),
+     ({"alpha": math.nan}, "alpha"), ({"beta": -2.0}, "beta"), ({"beta": math.inf}, "beta")],
+)  # fmt: skip
 def test_wrong_settings_are_refused(change, match):
     logits, labels = random_case()
     with pytest.raises(ValueError, match=match):

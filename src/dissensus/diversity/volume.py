@@ -9,7 +9,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.pooling import mean_probability
 
-_LEAST = -1e5
+LEAST = -1e5
 """What the logarithm of a probability of zero is read as: who leaves nothing to other classes points evenly."""
 JITTER = 1e-6
 """Added to the diagonal of the Gram matrix, as the paper's code does: what identical members are told apart by."""
@@ -49,7 +49,7 @@ def nonmaximal_volume(
 def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, "B M M"]:
     """Products of members' unit vectors without class y, with `JITTER` on the diagonal; float64."""
     hot = torch.nn.functional.one_hot(labels.long(), log_probs.shape[-1]).bool()
-    others = log_probs.double().clamp_min(_LEAST).masked_fill(hot, -torch.inf)
+    others = log_probs.double().clamp_min(LEAST).masked_fill(hot, -torch.inf)
     units = (others - 0.5 * (2 * others).logsumexp(-1, keepdim=True)).exp().transpose(0, 1)  # [B, M, C]
     return units @ units.transpose(1, 2) + JITTER * torch.eye(len(log_probs), device=units.device, dtype=units.dtype)
 

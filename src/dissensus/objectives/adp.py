@@ -8,30 +8,33 @@ from torch import Tensor
 
 from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts
-from dissensus.diversity.volume import gram, log_determinant
+from dissensus.diversity.volume import LEAST, gram, log_determinant
 from dissensus.randomness import random_bits
 
 
 def adp(
     logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], *, alpha: float | Float[Tensor, ""] = 2.0,
-    beta: float | Float[Tensor, ""] = 0.5, temperature: float = 1.0, entropy_drop: float = 0.0,
-    draw: int | Tensor = 0,
+    beta: float | Float[Tensor, ""] = 0.5, temperature: float | Float[Tensor, ""] = 1.0,
+    entropy_drop: float | Float[Tensor, ""] = 0.0, draw: int | Tensor = 0,
 ) -> LossParts:  # fmt: skip
     """Fit the labels with diverse non-maximal predictions (ADP paper, equations 2 to 5).
 
     total = Σ_k CE_k − α · H(mean of the probabilities) − β · log ED, averaged over the batch; ED is
-    `dissensus.diversity.nonmaximal_volume`. With β = 0 as a number no determinant is computed; in a sweep over β it is.
-    At the optimum of free predictions every member gives its label the same probability, that of equation 7
-    (`adp_entropy_weight`), and, where K divides C − 1, the rest to classes of its own.
+    `dissensus.diversity.nonmaximal_volume`. With β = 0 no determinant is computed; in a sweep it is where some runs
+    have β > 0, for all that are trained beside them. At the optimum of free predictions every member gives its label
+    the same probability, that of equation 7 (`adp_entropy_weight`), and, where K divides C − 1, the rest to classes of
+    its own. Members that are exactly alike get the same gradient, and stay alike. Logits in half precision are taken
+    as float32.
 
     Args:
         logits: Of members.
         labels: Their classes.
-        alpha: α, the weight of the ensemble's entropy.
-        beta: β, the weight of the logarithm of the volume.
+        alpha: α, the weight of the ensemble's entropy, at least 0.
+        beta: β, the weight of the logarithm of the volume, at least 0.
         temperature: Logits are divided by it in training, which makes non-maximal predictions larger where there are
             many classes (appendix B.2). Predict with the logits as they are.
-        entropy_drop: Share of the other classes that the entropy leaves out at each step, drawn anew (appendix B.2).
+        entropy_drop: Share of the classes that the entropy leaves out at each step, drawn anew (appendix B.2), but for
+            the label: 0.2 of ten classes draws two, rounded up where that is no whole number.
         draw: What that choice depends on; `dissensus.fit` gives every step its own.
 
     Returns:
@@ -45,11 +48,15 @@ def adp(
     if classes < 3:
         fix = "Beside the label there must be classes to differ on."
         checks.refuse("logits", "hold at least three classes", classes, fix)
-    checks.number("temperature", temperature, 1e-6)
-    checks.number("entropy_drop", entropy_drop, 0, 1)
+    for name, value, low, high in (("alpha", alpha, 0, math.inf), ("beta", beta, 0, math.inf),
+                                   ("temperature", temperature, 1e-6, math.inf),
+                                   ("entropy_drop", entropy_drop, 0, 1)):  # fmt: skip
+        if not isinstance(value, Tensor):
+            checks.number(name, value, low, high)
+    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     log_probs = (logits / temperature).log_softmax(-1)
     own = -losses.at_label(log_probs, labels).mean(-1)
-    mean = pooling.mean_probability(log_probs)
+    mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # a class that no member holds possible has no gradient
     entropy = _entropy(mean, labels, entropy_drop, draw).mean()
     total = own.sum() - alpha * entropy
     parts = {"member_loss": own, "individual": own.mean(), "ensemble": -losses.at_label(mean, labels).mean(),
@@ -61,14 +68,14 @@ def adp(
 
 
 def _entropy(
-    log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], drop: float, draw: int | Tensor
+    log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], drop: float | Tensor, draw: int | Tensor
 ) -> Float[Tensor, " B"]:
     """Shannon entropy in nats; of the label and those of the other classes that are kept, brought to sum one."""
-    if drop > 0:
+    if isinstance(drop, Tensor) or drop > 0:
         classes = log_probs.shape[-1]
         key = draw if isinstance(draw, Tensor) else torch.full((), draw, dtype=torch.int64, device=log_probs.device)
         rank = random_bits((classes,), key, torch.zeros_like(key)).argsort().argsort()
-        left_out = (rank < int(drop * classes)).expand_as(log_probs)
+        left_out = (rank < drop * classes - 1e-4).expand_as(log_probs)  # rounded up, but for rounding errors
         hot = torch.nn.functional.one_hot(labels, classes).bool()
         log_probs = log_probs.masked_fill(left_out & ~hot, -torch.inf).log_softmax(-1)
     probs = log_probs.exp()

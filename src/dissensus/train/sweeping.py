@@ -248,13 +248,17 @@ class Recipe:
         feed = own = TensorBatches(self.x, self.y, rows=rows, shuffle=self.shuffle, drop_last=self.drop_last, **shared)
         if self.unlabelled is not None:
             feed = with_unlabelled(own, self.unlabelled, **shared)
-        hyper = {name: flat.new_tensor([run.hyper[name] for run in runs]) for name in first.hyper}
+        shared_numbers = {
+            name: value for name, value in first.hyper.items() if all(r.hyper[name] == value for r in runs)
+        }
+        hyper = {name: flat.new_tensor([run.hyper[name] for run in runs])
+                 for name in first.hyper if name not in shared_numbers}  # fmt: skip
         numbers_of = {"betas": self.betas, "eps": self.eps, **per_row}
         engine = Engine(
             body=body,
             flat=flat,
             members=first.members,
-            losses=over_runs(functools.partial(self.objective, **first.words), len(runs)),
+            losses=over_runs(functools.partial(self.objective, **first.words, **shared_numbers), len(runs)),
             hyper=hyper,
             optimizer=self.optimizer,
             settings=optim.settings(numbers_of, len(flat), flat, nesterov=self.nesterov),
