@@ -326,14 +326,17 @@ def test_the_page_says_what_is_left_at_the_worst_case():
     assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
-def test_the_page_tells_many_ensembles_row_by_row_and_names_the_first_and_the_last():
+def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_the_worst():
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
     text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the worst case leaves 10.0 % (a) to 16.0 % (g)." in text
+    assert "at ε = 0.1: the worst case leaves 10.0 % (a), 11.0 % (b), 12.0 % (c)," in text
     assert "<tr><td>c</td><td>90.0 %</td><td>50.0 %</td><td>12.0 %</td></tr>" in text
     assert "<td>examples</td><td>all</td>" in text
+    many = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
+    text = "".join(report_page._worst_case(summary("adp/table-2", many)))
+    assert "the worst case leaves 0.0 % (m0) to 12.0 % (m12)." in text
 
 
 def test_the_page_counts_what_agrees():

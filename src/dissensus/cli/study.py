@@ -109,16 +109,19 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
 
 
 def _print_verdicts(result: dict[str, Any]) -> None:
-    rows = []
+    rows, seeds = [], len(result["made"]["seeds"])
     _print_points(result)
     judged = [verdict for verdict in result["verdicts"] if verdict["verdict"] != "not run"]
     for verdict in judged:
         ours = f"{verdict['ours']:.3g}" if verdict["ours"] is not None else ""
         sign = "Δ " if verdict["compared"] else ""
-        span = f"\n[dim]{sign}{verdict['low']:.3g} to {verdict['high']:.3g}[/dim]" if verdict["low"] is not None else ""
+        span = ""
+        if verdict["low"] is not None:
+            low, high = (f"{verdict[end]:.3g}" for end in ("low", "high"))
+            span = f"\n[dim]{sign}{low} to {high}[/dim]" if seeds > 1 else f"\n[dim]{sign}{low}[/dim]" if sign else ""
         told = f"[bold]{verdict['data']}[/bold]: {escape(verdict['says'])}"
         rows.append([_coloured(verdict["verdict"]), told, escape(verdict["paper"]), ours + span])
-    title = f"{result['study']} at scale {result['scale']}, {len(result['made']['seeds'])} seeds"
+    title = f"{result['study']} at scale {result['scale']}, {seeds} seed{'s' if seeds > 1 else ''}"
     if judged:
         console.print(table(title, ("verdict", "the paper says", "paper", "ours, interval"), rows, left=(0, 1)))
     left = len(result["verdicts"]) - len(judged)

@@ -87,7 +87,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
     ]
     judged, others = (
         [
-            _verdict_row(verdict)
+            _verdict_row(verdict, len(made["seeds"]))
             for verdict in result["verdicts"]
             if (verdict["verdict"] == verdicts.NOT_RUN) == left_out
         ]
@@ -111,6 +111,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         *([page.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
         *([page.folded(_left_out(len(others)), page.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
         *_measured(result),
+        *_audits(result),
         *_flags(result),
         page.facts(told),
     ]
@@ -183,7 +184,7 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
 
 
 def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str:
-    """What the paper's attacks leave, and what the worst case does; of many points, of the first and last in rank."""
+    """What the paper's attacks leave, and what the worst case does; of very many points, of the best and the worst."""
 
     def left(names: list[str]) -> dict[str, float]:
         each = {title: [point["measures"].get(name, (None,))[0] for name in names] for title, point in points.items()}
@@ -196,11 +197,11 @@ def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str
         low, high = min(ours, key=ours.__getitem__), max(ours, key=ours.__getitem__)
         return f"the worst case leaves {100 * ours[low]:.1f} % ({low}) to {100 * ours[high]:.1f} % ({high})."
     told = f"the worst case leaves {_several(ours)}"
-    return f"the paper's attacks leave {_several(theirs)}; {told}." if theirs else f"{told}."
+    return f"the paper's attacks leave {_several(theirs)}; {told}." if theirs and len(ours) <= MOST_BOTH else f"{told}."
 
 
-MOST_NAMED = 4
-"""Points that a sentence can tell of."""
+MOST_NAMED, MOST_BOTH = 12, 4
+"""Points that a sentence can tell of; with two numbers each."""
 
 
 def _several(shares: dict[str, float]) -> str:
@@ -218,17 +219,32 @@ def _share(point: dict[str, Any], name: str) -> str:
     return "" if mean is None else f"{100 * mean:.1f} %"
 
 
+def _audits(result: dict[str, Any]) -> list[str]:
+    """Why the audit says what it says of every point, where there is one seed."""
+    lines = [
+        (title, f"{', '.join(point['audited'])}: {'; '.join(point['audit_reasons'])}")
+        for title, point in _titled(result).items()
+        if point.get("audit_reasons")
+    ]
+    return [page.paragraph("What the audit says of each ensemble:"), page.facts(lines)] if lines else []
+
+
 def _flags(result: dict[str, Any]) -> list[str]:
     """What the checks of attacks say, a line per point: a worst case with flags is one to be doubted."""
-    several = len({point["data"] for point in result["points"]}) > 1
-    axes = [axis for axis in result["axes"] if several or axis != "data"]
     lines = []
-    for point in result["points"]:
+    for title, point in _titled(result).items():
         if "flags" in point:
             raised = [(name.replace("_", " "), names) for name, names in point["flags"].items() if names]
             words = "; ".join(f"{', '.join(names)} ({suite})" for suite, names in raised)
-            lines.append((", ".join(str(point.get(axis)) for axis in axes), f"flags raised: {words or 'none'}"))
+            lines.append((title, f"flags raised: {words or 'none'}"))
     return [page.facts(lines)] if lines else []
+
+
+def _titled(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Points by what tells them apart."""
+    several = len({point["data"] for point in result["points"]}) > 1
+    axes = [axis for axis in result["axes"] if several or axis != "data"]
+    return {", ".join(str(point.get(axis)) for axis in axes): point for point in result["points"]}
 
 
 def _mean(mean: float | None, error: float | None) -> str:
@@ -240,9 +256,11 @@ def _networks(made: dict[str, Any]) -> str:
     return f"{made['networks']:,}{searched}, in {made['seconds'] / 60:.1f} minutes"
 
 
-def _verdict_row(verdict: dict[str, Any]) -> list[Any]:
+def _verdict_row(verdict: dict[str, Any], seeds: int) -> list[Any]:
     sign = "Δ " if verdict["compared"] else ""
     span = "" if verdict["low"] is None else f"{sign}{_number(verdict['low'])} to {_number(verdict['high'])}"
+    if seeds == 1 and span:
+        span = "one seed"
     word = verdict["verdict"]
     return [
         page.Wrapped(verdict["says"]), page.badge(word, KINDS[word]), verdict["data"], verdict["paper"],

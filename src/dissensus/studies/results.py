@@ -44,6 +44,8 @@ def _beside(rows: list[dict[str, Any]]) -> dict[str, Any]:
         kept["said"] = dict(Counter(row["verdict"] for row in rows))
     if "audit" in first:
         kept["audited"] = dict(Counter(row["audit"]["verdict"] for row in rows if "audit" in row))
+        if len(rows) == 1:
+            kept["audit_reasons"] = first["audit"]["reasons"]
     if first.get("shown"):
         kept["shown"] = first["shown"]
     if first.get("map"):
