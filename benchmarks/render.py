@@ -477,13 +477,14 @@ def adp_errors() -> str:
     """Table 1 of the ADP paper beside ours, and what members' predictions and features look like."""
     result, paper = shipped("adp/table-1.gpu"), paper_numbers("adp/table-1")
     volumes, features = (shipped(f"adp/figure-{number}.gpu") for number in (5, 2))
-    lines = ["| data | training | ensemble's error, paper | ours | worst member's, paper | ours | median log ED | "
-             "features alike (CKA) | the audit says |", "|" + "---|" * 9]  # fmt: skip
+    lines = ["| data | training | ensemble's error, paper | ours | worst member's, paper | ours | members', ours | "
+             "median log ED | features alike (CKA) | the audit says |", "|" + "---|" * 10]  # fmt: skip
     for point in result["points"]:
         place = {"data": point["data"], "method": point["method"]}
         cells = [place["data"], ADP_METHODS[place["method"]]]
         for measure in ("error_rate", "worst_member_error_rate"):
             cells += [_share(paper.get((*place.values(), measure))), _share(point["measures"][measure][0])]
+        cells.append(_share(point["measures"]["member_error_rate"][0]))
         for other, measure, form in (
             (volumes, "log_nonmaximal_volume", "#.2g"),
             (features, "features_similarity", ".2f"),

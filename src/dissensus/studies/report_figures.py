@@ -138,7 +138,7 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     lines = []
     for point in points:
         median = _mean(point, told.x)
-        words = "" if median is None else f", median {median:.1f}".replace("-", "−")
+        words = "" if median is None else f", median {median:.2g}".replace("-", "−")
         for name in told.lines:
             if name in point.get("curves", {}):
                 label = _label(told, name, point.get(told.groups))
