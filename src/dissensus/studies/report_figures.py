@@ -138,7 +138,8 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     lines = []
     for point in points:
         median = _mean(point, told.x)
-        words = "" if median is None else f", median {median:.2g}".replace("-", "−")
+        form = ".1f" if abs(median or 0) >= 1 else ".2g"
+        words = "" if median is None else f", median {median:{form}}".replace("-", "−")
         for name in told.lines:
             if name in point.get("curves", {}):
                 label = _label(told, name, point.get(told.groups))
