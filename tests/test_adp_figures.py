@@ -237,13 +237,9 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
     def counts(place):
         return [10.0 * (i == place) for i in range(60)]
 
+    medians = [-3.26, -7.26, -0.00058]
     rows = [
-        row(
-            m,
-            s,
-            {"log_nonmaximal_volume": -3.25 * (k < 2) - 4 * (k == 1) - 0.00058},
-            curves={"accuracy": [0.5], "count": counts(50 - k - s)},
-        )
+        row(m, s, {"log_nonmaximal_volume": medians[k]}, curves={"accuracy": [0.5], "count": counts(50 - k - s)})
         for k, m in enumerate(METHODS)
         for s in (0, 1)
     ]
