@@ -191,7 +191,7 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
     for other in ({"lr": 0.1}, {"seed": 7}, {"batch_size": 4}, {"schedule": "cosine"}, {"weight_decay": 0.1}):
         with pytest.raises(ds.StorageError, match="belongs to another sweep"):
             ds.sweep(build, data(), objective, **options, **other)
-    with pytest.raises(ds.StorageError, match="'network' differ"):
+    with pytest.raises(ds.StorageError, match="'build' differ"):
         ds.sweep(other_activation(), data(), objective, **options)
     with pytest.raises(ValueError, match="holds a sweep already"):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
@@ -318,3 +318,15 @@ def test_threads_and_backend_come_back(tmp_path, caplog):
     finally:
         torch.set_num_threads(before)
     assert any("using 1 threads" in record.getMessage() for record in caplog.records)
+
+
+def test_a_checkpoint_of_other_initial_weights_or_another_function_of_the_same_name_is_refused(tmp_path):
+    options = {"epochs": 2, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    build = NETWORKS["mlp"][0]
+    plain, halved = (lambda o, t: mse(o, t)), (lambda o, t: mse(o / 2, t))
+    ds.fit(ds.Ensemble(build, M, seed=1), data(), plain, **options)
+    with pytest.raises(ValueError, match="'initial'"):
+        ds.fit(ds.Ensemble(build, M, seed=2), data(), plain, **options)
+    with pytest.raises(ValueError, match="'objective'"):
+        ds.fit(ds.Ensemble(build, M, seed=1), data(), halved, **options)
+    ds.fit(ds.Ensemble(build, M, seed=1), data(), plain, **options)

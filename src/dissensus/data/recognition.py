@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
 from dissensus.data.batches import Source, as_pair
-from dissensus.execution.signature import described
+from dissensus.execution.signature import code_digest, described
 from dissensus.execution.skeleton import first_line
 from dissensus.randomness import seeded
 from dissensus.trunk import SharedTrunk
@@ -141,7 +141,7 @@ def parts_of(function: object) -> list[object]:
         elif isinstance(value, functools.partial):
             waiting += [value.func, *value.args, *value.keywords, *value.keywords.values()]
         elif isinstance(value, FunctionType):
-            found.append(f"{value.__module__}.{value.__qualname__} {_code(value.__code__)}")
+            found.append(f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)}")
             waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *_named(value)]
         else:
             found.append(value)
@@ -165,11 +165,6 @@ def _inside(value: object) -> list[object]:
 def digest_of(function: object) -> str:
     """A checksum of a function and of what it computes with."""
     return _hashed(repr([described(part) for part in parts_of(function)]))
-
-
-def _code(code: CodeType) -> str:
-    held = [_code(c) if isinstance(c, CodeType) else c for c in code.co_consts if not isinstance(c, frozenset)]
-    return _hashed(repr((code.co_code, code.co_names, held)))
 
 
 def _named(function: FunctionType) -> Iterator[object]:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ def signature(network: nn.Module) -> list[tuple[str, str, str]]:
             if key not in _OF_EVERY_MODULE and not made:
                 found.append((name, key, described(value)))
     return found
+
+
+def code_digest(code: CodeType) -> str:
+    """A checksum of what a function does: not of its name, nor of where it stands."""
+    held = [code_digest(c) if isinstance(c, CodeType) else c for c in code.co_consts if not isinstance(c, frozenset)]
+    return hashlib.sha256(repr((code.co_code, code.co_names, held)).encode()).hexdigest()
 
 
 def described(value: Any, depth: int = _DEPTH) -> str:

@@ -25,7 +25,7 @@ from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution import Choice
-from dissensus.execution.signature import described
+from dissensus.execution.signature import code_digest, described
 from dissensus.train.engine import Engine
 from dissensus.train.moments import facts_of, go_back, tensors_of
 
@@ -167,7 +167,8 @@ def in_words(value: object) -> Any:
     """A setting in words that are the same in every process, for ``json.dumps``.
 
     Functions and objects go by name, with the fractions, words and truth values they hold; whole numbers and containers
-    are left out, since they may be counters that move while training runs.
+    are left out, since they may be counters that move while training runs. Functions that are not of this package go by
+    their code as well: all lambdas have one name.
     """
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return described(value)
@@ -178,6 +179,8 @@ def in_words(value: object) -> Any:
         held = dict(
             zip(value.__code__.co_freevars, (cell.cell_contents for cell in value.__closure__ or ()), strict=True)
         )
+        if not (value.__module__ or "").startswith("dissensus."):
+            held[""] = code_digest(value.__code__)
     plain = {key: item for key, item in held.items() if isinstance(item, float | str | bool) or callable(item)}
     return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 

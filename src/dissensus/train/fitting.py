@@ -233,8 +233,8 @@ def fit(
     checkpointer = None
     if checkpoint is not None:
         told = {
-            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed,
-            "network": body.identity(), "members": ensemble.member_ids, "objective": objective,
+            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed, "objective": objective,
+            "network": body.identity(), "members": ensemble.member_ids, "initial": ensemble.seed,
             "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
             "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
