@@ -1136,3 +1136,15 @@ def test_parameters_want_no_gradient_while_attacks_run_and_are_as_before_then():
     with pytest.raises(ValueError, match="classes from 0 to 2"):
         attacks.pgd(model, x, y + 7, epsilon=0.1, steps=2)
     assert [p.requires_grad for p in model.parameters()] == before
+
+
+def test_an_epsilon_in_other_units_is_refused(ensemble):
+    x, y = images(4, seed=2)
+    for attack in (
+        lambda: attacks.pgd(ensemble, x, y, epsilon=8),
+        lambda: attacks.evaluate(ensemble, (x, y), "quick", epsilon=8),
+        lambda: ds.train.AdversarialTraining(epsilon=8),
+    ):
+        with pytest.raises(ValueError, match=r"Of 256 shades\? Use 8/255"):
+            attack()
+    ds.train.AdversarialTraining(epsilon=8, norm="l2")

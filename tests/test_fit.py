@@ -5,6 +5,7 @@ import logging
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
@@ -530,3 +531,39 @@ def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way
         assert large() == before
     finally:
         gc.enable()
+
+
+def test_settings_that_would_do_nothing_are_told(caplog, unchecked):
+    x, y = regression(dtype=torch.float32)
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2)
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        ds.fit(ensemble, (x, y), mse, epochs=1, momentum=0.9)
+    assert "`momentum` is SGD's" in caplog.text
+    with pytest.raises(ValueError, match="come with `checkpoint`"):
+        ds.fit(ensemble, (x, y), mse, epochs=1, resume=True)
+    with pytest.raises(ValueError, match="`track` must come with `validation`"):
+        ds.fit(ensemble, (x, y), mse, epochs=1, track={"spread": lambda o, t: o.std()})
+    with pytest.raises(ValueError, match="`validation` must hold at least one example"):
+        ds.fit(ensemble, (x, y), mse, epochs=1, validation=(x[:0], y[:0]))
+    with pytest.raises(TypeError, match="`objective` must be a function"):
+        ds.fit(ensemble, (x, y), "mse", epochs=1)
+    with pytest.raises(TypeError, match=r"Use x\.double\(\)"):
+        ds.fit(ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2).double(), (x, y), mse, epochs=1)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path, unchecked):
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), members=np.int64(2), seed=np.int64(1))
+    assert (ensemble.members, ensemble.seed, type(ensemble.seed)) == (2, 1, int)
+    ensemble.save(tmp_path / "saved")
+    x, y = regression(dtype=torch.float32)
+    ds.fit(ensemble, (x, y), mse, epochs=np.int64(1), seed=np.int64(3), lr=np.float32(1e-3))
+    found = ensemble.subset(torch.tensor([1]))
+    torch.testing.assert_close(found.predict(x)[0], ensemble.predict(x)[1])
+
+
+def test_predictions_of_a_dataset_leave_the_global_generator_alone():
+    x, y = regression(dtype=torch.float32)
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2)
+    before = torch.get_rng_state()
+    ensemble.predict(TensorDataset(x, y))
+    assert torch.equal(torch.get_rng_state(), before)

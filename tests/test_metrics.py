@@ -158,3 +158,13 @@ def test_the_command_tells_sets_from_outside_apart(tmp_path):
         found = CliRunner().invoke(app, [*words[:4], *bad])
         assert found.exit_code == 1
         assert message in re.sub(r"\s+", " ", found.output)
+
+
+@pytest.mark.parametrize("given", ["logits", "probabilities"])
+def test_calibration_takes_logarithms_of_probabilities_alone(given):
+    logits, labels = torch.randn(20, 4), torch.randint(4, (20,))
+    wrong = {"logits": logits, "probabilities": logits.softmax(-1)}[given]
+    with pytest.raises(ValueError, match="sum to one"):
+        ds.metrics.calibration(wrong, labels)
+    ds.metrics.calibration(logits.log_softmax(-1), labels)
+    ds.metrics.calibration(logits.bfloat16().log_softmax(-1), labels)

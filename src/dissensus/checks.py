@@ -6,6 +6,7 @@ look at concrete numbers only: a Python number, or a tensor on the CPU that no t
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -130,7 +131,7 @@ def number(name: str, value: float, low: float = -math.inf, high: float = math.i
     """A finite Python number within its range."""
     words = f"be a number {'above' if open_low else 'of at least'} {low:g}" if low > -math.inf else "be a finite number"
     words += f" and at most {high:g}" if high < math.inf else ""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, words, repr(value), error=TypeError)
     if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
         refuse(name, words, repr(value))
@@ -138,7 +139,7 @@ def number(name: str, value: float, low: float = -math.inf, high: float = math.i
 
 
 def count(name: str, value: int, low: int = 1) -> int:
-    """A whole number of at least ``low``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    """A whole number of at least ``low``, numpy's too; as Python's."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
         refuse(name, f"be a whole number of at least {low}", repr(value))
-    return value
+    return int(value)

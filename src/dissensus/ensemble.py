@@ -1,6 +1,7 @@
 """Stacked members behind one callable: ``x [B, ...] -> [M, B, ...]``."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,9 +48,8 @@ class Ensemble(nn.Module):
 
     def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str = "auto") -> None:
         super().__init__()
-        checks.count("members", members)
-        checks.count("seed", seed, 0)
-        self.seed = seed
+        members = checks.count("members", members)
+        self.seed = seed = checks.count("seed", seed, 0)
         self.member_ids = list(range(members))
         try:
             self.body: StackedMembers | MixedMembers = StackedMembers.of(fresh_members(build, seed, members))
@@ -139,6 +139,7 @@ class Ensemble(nn.Module):
         return self.around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
 
     def _index(self, index: int) -> int:
+        index = operator.index(index)  # of a tensor or an array as well
         if not -self.members <= index < self.members:
             raise IndexError(f"there is no member {index}: the ensemble has members 0 to {self.members - 1}.")
         return index % self.members

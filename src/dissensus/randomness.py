@@ -20,7 +20,7 @@ def derived_seed(seed: int, *words: int) -> int:
     >>> derived_seed(0, 1) == derived_seed(0, 1), derived_seed(0, 1) == derived_seed(1, 0)
     (True, False)
     """
-    state = np.random.SeedSequence([seed & (2**64 - 1), *words]).generate_state(1, np.uint64)
+    state = np.random.SeedSequence([int(seed) & (2**64 - 1), *words]).generate_state(1, np.uint64)
     return int(state[0]) >> 1
 
 

@@ -15,7 +15,7 @@ from dissensus import checks, storage
 from dissensus.attacks.case import Adversarial, opened
 from dissensus.attacks.chunks import over
 from dissensus.attacks.flags import DIFFERENT, Standing, checked
-from dissensus.attacks.norms import Ball, NormName
+from dissensus.attacks.norms import Ball, NormName, check_reach
 from dissensus.attacks.probing import looked, probed
 from dissensus.attacks.robustness import Attacked, Point, Robustness
 from dissensus.attacks.suites import SUITES, Suite, Terms, transfers
@@ -61,6 +61,7 @@ def evaluate(
     x, y = _checked(data, examples)
     checks.one_of("suite", suite, SUITES)
     checks.number("epsilon", epsilon, 0.0, open_low=True)
+    check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
     own = [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons] if epsilons is not None else None
     clean = _wrong(model, x, y, pool, batch_size)

@@ -136,6 +136,14 @@ NORMS: dict[str, Norm] = {
 }
 
 
+def check_reach(norm: str, epsilon: float, box: tuple[float, float]) -> None:
+    """Refuse an L∞ ε that is wider than the box of valid inputs: it was meant in other units."""
+    low, high = box
+    if norm == "linf" and epsilon > high - low:
+        fix = f"Of 256 shades? Use {epsilon:g}/255."
+        checks.refuse("epsilon", f"be at most {high - low:g}, the width of inputs in [{low:g}, {high:g}]", epsilon, fix)
+
+
 class Ball(NamedTuple):
     """Points within ε of an example and inside the box of valid inputs. Nothing here reads numbers on the host."""
 
@@ -149,6 +157,7 @@ class Ball(NamedTuple):
         """A ball of user input; ε is rounded down to the precision of ``like``, so that it is kept in any reading."""
         checks.one_of("norm", norm, NORMS)
         checks.number("epsilon", epsilon, 0.0)
+        check_reach(norm, epsilon, box)
         return cls(norm, largest_at_most(epsilon, like.dtype), *box)
 
     @property

@@ -86,6 +86,9 @@ def judged(
                   "`reference`: outputs of an independently trained ensemble": reference}  # fmt: skip
         asked = [words for words, given in wanted.items() if given is None]
         return Judgement(UNDECIDED, doubts, [f"Add {', or '.join(asked)}."] if asked else [])
+    if "kappa" in test and test["kappa"].low <= 0:
+        why = f"the ensemble is right {test['accuracy'].value:.1%} of the time, which is no better than guessing"
+        return Judgement(UNDECIDED, [why], ["Check that outputs and labels belong together, and that `kind` is right."])
     correlation = test["error_correlation"]
     why = [f"errors go together as those of independent members do (correlation {correlation.value:.2f}), and pooling "
            f"takes {test['gain'].value:.0%} off them"]  # fmt: skip

@@ -119,6 +119,8 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     }  # fmt: skip
     for i, drop in enumerate(DROPS):
         kept = members - int(members * drop)
+        if kept == members:
+            continue  # too few to leave one out
         if "rises" in means:
             rise = means["rises"][..., i]
         elif tally.loss == "mse" or (tally.loss, tally.pool) == ("brier", "probability"):  # the closed form of squares

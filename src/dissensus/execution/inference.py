@@ -42,7 +42,7 @@ def source_of(data: Inputs, batch_size: int) -> Source:
             checks.refuse("data", "hold at least one example", checks.shape_text(data.shape))
         return Source(data.split(batch_size), len(data))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        data = DataLoader(data, batch_size)
+        data = DataLoader(data, batch_size, generator=torch.Generator())  # its own: the global one is not moved
     if not isinstance(data, DataLoader):
         checks.refuse("data", "be a tensor, (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
     return Source(_first_parts(data), _examples(data))

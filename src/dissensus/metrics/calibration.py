@@ -9,6 +9,8 @@ from torch import Tensor
 from dissensus import checks
 
 BINS = 15
+SUM = 1e-2
+"""How far the logarithm of a sum of probabilities may lie from zero: half precision rounds."""
 
 
 class Calibration(NamedTuple):
@@ -42,6 +44,9 @@ def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins
     checks.count("bins", bins)
     if bool(log_probs.isnan().any()):
         checks.refuse("log_probs", "be numbers", "NaN", "Leave such examples out.")
+    if bool((log_probs.double().logsumexp(-1).abs() > SUM).any()):
+        fix = "Use pooling.mean_probability(logits), or the logarithm of probabilities."
+        checks.refuse("log_probs", "be logarithms of probabilities that sum to one", "others", fix)
     sure, named = log_probs.double().exp().max(-1)
     place = (sure * bins - 1e-9).ceil().long().sub(1).clamp(0, bins - 1)
     count = torch.zeros(bins, dtype=torch.int64, device=place.device).index_add_(0, place, torch.ones_like(place))

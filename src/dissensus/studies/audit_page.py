@@ -81,7 +81,7 @@ def _detection(audit: Audit) -> list[str]:
 def drawings(audit: Audit) -> list[tuple[Any, str]]:
     """Figures with their captions."""
     found = [(_losses(audit), "Each member's own loss, and what pooling makes of them.")]
-    if "codependence_0.2" in audit.test:
+    if any(name.startswith("codependence_") for name in audit.test):
         found.append((_codependence(audit), "How much the ensemble's loss rises when members are left out at random."))
     if audit.facts["members"] <= _MOST_DRAWN:
         found.append((_matrix(audit), "How members' errors go together: 1 together, 0 apart, below 0 they cancel."))
@@ -131,8 +131,8 @@ def _codependence(audit: Audit) -> Any:
         for of, name, colour in ((audit.test, "this ensemble", 1), (audit.reference, "reference", 0)):
             if of is None:
                 continue
-            each = [of[f"codependence_{drop}"] for drop in DROPS]
-            x = [0.0, *DROPS]
+            drops = [drop for drop in DROPS if f"codependence_{drop}" in of]
+            each, x = [of[f"codependence_{drop}"] for drop in drops], [0.0, *drops]
             axes.plot(x, [0.0, *(f.value for f in each)], color=figures.COLOURS[colour], marker="o", label=name)
             low, high = [0.0, *(f.low for f in each)], [0.0, *(f.high for f in each)]
             axes.fill_between(x, low, high, color=figures.COLOURS[colour], alpha=0.18, linewidth=0)

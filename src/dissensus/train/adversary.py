@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import checks, losses, pooling
 from dissensus.attacks.gradient import climbed
-from dissensus.attacks.norms import NORMS, Ball
+from dissensus.attacks.norms import NORMS, Ball, check_reach
 from dissensus.randomness import derived_seed, random_bits
 from dissensus.train.fed import Fed
 
@@ -68,6 +68,7 @@ class AdversarialTraining:
         checks.one_of("against", self.against, ("ensemble", "members"))
         if not self.box[0] < self.box[1]:
             checks.refuse("box", "be a pair low < high", self.box)
+        check_reach(self.norm, high, self.box)
 
     @property
     def range(self) -> tuple[float, float]:

@@ -1,9 +1,8 @@
 """`fit`: train all members of an ensemble as one computation."""
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,20 +13,34 @@ from torch.utils.data import DataLoader, Dataset
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
-from dissensus.axes import LossParts, Objective
+from dissensus.axes import Objective
 from dissensus.data.batches import Augments, Source, as_pair, batches, split
 from dissensus.data.recognition import digest
 from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
-from dissensus.objectives import independent
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, train
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.drawn import Drawn
-from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
+from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
+from dissensus.train.going_together import (
+    check_adversarial,
+    check_augments,
+    check_drawn,
+    check_few,
+    check_like,
+    check_momentum,
+    check_objective,
+    check_patience,
+    check_resume,
+    check_unlabelled,
+    check_validation,
+    is_separable,
+    recognised,
+    tell_of_split,
+)
 from dissensus.train.grid import draw_keys
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.memory import plan_members
@@ -146,7 +159,8 @@ def fit(
         resume: Go on from the newest whole checkpoint in that folder, or start where there is none.
         checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
         progress: Called with a `Progress` about ten times a second and at epoch ends.
-        seed: Determines data order, dropout and augmentation.
+        seed: Determines data order, layers of dropout and augmentation. What a network's own code or a data set draws
+            (``F.dropout``, ``torch.randn``) comes from torch's global generator, as ever.
         split_seed: Determines the validation split; by default the seed does.
 
     Raises:
@@ -161,9 +175,10 @@ def fit(
         return _as_ensemble(ensemble, told)
     if sequential:
         return one_by_one(fit, **told)
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        checks.count(name, value)
-    checks.count("seed", seed, 0)
+    check_objective(objective)
+    check_resume(resume, checkpoint)
+    epochs, batch_size = checks.count("epochs", epochs), checks.count("batch_size", batch_size)
+    seed = checks.count("seed", seed, 0)
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
     checks.one_of("watch", watch, ("ensemble", "member"))
     checks.one_of("keep", keep, ("best", "last"))
@@ -174,6 +189,7 @@ def fit(
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, held_out)
+    check_validation(held_out, track)
     feed = batches(
         data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
     )
@@ -190,10 +206,11 @@ def fit(
     flat = body.packed()
     pair = as_pair(data)
     if pair is not None and pair[0].is_floating_point() and pair[0].dtype != flat.dtype:
-        fix = "Use x.float(), or ensemble.double()."
+        fix = f"Use x.{'double' if flat.dtype == torch.float64 else 'float'}()."
         checks.refuse("x", f"have the networks' dtype, {flat.dtype}", str(pair[0].dtype), fix, TypeError)
     hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
     settings = optim.settings(hyper, members, flat, nesterov=nesterov)
+    check_momentum(optimizer, settings.momentum)
     engine = Engine(
         body=body,
         flat=flat,
@@ -281,115 +298,9 @@ def _history(engine: Engine) -> History:
     )
 
 
-def check_patience(patience: int | None, validation: object) -> None:
-    """Patience needs something to judge by."""
-    if patience is None:
-        return
-    checks.count("patience", patience)
-    if validation is None:
-        checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
-
-
-def is_separable(objective: Callable[..., LossParts]) -> bool:
-    """Whether an objective is known to be a sum of terms that see one member's outputs each."""
-    weights = smoothing = None
-    while isinstance(objective, functools.partial):
-        weights = objective.keywords.get("weights", weights)
-        smoothing = objective.keywords.get("smoothing", smoothing)
-        objective = objective.func
-    return objective is independent and weights is None and not isinstance(smoothing, Sequence | Tensor)
-
-
-def recognised(data: Tensor | Source | None) -> str | None:
-    """What checkpoints know other data by."""
-    if data is None or isinstance(data, Tensor):
-        return None if data is None else digest(data)
-    pair = as_pair(data)
-    return "a loader" if pair is None else digest(*pair)
-
-
-def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
-    """Data without labels must come with an objective that takes it, and the other way round."""
-    asked = inspect.signature(objective).parameters.get(UNLABELLED)
-    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
-    name = getattr(getattr(objective, "func", objective), "__name__", "it")
-    if unlabelled is None and asked is not None and asked.default is inspect.Parameter.empty and not bound:
-        fix = "Pass unlabelled=x, inputs that members are to disagree on."
-        checks.refuse("unlabelled", f"be given, since the objective {name} needs it", "none", fix)
-    if unlabelled is not None and (asked is None or bound):
-        fix = "objectives.a2d and objectives.divdis do."
-        checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
-
-
-def check_adversarial(
-    objective: Callable[..., Any], told: AdversarialTraining | None, unlabelled: object, augment: Augments,
-    active_members: int | None,
-) -> None:  # fmt: skip
-    """What adversarial training goes together with."""
-    takes = ADVERSARIAL in inspect.signature(objective).parameters
-    if told is None:
-        if takes and inspect.signature(objective).parameters[ADVERSARIAL].default is not inspect.Parameter.empty:
-            log.warning("the objective takes outputs on attacked inputs and gets none: pass adversarial=... to fit")
-        return
-    if told.beside and (not takes or unlabelled is not None):
-        fix = "objectives.trades does; and leave `unlabelled` out."
-        checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
-    if isinstance(augment, Sequence):
-        checks.refuse("adversarial", "come with one augmentation for all members", "one per member")
-    if told.against == "members" and active_members is not None:
-        checks.refuse("adversarial", "come without `active_members`", "both", "Use against='ensemble'.")
-
-
-NEED_PAIRS = ("a2d", "divdis", "ldr")
-
-
-def check_few(objective: Callable[..., Any], active_members: int | None) -> None:
-    """What an objective needs that is to see some members only."""
-    if active_members is None:
-        return
-    bound = objective.keywords if isinstance(objective, functools.partial) else {}
-    if getattr(getattr(objective, "func", objective), "__name__", "") in NEED_PAIRS and active_members == 1:
-        checks.refuse("active_members", "be at least 2 for an objective of pairs", active_members)
-    if isinstance(bound.get("smoothing"), Sequence) or getattr(bound.get("smoothing"), "ndim", 0):
-        fix = "Use one number for all."
-        checks.refuse("active_members", "come without label smoothing per member", active_members, fix)
-
-
-def check_augments(augment: Augments, members: int) -> None:
-    """As many augmentations as members, where there is one each."""
-    if isinstance(augment, Sequence) and len(augment) != members:
-        checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
-
-
-def check_like(data: Source, unlabelled: Tensor | Source) -> None:
-    """Data without labels must look like the other."""
-    pair = as_pair(data)
-    own = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
-    if pair is None or own is None or (own.shape[1:] == pair[0].shape[1:] and own.dtype == pair[0].dtype):
-        return
-    wanted = f"{checks.shape_text(pair[0].shape[1:])} {pair[0].dtype}"
-    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(own.shape[1:])} {own.dtype}")
-
-
-def check_drawn(engine: Engine) -> None:
-    """Members can be drawn where each is a network of its own, of one architecture."""
-    if engine.drawn is None:
-        return
-    if not isinstance(engine.body, StackedMembers) or len(engine.flat) != engine.runs * engine.members:
-        got = "different architectures, or masks of one network"
-        checks.refuse("active_members", "come with members that are networks of one architecture", got)
-
-
 def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
     assert not isinstance(source, tuple)
-    return source if isinstance(source, DataLoader) else DataLoader(source, batch_size)
-
-
-def tell_of_split(body: object, objective: Callable[..., LossParts]) -> None:
-    """Say so where members are to interact that see no common example."""
-    network = getattr(body, "network", None)
-    if getattr(network, "assign", "all") == "split" and not is_separable(objective):
-        log.warning("with assign='split' each example trains one mask, so members do not interact: use assign='all'")
+    return source if isinstance(source, DataLoader) else DataLoader(source, batch_size, generator=torch.Generator())
 
 
 def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:

@@ -28,7 +28,7 @@ from dissensus.train.checkpoint import Checkpointer, in_words, train
 from dissensus.train.drawn import Drawn
 from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.fitting import (
+from dissensus.train.going_together import (
     check_augments,
     check_drawn,
     check_few,

@@ -1,0 +1,154 @@
+"""What settings of a training go together, and what they ask of each other; said before anything is trained."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.axes import LossParts
+from dissensus.data.batches import Augments, Source, as_pair
+from dissensus.data.recognition import digest
+from dissensus.execution import StackedMembers
+from dissensus.objectives import independent
+from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
+
+log = logging.getLogger("dissensus")
+
+
+def check_objective(objective: object) -> None:
+    """An objective is a function."""
+    if not callable(objective):
+        fix = "Pass partial(dissensus.objectives.independent, loss='cross_entropy')."
+        checks.refuse("objective", "be a function of outputs and targets", repr(objective), fix, TypeError)
+
+
+def check_momentum(optimizer: str, momentum: Tensor) -> None:
+    """Say so where a momentum would do nothing."""
+    if optimizer != "sgd" and bool((momentum != 0).any()):
+        log.warning("`momentum` is SGD's: %s has betas instead, and does not look at it", optimizer)
+
+
+def check_resume(resume: bool, checkpoint: object) -> None:
+    """What is gone on with must lie somewhere."""
+    if resume and checkpoint is None:
+        checks.refuse("resume", "come with `checkpoint`, the folder to go on from", "no folder")
+
+
+def check_validation(held_out: Source | None, track: object) -> None:
+    """Validation data that is there, and what asks for some."""
+    if held_out is None and track is not None:
+        checks.refuse("track", "come with `validation` data to be taken on", "none", "Pass validation=0.2.")
+    pair = None if held_out is None else as_pair(held_out)
+    if pair is not None and not len(pair[0]):
+        checks.refuse("validation", "hold at least one example", "none")
+
+
+def check_patience(patience: int | None, validation: object) -> None:
+    """Patience needs something to judge by."""
+    if patience is None:
+        return
+    checks.count("patience", patience)
+    if validation is None:
+        checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
+
+
+def is_separable(objective: Callable[..., LossParts]) -> bool:
+    """Whether an objective is known to be a sum of terms that see one member's outputs each."""
+    weights = smoothing = None
+    while isinstance(objective, functools.partial):
+        weights = objective.keywords.get("weights", weights)
+        smoothing = objective.keywords.get("smoothing", smoothing)
+        objective = objective.func
+    return objective is independent and weights is None and not isinstance(smoothing, Sequence | Tensor)
+
+
+def recognised(data: Tensor | Source | None) -> str | None:
+    """What checkpoints know other data by."""
+    if data is None or isinstance(data, Tensor):
+        return None if data is None else digest(data)
+    pair = as_pair(data)
+    return "a loader" if pair is None else digest(*pair)
+
+
+def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
+    """Data without labels must come with an objective that takes it, and the other way round."""
+    asked = inspect.signature(objective).parameters.get(UNLABELLED)
+    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
+    name = getattr(getattr(objective, "func", objective), "__name__", "it")
+    if unlabelled is None and asked is not None and asked.default is inspect.Parameter.empty and not bound:
+        fix = "Pass unlabelled=x, inputs that members are to disagree on."
+        checks.refuse("unlabelled", f"be given, since the objective {name} needs it", "none", fix)
+    if unlabelled is not None and (asked is None or bound):
+        fix = "objectives.a2d and objectives.divdis do."
+        checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
+
+
+def check_adversarial(
+    objective: Callable[..., Any], told: AdversarialTraining | None, unlabelled: object, augment: Augments,
+    active_members: int | None,
+) -> None:  # fmt: skip
+    """What adversarial training goes together with."""
+    takes = ADVERSARIAL in inspect.signature(objective).parameters
+    if told is None:
+        if takes and inspect.signature(objective).parameters[ADVERSARIAL].default is not inspect.Parameter.empty:
+            log.warning("the objective takes outputs on attacked inputs and gets none: pass adversarial=... to fit")
+        return
+    if told.beside and (not takes or unlabelled is not None):
+        fix = "objectives.trades does; and leave `unlabelled` out."
+        checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
+    if isinstance(augment, Sequence):
+        checks.refuse("adversarial", "come with one augmentation for all members", "one per member")
+    if told.against == "members" and active_members is not None:
+        checks.refuse("adversarial", "come without `active_members`", "both", "Use against='ensemble'.")
+
+
+NEED_PAIRS = ("a2d", "divdis", "ldr")
+
+
+def check_few(objective: Callable[..., Any], active_members: int | None) -> None:
+    """What an objective needs that is to see some members only."""
+    if active_members is None:
+        return
+    bound = objective.keywords if isinstance(objective, functools.partial) else {}
+    if getattr(getattr(objective, "func", objective), "__name__", "") in NEED_PAIRS and active_members == 1:
+        checks.refuse("active_members", "be at least 2 for an objective of pairs", active_members)
+    if isinstance(bound.get("smoothing"), Sequence) or getattr(bound.get("smoothing"), "ndim", 0):
+        fix = "Use one number for all."
+        checks.refuse("active_members", "come without label smoothing per member", active_members, fix)
+
+
+def check_augments(augment: Augments, members: int) -> None:
+    """As many augmentations as members, where there is one each."""
+    if isinstance(augment, Sequence) and len(augment) != members:
+        checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
+
+
+def check_like(data: Source, unlabelled: Tensor | Source) -> None:
+    """Data without labels must look like the other."""
+    pair = as_pair(data)
+    own = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
+    if pair is None or own is None or (own.shape[1:] == pair[0].shape[1:] and own.dtype == pair[0].dtype):
+        return
+    wanted = f"{checks.shape_text(pair[0].shape[1:])} {pair[0].dtype}"
+    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(own.shape[1:])} {own.dtype}")
+
+
+def check_drawn(engine: Engine) -> None:
+    """Members can be drawn where each is a network of its own, of one architecture."""
+    if engine.drawn is None:
+        return
+    if not isinstance(engine.body, StackedMembers) or len(engine.flat) != engine.runs * engine.members:
+        got = "different architectures, or masks of one network"
+        checks.refuse("active_members", "come with members that are networks of one architecture", got)
+
+
+def tell_of_split(body: object, objective: Callable[..., LossParts]) -> None:
+    """Say so where members are to interact that see no common example."""
+    network = getattr(body, "network", None)
+    if getattr(network, "assign", "all") == "split" and not is_separable(objective):
+        log.warning("with assign='split' each example trains one mask, so members do not interact: use assign='all'")
