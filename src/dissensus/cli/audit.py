@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import console, fail, table, written
+from dissensus.cli.screen import check_file, console, fail, table, written
 
 COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
 
@@ -49,6 +49,8 @@ def audit(
     for verdict in fail_on or []:
         if verdict not in VERDICTS:
             fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
+    check_file("--json", json_file)
+    check_file("--page", page)
     try:
         held = reading.stored(files)
         wanted = reading.array(targets) if targets is not None else held.get("targets")

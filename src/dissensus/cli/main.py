@@ -4,10 +4,11 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
+from typer.core import TyperGroup
 
 import dissensus
 import dissensus.cli.audit as audit
@@ -16,10 +17,25 @@ import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
-from dissensus.cli.screen import console, fail, shown, table
-from dissensus.storage import write_atomically
+from dissensus.cli.screen import check_folder, console, errors, fail, keep, shown, table
 
+
+class Interruptible(TyperGroup):
+    """Commands that leave with one line and the shell's own code when they are interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run what was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            errors.print("; ".join(["interrupted", *getattr(stop, "__notes__", [])]), soft_wrap=True, highlight=False)
+            raise typer.Exit(INTERRUPTED) from stop
+
+
+INTERRUPTED = 130
+"""128 and the number of the signal, as shells have it."""
 app = typer.Typer(
+    cls=Interruptible,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -70,9 +86,7 @@ def demo(
     from dissensus.studies import demo as study_of_demo
     from dissensus.studies import demo_page
 
-    if out.exists() and not out.is_dir():
-        raise typer.BadParameter(f"{out} is a file; give a folder", param_hint="--out")
-    out.mkdir(parents=True, exist_ok=True)
+    check_folder("--out", out)
     started = time.perf_counter()
     try:
         with shown() as bar:
@@ -83,9 +97,9 @@ def demo(
         report, overview = demo_page.html(result), demo_page.overview(result)
     except ImportError as reason:
         fail(str(reason))
-    write_atomically(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
-    write_atomically(out / "report.html", report.encode())
-    write_atomically(out / "overview.png", overview)
+    keep(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
+    keep(out / "report.html", report.encode())
+    keep(out / "overview.png", overview)
     for problem in result["problems"]:
         console.print(table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
         console.print(demo_page.finding(result, problem["name"]), highlight=False)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, table
+from dissensus.cli.screen import FIGURES, check_file, console, fail, keep, table
 
 
 def masks(
@@ -15,7 +16,7 @@ def masks(
         list[float] | None, typer.Option(help="Times the single network's cost; may be repeated.")
     ] = None,
     cost: Annotated[Literal["parameters", "multiply_adds"], typer.Option(help="What is counted.")] = "parameters",
-    size: Annotated[int, typer.Option(help="Height and width of the pictures.")] = 32,
+    size: Annotated[int, typer.Option(min=1, help="Height and width of the pictures.")] = 32,
     figure: Annotated[Path | None, typer.Option(help="Write a figure: .png, .pdf or .svg.")] = None,
 ) -> None:
     """Which masks fit a budget: M and S, and how much members then have in common."""
@@ -28,10 +29,11 @@ def masks(
     budgets = budget or [1.0, 2.0]
     if network not in NETWORKS:
         fail(f"there is no network {network!r}; there are {', '.join(NETWORKS)}")
+    check_file("--figure", figure, FIGURES)
     x = torch.zeros(1, 3, size, size)
     pair = x, torch.zeros(1, dtype=torch.int64)
-    single = maker(network, Problem("pictures", pair, pair, 10), {})()
     try:
+        single = maker(network, Problem("pictures", pair, pair, 10), {})()
         plans = [of.plan(single, count, each, cost=cost, x=x) for each in budgets]
     except ValueError as reason:
         fail(str(reason))
@@ -46,5 +48,9 @@ def masks(
     if figure is not None:
         from dissensus.studies import figures
 
-        figures.save(figures.budgets(budgets, plans, words), figure)
-        console.print(f"The figure is in {figure}")
+        try:
+            drawn = figures.budgets(budgets, plans, words)
+        except ImportError as reason:
+            fail(str(reason))
+        keep(figure, lambda file: figures.save(drawn, file))
+        console.print(f"The figure is in {escape(str(figure))}", soft_wrap=True)

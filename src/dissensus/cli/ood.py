@@ -1,14 +1,17 @@
 """`dissensus ood`: which score finds examples from outside, and how well?"""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, table
-from dissensus.storage import write_atomically
+from dissensus.cli.screen import FIGURES, check_file, console, fail, keep, shown, table
+
+WITHIN = "within"
+"""The name of the set that others are told from."""
 
 
 def ood(
@@ -34,56 +37,105 @@ def ood(
     AUROC with DeLong's interval, false positives at 95 %, and whether a score is worse than the best one by DeLong's
     test; and the threshold of each score for the share of false alarms that is asked for.
     """
-    from dissensus import metrics
-
     if kind not in ("logits", "probabilities"):
         fail(f"--kind must be logits or probabilities; got {kind}")
-    sets = dict(_named(word) for word in outside)
+    check_file("--json", json_file)
+    check_file("--figure", figure, FIGURES)
+    check_file("--gallery", gallery, FIGURES)
     try:
-        within = _scores(inside, kind)
-        beyond = {name: _scores(file, kind) for name, file in sets.items()}
-        told: dict[str, Any] = {"inside": str(inside), "kind": kind, "false_alarms": false_alarms, "sets": {}}
-        told["thresholds"] = {name: metrics.threshold(scores, false_alarms) for name, scores in within.items()}
-        for name, scores in beyond.items():
-            told["sets"][name] = _judged(within, scores, repeats)
-            _print(name, told["sets"][name], told["thresholds"], false_alarms)
-        if json_file is not None:
-            write_atomically(json_file, (json.dumps(told, indent=1) + "\n").encode())
-        if figure is not None:
-            from dissensus.studies import figures
-
-            figures.save(figures.detection(within, beyond), figure)
-            console.print(f"The figure is in {escape(str(figure))}", soft_wrap=True)
-        if gallery is not None:
-            _draw_gallery(dict(_named(word) for word in pictures or ()), {"within": within, **beyond}, gallery)
-            console.print(f"The pictures are in {escape(str(gallery))}", soft_wrap=True)
+        sets = _opened({WITHIN: inside, **_named("--outside", outside, taken=(WITHIN,))})
+        images = _images(_named("--pictures", pictures or []), sets) if gallery is not None else {}
+        with shown() as bar:
+            scores, told = _worked(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(str(reason))
+    for name, found in told["sets"].items():
+        _print(name, found, told["thresholds"], false_alarms)
+    if json_file is not None:
+        own = {"inside": str(inside), "kind": kind, "false_alarms": false_alarms}
+        keep(json_file, (json.dumps({**own, **told}, indent=1) + "\n").encode())
+    _draw(scores, images, figure, gallery)
+
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of work that is done."""
+
+
+def _worked(
+    sets: dict[str, Any], kind: str, false_alarms: float, repeats: int, progress: Progress
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Scores of every set, and what they are worth; thresholds are of the data within."""
+    from dissensus import metrics
+
+    scores: dict[str, dict[str, Any]] = {}
+    pieces = 2 * len(sets) - 1
+    for i, (name, members) in enumerate(sets.items()):
+        progress(f"scores of {name}", i / pieces)
+        scores[name] = _scores(members, kind)
+    within, judged = scores[WITHIN], {}
+    thresholds = {name: metrics.threshold(values, false_alarms) for name, values in within.items()}
+    for i, name in enumerate(list(sets)[1:], len(sets)):
+
+        def on_score(score: str, share: float, name: str = name, done: int = i) -> None:
+            progress(f"intervals of {name}: {score.replace('_', ' ')}", (done + share) / pieces)
+
+        judged[name] = _judged(within, scores[name], repeats, on_score)
+    return scores, {"sets": judged, "thresholds": thresholds}
 
 
 SHOWN = 6
 """Pictures of most and of least disagreement."""
 
 
-def _draw_gallery(pictures: dict[str, Path], scores: dict[str, dict[str, Any]], file: Path) -> None:
+def _draw(
+    scores: dict[str, dict[str, Any]], images: dict[str, Any], figure: Path | None, gallery: Path | None
+) -> None:  # fmt: skip
+    """Write the figures that are asked for."""
+    if figure is None and gallery is None:
+        return
+    try:
+        from dissensus.studies import figures
+
+        if figure is not None:
+            drawn = figures.detection(scores[WITHIN], {name: own for name, own in scores.items() if name != WITHIN})
+            keep(figure, lambda file: figures.save(drawn, file))
+            console.print(f"The figure is in {escape(str(figure))}", soft_wrap=True)
+        if gallery is not None:
+            rows = figures.gallery(_chosen(images, scores))
+            keep(gallery, lambda file: figures.save(rows, file))
+            console.print(f"The pictures are in {escape(str(gallery))}", soft_wrap=True)
+    except (ValueError, ImportError) as reason:
+        fail(str(reason))
+
+
+def _chosen(images: dict[str, Any], scores: dict[str, dict[str, Any]]) -> list[tuple[str, list[tuple[Any, str]]]]:
     """The examples that members disagree on most and least, of every set that there are pictures of."""
-    import numpy as np
-
-    from dissensus.studies import figures
-
-    if not pictures:
-        raise ValueError("--gallery needs --pictures NAME=FILE.npy, the images of a set; `within` is the first one's")
     rows = []
-    for name, path in pictures.items():
-        if name not in scores:
-            raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(scores)}")
-        held, order = np.load(path, mmap_mode="r", allow_pickle=False), scores[name]["predictive_diversity"].argsort()
-        if held.ndim not in (3, 4) or len(held) != len(order):
-            raise ValueError(f"{path} must hold {len(order)} images [N, C, H, W]; got {list(held.shape)}")
+    for name, held in images.items():
+        order = scores[name]["predictive_diversity"].argsort()
         for words, chosen in (("most", order.flip(0)[:SHOWN]), ("least", order[:SHOWN])):
-            shown = [(_bytes(held[i]), f"example {i}") for i in chosen.tolist()]
-            rows.append((f"{name}: {words} disagreement", shown))
-    figures.save(figures.gallery(rows), file)
+            pictures = [(_bytes(held[i]), f"example {i}") for i in chosen.tolist()]
+            rows.append((f"{name}: {words} disagreement", pictures))
+    return rows
+
+
+def _images(files: dict[str, Path], sets: dict[str, Any]) -> dict[str, Any]:
+    """Pictures of sets, not yet read, one for every example."""
+    from dissensus.auditing import reading
+
+    if not files:
+        raise ValueError("--gallery needs --pictures NAME=FILE.npy, the images of a set; `within` is the first one's")
+    found = {}
+    for name, path in files.items():
+        if name not in sets:
+            raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(sets)}")
+        if path.suffix != ".npy":
+            raise ValueError(f"--pictures {path} must be one array in a .npy file; save it with numpy.save")
+        held, count = reading.array(path), sets[name].examples
+        if held.ndim not in (3, 4) or len(held) != count:
+            raise ValueError(f"{path} must hold {count} images [N, C, H, W]; got {list(held.shape)}")
+        found[name] = held
+    return found
 
 
 def _bytes(image: Any) -> Any:
@@ -98,27 +150,66 @@ def _bytes(image: Any) -> Any:
     return ((own - low) / ((high - low) or 1.0) * 255).astype(np.uint8)
 
 
-def _named(word: str) -> tuple[str, Path]:
-    name, equals, file = word.partition("=")
-    return (name, Path(file)) if equals else (Path(word).stem, Path(word))
+def _named(option: str, words: list[str], taken: tuple[str, ...] = ()) -> dict[str, Path]:
+    """Files by the names that are given to them; no name is given twice."""
+    found: dict[str, Path] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        name, path = (name, Path(file)) if equals else (Path(word).stem, Path(word))
+        if not name or (equals and not file):
+            raise ValueError(f"{option} {word}: write it as NAME=FILE")
+        if name in taken:
+            raise ValueError(f"{option} {word}: the name {name!r} is taken by the first set; give another one")
+        if name in found:
+            raise ValueError(f"{option} names {name!r} twice: {found[name]} and {path}; give each its own NAME=FILE")
+        found[name] = path
+    return found
 
 
-def _scores(file: Path, kind: str) -> dict[str, Any]:
+def _opened(files: dict[str, Path]) -> dict[str, Any]:
+    """Stored outputs of all sets, not yet read; members and classes are as many in each."""
+    from dissensus.auditing import reading
+    from dissensus.auditing.streaming import Members
+
+    sets = {name: Members(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
+    first = sets[WITHIN]
+    for name, own in sets.items():
+        if (own.members, own.width) != (first.members, first.width):
+            raise ValueError(
+                f"{name!r} must have the members and classes of the set within, {_shape(first)}; got {_shape(own)} "
+                f"in {files[name]}"
+            )
+    return sets
+
+
+def _shape(own: Any) -> str:
+    return f"[M={own.members}, N={own.examples}, C={own.width}]"
+
+
+def _scores(members: Any, kind: str) -> dict[str, Any]:
     """Scores of stored outputs, read slice by slice."""
     import torch
 
     from dissensus import scores
-    from dissensus.auditing import reading
-    from dissensus.auditing.streaming import Members
 
     found: dict[str, list[Any]] = {}
-    for _, part in Members(reading.stored([file])["outputs"], str(file)).slices():
+    for _, part in members.slices():
+        if kind != "logits":
+            _check_probabilities(part, members.name)
         for name, values in scores.table(part, kind="logits" if kind == "logits" else "probabilities").items():
             found.setdefault(name, []).append(values)
     return {name: torch.cat(parts).double() for name, parts in found.items()}
 
 
-def _judged(within: dict[str, Any], beyond: dict[str, Any], repeats: int) -> dict[str, Any]:
+def _check_probabilities(outputs: Any, name: str) -> None:
+    low, sums = float(outputs.min()), outputs.sum(-1)
+    off = float(sums.flatten()[(sums - 1).abs().argmax()])
+    if low < -1e-6 or abs(off - 1) > 1e-2:
+        got = f"{low:.3g} as the least, and a sum of {off:.4g}"
+        raise ValueError(f"{name} must be probabilities that sum to one; got {got}. Logits? Say --kind logits.")
+
+
+def _judged(within: dict[str, Any], beyond: dict[str, Any], repeats: int, progress: Progress) -> dict[str, Any]:
     """Every score's worth, and its difference from the best one's."""
     from dissensus import metrics
 
@@ -126,6 +217,7 @@ def _judged(within: dict[str, Any], beyond: dict[str, Any], repeats: int) -> dic
     best = max(areas, key=lambda name: areas[name].value)
     rows: dict[str, Any] = {}
     for name, area in sorted(areas.items(), key=lambda item: -item[1].value):
+        progress(name, len(rows) / len(areas))
         more = metrics.ood(within[name], beyond[name], repeats=repeats)
         behind = metrics.compared((within[name], beyond[name]), (within[best], beyond[best]))
         rows[name] = {"auroc": area, "aupr_out": more.aupr_out, "aupr_in": more.aupr_in, "fpr_at_95": more.fpr_at_95,

@@ -7,19 +7,35 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import console, fail, shown, table, written
+from dissensus.cli.screen import (
+    check_file,
+    check_folder,
+    console,
+    device_of,
+    fail,
+    resumable,
+    shown,
+    table,
+    written,
+)
 
 
 def robust(
     ensemble: Annotated[Path, typer.Option(help="The folder that `Ensemble.save` wrote.")],
-    network: Annotated[str, typer.Option(help="What its members are: a network of the studies, such as resnet20.")],
+    network: Annotated[
+        str,
+        typer.Option(
+            help="What its members are: a network of the studies, such as resnet20 or cnn, which has batch norm by "
+            "default (without: --option batch_norm=false)."
+        ),
+    ],
     data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
     epsilon: Annotated[str, typer.Option(help="The largest change: 8/255 or 0.03 of a pixel; in L2 of the whole.")],
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
     norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
     pool: Annotated[str, typer.Option(help="How members become one: probability or score.")] = "probability",
-    examples: Annotated[int, typer.Option(help="Only the first so many test images.")] = 1000,
-    batch_size: Annotated[int, typer.Option(help="Examples at once.")] = 256,
+    examples: Annotated[int, typer.Option(min=1, help="Only the first so many test images.")] = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples at once.")] = 256,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the network, such as widths=[8,16]; repeatable.")
     ] = None,
@@ -30,7 +46,8 @@ def robust(
         bool, typer.Option(help="Whether members were trained on images standardised by channel, as in studies.")
     ] = True,
     trained_on: Annotated[
-        int | None, typer.Option(help="How many training images it saw, which the standardisation is of; else all.")
+        int | None,
+        typer.Option(min=1, help="How many training images it saw, which the standardisation is of; else all."),
     ] = None,
     split_seed: Annotated[int, typer.Option(help="Of the test split, where the data has none of its own.")] = 0,
     seed: Annotated[int, typer.Option(help="Of random starts.")] = 0,
@@ -45,29 +62,33 @@ def robust(
 
     Images are in [0, 1], and ε is in these units. Standardisation is put inside the model.
     """
-    import torch
-
     from dissensus import attacks
     from dissensus.data.formats import DataError
-    from dissensus.studies import subjects
+    from dissensus.studies import problems, subjects
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        fail("there is no GPU that torch can see; use --device cpu")
+    chosen = device_of(device)
+    check_file("--json", json_file)
+    check_file("--page", page)
+    check_folder("--folder", folder)
     try:
         size, told = fraction(epsilon), _options(option or [])
+        _check_options(network, told)
         problem = subjects.images(data, trained_on=trained_on, seed=split_seed)
         standard: Any = {"options": told, "standardise": standardise}
         own = subjects.subject(ensemble, network, problem, **standard)
         other = None if surrogate is None else subjects.subject(surrogate, network, problem, **standard).model
+        fixed = problems.has_own_splits(data)
+        console.print(_given(data, standardise, fixed), style="dim", markup=False, highlight=False)
         settings: Any = {"suite": suite, "norm": norm, "pool": pool}
-        with shown() as bar:
+        with resumable(folder is not None), shown() as bar:
             result = attacks.evaluate(
-                own.model.to(device), own.data, epsilon=size, examples=examples, batch_size=batch_size,
-                surrogate=None if other is None else other.to(device), folder=folder, seed=seed,
+                own.model.to(chosen), own.data, epsilon=size, examples=examples, batch_size=batch_size,
+                surrogate=None if other is None else other.to(chosen), folder=folder, seed=seed,
                 progress=lambda name, share: bar.update(f"{data}: {name}", share), **settings,
             )  # fmt: skip
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(str(reason))
+    result.facts["standardised"] = standardise and not fixed
     _print(result)
 
     def html() -> str:
@@ -98,6 +119,40 @@ def _options(words: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError as reason:
             raise ValueError(f"--option {word}: write it as name=value, such as width=64 ({reason})") from reason
     return found
+
+
+def _check_options(network: str, options: dict[str, Any]) -> None:
+    """Refuse options that a network of the studies does not have, and name those that it has."""
+    import inspect
+    from functools import partial
+
+    from dissensus import checks
+    from dissensus.studies.ingredients import NETWORKS
+
+    make = NETWORKS.get(network)
+    if make is None:
+        return
+    builder = make.args[0] if isinstance(make, partial) else make
+    known = [name for name in inspect.signature(builder).parameters if name not in OF_DATA]
+    for name in options:
+        if name not in known:
+            has = f"{network} has {', '.join(known)}" if known else f"{network} has none"
+            raise ValueError(f"--option {name}: there is no such option; {has}. {checks.nearest(name, known)}".strip())
+
+
+OF_DATA = ("problem", "classes", "channels", "image_size")
+"""What a network is told by the data, and not by an option."""
+
+
+def _given(data: str, standardise: bool, fixed: bool) -> str:
+    """How images are given to the ensemble, and how else they could be."""
+    if fixed:
+        return f"Images go to the ensemble as they are, in [0, 1]: those of {data} are never standardised."
+    if standardise:
+        way, other = "standardised with the training data's mean and deviation", "--no-standardise: as they are"
+    else:
+        way, other = "as they are, in [0, 1]", "--standardise: with the training data's mean and deviation"
+    return f"Images go to the ensemble {way} ({other})."
 
 
 def _print(result: Any) -> None:

@@ -1,21 +1,29 @@
-"""What commands share: the console, bars, tables and errors."""
+"""What commands share: the console, bars, tables, devices, places to write to, and errors."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from dissensus.storage import write_atomically
 
+if TYPE_CHECKING:
+    from torch import device as Device
+
 console = Console(stderr=False)
+errors = Console(stderr=True)
+FIGURES = (".png", ".pdf", ".svg")
+"""What figures may be written as."""
 
 
 class Shown:
@@ -44,13 +52,81 @@ def shown() -> Iterator[Shown]:
 
 
 def table(title: str, header: tuple[str, ...], rows: list[list[Any]], *, left: tuple[int, ...] = ()) -> Table:
-    """A table; columns are right-aligned but for those named in ``left``, which may be wrapped."""
-    result = Table(title=title or None, title_justify="left", title_style="bold")
+    """A table; columns are right-aligned but for those named in ``left``, and only these may be wrapped.
+
+    Titles and heads are plain text, cells may have markup. On a narrow terminal cells have no space around them.
+    """
+    result = Table(title=escape(title) or None, title_justify="left", title_style="bold")
     for i, name in enumerate(header):
-        result.add_column(name, justify="left" if i in left else "right", overflow="fold")
+        words = i in left
+        result.add_column(escape(name), justify="left" if words else "right", overflow="fold" if words else "ellipsis")
     for row in rows:
         result.add_row(*row)
+    least = Measurement.get(console, console.options.update(max_width=WIDEST), result).minimum
+    if least > console.width:
+        result.padding = (0, 0)
     return result
+
+
+WIDEST = 10_000
+"""Columns of a terminal that holds any table."""
+
+
+def device_of(name: str) -> "Device":
+    """A device of this machine; one that is not there is refused with the names of those that are."""
+    import torch
+
+    there = ["cpu"]
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is not None:
+        there += [kind.type, *(f"{kind.type}:{i}" for i in range(torch.accelerator.device_count()))]
+    if name not in there:
+        fail(f"there is no device {name!r} that torch can see; use --device {' or '.join(there)}")
+    return torch.device(name)
+
+
+def check_file(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that could not be written, before any work is done for it."""
+    if file is None:
+        return
+    if endings and file.suffix.lower() not in endings:
+        fail(f"{option} {file} must end in {', '.join(endings[:-1])} or {endings[-1]}", WRONG_USE)
+    try:
+        if file.is_dir():
+            fail(f"{option} {file} is a folder; give a file", WRONG_USE)
+        if file.exists() and not os.access(file, os.W_OK):
+            fail(f"{option} {file} may not be written to", WRONG_USE)
+    except OSError as reason:
+        fail(f"{option} {file} cannot be written: {reason.strerror}", WRONG_USE)
+    check_folder(option, file.parent, file)
+
+
+def check_folder(option: str, folder: Path | None, given: Path | None = None) -> None:
+    """Refuse a folder that is not one, or could not be made or written to; ``given`` is what the user said."""
+    if folder is None:
+        return
+    given = folder if given is None else given
+    try:
+        nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
+    except OSError as reason:
+        fail(f"{option} {given} cannot be written: {reason.strerror}", WRONG_USE)
+    if not nearest.is_dir():
+        which = f"{option} {given} is a file" if nearest == given else f"{option} {given}: {nearest} is a file"
+        fail(f"{which}; give a folder" if given == folder else which, WRONG_USE)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        fail(f"{option} {given}: {nearest} may not be written to", WRONG_USE)
+
+
+def keep(file: Path, payload: bytes | Callable[[Path], None]) -> None:
+    """Write a file, or have it written, with the folders above it; what goes wrong is told of the file's own name."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(payload, bytes):
+            write_atomically(file, payload)
+        else:
+            payload(file)
+    except OSError as reason:
+        fail(f"{file} cannot be written: {reason.strerror or reason}")
 
 
 def written(json_file: Path | None, text: Callable[[], str], page: Path | None, html: Callable[[], str]) -> None:
@@ -58,15 +134,29 @@ def written(json_file: Path | None, text: Callable[[], str], page: Path | None, 
     try:
         for file, made in ((json_file, lambda: text() + "\n"), (page, html)):
             if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, made().encode())
-    except (ImportError, OSError) as reason:
+                keep(file, made().encode())
+    except ImportError as reason:
         fail(str(reason))
     if page is not None:
         console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
 
 
-def fail(message: str) -> NoReturn:
+@contextmanager
+def resumable(keeps: bool = True) -> Iterator[None]:
+    """Work of which an interruption loses nothing that is finished, where ``keeps`` is true."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if keeps:
+            stop.add_note("the same command goes on where it stopped")
+        raise
+
+
+WRONG_USE = 2
+"""The code of a call that could never work, as typer has it."""
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
     """Say what is wrong and leave."""
-    console.print(f"[red]error:[/red] {escape(message)}", soft_wrap=True)
-    raise typer.Exit(1)
+    errors.print(f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False)
+    raise typer.Exit(code)

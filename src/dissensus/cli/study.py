@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.padding import Padding
 
-from dissensus.cli.screen import console, fail, shown, table
+from dissensus.cli.screen import check_file, check_folder, console, device_of, fail, keep, resumable, shown, table
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
@@ -189,21 +189,19 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
 ) -> None:
     """Run a study, or go on with one that was interrupted. One that is done is not run again."""
-    import torch
-
     from dissensus.data.formats import DataError
     from dissensus.studies import results, running
     from dissensus.studies.spec import SpecError
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        fail("there is no GPU that torch can see; use --device cpu")
+    chosen = device_of(device)
+    check_folder("the folder of runs, DISSENSUS_RUNS,", running.runs_folder())
     try:
-        with shown() as bar:
+        with resumable(), shown() as bar:
             folder = running.run(
-                name, scale, changes=_parsed(changes or []), device=torch.device(device), jobs=jobs,
+                name, scale, changes=_parsed(changes or []), device=chosen, jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
             )  # fmt: skip
-    except (SpecError, DataError, ImportError, running.Busy) as reason:
+    except (SpecError, DataError, ImportError, OSError, running.Busy) as reason:
         fail(str(reason))
     _print_verdicts(results.summary(json.loads((folder / "report.json").read_text())))
     console.print(f"Results are in {folder}", soft_wrap=True)
@@ -231,21 +229,21 @@ def report(
     kind: Annotated[str, typer.Option("--format", help="pdf, png or svg, for --figures.")] = "pdf",
 ) -> None:
     """Write one page for all results: claims with verdicts, and figures drawn like the papers'."""
-    from dissensus.storage import write_atomically
     from dissensus.studies import finding, report_page, running
     from dissensus.studies.spec import SpecError
 
     if kind not in ("pdf", "png", "svg"):
         fail(f"--format must be pdf, png or svg; got {kind}")
+    check_file("--out", out)
+    check_folder("--figures", figures)
     root = running.runs_folder()
     try:
         chosen = [finding.load(name).name for name in names] if names else finding.names()
         text = report_page.html(chosen, root)
         written = report_page.write_figures(chosen, root, figures, kind) if figures is not None else []
-    except (SpecError, ImportError) as reason:
+    except (SpecError, ImportError, OSError) as reason:
         fail(str(reason))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text.encode())
+    keep(out, text.encode())
     console.print("Open ", end="")
     console.print(f"{out}", style="bold", soft_wrap=True)
     if figures is not None:

@@ -1,0 +1,216 @@
+"""What all commands promise: errors in one line, places checked before the work, and a clean end when interrupted."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import dissensus as ds
+from dissensus import attacks, metrics
+from dissensus.cli import app, ood, screen
+from dissensus.studies import demo, problems, running, subjects
+from dissensus.studies.ingredients import maker
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """A command's code, what it printed, and what it said of errors; it runs in a folder with a file `x.txt`."""
+    monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("")
+    torch.manual_seed(0)
+    for name, shape in {"in": (3, 40, 4), "near": (3, 30, 4), "few": (2, 30, 4), "wide": (3, 30, 5)}.items():
+        np.save(tmp_path / f"{name}.npy", torch.randn(shape).numpy())
+
+    def run(words, **env):
+        result = CliRunner().invoke(app, words.split() if isinstance(words, str) else words, env=env)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+    return run
+
+
+ROBUST = "robust --ensemble absent --network cnn --data digits --epsilon 0.1"
+STUDY = "study run collusion/figure-2 --scale smoke"
+OOD = "ood in.npy --outside near=near.npy --repeats 5"
+AUDIT = "audit in.npy --task classification --kind logits"
+REFUSED = [
+    (f"{STUDY} --device foo", 1, "there is no device 'foo' that torch can see; use --device cpu"),
+    (f"{ROBUST} --device foo", 1, "there is no device 'foo' that torch can see; use --device cpu"),
+    (f"{ROBUST} --trained-on 0", 2, "--trained-on"),
+    (f"{ROBUST} --trained-on -3", 2, "--trained-on"),
+    (f"{ROBUST} --json .", 2, "--json . is a folder; give a file"),
+    (f"{ROBUST} --page x.txt/p.html", 2, "--page x.txt/p.html: x.txt is a file"),
+    (f"{ROBUST} --folder x.txt", 2, "--folder x.txt is a file; give a folder"),
+    (f"{ROBUST} --option foo=1", 1, "--option foo: there is no such option; cnn has widths, batch_norm."),
+    (f"{ROBUST} --network resnet18 --option stemm=1", 1, "resnet18 has stem. Did you mean 'stem'?"),
+    (f"{ROBUST} --network resnet20 --option channels=1", 1, "resnet20 has none."),
+    ("masks --size -5", 2, "--size"),
+    ("masks --network vanilla-cnn --size 8", 1, "`image_size` must be at least 16"),
+    ("masks --figure foo.xyz", 2, "--figure foo.xyz must end in .png, .pdf or .svg"),
+    ("masks --figure x.txt/f.png", 2, "--figure x.txt/f.png: x.txt is a file"),
+    (f"{OOD} --json .", 2, "--json . is a folder"),
+    (f"{OOD} --figure f.gif", 2, "--figure f.gif must end in"),
+    (f"{OOD} --gallery g", 2, "--gallery g must end in"),
+    (f"{OOD} --gallery g.png", 1, "--gallery needs --pictures"),
+    (f"{OOD} --gallery g.png --pictures near=a.npz", 1, "--pictures a.npz must be one array in a .npy file"),
+    (f"{OOD} --gallery g.png --pictures far=a.npy", 1, "'far', which is no set here: within, near"),
+    (f"{OOD} --gallery g.png --pictures near=in.npy", 1, "in.npy must hold 30 images"),
+    (f"{OOD} --outside few=few.npy", 1, "'few' must have the members and classes of the set within, "
+     "[M=3, N=40, C=4]; got [M=2, N=30, C=4]"),
+    (f"{OOD} --outside wide=wide.npy", 1, "got [M=3, N=30, C=5] in wide.npy"),
+    (f"{OOD} --outside near=in.npy", 1, "--outside names 'near' twice: near.npy and in.npy"),
+    (f"{OOD} --outside within=near.npy", 1, "the name 'within' is taken"),
+    (f"{OOD} --outside =near.npy", 1, "write it as NAME=FILE"),
+    (f"{OOD} --kind probabilities", 1, "in.npy must be probabilities that sum to one"),
+    (f"{OOD} --kind probabilities", 1, "Logits? Say --kind logits."),
+    (f"{AUDIT} --json .", 2, "--json . is a folder"),
+    (f"{AUDIT} --page x.txt/p.html", 2, "x.txt is a file"),
+    ("demo --out x.txt/foo", 2, "--out x.txt/foo: x.txt is a file; give a folder"),
+    ("study report --out .", 2, "--out . is a folder; give a file"),
+    ("study report --figures x.txt", 2, "--figures x.txt is a file; give a folder"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "message"), REFUSED)
+def test_what_cannot_work_is_refused_in_words_on_stderr(words, code, message, command):
+    found, printed, said = command(words)
+    assert found == code
+    assert message in said
+    assert not printed
+
+
+def test_a_folder_of_runs_that_is_a_file_is_refused(command):
+    code, _, said = command(STUDY, DISSENSUS_RUNS="x.txt")
+    assert code == 2
+    assert "DISSENSUS_RUNS" in said
+    assert "x.txt is a file" in said
+
+
+def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert screen.device_of("cuda:1") == torch.device("cuda:1")
+    assert screen.device_of("cpu") == torch.device("cpu")
+    with pytest.raises(screen.typer.Exit):
+        screen.device_of("cuda:2")
+    assert "use --device cpu or cuda or cuda:0 or cuda:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [f"{OOD} --figure", f"{AUDIT} --targets labels.npy --page"])
+def test_folders_above_a_place_are_made(words, command, tmp_path):
+    np.save(tmp_path / "labels.npy", np.arange(40) % 4)
+    code, _, said = command(f"{words} other/o.svg --json new/deep/o.json")
+    assert code == 0, said
+    assert json.loads((tmp_path / "new/deep/o.json").read_text())
+    assert (tmp_path / "other/o.svg").stat().st_size > 1000
+
+
+def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
+    code, _, _ = command("ood absent.npy --outside near=near.npy --json new/o.json")
+    assert code == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, capsys):
+    def full(path, payload):
+        raise OSError(28, "No space left on device", str(tmp_path / ".0123.unfinished"))
+
+    monkeypatch.setattr(screen, "write_atomically", full)
+    with pytest.raises(screen.typer.Exit):
+        screen.keep(tmp_path / "o.json", b"")
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'o.json'} cannot be written: No space left on device" in said
+    assert "unfinished" not in said
+
+
+def test_the_bar_of_scores_and_intervals_only_moves_ahead(command):
+    sets, told = ood._opened({"within": Path("in.npy"), "near": Path("near.npy"), "again": Path("near.npy")}), []
+    ood._worked(sets, "logits", 0.05, 5, lambda label, share: told.append((label, share)))
+    shares = [share for _, share in told]
+    assert shares == sorted(set(shares))
+    assert (shares[0], shares[-1] < 1) == (0, True)
+    assert [label for label, _ in told][:3] == ["scores of within", "scores of near", "scores of again"]
+    assert "intervals of again: mutual information" in dict(told)
+
+
+def test_names_with_brackets_are_shown_as_they_are(command):
+    code, printed, _ = command(["ood", "in.npy", "--repeats", "5", "--outside", "[bold]a[/bold] [x]=near.npy"])
+    assert code == 0
+    assert "[bold]a[/bold] [x]: telling it" in printed
+
+
+def test_numbers_stay_whole_on_a_narrow_terminal(monkeypatch):
+    for width in (60, 30):
+        narrow = Console(width=width, record=True, file=io.StringIO())
+        monkeypatch.setattr(screen, "console", narrow)
+        header = ("what", *(f"number-{i}" for i in range(6)))
+        narrow.print(screen.table("", header, [["some words", *["0.1784"] * 6]], left=(0,)))
+        text = narrow.export_text()
+        assert text.count("0.1784") == (6 if width == 60 else 0)
+        numbers = [line for line in text.splitlines() if "0.1" in line or "…" in line]
+        assert len(numbers) == 2, "one line of heads, one of numbers"
+
+
+def _stop(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_command_says_so_and_leaves_with_the_shells_code(command, monkeypatch):
+    monkeypatch.setattr(demo, "run", _stop)
+    monkeypatch.setattr(metrics, "threshold", _stop)
+    monkeypatch.setattr(ds, "audit", _stop)
+    np.save("labels.npy", np.arange(40) % 4)
+    for words in ("demo --fast --out made", OOD, f"{AUDIT} --targets labels.npy"):
+        code, _, said = command(words)
+        assert (code, said) == (130, "interrupted"), words
+
+
+def test_an_interrupted_study_goes_on_with_the_same_command(command, monkeypatch):
+    monkeypatch.setattr(running, "run", _stop)
+    code, _, said = command(STUDY)
+    assert (code, said) == (130, "interrupted; the same command goes on where it stopped")
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A call that attacks a stored ensemble."""
+
+    def call(data):
+        problem = subjects.images(data)
+        ds.Ensemble(maker("mlp", problem, {"width": 4}), members=2, seed=0).save(tmp_path / "kept")
+        return f"robust --ensemble {tmp_path / 'kept'} --network mlp --option width=4 --data {data} --epsilon 0.1"
+
+    return call
+
+
+def test_interrupted_attacks_go_on_where_there_is_a_folder(command, kept, monkeypatch):
+    monkeypatch.setattr(attacks, "evaluate", _stop)
+    words = kept("made-images")
+    assert command(words)[2] == "interrupted"
+    assert command(f"{words} --folder f")[2] == "interrupted; the same command goes on where it stopped"
+
+
+@pytest.mark.parametrize(("data", "option", "line", "standardised"), [
+    ("made-images", "", "standardised with the training data's mean and deviation (--no-standardise: as", True),
+    ("made-images", " --no-standardise", "as they are, in [0, 1] (--standardise: with the training data's", False),
+    ("digits", "", "as they are, in [0, 1]: those of digits are never standardised", False),
+])  # fmt: skip
+def test_attacks_say_how_images_are_given_to_the_ensemble(
+    data, option, line, standardised, command, kept, tmp_path, unchecked
+):
+    code, printed, said = command(f"{kept(data)}{option} --suite quick --examples 4 --json o.json")
+    assert code == 0, said
+    assert line in " ".join(printed.split())
+    assert json.loads((tmp_path / "o.json").read_text())["facts"]["standardised"] is standardised
+    assert problems.has_own_splits(data) == (data == "digits")
+
+
+def test_the_help_tells_of_batch_norm(command):
+    assert "batch_norm=false" in "".join(command("robust --help", COLUMNS="300")[1].split())
