@@ -291,3 +291,15 @@ def test_scores_rise_out_of_distribution():
     inside, outside = ds.scores.table(near), ds.scores.table(far)
     for name in inside:
         assert outside[name].mean() > inside[name].mean(), name
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in ds.scores.OF_PROBS if name != "distinct_predictions"), "jensen_shannon"]
+)
+def test_scores_of_probabilities_refuse_logits(name):
+    score = ds.diversity.jensen_shannon if name == "jensen_shannon" else ds.scores.OF_PROBS[name]
+    logits = 3 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"Logits\? Use logits.softmax"):
+        score(logits)
+    score(logits.softmax(-1))
+    score(logits.bfloat16().softmax(-1))

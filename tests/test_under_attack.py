@@ -143,16 +143,18 @@ class TestTraining:
         assert all(row["audit"]["verdict"] for row in rows_of(trained))
 
     def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
-        methods = {"a": {"alpha": 1.0}, "b": {"alpha": 2.0}, "c": {"alpha": 2.0, "temperature": 3.0}}
+        same = {"objective": "ldr"}
+        methods = {"a": {**same, "strength": 1.0}, "b": {**same, "strength": 2.0},
+                   "c": {**same, "strength": 2.0, "weight": "inverse"}}  # fmt: skip
         own = told("adp/table-1", **{"objective.options.methods": methods})
         a, b, c = (comparing.method_of(own, name) for name in "abc")
         assert a.trained_like == b.trained_like != c.trained_like
-        assert (c.numbers, c.fixed) == ({"alpha": 2.0}, {"temperature": 3.0})
+        assert (c.numbers, c.fixed) == ({"strength": 2.0}, {"weight": "inverse"})
         logits, labels = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(0)), torch.arange(4)
         ours = comparing.objective_for(own, c)(logits, labels, **c.numbers)
-        torch.testing.assert_close(
-            ours.total, ds.objectives.adp(logits, labels, alpha=2.0, beta=0.5, temperature=3.0).total
-        )
+        theirs = ds.objectives.ldr(logits, labels, strength=2.0, weight="inverse")
+        torch.testing.assert_close(ours.total, theirs.total)
+        assert not torch.isclose(ours.total, ds.objectives.ldr(logits, labels, strength=2.0).total)
 
     def test_an_unknown_method_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):

@@ -31,19 +31,19 @@ def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> predictive_diversity(unsure), predictive_diversity(sure)
     (tensor([0.3333]), tensor([1.]))
     """
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return probs.amax(0).mean(-1)
 
 
 def model_average(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """One less the largest of the members' mean probabilities (BMA, LDR paper, §3.4)."""
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return 1 - probs.mean(0).amax(-1)
 
 
 def mean_least_confidence(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """One less the members' mean confidence in the class that each of them names (LDR paper, equation 16)."""
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return 1 - probs.amax(-1).mean(0)
 
 
@@ -65,13 +65,13 @@ def max_logit(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 def mean_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The mean of the members' entropies (LDR paper, equation 14, times C)."""
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return torch.special.entr(probs).sum(-1).mean(0)
 
 
 def ensemble_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The entropy of the members' mean probabilities (LDR paper, equation 15, times C)."""
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return torch.special.entr(probs.mean(0)).sum(-1)
 
 
@@ -92,7 +92,7 @@ def pairwise_kl(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> pairwise_kl(torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]))
     tensor([0.1373])
     """
-    members, _, _ = checks.member_outputs(probs, "probs")
+    members, _, _ = checks.member_probs(probs)
     logs = probs.clamp_min(_LEAST).log()
     total = members * (probs * logs).sum((0, -1)) - (probs.sum(0) * logs.sum(0)).sum(-1)
     return total / max(1, members * (members - 1))
@@ -104,7 +104,7 @@ def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> pairwise_jsd(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    members, _, _ = checks.member_outputs(probs, "probs")
+    members, _, _ = checks.member_probs(probs)
     own = torch.special.entr(probs).sum(-1)
     total = torch.zeros_like(own[0])
     for shift in range(1, members):  # every ordered pair once, M at a time
@@ -115,7 +115,7 @@ def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 def probability_variance(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The variance of members' probabilities (divided by M), averaged over classes."""
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     return probs.var(0, correction=0).mean(-1)
 
 

@@ -46,7 +46,7 @@ def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> jensen_shannon(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    checks.member_outputs(probs, "probs")
+    checks.member_probs(probs)
     mean = probs.mean(0)
     return _entropy(mean) - _entropy(probs).mean(0)
 
