@@ -240,9 +240,9 @@ SECTIONS = (
     (
         "heads_profile.json",
         "### Where a step of 50 heads goes",
-        "By PyTorch's profiler, of a step that took 2.95 ms. Since then gradients of weights come out of products as "
-        "the weights lie, which copies in bf16 turned round before (477 µs), and gradients of pairs go into one tensor "
-        "instead of three: the table above has the step as it is now.",
+        "By PyTorch's profiler, of a step as it was before gradients of weights came out of products as the weights "
+        "lie, which copies in bf16 turned round, and before gradients of pairs went into one tensor instead of three. "
+        "The table above has the step as it is now.",
         heads_profile,
     ),
     (

@@ -67,7 +67,7 @@ REFUSED = [
     (f"{OOD} --outside near=in.npy", 1, "--outside names 'near' twice: near.npy and in.npy"),
     (f"{OOD} --outside within=near.npy", 1, "the name 'within' is taken"),
     (f"{OOD} --outside =near.npy", 1, "write it as NAME=FILE"),
-    (f"{OOD} --kind probabilities", 1, "in.npy must be probabilities that sum to one"),
+    (f"{OOD} --kind probabilities", 1, "`in.npy` must be probabilities, which sum to one over classes"),
     (f"{OOD} --kind probabilities", 1, "Logits? Say --kind logits."),
     (f"{AUDIT} --json .", 2, "--json . is a folder"),
     (f"{AUDIT} --page x.txt/p.html", 2, "x.txt is a file"),

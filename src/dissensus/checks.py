@@ -66,14 +66,16 @@ def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, in
     return members, batch, width
 
 
-def member_probs(probs: Tensor, name: str = "probs") -> tuple[int, int, int]:
+def member_probs(
+    probs: Tensor, name: str = "probs", fix: str = "Logits? Use logits.softmax(-1)."
+) -> tuple[int, int, int]:
     """The sizes (M, B, C) of members' probabilities; of concrete ones the first example's must sum to one."""
     sizes = member_outputs(probs, name)
     if is_concrete(probs) and sizes[1]:
         first = probs[:, 0].double()
         if bool(((first.sum(-1) - 1).abs() > 1e-2).any() | (first < -1e-6).any()):
             got = f"a sum of {float(first.sum(-1)[0]):.3g}, and {float(first.min()):.3g} as the least"
-            refuse(name, "be probabilities, which sum to one over classes", got, "Logits? Use logits.softmax(-1).")
+            refuse(name, "be probabilities, which sum to one over classes", got, fix)
     return sizes
 
 

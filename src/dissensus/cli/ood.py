@@ -190,23 +190,15 @@ def _scores(members: Any, kind: str) -> dict[str, Any]:
     """Scores of stored outputs, read slice by slice."""
     import torch
 
-    from dissensus import scores
+    from dissensus import checks, scores
 
     found: dict[str, list[Any]] = {}
     for _, part in members.slices():
         if kind != "logits":
-            _check_probabilities(part, members.name)
+            checks.member_probs(part, members.name, "Logits? Say --kind logits.")
         for name, values in scores.table(part, kind="logits" if kind == "logits" else "probabilities").items():
             found.setdefault(name, []).append(values)
     return {name: torch.cat(parts).double() for name, parts in found.items()}
-
-
-def _check_probabilities(outputs: Any, name: str) -> None:
-    low, sums = float(outputs.min()), outputs.sum(-1)
-    off = float(sums.flatten()[(sums - 1).abs().argmax()])
-    if low < -1e-6 or abs(off - 1) > 1e-2:
-        got = f"{low:.3g} as the least, and a sum of {off:.4g}"
-        raise ValueError(f"{name} must be probabilities that sum to one; got {got}. Logits? Say --kind logits.")
 
 
 def _judged(within: dict[str, Any], beyond: dict[str, Any], repeats: int, progress: Progress) -> dict[str, Any]:

@@ -123,25 +123,14 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 def _check_options(network: str, options: dict[str, Any]) -> None:
     """Refuse options that a network of the studies does not have, and name those that it has."""
-    import inspect
-    from functools import partial
-
     from dissensus import checks
-    from dissensus.studies.ingredients import NETWORKS
+    from dissensus.studies.ingredients import NETWORKS, options_of
 
-    make = NETWORKS.get(network)
-    if make is None:
-        return
-    builder = make.args[0] if isinstance(make, partial) else make
-    known = [name for name in inspect.signature(builder).parameters if name not in OF_DATA]
+    known = options_of(network) if network in NETWORKS else list(options)
     for name in options:
         if name not in known:
             has = f"{network} has {', '.join(known)}" if known else f"{network} has none"
             raise ValueError(f"--option {name}: there is no such option; {has}. {checks.nearest(name, known)}".strip())
-
-
-OF_DATA = ("problem", "classes", "channels", "image_size")
-"""What a network is told by the data, and not by an option."""
 
 
 def _given(data: str, standardise: bool, fixed: bool) -> str:

@@ -109,6 +109,21 @@ AUGMENTATIONS: dict[str, Augment] = {
 }
 
 
+_OF_DATA = ("problem", "classes", "channels", "image_size")
+"""What a network is told by the data, and not by an option."""
+
+
+def options_of(network: str) -> list[str]:
+    """What a network of the studies can be told beside its data.
+
+    >>> options_of("cnn")
+    ['widths', 'batch_norm']
+    """
+    make = NETWORKS[network]
+    builder = make.args[0] if isinstance(make, partial) else make
+    return [name for name in inspect.signature(builder).parameters if name not in _OF_DATA]
+
+
 def build_of(spec: Spec, problem: Problem | Streamed) -> Callable[..., nn.Module]:
     """The function that builds a member for a problem; its keywords are what a grid may vary."""
     assert spec.members is not None

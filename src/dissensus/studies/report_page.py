@@ -143,7 +143,7 @@ def _measured(result: dict[str, Any]) -> list[str]:
         points = [point for point in result["points"] if point["data"] == data]
         if not 1 < len(points) <= MOST_COLUMNS:
             continue
-        header = ("", *(", ".join(str(point.get(axis)) for axis in axes) for point in points))
+        header = ("", *(_name(point, axes) for point in points))
         rows: list[list[Any]] = []
         for name in points[0]["measures"]:
             cells = [point["measures"].get(name, (None, None))[:2] for point in points]
@@ -162,11 +162,7 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
     axes = [axis for axis in result["axes"] if axis != "data"]
     found: list[str] = []
     for data in dict.fromkeys(point["data"] for point in result["points"]):
-        points = {
-            ", ".join(str(point.get(axis)) for axis in axes): point
-            for point in result["points"]
-            if point["data"] == data
-        }
+        points = {_name(point, axes): point for point in result["points"] if point["data"] == data}
         names, few = (next(iter(points.values())).get(key, {}) for key in ("measures", "examples"))
         suites = {name: suite[1] for name in names if (suite := suite_of(name))}
         for epsilon in dict.fromkeys(suites.values()):
@@ -240,11 +236,15 @@ def _flags(result: dict[str, Any]) -> list[str]:
     return [page.facts(lines)] if lines else []
 
 
+def _name(point: dict[str, Any], axes: list[str]) -> str:
+    return ", ".join(str(point.get(axis)) for axis in axes)
+
+
 def _titled(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Points by what tells them apart."""
     several = len({point["data"] for point in result["points"]}) > 1
     axes = [axis for axis in result["axes"] if several or axis != "data"]
-    return {", ".join(str(point.get(axis)) for axis in axes): point for point in result["points"]}
+    return {_name(point, axes): point for point in result["points"]}
 
 
 def _mean(mean: float | None, error: float | None) -> str:

@@ -180,7 +180,7 @@ def in_words(value: object) -> Any:
             zip(value.__code__.co_freevars, (cell.cell_contents for cell in value.__closure__ or ()), strict=True)
         )
         if not (value.__module__ or "").startswith("dissensus."):
-            held[""] = code_digest(value.__code__)
+            held["its code"] = code_digest(value.__code__)
     plain = {key: item for key, item in held.items() if isinstance(item, float | str | bool) or callable(item)}
     return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 

@@ -34,6 +34,7 @@ from dissensus.train.going_together import (
     check_few,
     check_like,
     check_patience,
+    check_resume,
     check_unlabelled,
     is_separable,
     recognised,
@@ -133,6 +134,7 @@ def sweep(
     x, y, folds = end_to_end("data", data)
     held, held_folds = _held_out(validation, folds)
     check_patience(patience, validation)
+    check_resume(resume, checkpoint)
     check_unlabelled(objective, unlabelled)
     check_few(objective, active_members)
     if unlabelled is not None:
