@@ -111,17 +111,18 @@ def test_auto_pgd_breaks_what_the_authors_code_breaks(key):
 
 
 def test_square_breaks_as_much_as_the_authors_code():
+    """Over twenty seeds each. Theirs never changes the last row and column, so ours may break some more."""
     key = "pyautoattack.square"
     settings, model, options = case(key)
     shares = [
         attacks.square(
             model, X, Y, epsilon=ENTRIES[key]["eps"], queries=settings["n_queries"] + 1, share=settings["p_init"],
             seed=seed, **options,
-        ).success.float().mean()
-        for seed in range(3)
+        ).success.double().mean()
+        for seed in range(20)
     ]  # fmt: skip
-    theirs = float(TENSORS[f"{key}.success"].float().mean())
-    assert sum(map(float, shares)) / 3 == pytest.approx(theirs, abs=0.15)
+    theirs = sum(ENTRIES[key]["seeds"]["success"]) / 20 / len(X)
+    assert theirs <= float(sum(shares)) / 20 <= theirs + 0.25
 
 
 def test_no_entry_is_left_out():

@@ -1,14 +1,16 @@
 """The pure core at its edges, and what it says to those who hand it the wrong thing."""
 
+import ast
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 import dissensus as ds
 from dissensus import checks
-from dissensus.randomness import derived_seed, keep_mask
+from dissensus.randomness import Use, derived_seed, encoded, keep_mask, random_bits
 
 LOGITS = torch.tensor([[[1.0, 0.0, -1.0], [0.5, 0.2, 0.1]], [[0.0, 2.0, 1.0], [0.3, 0.3, 0.3]]])
 LABELS = torch.tensor([0, 2])
@@ -148,9 +150,45 @@ def test_number_and_count_messages():
         checks.count("n", True, 2)
 
 
+def test_random_streams_of_different_uses_never_meet():
+    seeds = [*range(20), 2**32, 2**63 - 1, 2**64, -1]
+    numbers = [(), (0,), (0, 0), (1,), (1, 0), (2**32,), (0, 1), (11,), (12,), (14,), ("1",), ("", 1)]
+    derived = [derived_seed(seed, use, *words) for seed in seeds for use in Use for words in numbers]
+    assert len(set(derived)) == len(derived) == len(seeds) * len(Use) * len(numbers)
+    assert all(0 <= seed < 2**63 for seed in derived)
+    # A seed with a second word in its upper half is not that pair, and no word vanishes.
+    assert derived_seed(1 + (2 << 32), Use.SHUFFLE) != derived_seed(1, Use.SHUFFLE, 2)
+    assert len({encoded(*words) for words in numbers}) == len(numbers)
+    # Member 11's weights once came from the seed that also keyed what objectives draw.
+    members = {derived_seed(0, Use.INITIAL_WEIGHTS, member) for member in range(100)}
+    assert not members & {derived_seed(0, use) for use in Use}
+
+
+def test_every_derived_seed_names_its_use():
+    """`randomness.Use` holds all names, and every call in the package takes one of them."""
+    calls = [
+        (file.name, call.args[1])
+        for file in Path(ds.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "derived_seed"
+    ]
+    used = {arg.attr for _, arg in calls if isinstance(arg, ast.Attribute) and ast.unparse(arg.value) == "Use"}
+    assert len(calls) >= len(used)
+    assert used == {use.name for use in Use}
+    assert all(ast.unparse(arg).startswith("Use.") for _, arg in calls)
+
+
+def test_random_bits_of_many_keys_and_steps_differ():
+    """Among 2²⁰ streams of (key, step), a state of 32 bits would have brought equal ones."""
+    keys = torch.tensor([derived_seed(0, Use.DROPOUT, member) for member in range(1024)])
+    steps = torch.arange(1024)
+    bits = torch.func.vmap(lambda key: torch.func.vmap(lambda step: random_bits((3,), key, step))(steps))(
+        keys
+    )  # [1024, 1024, 3]
+    assert len(bits.view(-1, 3).unique(dim=0)) == 2**20
+
+
 def test_seeds_and_masks_depend_on_every_word():
-    seeds = {derived_seed(a, b, c) for a in range(5) for b in range(5) for c in range(5)}
-    assert len(seeds) == 125
     key, step = torch.tensor(11), torch.tensor(3)
     mask = keep_mask((4000,), 0.5, key, step)
     assert torch.equal(mask, keep_mask((4000,), 0.5, key, step))

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dissensus.randomness import derived_seed, keep_mask
+from dissensus.randomness import Use, derived_seed, keep_mask
 
 
 class KeyedDropout(nn.Dropout):
@@ -65,6 +65,6 @@ def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
     """Key stacked dropout layers, one row per owner (run seed, member), and set their counters back."""
     layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
     for index, layer in enumerate(layers):
-        keys = [derived_seed(seed, 0xD0, member, index) for seed, member in owners]
+        keys = [derived_seed(seed, Use.DROPOUT, member, index) for seed, member in owners]
         layer.key = torch.tensor(keys, dtype=torch.int64, device=layer.key.device).view(layer.key.shape)
         layer.step = torch.zeros_like(layer.key)

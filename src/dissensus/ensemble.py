@@ -13,7 +13,7 @@ from dissensus import checks, storage
 from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference
 from dissensus.execution.graphs import on
 from dissensus.execution.inference import Inputs
-from dissensus.randomness import derived_seed, seeded
+from dissensus.randomness import Use, derived_seed, seeded
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
@@ -278,7 +278,7 @@ def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
         checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
     seen: list[nn.Module] = []
     for index in range(members):
-        with seeded(derived_seed(seed, index)):
+        with seeded(derived_seed(seed, Use.INITIAL_WEIGHTS, index)):
             network = _checked(build())
         if any(network is other for other in seen):
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")

@@ -1,27 +1,71 @@
-"""Randomness is explicit: seeds are derived from words, and masks from counters.
+"""Randomness is explicit: seeds are derived from a seed, the name of a use and its numbers; masks from counters.
 
 A mask that depends on (key, step, position) alone is the same whether members run in a loop, under ``vmap`` or as one
 batched product, in any order, on any device.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def derived_seed(seed: int, *words: int) -> int:
-    """A seed of 63 bits that depends on ``seed`` and every word, and on nothing else.
+class Use(StrEnum):
+    """What a derived seed is for. Streams of different uses never meet, whatever their numbers are."""
 
-    >>> derived_seed(0, 1) == derived_seed(0, 1), derived_seed(0, 1) == derived_seed(1, 0)
-    (True, False)
+    INITIAL_WEIGHTS = "initial weights"
+    DROPOUT = "dropout"
+    SHUFFLE = "shuffle"
+    SPLIT = "validation split"
+    TEST_SPLIT = "test split of a study"
+    SEARCH_SPLIT = "validation split of a search"
+    AUGMENT = "augmentation"
+    UNLABELLED = "unlabelled data"
+    OBJECTIVE = "draws of an objective"
+    ACTIVE_MEMBERS = "active members"
+    ATTACK_SIZE = "attack sizes in training"
+    ATTACK_START = "attack starts in training"
+    HYPERPARAMETERS = "hyperparameters per member"
+    ATTACK = "attack"
+    ATTACK_TARGET = "attack targets"
+    CORRUPTION = "corruption"
+    CORRUPTION_ORDER = "order of corruptions"
+    JIGSAW = "jigsaw"
+    FEATURES = "augmentation of features"
+    MASKS = "masks"
+    MASKED_LAYER = "masks of a layer"
+    MONTE_CARLO = "Monte Carlo dropout"
+    SEARCH = "search"
+    TWO_ATTRIBUTES = "images of two attributes"
+
+
+def derived_seed(seed: int, use: Use, *numbers: int | str) -> int:
+    """A seed of 63 bits that depends on ``seed``, its use and all numbers (or names), and on nothing else.
+
+    The words are hashed in an encoding that is injective: how many there are, and each with its type and length.
+
+    >>> derived_seed(0, Use.SHUFFLE, 1) == derived_seed(0, Use.SHUFFLE, 1)
+    True
+    >>> derived_seed(0, Use.SHUFFLE, 1) in (derived_seed(1, Use.SHUFFLE, 0), derived_seed(0, Use.SHUFFLE, 1, 0))
+    False
     """
-    state = np.random.SeedSequence([int(seed) & (2**64 - 1), *words]).generate_state(1, np.uint64)
-    return int(state[0]) >> 1
+    digest = hashlib.blake2b(encoded(seed, use, *numbers), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def encoded(*words: int | str) -> bytes:
+    """Words as bytes, no two lists of words alike.
+
+    >>> encoded(1, 0) == encoded(1), encoded(1, 2) == encoded(1 + (2 << 32)), encoded(1) == encoded("1")
+    (False, False, False)
+    """
+    parts = [f"{'s' if isinstance(word, str) else 'i'}{word}".encode() for word in words]
+    return b"".join(f"{len(part)}:".encode() + part for part in parts)
 
 
 @contextmanager
@@ -36,8 +80,7 @@ def seeded(seed: int) -> Iterator[None]:
 def keep_mask(shape: tuple[int, ...], drop: float, key: Int[Tensor, ""], step: Int[Tensor, ""]) -> Bool[Tensor, "..."]:
     """A mask that keeps each position with probability 1 − ``drop``, from a counter-based hash.
 
-    Two rounds of a 32-bit mixer over (position, key, step), in ``int32`` arithmetic that wraps around. ``key`` and
-    ``step`` may be batched by ``vmap``; nothing is read on the host.
+    ``key`` and ``step`` may be batched by ``vmap``; nothing is read on the host.
 
     >>> mask = keep_mask((100_000,), 0.3, torch.tensor(7), torch.tensor(1))
     >>> round(mask.float().mean().item(), 2)
@@ -47,12 +90,42 @@ def keep_mask(shape: tuple[int, ...], drop: float, key: Int[Tensor, ""], step: I
 
 
 def random_bits(shape: tuple[int, ...], key: Int[Tensor, ""], step: Int[Tensor, ""]) -> Int[Tensor, "..."]:
-    """Whole numbers from 0 to 2³¹ − 1 that depend on (position, key, step) alone."""
-    low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
-    position = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
-    first = mixed(mixed(low ^ step.to(torch.int32)) + high)
-    second = mixed(first + 0x3C6EF372)
-    return mixed(mixed(position + first) ^ second) & 0x7FFFFFFF
+    """Whole numbers from 0 to 2³¹ − 1 that depend on (position, key, step) alone.
+
+    Two words of 32 bits stand between (key, step) and the positions, in ``int32`` arithmetic that wraps around, so that
+    two streams are the same by chance once in 2⁶⁴ pairs.
+    """
+    low, high, count = key.to(torch.int32), (key >> 32).to(torch.int32), step.to(torch.int32)
+    first = mixed(mixed(low ^ count) + high)
+    second = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
+    return _positions(shape, first, second) & 0x7FFFFFFF
+
+
+def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:
+    """A key of 32 bits for each example, from its values and a derived seed. Equal examples have equal keys."""
+    flat = (x.float() + 0.0).flatten(1).contiguous()  # -0.0 becomes 0.0, which it equals
+    position = torch.arange(flat.shape[1], dtype=torch.int32, device=x.device)
+    content = mixed(mixed(position) ^ flat.view(torch.int32)).sum(1).to(torch.int32)
+    return mixed(mixed(content ^ (seed & 0x7FFFFFFF)) + ((seed >> 32) & 0x7FFFFFFF))
+
+
+def uniform(key: Int[Tensor, " B"], shape: Sequence[int]) -> Float[Tensor, "B *S"]:
+    """Uniform numbers in (0, 1), ``[B, *shape]``, in float32.
+
+    >>> key = example_keys(torch.rand(4, 100), 0)
+    >>> torch.equal(uniform(key, (5,))[2:], uniform(key[2:], (5,)))
+    True
+    """
+    first = key.unsqueeze(1)
+    bits = _positions((math.prod(shape),), first, mixed(first + 0x3C6EF372))
+    steps = (bits >> 8) & 0x7FFFFF  # 23 bits, so that a half more is exact in float32
+    return ((steps + 0.5) / 2**23).view(-1, *shape)
+
+
+def _positions(shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
+    """32 random bits for every position, from a stream's two words."""
+    position = torch.arange(math.prod(shape), dtype=torch.int32, device=first.device).view(shape)
+    return mixed(mixed(position + first) ^ second)
 
 
 def mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

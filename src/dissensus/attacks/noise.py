@@ -3,14 +3,14 @@
 An example draws the same numbers in any batch, in any order, on any device. Equal examples draw equal numbers.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus.randomness import derived_seed, mixed
+from dissensus import randomness
+from dissensus.randomness import Use, derived_seed, example_keys, mixed
 
 Keys = Int[Tensor, " B"]
 Word = int | Int[Tensor, ""]
@@ -19,11 +19,7 @@ Word = int | Int[Tensor, ""]
 
 def keys(x: Float[Tensor, "B *S"], seed: int, *words: int) -> Keys:
     """A key for each example, from its values, a seed and any further words (such as the number of a restart)."""
-    flat = (x.float() + 0.0).flatten(1).contiguous()  # -0.0 becomes 0.0, which it equals
-    position = torch.arange(flat.shape[1], dtype=torch.int32, device=x.device)
-    content = mixed(mixed(position) ^ flat.view(torch.int32)).sum(1).to(torch.int32)
-    own = derived_seed(seed, *words)
-    return mixed(mixed(content ^ (own & 0x7FFFFFFF)) + ((own >> 32) & 0x7FFFFFFF))
+    return example_keys(x, derived_seed(seed, Use.ATTACK, *words))
 
 
 def later(key: Keys, *words: Word) -> Keys:
@@ -40,11 +36,7 @@ def uniform(key: Keys, shape: Sequence[int], *words: Word) -> Float[Tensor, "B *
     >>> torch.equal(uniform(key, (5,))[2:], uniform(key[2:], (5,)))
     True
     """
-    first = later(key, *words).unsqueeze(1)
-    position = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
-    bits = mixed(mixed(position + first) ^ mixed(first + 0x3C6EF372))
-    steps = (bits >> 8) & 0x7FFFFF  # 23 bits, so that a half more is exact in float32
-    return ((steps + 0.5) / 2**23).view(-1, *shape)
+    return randomness.uniform(later(key, *words), shape)
 
 
 def signs(numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dissensus import checks
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 
 Source = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 
@@ -17,8 +17,6 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
 Augments = Augment | Sequence[Augment] | None
 """One for all members, or one per member, each of whom then sees a batch of its own."""
-
-_SHUFFLE, _SPLIT, _AUGMENT = 0xDA7A, 0x5911, 0xA06
 
 
 class TensorBatches:
@@ -101,7 +99,7 @@ class TensorBatches:
         rows = torch.arange(self.examples) if self.rows is None else self.rows[run]
         if not self.shuffle:
             return rows
-        generator = torch.Generator().manual_seed(derived_seed(self.seeds[run], _SHUFFLE, index))
+        generator = torch.Generator().manual_seed(derived_seed(self.seeds[run], Use.SHUFFLE, index))
         return rows[torch.randperm(self.examples, generator=generator)]
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -127,7 +125,7 @@ class TensorBatches:
     def seed_step(self, index: int, step: int) -> None:
         """Make the generators ready for a step: what they draw depends on (seed, epoch, step) alone."""
         for generator, run in zip(self.generators, self._leaders, strict=False):
-            generator.manual_seed(derived_seed(self.seeds[run], _AUGMENT, index, step))
+            generator.manual_seed(derived_seed(self.seeds[run], Use.AUGMENT, index, step))
 
     def batch(self, chosen: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
         """The batch of one step, gathered and augmented on the device."""
@@ -208,7 +206,7 @@ class LoadedBatches:
         """Batches as the loader gives them, moved to the device."""
         assert start == 0, "a foreign loader cannot start in the middle of an epoch"
         if self.generator is not None:
-            self.generator.manual_seed(derived_seed(self.seed, _SHUFFLE, index))
+            self.generator.manual_seed(derived_seed(self.seed, Use.SHUFFLE, index))
         for batch in self.loader:
             if not self.labels:
                 only = batch[0] if isinstance(batch, list | tuple) else batch
@@ -225,7 +223,7 @@ class LoadedBatches:
     def seed_step(self, index: int, step: int) -> None:
         """Make the generator ready for a step: what it draws depends on (seed, epoch, step) alone."""
         for generator in self.generators:
-            generator.manual_seed(derived_seed(self.seed, _AUGMENT, index, step))
+            generator.manual_seed(derived_seed(self.seed, Use.AUGMENT, index, step))
 
     def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The batch of one step, augmented."""
@@ -292,7 +290,7 @@ def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tenso
     if not 0 < fraction < 1 or examples < 2:
         what = "lie between 0 and 1 as a fraction, with two examples or more to split"
         checks.refuse("validation", what, f"{fraction} of {examples}")
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, _SPLIT)))
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, Use.SPLIT)))
     size = min(max(round(fraction * examples), 1), examples - 1)
     return order[size:], order[:size]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.randomness import derived_seed, mixed
+from dissensus.randomness import Use, derived_seed, example_keys, uniform
 
 Images = Float[Tensor, "B C H W"]
 
@@ -60,23 +60,9 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
             fix = "Corrupt images before they are standardised."
             checks.refuse("images", "lie in [0, 1]", f"values from {low:g} to {high:g}", fix)
     corruption = CORRUPTIONS[name]
-    noise = [uniform(images, derived_seed(seed, *name.encode()))] if corruption.noisy else []
+    keys = example_keys(images, derived_seed(seed, Use.CORRUPTION, name))
+    noise = [uniform(keys, images.shape[1:]).to(images.dtype)] if corruption.noisy else []
     return corruption.apply(images, corruption.sizes[severity - 1], *noise).clamp(0, 1)
-
-
-def uniform(images: Images, key: int) -> Images:
-    """Uniform numbers in (0, 1) for every value of every image, which depend on the image, the key and the position.
-
-    Equal images get equal numbers.
-    """
-    flat = (images.float() + 0.0).flatten(1).contiguous()  # -0.0 becomes 0.0, which it equals
-    position = torch.arange(flat.shape[1], dtype=torch.int32, device=images.device)
-    words = mixed(mixed(position) ^ flat.view(torch.int32))
-    low, high = ((key >> shift) & 0x7FFFFFFF for shift in (0, 32))
-    first = mixed(mixed(words.sum(1, keepdim=True).to(torch.int32) ^ low) + high)
-    bits = mixed(mixed(position + first) ^ mixed(first + 0x3C6EF372))
-    steps = (bits >> 8) & 0x7FFFFF  # 23 bits, so that a half more is exact in float32
-    return ((steps + 0.5) / 2**23).view(images.shape).to(images.dtype)
 
 
 def gaussian_noise(images: Images, deviation: float, noise: Images) -> Images:

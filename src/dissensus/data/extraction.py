@@ -13,12 +13,10 @@ from dissensus import checks
 from dissensus.data.batches import Augment
 from dissensus.data.recognition import Pairs, pair_of
 from dissensus.execution.skeleton import first_line
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 
 OnRows = Callable[[int, int], None]
 """``(rows so far, rows in all)``."""
-
-_DRAWS = 0xFEA7
 
 
 class Job(NamedTuple):
@@ -83,7 +81,7 @@ def _batches(job: Job) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 break
             x = x.to(job.device, non_blocking=True)
             if augment is not None:
-                generator.manual_seed(derived_seed(job.seed, _DRAWS, number, step))
+                generator.manual_seed(derived_seed(job.seed, Use.FEATURES, number, step))
                 x = augment(x, generator)
                 if len(x) != len(y):
                     checks.refuse("augmentations", "keep the number of examples", f"{len(x)} of {len(y)}")

@@ -10,9 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dissensus import checks
 from dissensus.data.batches import Augments, LoadedBatches, Source, TensorBatches, as_pair
-from dissensus.randomness import derived_seed
-
-_UNLABELLED = 0x0DD
+from dissensus.randomness import Use, derived_seed
 
 
 class WithUnlabelled:
@@ -115,7 +113,7 @@ def with_unlabelled(
     device: torch.device, augment: Augments = None,
 ) -> WithUnlabelled:  # fmt: skip
     """Labelled batches beside batches of other data: a tensor, a source (whose targets are not looked at), a loader."""
-    seeds = [derived_seed(seed, _UNLABELLED) for seed in seeds]
+    seeds = [derived_seed(seed, Use.UNLABELLED) for seed in seeds]
     inputs = data if isinstance(data, Tensor) else (as_pair(data) or (None,))[0]
     if isinstance(inputs, Tensor):
         if not len(inputs):

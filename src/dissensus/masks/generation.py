@@ -15,10 +15,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 
 LARGEST_SCALE = 1e6
-_SEED = 0x3A5C
 
 
 def expected_width(count: int, ones: int, scale: float) -> float:
@@ -166,7 +165,7 @@ def drawn(width: int, count: int, ones: int, seed: int) -> Bool[Tensor, "N width
     if not is_feasible(width, count, ones):
         got = f"{count} masks of {ones} ones over {width} columns"
         checks.refuse("masks", "have ones <= width <= count · ones, and count <= binomial(width, ones)", got)
-    rng = np.random.default_rng(derived_seed(seed, _SEED, width, count, ones))
+    rng = np.random.default_rng(derived_seed(seed, Use.MASKS, width, count, ones))
     masks = _columns(width, count, ones, rng)
     _trim(masks, count * ones, rng)
     _even_out(masks, ones, rng)

@@ -10,7 +10,7 @@ from dissensus import checks
 from dissensus.dropout import KeyedDropout, dropped
 from dissensus.masks.network import Where, insert, places
 from dissensus.masks.tracing import DROPOUTS
-from dissensus.randomness import derived_seed, keep_mask
+from dissensus.randomness import Use, derived_seed, keep_mask
 
 
 class _Dropout(nn.Module):
@@ -62,7 +62,9 @@ class MonteCarlo(nn.Module):
                 if isinstance(child, nn.AlphaDropout):
                     checks.refuse("network", "have ordinary dropout", "nn.AlphaDropout")
                 if isinstance(child, DROPOUTS) and not isinstance(parent, _Dropout):
-                    made = _Dropout(child, float(child.p), _channel_axes(child), derived_seed(seed, len(found)))
+                    made = _Dropout(
+                        child, float(child.p), _channel_axes(child), derived_seed(seed, Use.MONTE_CARLO, len(found))
+                    )
                     parent._modules[name] = found.setdefault(id(child), made)  # one layer in two places stays one
         if not found:
             fix = "`dissensus.masks.monte_carlo` puts some in."

@@ -13,7 +13,7 @@ import dissensus.masks.tracing as tracing
 from dissensus import checks
 from dissensus.masks.generation import for_width, generate
 from dissensus.masks.layer import Masksembles, Tile
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 
 Assign = Literal["split", "all"]
 Where = str | Collection[str] | Callable[[str], bool]
@@ -135,7 +135,7 @@ def convert(
     for number, (node, span) in enumerate(found):
         producer: Any = graph.get_submodule(span.producer)
         channels = int(producer.weight.shape[0])
-        own = derived_seed(seed, number)
+        own = derived_seed(seed, Use.MASKED_LAYER, number)
         masks = generate(count, channels, scale, own) if widen else for_width(channels, count, scale, own)
         wider += [(span, channels, masks.shape[1])] if widen else []
         layer = Masksembles.of(masks, channel_axis=-1 if isinstance(producer, nn.Linear) else 1)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dissensus import attacks, diversity, metrics, scores
 from dissensus.attacks.suites import PUBLISHED, Setting, Terms, published
 from dissensus.ensemble import Ensemble
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.studies import features, measures
 from dissensus.studies.scaling import Standardised
 
@@ -236,7 +236,7 @@ def _transfer(subject: Subject, targeted: str | None, name: Any, epsilon: str) -
     few = subject.few("transfer", EXAMPLES)
     x, y = subject.x[:few], subject.y[:few]
     classes = _outputs(subject, x[:1]).shape[-1]
-    draw = torch.Generator().manual_seed(derived_seed(subject.seed, 1))
+    draw = torch.Generator().manual_seed(derived_seed(subject.seed, Use.ATTACK_TARGET))
     target = (y + torch.randint(1, classes, y.shape, generator=draw)) % classes if targeted else None
     size = float(epsilon)
     found = attacks.transfer_matrix(

@@ -14,7 +14,7 @@ from dissensus import checks
 from dissensus.data import folders, sources, tables
 from dissensus.data.batches import split_rows
 from dissensus.data.folders import Pictures
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.studies.spec import Spec
 
 LEAKY = "-leaky"
@@ -130,11 +130,11 @@ def _made_pictures(folder: Path, seed: int, each: int = 12) -> Pictures:
 
 def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
     x, y = _table(name)
-    kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, seed)
+    kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, derived_seed(seed, Use.TEST_SPLIT))
     kept = kept[: spec.optimisation.examples]
     held = None
     if searching and spec.search is not None:
-        rest, part = split_rows(len(kept), spec.search.validation or 0.2, derived_seed(seed, 1))
+        rest, part = split_rows(len(kept), spec.search.validation or 0.2, derived_seed(seed, Use.SEARCH_SPLIT))
         kept, held = kept[rest], kept[part]
     parts = [rows for rows in (kept, test, held) if rows is not None]
     if name == "digits":
@@ -200,8 +200,7 @@ def two_attributes(part: str, examples: int = 2000) -> tuple[Tensor, Tensor, Ten
     In training the ground goes with the class in 95 of 100 images, elsewhere in half. Groups are 2 · class + ground.
     Bars are short, thin and noisy, so that the ground is learnt first.
     """
-    words = list(ALIGNED)
-    generator = torch.Generator().manual_seed(derived_seed(0x960, words.index(part)))
+    generator = torch.Generator().manual_seed(derived_seed(0, Use.TWO_ATTRIBUTES, part))
     y = torch.randint(2, (examples,), generator=generator)
     other = torch.rand(examples, generator=generator) >= ALIGNED[part]
     ground = torch.where(other, 1 - y, y)

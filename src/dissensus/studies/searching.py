@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.storage import write_atomically
 from dissensus.studies.ingredients import build_of, objective_of
 from dissensus.studies.problems import Problem
@@ -63,7 +63,7 @@ def _asked(told: Search, seed: int, trials: list[Trial]) -> list[dict[str, Any]]
     space: dict[str, Any] = {
         name: optuna.distributions.CategoricalDistribution(values) for name, values in told.space.items()
     }
-    sampler = optuna.samplers.TPESampler(seed=derived_seed(seed, len(trials)) % 2**32, constant_liar=True)
+    sampler = optuna.samplers.TPESampler(seed=derived_seed(seed, Use.SEARCH, len(trials)) % 2**32, constant_liar=True)
     study = optuna.create_study(sampler=sampler)
     for done in trials:
         study.add_trial(optuna.create_trial(params=done["params"], distributions=space, value=done["value"]))

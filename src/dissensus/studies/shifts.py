@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from dissensus.data import corruptions, folders, sources
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.studies.problems import FOLDERS, Problem, classes_kept, images, source_of, streamed
 from dissensus.studies.spec import Spec, SpecError
 
@@ -115,7 +115,7 @@ def _other(other: str, name: str, of: _Part, count: int | None) -> tuple[Tensor,
 def corrupted(x: Tensor, severity: int, seed: int = 0) -> Tensor:
     """Every image with one of the corruptions, dealt in turn in an order of the seed's; grey ones are not saturated."""
     names = [name for name in sorted(corruptions.CORRUPTIONS) if x.shape[1] == 3 or name != "saturate"]
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(seed, 0xC0)))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(derived_seed(seed, Use.CORRUPTION_ORDER)))
     found = torch.empty_like(x)
     for place, name in enumerate(names):
         rows = order[place :: len(names)]
@@ -129,7 +129,7 @@ def jigsaw(x: Tensor, pieces: int = 4, seed: int = 0) -> Tensor:
     size, side = len(x), x.shape[-1] // pieces
     cut = x[..., : side * pieces, : side * pieces].unfold(2, side, side).unfold(3, side, side)
     squares = cut.flatten(2, 3).transpose(1, 2)  # [N, pieces², C, side, side]
-    generator = torch.Generator().manual_seed(derived_seed(seed, 0x195))
+    generator = torch.Generator().manual_seed(derived_seed(seed, Use.JIGSAW))
     order = torch.rand(size, pieces**2, generator=generator).argsort(1)
     squares = squares[torch.arange(size).unsqueeze(1), order]
     whole = squares.transpose(1, 2).unflatten(2, (pieces, pieces)).transpose(3, 4).flatten(4, 5).flatten(2, 3)

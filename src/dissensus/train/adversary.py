@@ -11,14 +11,12 @@ from torch import Tensor
 from dissensus import checks, losses, pooling
 from dissensus.attacks.gradient import climbed
 from dissensus.attacks.norms import NORMS, Ball, check_reach
-from dissensus.randomness import derived_seed, random_bits
+from dissensus.randomness import Use, derived_seed, random_bits
 from dissensus.train.fed import Fed
 
 Engine = Any
 """The engine, of which this asks for members, weights, the step's number and outputs; it knows this file, not the other
 way round."""
-_ATTACKING = 14
-"""Among the words that seeds are derived by: sizes and starts of attacks in training."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class Adversary:
 
     def __init__(self, told: AdversarialTraining, seed: int, device: torch.device) -> None:
         self.told = told
-        self.key = torch.tensor(derived_seed(seed, _ATTACKING), device=device)
+        self.sizes = torch.tensor(derived_seed(seed, Use.ATTACK_SIZE), device=device)
+        self.starts = torch.tensor(derived_seed(seed, Use.ATTACK_START), device=device)
         self.per_member = told.against == "members"
         self.places: dict[int, Tensor] = {}
         """Which examples of a batch are attacked, by its size: made before a graph could not hold the making."""
@@ -118,9 +117,9 @@ class Adversary:
         told, step = self.told, engine.ticks
         low, high = told.range
         ones = [1] * (x.ndim - 1)
-        epsilon = low + (high - low) * _uniform((len(x), *ones), self.key, step, x)
+        epsilon = low + (high - low) * _uniform((len(x), *ones), self.sizes, step, x)
         ball = Ball(told.norm, epsilon, *told.box)
-        start = ball.random(x, random_bits((len(x),), self.key + 1, step).long()) if told.random_start else x
+        start = ball.random(x, random_bits((len(x),), self.starts, step).long()) if told.random_start else x
         training = engine.body.training
         engine.body.eval()
         try:

@@ -11,11 +11,8 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.train.optim import column
-
-_HYPERPARAMETERS = 13
-"""Among the words that seeds are derived by."""
 
 
 def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, float]) -> dict[str, list[float]]:
@@ -35,8 +32,9 @@ def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, fl
     for name, (low, high) in ranges.items():
         if not 0 <= low <= high or not math.isfinite(high):
             checks.refuse(name, "be a range (low, high) of numbers from 0 on", (low, high))
-        words = (_HYPERPARAMETERS, *name.encode())
-        draws = [np.random.default_rng(derived_seed(seed, *words, i)).random() for i in range(members)]
+        draws = [
+            np.random.default_rng(derived_seed(seed, Use.HYPERPARAMETERS, name, i)).random() for i in range(members)
+        ]
         if low > 0:
             found[name] = [float(low * (high / low) ** draw) for draw in draws]
         else:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.randomness import derived_seed, random_bits
-
-_CHOOSING = 12
-"""Among the words that seeds are derived by: which members a step draws."""
+from dissensus.randomness import Use, derived_seed, random_bits
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Drawn:
         checks.count("active_members", active_members)
         if active_members > members:
             checks.refuse("active_members", f"be at most {members}, the number of members", active_members)
-        keys = torch.tensor([derived_seed(seed, _CHOOSING) for seed in seeds], device=device)
+        keys = torch.tensor([derived_seed(seed, Use.ACTIVE_MEMBERS) for seed in seeds], device=device)
         return cls(active_members, members, keys)
 
     def select(self, runs: Tensor) -> "Drawn":

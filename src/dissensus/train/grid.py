@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.randomness import derived_seed
+from dissensus.randomness import Use, derived_seed
 from dissensus.train.engine import ADVERSARIAL, DRAW, UNLABELLED
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -26,8 +26,6 @@ FOLD = "fold"
 """Which of several data sets a run is trained on."""
 _DATA = ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
 """Parameters of objectives that no grid sets."""
-_DRAWING = 11
-"""Among the words that seeds are derived by: what objectives draw."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch
         return None
     if asked.default is inspect.Parameter.empty:
         checks.refuse("objective", "give `draw` a default", "none", "On validation data it is called without one.")
-    return torch.tensor([derived_seed(seed, _DRAWING) for seed in seeds], device=device)
+    return torch.tensor([derived_seed(seed, Use.OBJECTIVE) for seed in seeds], device=device)
 
 
 def grouped(runs: Sequence[Run]) -> list[list[int]]:
