@@ -91,7 +91,7 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     with pytest.raises(Interrupted):
         ds.fit(fresh(), loader, interrupting(9), **saving)
-    epochs = [json.loads((path / "manifest.json").read_text())["facts"]["in_epoch"] for path in tmp_path.iterdir()]
+    epochs = [json.loads((path / "manifest.json").read_text())["facts"]["in_epoch"] for path in tmp_path.glob("step-*")]
     assert epochs == [0, 0], "a foreign loader can only start at an epoch's beginning"
     ds.fit(resumed, loader, interrupting(10**9), resume=True, **saving)
     own, other = weights(resumed), weights(expected)
@@ -102,7 +102,7 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog
     expected, _ = run(None, checkpoint_seconds=None)
     with pytest.raises(Interrupted):
         run(tmp_path, 9)
-    _, newest = sorted(tmp_path.iterdir())
+    _, newest = sorted(tmp_path.glob("step-*"))
     (file,) = newest.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING, "dissensus"):
@@ -110,7 +110,7 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog
     assert any("passed over" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
     own, other = weights(resumed), weights(expected)
     assert all(torch.equal(own[key], other[key]) for key in own)
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("step-*"):
         (path / "manifest.json").write_text("{")
     with pytest.raises(ds.StorageError, match="no checkpoint in .* is whole"):
         run(tmp_path, resume=True)
@@ -245,7 +245,7 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)
-        return ds.LossParts(torch.where(total < 9.0 * torch.as_tensor(fuse), math.inf, total), parts)
+        return ds.LossParts(torch.where(total < 5.5 * torch.as_tensor(fuse), math.inf, total), parts)
 
     def swept(steps, folder):
         write = checkpoints.Checkpointer.write
@@ -307,8 +307,8 @@ def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeyp
 def test_threads_and_backend_come_back(tmp_path, caplog):
     with pytest.raises(Interrupted):
         run(tmp_path, 5)
-    manifest = next(tmp_path.iterdir()) / "manifest.json"
-    assert json.loads(manifest.read_text())["choices"] == [[["loop", True, True, False, "cpu", False], "loop"]]
+    stored = json.loads((tmp_path / "choices.json").read_text())
+    assert stored["choices"] == [[["loop", True, True, False, "cpu", False, False], ["loop", {}, {}]]]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -350,6 +350,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # where vmap is the fastest all the same
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_foreign_constructions_run_as_their_modules_do(name, backend):

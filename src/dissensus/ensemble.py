@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks, storage
-from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference
+from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference, leaves_settings
 from dissensus.execution.graphs import on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import Use, derived_seed, seeded
@@ -211,6 +211,7 @@ class Ensemble(nn.Module):
                 taken, best = [*taken, index], tried
         return GreedySoup(averaged(taken), taken, best)
 
+    @leaves_settings
     @torch.no_grad()
     def predict(self, data: Inputs, batch_size: int = 1024, *, file: str | Path | None = None) -> Tensor:
         """Member outputs ``[M, N, ...]`` on the host, in evaluation mode, batch by batch; the mode is put back.
@@ -223,19 +224,13 @@ class Ensemble(nn.Module):
         On a GPU, passes are replayed from a CUDA graph, and outputs travel while the next batch is computed.
         """
         source = inference.source_of(data, batch_size)
-        was_training, was_replayed, inner = self.training, self.body.replayed, self.body.training
         self.eval()
         many = source.examples is None or source.examples > 4 * batch_size
         self.body.replayed = self.device.type == "cuda" and many
         capture = inference.capture_on(self.device) if self.body.replayed else None
-        try:
-            with on(self.device):
-                passes = inference.Passes(self, self.device, capture)
-                return inference.collected(passes, source, None if file is None else Path(file))
-        finally:
-            self.train(was_training)
-            self.body.train(inner)  # a training that is under way has a mode of its own
-            self.body.replayed = was_replayed
+        with on(self.device):
+            passes = inference.Passes(self, self.device, capture)
+            return inference.collected(passes, source, None if file is None else Path(file))
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

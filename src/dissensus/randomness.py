@@ -6,10 +6,13 @@ batched product, in any order, on any device.
 
 import hashlib
 import math
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -77,20 +80,61 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def keep_mask(shape: tuple[int, ...], drop: float, key: Int[Tensor, ""], step: Int[Tensor, ""]) -> Bool[Tensor, "..."]:
-    """A mask that keeps each position with probability 1 − ``drop``, from a counter-based hash.
+@contextmanager
+def generators_kept(device: torch.device) -> Iterator[None]:
+    """A block that leaves torch's, Python's and numpy's global generators as they were."""
+    pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002
 
-    ``key`` and ``step`` may be batched by ``vmap``; nothing is read on the host.
+
+def keep_mask(
+    shape: tuple[int, ...], drop: float, key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]
+) -> Bool[Tensor, "..."]:
+    """Masks ``[*K, *shape]`` that keep each position with probability 1 − ``drop``, from a counter-based hash.
+
+    ``key`` and ``step`` may be batched by ``vmap``; nothing is read on the host. A compiler sees one opaque operator:
+    it must neither fuse the hash, whose integers wrap around, nor compute it again in the backward pass, when the
+    counter ``step`` has gone on.
 
     >>> mask = keep_mask((100_000,), 0.3, torch.tensor(7), torch.tensor(1))
     >>> round(mask.float().mean().item(), 2)
     0.7
     """
-    return random_bits(shape, key, step) > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
+    if torch.compiler.is_compiling():
+        return _compiled_mask(key, step, list(shape), drop)
+    return _mask(key, step, shape, drop)
 
 
-def random_bits(shape: tuple[int, ...], key: Int[Tensor, ""], step: Int[Tensor, ""]) -> Int[Tensor, "..."]:
-    """Whole numbers from 0 to 2³¹ − 1 that depend on (position, key, step) alone.
+def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:
+    return random_bits(tuple(shape), key, step) > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
+
+
+@torch.library.custom_op("dissensus::keep_mask", mutates_args=())
+def _compiled_mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:
+    return _mask(key, step, shape, drop)
+
+
+@_compiled_mask.register_fake
+def _(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:  # noqa: ARG001
+    return key.new_empty((*key.shape, *shape), dtype=torch.bool)
+
+
+@_compiled_mask.register_vmap
+def _(info: Any, in_dims: Any, key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> tuple[Tensor, int]:
+    first, second = (
+        tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+        for tensor, dim in ((key, in_dims[0]), (step, in_dims[1]))
+    )
+    return _compiled_mask(first, second, shape, drop), 0
+
+
+def random_bits(shape: tuple[int, ...], key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
+    """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend on (position, key, step) alone.
 
     Two words of 32 bits stand between (key, step) and the positions, in ``int32`` arithmetic that wraps around, so that
     two streams are the same by chance once in 2⁶⁴ pairs.
@@ -98,7 +142,8 @@ def random_bits(shape: tuple[int, ...], key: Int[Tensor, ""], step: Int[Tensor, 
     low, high, count = key.to(torch.int32), (key >> 32).to(torch.int32), step.to(torch.int32)
     first = mixed(mixed(low ^ count) + high)
     second = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
-    return _positions(shape, first, second) & 0x7FFFFFFF
+    each = (*first.shape, *[1] * len(shape))
+    return _positions(shape, first.view(each), second.view(each)) & 0x7FFFFFFF
 
 
 def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:

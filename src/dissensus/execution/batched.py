@@ -229,5 +229,4 @@ def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
         return x
     layer.step.add_(1)
     shape = tuple(x.shape[1 : x.ndim - layer.channel_axes]) + (1,) * layer.channel_axes
-    masks = torch.func.vmap(lambda key, step: keep_mask(shape, layer.p, key, step))(layer.key, layer.step)
-    return dropped(x, masks, layer.p)
+    return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step), layer.p)

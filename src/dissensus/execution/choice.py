@@ -1,15 +1,17 @@
-"""Which backend is fastest here: measured on the first batch, remembered, reported."""
+"""Which backend runs members: measured on the first batch or chosen by a rule, remembered, reported."""
 
 import functools
+import json
 import logging
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dissensus.execution.batched import run_batched
 from dissensus.execution.graphs import captured
@@ -18,6 +20,8 @@ from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
+from dissensus.randomness import generators_kept
+from dissensus.storage import write_atomically
 
 log = logging.getLogger("dissensus")
 
@@ -37,9 +41,50 @@ class Choice(NamedTuple):
     refused: dict[str, str]
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.milliseconds.items())
+        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in self.milliseconds.items()) or "not measured"
         why = "".join(f"; {name} refused: {reason}" for name, reason in self.refused.items())
         return f"backend {self.backend} ({times}{why})"
+
+
+Mode = tuple[object, ...]
+"""How members are used: the backend asked for, train or eval, with gradients or without, and where."""
+
+
+class Choices(dict[Mode, Choice]):
+    """What was chosen so far, by mode of use.
+
+    Two measurements of one computation may choose differently, and backends differ in last bits. So a training that
+    may be interrupted keeps its choices in a file (`keep_in`), and uses them again when it goes on.
+    """
+
+    file: Path | None = None
+
+    network = ""
+
+    def keep_in(self, file: Path, network: str) -> None:
+        """Take the choices that a file holds for a network (`StackedMembers.identity`), and write every new one there.
+
+        A file that is damaged, or of another network, is written anew: choices decide about speed and last bits only.
+        """
+        try:
+            stored = json.loads(file.read_text())
+            if stored["network"] == network:
+                self.update({tuple(mode): Choice(*choice) for mode, choice in stored["choices"]})
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        self.file, self.network = file, network
+        self._write()
+
+    def add(self, mode: Mode, choice: Choice) -> None:
+        """Note a choice."""
+        self[mode] = choice
+        self._write()
+
+    def _write(self) -> None:
+        if self.file is not None and self:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            choices = [(mode, choice) for mode, choice in self.items()]
+            write_atomically(self.file, json.dumps({"network": self.network, "choices": choices}).encode())
 
 
 class _Pass(NamedTuple):
@@ -64,31 +109,46 @@ class _Pass(NamedTuple):
             torch.autograd.grad(output.sum(), leaves, allow_unused=True)
 
 
-def fastest(
+def chosen(
     skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, *, replayed: bool,
-    rounds: int = 5,
+    by_rule: bool = False, rounds: int = 5,
 ) -> Choice:  # fmt: skip
-    """Measure every backend that gives the loop's outputs; take the quickest, or the loop where it is as good.
+    """Choose among the backends that give the loop's outputs: the quickest, or the loop where it is as good.
 
     One pass is measured as it will be used: forward and backward where gradients are on, forward alone otherwise, and
     replayed from a CUDA graph where that is what will happen. Rounds are interleaved, so that a disturbance of the
     machine hits every candidate. A backend must beat the loop by 5 %.
+
+    ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
+    loop. The same computation then always runs in the same way.
     """
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):
         weights, x = weights.first(members), x[:members] if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
     each = _Pass(skeleton, weights, buffers, x, per_member)
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), warnings.catch_warnings():
+    milliseconds: dict[str, float] = {}
+    with generators_kept(x.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
         candidates, refused = _candidates(each)
-        milliseconds = _measured(each, candidates, refused, replayed, rounds) if len(candidates) > 1 else {}
-    best = min(milliseconds, key=milliseconds.__getitem__, default="loop")
+        if not by_rule and len(candidates) > 1:
+            milliseconds = _measured(each, candidates, refused, replayed, rounds)
+    if by_rule:
+        best = _ruled(skeleton, candidates, replayed)
+    else:
+        best = min(milliseconds, key=milliseconds.__getitem__, default="loop")
     if "loop" in milliseconds and milliseconds[best] > 0.95 * milliseconds["loop"]:
         best = "loop"
     choice = Choice(best, milliseconds, refused)
     log.info("%s", choice)
     return choice
+
+
+def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
+    convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in skeleton.network.modules())
+    if "batched" in candidates and not convolves:
+        return "batched"
+    return "streams" if replayed and "streams" in candidates else "loop"
 
 
 def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:

@@ -4,16 +4,19 @@ import copy
 import functools
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dissensus.dropout import keyed, set_keys
-from dissensus.execution.choice import Choice
+from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
+from dissensus.execution.recomputation import recomputation_refused
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, checked_output, members_inside
+from dissensus.execution.weights import check_one_dtype
 
 
 class MixedMembers(nn.Module):
@@ -25,8 +28,8 @@ class MixedMembers(nn.Module):
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network) for network in self.networks]
         self.backend = self.ran = "loop"
-        self.replayed = self.channels_last = False
-        self.choices: dict[tuple[object, ...], Choice] = {}
+        self.replayed = self.channels_last = self.by_rule = False
+        self.choices = Choices()
         self.train(networks[0].training)
 
     def __len__(self) -> int:
@@ -42,6 +45,7 @@ class MixedMembers(nn.Module):
 
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``, shorter rows padded with zeros."""
+        check_one_dtype({f"{i}.{name}": p for i, params in enumerate(self.trainable()) for name, p in params.items()})
         rows = [torch.cat([p.detach().flatten() for p in params.values()]) for params in self.trainable()]
         flat = pad_sequence(rows, batch_first=True)
         for params, views in zip(self.trainable(), self.views(flat), strict=True):
@@ -71,7 +75,9 @@ class MixedMembers(nn.Module):
 
         jobs = [functools.partial(one, place, index) for place, index in enumerate(indices)]
         self.ran = "streams" if x.is_cuda else "loop"
-        outputs = side_by_side(jobs, x.device)
+        # With weights that are lent for this pass, recomputation in the backward pass would use other ones.
+        with recomputation_refused() if flat is not None else nullcontext():
+            outputs = side_by_side(jobs, x.device)
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")

@@ -27,13 +27,18 @@ class Skeleton:
         self.network = network
         self._made: dict[tuple[Any, bool], Any] = {}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        self._empty: dict[str, tuple[dict[str, Any], str]] = {}
+        """Buffers that are None."""
         first_name: dict[int, str] = {}
         for path, module in network.named_modules():
             for store in (module._parameters, module._buffers):
                 for key, tensor in store.items():
+                    name = f"{path}.{key}" if path else key
                     if tensor is not None:
-                        name = first_name.setdefault(id(tensor), f"{path}.{key}" if path else key)
+                        name = first_name.setdefault(id(tensor), name)
                         self._places.setdefault(name, []).append((store, key))
+                    elif store is module._buffers:
+                        self._empty[name] = (store, key)
 
     def __getstate__(self) -> nn.Module:
         return self.network  # a copy finds its own places: ours hang on our network
@@ -54,6 +59,7 @@ class Skeleton:
         self.hang(lent)
         try:
             yield self.network
+            self._refuse_filled()
             self._keep_reassigned(lent)
         finally:
             self.hang(own)
@@ -63,6 +69,18 @@ class Skeleton:
         for name, tensor in tensors.items():
             for store, key in self._places[name]:
                 store[key] = tensor
+
+    def _refuse_filled(self) -> None:
+        """A buffer that the first pass makes would be one member's, and every other member would use it."""
+        filled = [name for name, (store, key) in self._empty.items() if store[key] is not None]
+        for name in filled:
+            store, key = self._empty[name]
+            store[key] = None
+        if filled:
+            raise ValueError(
+                f"buffer {filled[0]!r} is None until the network's first pass, so members would share what it makes. "
+                "Run the network once inside `build`: then every member has its own."
+            )
 
     def _keep_reassigned(self, lent: Tensors) -> None:
         """A forward pass may assign a new tensor to a buffer instead of writing into it: write it through."""
@@ -81,7 +99,7 @@ class Skeleton:
 
     def trace(self) -> fx.Graph:
         """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced."""
-        before = [(module, dict(vars(module))) for module in self.network.modules()]
+        before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
         try:
             return tracer.trace(self.network)
@@ -89,9 +107,11 @@ class Skeleton:
             raise Unsupported(f"its forward pass cannot be traced ({first_line(reason)})") from reason
         finally:
             vars(tracer).clear()  # it is part of a cycle, and would keep the weights until that is collected
-            for module, held in before:  # a forward pass that keeps what it computes has kept a tracer's stand-in
+            for module, held, buffers in before:  # a pass that keeps what it computes has kept a tracer's stand-in
                 vars(module).clear()
                 vars(module).update(held)
+                module._buffers.clear()
+                module._buffers.update(buffers)
 
 
 class _LeafTracer(fx.Tracer):

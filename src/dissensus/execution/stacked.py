@@ -12,10 +12,12 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.batched import batched_plan
-from dissensus.execution.choice import BACKENDS, Choice, fastest
+from dissensus.execution.choice import BACKENDS, Choice, Choices, Mode, chosen
+from dissensus.execution.recomputation import refuse_recomputation
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
-from dissensus.execution.weights import Hanging, Layout, Packed, Weights
+from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
+from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
 
@@ -36,7 +38,9 @@ class StackedMembers(nn.Module):
         """Whether passes are replayed from a CUDA graph, which changes what is fastest."""
         self.channels_last = False
         """How packed weights of convolutions lie."""
-        self.choices: dict[tuple[object, ...], Choice] = {}
+        self.by_rule = False
+        """Whether ``"auto"`` goes by a rule rather than by measuring, so that equal trainings are equal to the bit."""
+        self.choices = Choices()
         self._layouts: dict[tuple[object, ...], Layout] = {}
 
     @classmethod
@@ -91,6 +95,7 @@ class StackedMembers(nn.Module):
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
+        check_one_dtype(params)
         flat = self.layout().packed(params)
         for name, view in self.layout().views(flat).items():
             params[name].data = view
@@ -127,29 +132,38 @@ class StackedMembers(nn.Module):
         """The backend to use in this mode; the first call in a mode tries, and remembers."""
         replayed = self.replayed and x.is_cuda
         both_ways = torch.is_grad_enabled() or bool(self.training and weights.leaves())
-        mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed)
+        by_rule = self.by_rule and self.backend == "auto"
+        mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed, by_rule)
         if mode not in self.choices:
-            if self.backend == "auto":
-                self.choices[mode] = choice = self._fastest(weights, buffers, x, per_member, both_ways)
-                refusal = choice.refused.get("vmap") if choice.backend == "loop" else None
-            else:
-                refusal = self._refusal(weights, buffers, x, per_member)
-                given = "loop" if refusal else self.backend
-                self.choices[mode] = Choice(given, {}, {self.backend: refusal} if refusal else {})
-            if refusal:
-                log.warning("members run in a loop: %s", refusal)
+            self._choose(mode, weights, buffers, x, per_member, both_ways)
         return self.choices[mode].backend
 
-    def _fastest(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, both_ways: bool) -> Choice:
-        with torch.set_grad_enabled(both_ways):
-            replayed = self.replayed and x.is_cuda
-            return fastest(self.skeleton, weights, buffers, x, per_member, replayed=replayed)
+    @torch.compiler.disable()
+    def _choose(
+        self, mode: Mode, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, both_ways: bool
+    ) -> None:
+        if both_ways:
+            one = {name: tensor[:1] for name, tensor in buffers.items()}
+            refuse_recomputation(self.skeleton, weights.first(1), one, x[:1] if per_member else x, per_member)
+        if self.backend == "auto":
+            with torch.set_grad_enabled(both_ways):
+                choice = chosen(
+                    self.skeleton, weights, buffers, x, per_member,
+                    replayed=self.replayed and x.is_cuda, by_rule=self.by_rule,
+                )  # fmt: skip
+            refusal = choice.refused.get("vmap") if choice.backend == "loop" and not self.by_rule else None
+        else:
+            refusal = self._refusal(weights, buffers, x, per_member)
+            choice = Choice("loop" if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
+        self.choices.add(mode, choice)
+        if refusal:
+            log.warning("members run in a loop: %s", refusal)
 
     def _refusal(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
         """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""
         if self.backend in ("loop", "streams"):
             return None
-        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        with torch.no_grad(), generators_kept(x.device):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
                 BACKENDS[self.backend](self.skeleton, weights, copies, x, per_member)
@@ -176,7 +190,7 @@ class StackedMembers(nn.Module):
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
         body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
-        body.backend, body.channels_last = self.backend, self.channels_last
+        body.backend, body.channels_last, body.by_rule = self.backend, self.channels_last, self.by_rule
         return body.train(self.training)
 
     def _reduced(self, reduce: Any) -> nn.Module:

@@ -7,7 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dissensus import checks
 from dissensus.execution.skeleton import Skeleton, Tensors
+
+
+def check_one_dtype(params: Tensors) -> None:
+    """Refuse parameters that one matrix cannot hold as they are: of several precisions, or complex ones."""
+    names = {str(tensor.dtype).removeprefix("torch."): name for name, tensor in reversed(list(params.items()))}
+    if any(tensor.is_complex() for tensor in params.values()):
+        name = next(name for name, tensor in params.items() if tensor.is_complex())
+        fix = "Store real and imaginary parts as two real parameters."
+        checks.refuse("ensemble", "have real parameters to be trained", f"complex {name!r}", fix, TypeError)
+    if len(names) > 1:
+        got = " and ".join(f"{dtype} ({name!r})" for dtype, name in sorted(names.items()))
+        fix = "Use ensemble.float(), or set requires_grad=False for those that need no training."
+        checks.refuse("ensemble", "have parameters of one dtype to be trained", got, fix, TypeError)
+
 
 Member = Callable[[int], dict[str, Tensor]]
 """A member's parameters, by its index; to be called where its pass runs, for views made there."""

@@ -24,7 +24,6 @@ import dissensus.train.memory as memory
 from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.execution import Choice
 from dissensus.execution.signature import code_digest, described
 from dissensus.train.engine import Engine
 from dissensus.train.moments import facts_of, go_back, tensors_of
@@ -54,10 +53,15 @@ class Checkpointer:
         folder: Where checkpoints go.
         fingerprint: What the training is: a checkpoint of another training is refused.
         seconds: Time between checkpoints. By default ten seconds, and more where writing takes more than 2 % of that.
+        choices: The file that keeps which backends run, so that a resumed training uses the same ones.
     """
 
-    def __init__(self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None,
+        choices: Path | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.seconds = Path(folder), seconds
+        self.choices = self.folder / "choices.json" if choices is None else choices
         self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=in_words))
         self.written = time.perf_counter()
         self.cost = 0.0
@@ -80,7 +84,6 @@ class Checkpointer:
             "fingerprint": self.fingerprint,
             "facts": facts_of(engine),
             "threads": torch.get_num_threads(),
-            "choices": [(list(mode), choice.backend) for mode, choice in engine.body.choices.items()],
         }
         storage.write_folder(self.folder / f"step-{engine.steps:09d}-{engine.epoch:06d}", KIND, tensors, details)
         kept = self.found()[-2:]
@@ -126,7 +129,6 @@ class Checkpointer:
         if manifest["threads"] != torch.get_num_threads():
             log.warning("using %d threads, as before the interruption", manifest["threads"])
             torch.set_num_threads(manifest["threads"])
-        engine.body.choices = {tuple(mode): Choice(backend, {}, {}) for mode, backend in manifest["choices"]}
         facts = manifest["facts"]
         go_back(engine, tensors, facts)
         log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
@@ -202,5 +204,6 @@ def _train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> N
     with threads_put_back():
         if not checkpointer.begin(engine, resume):
             checkpointer.write(engine)  # whatever happens next, there is a beginning to go back to
+        engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())
         engine.train()
         checkpointer.write(engine)

@@ -44,7 +44,7 @@ class Drawn:
 
     def chosen(self, step: Int[Tensor, ""]) -> Int[Tensor, "R K"]:
         """The members that a step draws in every run, in their order."""
-        bits = torch.func.vmap(lambda key: random_bits((self.members,), key, step))(self.keys)
+        bits = random_bits((self.members,), self.keys, step.expand_as(self.keys))
         return bits.argsort(1)[:, : self.count].sort(1).values
 
     def rows(self, chosen: Int[Tensor, "R K"]) -> Int[Tensor, " RK"]:

@@ -98,6 +98,8 @@ class Engine:
     freezing: Freezing | None = None
     """Freezes members of one run that have converged."""
     planned: str = ""
+    members_at_once: int | None = None
+    """Members at a time, as decided before a checkpoint; None where nothing has been decided yet."""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
     epoch: int = 0
@@ -159,6 +161,7 @@ class Engine:
                 self.body.hang(self.flat, self.finished.state)
                 self.finished = None
             self.flat.requires_grad_(False)
+            self.body.replayed = False
 
     def _train_epoch(self) -> None:
         self.body.train()

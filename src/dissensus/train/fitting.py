@@ -18,6 +18,7 @@ from dissensus.data.batches import Augments, Source, as_pair, batches, split
 from dissensus.data.recognition import digest
 from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import Ensemble
+from dissensus.execution import leaves_settings
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, train
@@ -52,6 +53,7 @@ from dissensus.trunk import SharedTrunk
 log = logging.getLogger("dissensus")
 
 
+@leaves_settings
 def fit(
     ensemble: Ensemble | nn.Module,
     data: Source,
@@ -148,8 +150,9 @@ def fit(
             (convolutions, or linear layers at least 256 wide), else the weights' own; ``"float32"``, ``"tf32"`` and
             ``"bf16"`` on request. The objective always sees float32.
         channels_last: How images lie in memory; by default so where networks with convolutions run in bf16 on a GPU.
-        deterministic: Every sum in a fixed order, so that the same training on the same machine is equal to the bit on
-            a GPU too, at some cost of speed. (On a CPU it is anyway.)
+        deterministic: Equal bits for the same training on the same machine, at some cost of speed: every sum has a
+            fixed order, and ``backend="auto"`` goes by a rule, not by measuring. The number of threads counts:
+            ``torch.set_num_threads`` must be the same.
         max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
             Members that do not fit all at once are taken in groups, with equal results.
         shuffle: A new order every epoch, from (seed, epoch).
@@ -197,12 +200,11 @@ def fit(
         check_like(data, unlabelled)
         feed = with_unlabelled(feed, unlabelled, batch_size=batch_size, seeds=[seed], device=device, augment=augment)
     body, members = ensemble.body, ensemble.members
-    body.set_keys([(seed, member) for member in ensemble.member_ids])
     if not any(p.requires_grad for p in ensemble.parameters()):
         checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
     tell_of_split(body, objective)
     decided = numerics(precision, channels_last, deterministic, body, ensemble.dtype, device)
-    body.channels_last = decided.channels_last
+    body.channels_last, body.by_rule = decided.channels_last, deterministic
     flat = body.packed()
     pair = as_pair(data)
     if pair is not None and pair[0].is_floating_point() and pair[0].dtype != flat.dtype:
@@ -211,6 +213,7 @@ def fit(
     hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
     settings = optim.settings(hyper, members, flat, nesterov=nesterov)
     check_momentum(optimizer, settings.momentum)
+    body.set_keys([(seed, member) for member in ensemble.member_ids])
     engine = Engine(
         body=body,
         flat=flat,
@@ -263,11 +266,10 @@ def fit(
             "drop_last": drop_last,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
-    was_training = ensemble.training
     try:
         train(engine, checkpointer, resume)
     finally:
-        ensemble.train(was_training)
+        body.choices.file = None
     history = _history(engine)
     if 0 in engine.failures:
         raise TrainingDiverged(engine.failures[0], history)

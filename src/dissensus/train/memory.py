@@ -2,14 +2,16 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.execution import StackedMembers
+from dissensus.execution import Choices, MixedMembers, StackedMembers, settings_kept
+from dissensus.randomness import generators_kept
 from dissensus.train.engine import Engine
 from dissensus.train.fed import Inputs, fed
 from dissensus.train.grouped import Grouped
@@ -49,40 +51,50 @@ def needs(engine: Engine, given: Inputs) -> Needs:
     """Measure what the members of one run take for a batch, by a pass of one (the largest, where they differ)."""
     body = engine.body
     x = given[0] if isinstance(given, tuple) else given
-    body.train()
     alike = isinstance(body, StackedMembers)
-    before = {name: tensor.clone() for name, tensor in body.state().items()}
-    backend, choices = body.backend, dict(body.choices)
     kept = 0
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with _left_as_it_was(body), generators_kept(x.device):
+        body.train()
+        patches = isinstance(body, StackedMembers) and body.backend in ("batched", "auto") and body.is_batchable()
         for i in [0] if alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
             parts = fed(engine.feed, given)
             parts += parts if engine.adversary is not None and engine.adversary.told.beside else []
             forward = functools.partial(engine.training_outputs, parts, leaf, rows=rows)
-            patches = isinstance(body, StackedMembers) and backend in ("batched", "auto") and body.is_batchable()
             for way in ("loop", "batched") if patches else ("loop",):
                 body.backend = way  # convolutions as products keep all their patches
                 kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
-    body.backend, body.choices = backend, choices
-    with torch.no_grad():
-        for name, tensor in body.state().items():
-            tensor.copy_(before[name])
     one = fed(engine.feed, given)[0]
     inputs = x.numel() * x.element_size() // (engine.members if one.per_member else 1)
     at_a_time = len(body) if engine.drawn is None else engine.drawn.count
     return Needs(at_a_time, COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
 
 
+@contextmanager
+def _left_as_it_was(body: StackedMembers | MixedMembers) -> Iterator[None]:
+    """Whatever happens inside, settings, choices and buffers are as before afterwards."""
+    choices, buffers = body.choices, {name: tensor.clone() for name, tensor in body.state().items()}
+    with settings_kept(body):
+        body.choices = Choices()
+        try:
+            yield
+        finally:
+            body.choices = choices
+            with torch.no_grad():
+                for name, tensor in body.state().items():
+                    tensor.copy_(buffers[name])
+
+
 def plan_members(engine: Engine, x: Inputs, *, max_memory: int | None, separable: bool) -> str:
     """Take the members of one run in groups where all at once would not fit; what was planned, in words."""
-    found, budget = needs(engine, x), allowed(max_memory, engine.flat.device)
+    found = needs(engine, x)
+    budget = allowed(max_memory, engine.flat.device, deterministic=engine.numerics.deterministic)
     least = found.held + found.each
     if least > budget and max_memory is not None:
         fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
         checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
-    at_once = found.at_once(budget)
+    at_once = found.at_once(budget) if engine.members_at_once is None else min(engine.members_at_once, found.members)
     engine.needs = found
     told = f"{at_once} of {found.members} members at once, about {mebibytes(found.held + at_once * found.each)}"
     if at_once < found.members and engine.drawn is not None:
@@ -119,19 +131,35 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":  # what torch holds in reserve is free for its own use
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
+    return _host_bytes("MemAvailable")
+
+
+def _all_bytes(device: torch.device) -> int:
+    """Memory of a device, free or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _host_bytes("MemTotal")
+
+
+def _host_bytes(entry: str) -> int:
     try:
         with open("/proc/meminfo") as file:
-            available = next(line for line in file if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
+            line = next(line for line in file if line.startswith(entry))
+        return int(line.split()[1]) * 1024
     except (OSError, StopIteration):  # not Linux: a guess that small machines survive
         return 4 * 2**30
 
 
-def allowed(max_memory: int | None, device: torch.device) -> int:
-    """Bytes that training may take: what the caller allows, or a share of what is free."""
+def allowed(max_memory: int | None, device: torch.device, *, deterministic: bool = False) -> int:
+    """Bytes that training may take: what the caller allows, or a share of what is free.
+
+    How members are grouped shows in last bits, so a deterministic training goes by all memory that there is: what is
+    free differs from one moment to the next.
+    """
     if max_memory is not None:
         return checks.count("max_memory", max_memory)
-    return int(free_bytes(device) * _SHARE_OF_FREE.get(device.type, 0.5))
+    available = _all_bytes(device) if deterministic else free_bytes(device)
+    return int(available * _SHARE_OF_FREE.get(device.type, 0.5))
 
 
 def runs_at_once(bytes_per_run: int, runs: int, budget: int) -> int:

@@ -33,7 +33,14 @@ def facts_of(engine: Engine) -> dict[str, Any]:
         "examples": engine.examples, "seconds": engine.elapsed, "best_epochs": list(engine.best_epochs.items()),
         "histories": list(engine.histories.items()),
         "failures": [(run, vars(failure)) for run, failure in engine.failures.items()], "backend": engine.backend,
+        "members_at_once": _members_at_once(engine),
     }  # fmt: skip
+
+
+def _members_at_once(engine: Engine) -> int | None:
+    if not engine.planned:
+        return None
+    return len(engine.body) if engine.grouped is None else engine.grouped.at_once
 
 
 def go_back(engine: Engine, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -63,3 +70,4 @@ def go_back(engine: Engine, tensors: Mapping[str, Tensor], facts: Mapping[str, A
     engine.best_epochs, engine.histories = dict(facts["best_epochs"]), dict(facts["histories"])
     engine.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
     engine.backend = facts["backend"]
+    engine.members_at_once = facts["members_at_once"]

@@ -56,6 +56,7 @@ class Sweep:
         group, place = self._find(index)
         rows = range(place * group.members, (place + 1) * group.members)
         body = group.body.subset(list(rows)).eval()
+        body.choices = group.body.choices  # measured once for all runs
         return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.backend)
 
     def _find(self, index: int) -> tuple[Group, int]:

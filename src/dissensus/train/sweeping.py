@@ -21,7 +21,8 @@ from dissensus.data.batches import Augments, TensorBatches, end_to_end, split_ro
 from dissensus.data.recognition import digest
 from dissensus.data.unlabelled import WithUnlabelled, with_unlabelled
 from dissensus.ensemble import fresh_members
-from dissensus.execution import BACKENDS, StackedMembers
+from dissensus.execution import BACKENDS, Choices, StackedMembers
+from dissensus.execution.weights import check_one_dtype
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
@@ -157,15 +158,20 @@ def sweep(
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
     done, total = 0, sum(recipe.steps(part[0]) for part in parts)
+    group_of = {number: place for place, group in enumerate(grouped(recipe.runs)) for number in group}
+    choices = {place: Choices() for place in group_of.values()}
     for index, part in enumerate(parts):
         engine = recipe.engine(part)
+        place = group_of[part[0]]
+        engine.body.choices = choices[place]  # measured once for all parts of a group
         engine.captured = graph_steps(engine)
         if progress is not None:
             engine.progress = functools.partial(_shifted, progress, done, total)
         checkpointer = None
         if folder is not None:
             told = {**recipe.told(), "network": engine.body.identity()}
-            checkpointer = Checkpointer(folder / f"part-{index:04d}", told, checkpoint_seconds)
+            chosen = folder / f"choices-{place:04d}.json"
+            checkpointer = Checkpointer(folder / f"part-{index:04d}", told, checkpoint_seconds, chosen)
             engine.after_step = checkpointer
         if len(part) == 1:
             separable = is_separable(objective)
@@ -239,7 +245,7 @@ class Recipe:
         decided = numerics(
             self.precision, self.channels_last, self.deterministic, body, next(body.parameters()).dtype, self.device
         )
-        body.backend, body.channels_last = self.backend, decided.channels_last
+        body.backend, body.channels_last, body.by_rule = self.backend, decided.channels_last, self.deterministic
         flat = body.packed()
         per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
         limit = per_row.pop("clip_norm", None)
@@ -345,6 +351,7 @@ def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.
         drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(make, seed, members))
     except ValueError as reason:
         raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
+    check_one_dtype(drawn.trainable())
     rows = [seeds.index(run.seed) * members + m for run in runs for m in range(members)]
     body = drawn.subset(rows)
     body.set_keys([(run.seed, m) for run in runs for m in range(members)])
@@ -362,7 +369,8 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
         tell_of_split(engine.body, recipe.objective)
         size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
         _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
-        at_once = memory.runs_at_once(size, len(group), memory.allowed(max_memory, recipe.device))
+        budget = memory.allowed(max_memory, recipe.device, deterministic=recipe.deterministic)
+        at_once = memory.runs_at_once(size, len(group), budget)
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
             len(group), engine.members, memory.mebibytes(size), at_once, memory.mebibytes(size * at_once),

@@ -1,0 +1,67 @@
+"""Activation checkpointing inside members: recognised, and refused.
+
+It runs part of the forward pass again in the backward pass. By then the weights that were lent to the network for the
+forward pass are gone, so it would compute with others.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from dissensus.execution.loop import run_loop
+from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.weights import Weights
+from dissensus.randomness import generators_kept
+
+MESSAGE = (
+    "a member recomputes activations in the backward pass (torch.utils.checkpoint), which would use other weights than "
+    "its forward pass. Switch it off, as in model.set_grad_checkpointing(False); to save memory, use "
+    "fit(max_memory=...), which takes members in groups. Without gradients (torch.no_grad, predict) it does no harm."
+)
+ENTRIES = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+"""What both kinds of `torch.utils.checkpoint.checkpoint` go on to; users may have imported `checkpoint` itself."""
+
+
+def refuse_recomputation(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> None:
+    """Run members with gradients, on copies of their buffers, and refuse them where they recompute activations."""
+    copies = {name: tensor.clone() for name, tensor in buffers.items()}
+    with torch.enable_grad(), generators_kept(x.device), recomputation_refused():
+        run_loop(skeleton, weights, copies, x, per_member)
+
+
+@contextmanager
+def recomputation_refused() -> Iterator[None]:
+    """A block in which this thread cannot checkpoint activations."""
+    module: Any = torch.utils.checkpoint
+    originals = {name: getattr(module, name) for name in ENTRIES}
+    for name, original in originals.items():
+        setattr(module, name, _Guard(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+class _Guard:
+    """Stands in for a function or an autograd function; the thread that made it cannot call it."""
+
+    def __init__(self, original: Any) -> None:
+        self.original, self.thread = original, threading.get_ident()
+
+    def _unless_here(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == self.thread:
+            raise RuntimeError(MESSAGE)
+        return function(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._unless_here(self.original, *args, **kwargs)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """As an autograd function is called."""
+        return self._unless_here(self.original.apply, *args, **kwargs)
