@@ -44,9 +44,9 @@ def replays(monkeypatch):
     """Switch capture on, everywhere, and count captures and replays."""
     counts = {"captures": 0, "replays": 0}
 
-    def counting(function, generators):
+    def counting(device, function, generators):
         counts["captures"] += 1
-        replay = capture.captured(function, generators) if torch.cuda.is_available() else function
+        replay = capture.captured(function, generators) if device.type == "cuda" else function
 
         def replayed():
             counts["replays"] += 1
@@ -54,9 +54,12 @@ def replays(monkeypatch):
 
         return replayed
 
+    def steps(engine):
+        return capture.GraphSteps(partial(counting, engine.flat.device))
+
     def switch():
         for room in ("fitting", "sweeping"):
-            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", lambda engine: capture.GraphSteps(counting))
+            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", steps)
         return counts
 
     return switch

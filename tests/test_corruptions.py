@@ -11,9 +11,15 @@ from scipy import ndimage, stats
 from scipy.fft import dctn, idctn
 
 from dissensus.data import corruptions
-from dissensus.data.corruptions import CORRUPTIONS, corrupt, uniform
+from dissensus.data.corruptions import CORRUPTIONS, corrupt
+from dissensus.randomness import example_keys
+from dissensus.randomness import uniform as uniform_of_keys
 
 NAMES = list(CORRUPTIONS)
+
+
+def uniform(images, key):
+    return uniform_of_keys(example_keys(images, key), images.shape[1:]).to(images.dtype)
 
 
 def photographs(n=24, channels=3, height=32, width=32, dtype=torch.float32):

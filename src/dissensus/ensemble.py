@@ -183,8 +183,8 @@ class Ensemble(nn.Module):
 
         >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=4)
         >>> found = ens.greedy_soup(lambda network: -float(network.weight.square().sum()))
-        >>> len(found.members), found.network
-        (4, Linear(in_features=3, out_features=2, bias=True))
+        >>> found.members, found.network
+        ([1, 0, 3], Linear(in_features=3, out_features=2, bias=True))
         """
         if isinstance(self.body, MixedMembers):
             raise ValueError(
