@@ -99,7 +99,7 @@ IN_BALL = {
     "apgd-dlr": functools.partial(attacks.apgd, epsilon=0.1, steps=14, loss="dlr"),
     "apgd-targeted": functools.partial(attacks.apgd, epsilon=0.1, steps=9, loss="targeted_dlr"),
     "apgd-l2": functools.partial(attacks.apgd, epsilon=0.5, steps=14, norm="l2"),
-    "square": functools.partial(attacks.square, epsilon=0.1, queries=60),
+    "square": functools.partial(attacks.square, epsilon=0.1, queries=200),
     "square-l2": functools.partial(attacks.square, epsilon=1.5, queries=25, norm="l2"),
 }
 NEAREST = {
