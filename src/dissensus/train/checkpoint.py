@@ -129,7 +129,7 @@ class Checkpointer:
         engine.body.choices = {tuple(mode): Choice(backend, {}, {}) for mode, backend in manifest["choices"]}
         facts = manifest["facts"]
         go_back(engine, tensors, facts)
-        log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
+        log.info("resumed after %d whole epochs and %d steps", engine.epoch, engine.steps)
 
 
 def _generators(engine: Engine) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import Freezing, standing
-from dissensus.train.diagnosis import check_labels, check_names, culprit
+from dissensus.train.diagnosis import check_names, culprit
 from dissensus.train.drawn import Drawn
 from dissensus.train.fed import Fed, Inputs, fed
 from dissensus.train.finished import Finished, some_rows
@@ -27,6 +27,7 @@ from dissensus.train.grouped import Grouped
 from dissensus.train.history import Failure, OnProgress, Progress
 from dissensus.train.numerics import Numerics
 from dissensus.train.stopping import Body, Watch
+from dissensus.train.trained_loss import Targets
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
 """``(outputs [R, M, B, C], targets [R, B, ...], hyperparameters [R]) -> LossParts``, all entries with an axis R."""
@@ -97,10 +98,13 @@ class Engine:
     """Attacks the batches of one run."""
     freezing: Freezing | None = None
     """Freezes members of one run that have converged."""
+    targets: Targets = field(default_factory=lambda: Targets(None))
+    """Looks at targets at the first step, when the number of outputs is known."""
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
     epoch: int = 0
+    """Whole epochs done; what people read counts from 1."""
     in_epoch: int = 0
     """Steps done in this epoch."""
     steps: int = 0
@@ -131,6 +135,10 @@ class Engine:
         """Steps done, on the device; graphs count on, so it stays where it is."""
         self.chosen: Tensor | None = None
         """The members ``[R, K]`` that the latest step has drawn."""
+        self.looked = False
+        """Whether targets have been looked at."""
+        self.summed = self.members
+        """Members that the objective's total is a sum over."""
 
     @property
     def runs(self) -> int:
@@ -269,9 +277,11 @@ class Engine:
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        if self.steps == 0:
+        if not self.looked:  # the first step of all, or after a resume; it is never one that is captured
             own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            check_labels(outputs, own.y if isinstance(own, TensorBatches) else y)
+            self.targets.see(outputs, own.y if isinstance(own, TensorBatches) else y)
+            self.looked = True
+        self.summed = outputs.shape[1] if self.drawn is None else self.members
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
         y = y if self.runs > 1 else y.unsqueeze(0)
         if outputs.shape[2] > y.shape[1]:
@@ -335,12 +345,13 @@ class Engine:
         watched, parts = None, {}
         if self.validator is not None and self.watch is not None:
             watched, parts = self.validator(self)
-            self.active.copy_(self.watch.see(self.epoch, watched, self.flat, self.active))
+            self.active.copy_(self.watch.see(self.epoch + 1, watched, self.flat, self.active))
         if self.freezing is not None:
-            self.active.copy_(self.freezing.see(self.epoch, values["member_loss"][0], self.active))
+            self.active.copy_(self.freezing.see(self.epoch + 1, values["member_loss"][0], self.active))
+        rates = self._rates(factor)
         going = self.active.view(self.runs, self.members).any(1).cpu()
         for r, run in enumerate(self.run_ids):
-            entry = {"epoch": self.epoch, "lr": factor, **{name: value[r] for name, value in values.items()}}
+            entry = {"epoch": self.epoch + 1, "lr": rates[r], **{name: value[r] for name, value in values.items()}}
             if watched is not None and self.watch is not None:
                 entry["validation"] = (
                     watched.view(self.runs, -1)[r].tolist() if self.watch.per_member else float(watched[r])
@@ -358,6 +369,12 @@ class Engine:
             self.captured.forget()
         self.resting = resting
 
+    def _rates(self, factor: float) -> list[float | list[float]]:
+        """Each run's learning rate at the epoch's last step: one number, or one per member where they differ."""
+        rows = (self.settings.lr * factor).view(self.runs, -1).cpu().numpy()
+        each = [[float(str(rate)) for rate in row] for row in rows]  # 0.001, not float32's 0.0010000000474974513
+        return [row[0] if len(set(row)) == 1 else row for row in each]
+
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside, with their best weights, and go on with the others as a smaller computation."""
         if not bool(done.any()):
@@ -367,7 +384,7 @@ class Engine:
             self.watch.restore(self.flat, rows)
             for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
                 if done[self.run_ids.index(run)] and self.watch.keep == "best":
-                    self.best_epochs[run] = None if best == -1 else best
+                    self.best_epochs[run] = [b or None for b in best] if isinstance(best, list) else best or None
         if bool(done.all()) and self.finished is None:
             self.run_ids = []
             return
@@ -402,8 +419,9 @@ class Engine:
             self.captured.forget()
 
     def add(self, parts: LossParts, examples: int) -> None:
-        """Add a step's losses to the epoch's sums."""
-        sums.add(self.sums, parts, examples, self.drawn, self.chosen)
+        """Add a step's losses to the epoch's sums, with the total as a mean over members."""
+        mean = LossParts(parts.total / self.summed, parts.parts)
+        sums.add(self.sums, mean, examples, self.drawn, self.chosen)
 
     def _report(self, *, last: bool) -> None:
         now = time.perf_counter()

@@ -11,11 +11,13 @@ class Progress:
     """A moment of training, for a progress bar."""
 
     epoch: int
+    """The epoch that is under way; the first is 1, as in `History`."""
     epochs: int
     step: int
     steps: int
     """Steps done so far and in all."""
     loss: float
+    """The objective's total as a mean over members, over the examples of this epoch so far."""
     parts: dict[str, float]
     member_loss: list[float]
     seconds: float
@@ -44,16 +46,24 @@ OnProgress = Callable[[Progress], None]
 class History:
     """The record of a training: one entry per epoch, and how it ended.
 
-    An entry holds ``epoch``, ``seconds``, ``lr`` (a factor), ``loss`` and the objective's parts as means over the
-    epoch's examples, and with validation data ``validation``: one number, or one per member.
+    Epochs count from 1 everywhere: in entries, in ``best_epoch``, in ``frozen_at`` and in `Progress`. So epoch e is
+    ``history.epochs[e - 1]``, and its weights are those after e passes over the data.
+
+    An entry holds ``epoch``; ``seconds`` since the beginning; ``lr``, the learning rate of the epoch's last step, one
+    number, or a list where members differ; ``loss``, the objective's total divided by the number of members; and the
+    objective's parts. Losses are means over the epoch's examples. With validation data it also holds ``validation``,
+    the number that is watched (`dissensus.fit` says which), or a list with one per member; and the objective's parts
+    and tracked measures on that data as ``validation_...``. With ``sequential=True`` an entry names its ``member``,
+    and every member's epochs count from 1.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
     stopped_early: bool = False
-    best_epoch: int | list[int] | None = None
-    """The epoch whose weights were kept, for the ensemble or per member; None without validation data."""
+    best_epoch: int | list[int | None] | None = None
+    """The epoch whose weights were kept, for the ensemble or per member; None without validation data, or where no
+    epoch had a finite metric."""
     frozen_at: list[int | None] | None = None
     """With ``freeze``, the epoch at whose end each member was frozen as converged; None for those that were not."""
     backend: str = ""

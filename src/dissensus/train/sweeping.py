@@ -36,6 +36,7 @@ from dissensus.train.going_together import (
     check_patience,
     check_resume,
     check_unlabelled,
+    check_validation,
     is_separable,
     recognised,
     tell_of_split,
@@ -45,6 +46,7 @@ from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.stopping import Watch
 from dissensus.train.sweep_result import Group, Outcome, Sweep
+from dissensus.train.trained_loss import Targets
 
 log = logging.getLogger("dissensus")
 
@@ -71,6 +73,7 @@ def sweep(
     active_members: int | None = None,
     validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
+    mode: Literal["min", "max"] = "min",
     track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -133,7 +136,8 @@ def sweep(
     checks.one_of("keep", keep, ("best", "last"))
     x, y, folds = end_to_end("data", data)
     held, held_folds = _held_out(validation, folds)
-    check_patience(patience, validation)
+    check_patience(patience, min_delta, validation)
+    check_validation(held, None, metric, mode)
     check_resume(resume, checkpoint)
     check_unlabelled(objective, unlabelled)
     check_few(objective, active_members)
@@ -146,12 +150,16 @@ def sweep(
     recipe = Recipe(
         runs=runs_of(grid, build, objective, defaults, folds), build=build, x=x, y=y, folds=folds,
         held_folds=held_folds, objective=objective, epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas,
-        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, track=track,
+        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, mode=mode, track=track,
         per_member=watch == "member", patience=patience, min_delta=min_delta, keep=keep, augment=augment,
         precision=precision, channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
         drop_last=drop_last, unlabelled=unlabelled, active_members=active_members, backend=backend,
         device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
+    for targets in _targets(objective, recipe.runs):
+        targets.check(y)
+        if isinstance(held, tuple):
+            targets.check_held_out(held[1])
     folder = None if checkpoint is None else Path(checkpoint)
     parts = _planned(recipe, max_memory, folder, resume)
     groups: list[Group] = []
@@ -199,6 +207,7 @@ class Recipe:
     validation: tuple[Tensor, Tensor] | float | None
     """Of several folds, those of all, end to end."""
     metric: Metric | None
+    mode: str
     track: Mapping[str, Metric] | None
     per_member: bool
     patience: int | None
@@ -218,7 +227,7 @@ class Recipe:
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
         own = ("folds", "held_folds", "objective", "build",
-               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
+               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "mode", "per_member",
                "patience", "min_delta", "keep", "augment", "precision", "channels_last",
                "deterministic", "shuffle", "drop_last", "active_members")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
@@ -274,21 +283,22 @@ class Recipe:
             drawn=Drawn.of(self.active_members, first.members, [run.seed for run in runs], self.device),
         )
         check_drawn(engine)
-        self._watched(engine, own, held)
+        self._watched(engine, own, held, first.words)
         return engine
 
-    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None) -> None:
+    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None, words: Mapping[str, Any]) -> None:
         """Give an engine its validation data, where there is any."""
         if self.validation is None:
             return
         x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
         x, y = x.to(self.device), y.to(self.device)
         engine.validator = Validation(
-            (x, y), rows=rows, metric=self.metric, per_member=self.per_member, track=self.track
-        )
+            (x, y), functools.partial(self.objective, **words), rows=rows, metric=self.metric,
+            per_member=self.per_member, track=self.track,
+        )  # fmt: skip
         engine.watch = Watch(
             engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
-            min_delta=self.min_delta, keep=self.keep,
+            min_delta=self.min_delta, keep=self.keep, mode=self.mode,
         )  # fmt: skip
 
     def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
@@ -361,7 +371,7 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
         engine = recipe.engine(group[:1])
         tell_of_split(engine.body, recipe.objective)
         size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
-        _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
+        _probe(engine, [recipe.runs[n] for n in group], recipe)
         at_once = memory.runs_at_once(size, len(group), memory.allowed(max_memory, recipe.device))
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
@@ -384,19 +394,31 @@ def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     return stored["parts"]
 
 
-def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts]) -> None:
-    """Call the objective once per point on concrete numbers, so that a value out of range is told before training."""
+def _targets(objective: Callable[..., LossParts], runs: Sequence[Run]) -> list[Targets]:
+    """What the runs ask of targets, once for each loss: a grid may name several."""
+    found = [Targets.of(functools.partial(objective, **run.words)) for run in runs]
+    return list({targets.loss: targets for targets in found}.values())
+
+
+def _probe(engine: Engine, runs: Sequence[Run], recipe: Recipe) -> None:
+    """Call the objective once per point on concrete numbers, so that a value out of range is told before training.
+
+    The number of outputs is known here, so labels are looked at as well.
+    """
     x, y = next(engine.feed.epoch(0))
     engine.body.eval()
     own, other = x if isinstance(x, tuple) else (x, None)
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
-        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)[0]
+        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)
+        for targets in _targets(recipe.objective, runs):
+            targets.held_out = recipe.validation[1] if isinstance(recipe.validation, tuple) else None
+            targets.see(outputs, recipe.y)
         more = (
             {} if other is None else {UNLABELLED: engine.outputs(other, per_run=False, per_member=feed.per_member)[0]}
         )
         for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            objective(outputs, y, **hyper, **runs[0].words, **more)
+            recipe.objective(outputs[0], y, **hyper, **runs[0].words, **more)
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:
