@@ -24,7 +24,7 @@ from dissensus.train.drawn import Drawn
 from dissensus.train.fed import Fed, Inputs, fed
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.grouped import Grouped
-from dissensus.train.history import Failure, OnProgress, Progress
+from dissensus.train.history import Failure, OnProgress, Progress, entry
 from dissensus.train.numerics import Numerics
 from dissensus.train.stopping import Body, Watch
 from dissensus.train.trained_loss import Targets
@@ -98,13 +98,11 @@ class Engine:
     """Attacks the batches of one run."""
     freezing: Freezing | None = None
     """Freezes members of one run that have converged."""
-    targets: Targets = field(default_factory=lambda: Targets(None))
-    """Looks at targets at the first step, when the number of outputs is known."""
+    targets: Targets = field(default_factory=Targets)  # looked at again at the first step, when outputs are known
     planned: str = ""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
-    epoch: int = 0
-    """Whole epochs done; what people read counts from 1."""
+    epoch: int = 0  # whole epochs done; what people read counts from 1
     in_epoch: int = 0
     """Steps done in this epoch."""
     steps: int = 0
@@ -135,10 +133,7 @@ class Engine:
         """Steps done, on the device; graphs count on, so it stays where it is."""
         self.chosen: Tensor | None = None
         """The members ``[R, K]`` that the latest step has drawn."""
-        self.looked = False
-        """Whether targets have been looked at."""
-        self.summed = self.members
-        """Members that the objective's total is a sum over."""
+        self.summed = self.members  # that the objective's total is a sum over
 
     @property
     def runs(self) -> int:
@@ -277,11 +272,10 @@ class Engine:
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        if not self.looked:  # the first step of all, or after a resume; it is never one that is captured
+        if not self.targets.seen:  # at the first step, or the first after a resume, which is never a captured one
             own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
             self.targets.see(outputs, own.y if isinstance(own, TensorBatches) else y)
-            self.looked = True
-        self.summed = outputs.shape[1] if self.drawn is None else self.members
+        self.summed = outputs.shape[1] if self.drawn is None else self.members  # masks of a network count
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
         y = y if self.runs > 1 else y.unsqueeze(0)
         if outputs.shape[2] > y.shape[1]:
@@ -342,24 +336,18 @@ class Engine:
 
     def _end_epoch(self, factor: float) -> None:
         values = {name: mean.tolist() for name, mean in sums.averages(self.sums, self.examples).items()}
-        watched, parts = None, {}
+        judged: dict[str, Tensor] = {}
         if self.validator is not None and self.watch is not None:
-            watched, parts = self.validator(self)
+            watched, judged = self.validator(self)
+            judged = {"": watched.view(self.runs, -1) if self.watch.per_member else watched, **judged}
             self.active.copy_(self.watch.see(self.epoch + 1, watched, self.flat, self.active))
         if self.freezing is not None:
             self.active.copy_(self.freezing.see(self.epoch + 1, values["member_loss"][0], self.active))
-        rates = self._rates(factor)
         going = self.active.view(self.runs, self.members).any(1).cpu()
+        rates = (self.settings.lr * factor).view(self.runs, -1)
         for r, run in enumerate(self.run_ids):
-            entry = {"epoch": self.epoch + 1, "lr": rates[r], **{name: value[r] for name, value in values.items()}}
-            if watched is not None and self.watch is not None:
-                entry["validation"] = (
-                    watched.view(self.runs, -1)[r].tolist() if self.watch.per_member else float(watched[r])
-                )
-                entry |= {f"validation_{name}": float(part[r]) for name, part in parts.items()}
-            entry["seconds"] = self.elapsed
             if run not in self.failures:
-                self.histories[run].append(entry)
+                self.histories[run].append(entry(r, self.epoch + 1, rates, values, judged, self.elapsed))
         self._report(last=True)
         self.epoch, self.in_epoch = self.epoch + 1, 0
         if not bool(going.all()):
@@ -368,12 +356,6 @@ class Engine:
         if resting != self.resting and self.captured is not None:
             self.captured.forget()
         self.resting = resting
-
-    def _rates(self, factor: float) -> list[float | list[float]]:
-        """Each run's learning rate at the epoch's last step: one number, or one per member where they differ."""
-        rows = (self.settings.lr * factor).view(self.runs, -1).cpu().numpy()
-        each = [[float(str(rate)) for rate in row] for row in rows]  # 0.001, not float32's 0.0010000000474974513
-        return [row[0] if len(set(row)) == 1 else row for row in each]
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside, with their best weights, and go on with the others as a smaller computation."""
@@ -428,10 +410,8 @@ class Engine:
         if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
             return
         self.reported = now
-        values = {name: mean.mean(0) for name, mean in sums.averages(self.sums, self.examples).items()}
-        members = values.pop("member_loss", torch.zeros(0)).tolist()
-        told = {name: float(value) for name, value in values.items() if value.ndim == 0}
-        steps = self.epochs * len(self.feed)
-        frozen = [] if self.freezing is None else self.freezing.members()
-        self.progress(Progress(self.epoch + 1, self.epochs, self.steps, steps, told.pop("loss"), told, members,
-                               self.elapsed, self.runs, frozen))  # fmt: skip
+        self.progress(Progress.of(
+            sums.averages(self.sums, self.examples), epoch=self.epoch + 1, epochs=self.epochs, step=self.steps,
+            steps=self.epochs * len(self.feed), seconds=self.elapsed, runs=self.runs,
+            frozen=[] if self.freezing is None else self.freezing.members(),
+        ))  # fmt: skip

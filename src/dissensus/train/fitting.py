@@ -200,14 +200,13 @@ def fit(
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, min_delta, held_out)
     check_validation(held_out, track, metric, mode)
-    targets = Targets.of(objective)
+    held_pair = None if held_out is None else as_pair(held_out)
+    targets = Targets.of(objective, None if held_pair is None else held_pair[1])
     feed = batches(
         data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment,
         check=targets.check,
     )  # fmt: skip
-    held_pair = None if held_out is None else as_pair(held_out)
     if held_pair is not None:
-        targets.held_out = held_pair[1]
         targets.check_held_out(held_pair[1])
     if unlabelled is not None:
         check_like(data, unlabelled)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augments, Source, as_pair, check_finite
+from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
 from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
@@ -57,6 +57,18 @@ def check_validation(held_out: Source | float | None, track: object, metric: obj
         checks.refuse("validation", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
     check_finite("validation x", x)
     check_finite("validation y", y)
+
+
+def held_out_of(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
+    """A sweep's validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
+    if validation is None or isinstance(validation, float):
+        return validation, 1
+    if isinstance(validation, int):
+        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
+    x, y, found = end_to_end("validation", validation)
+    if found not in (1, folds):
+        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
+    return (x, y), found
 
 
 def check_patience(patience: int | None, min_delta: float, validation: object) -> None:

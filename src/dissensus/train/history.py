@@ -1,9 +1,12 @@
 """What a training tells: while it runs, afterwards, and when it breaks."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,14 @@ class Progress:
     """Runs still in training; losses are means over them."""
     frozen: list[int] = field(default_factory=list)
     """Members that have converged and stand still."""
+
+    @classmethod
+    def of(cls, means: Mapping[str, Tensor], **where: Any) -> "Progress":
+        """A moment, from the means over an epoch's examples so far, ``[R]`` or ``[R, M]``."""
+        values = {name: mean.mean(0) for name, mean in means.items()}
+        members = values.pop("member_loss", torch.zeros(0)).tolist()
+        parts = {name: float(value) for name, value in values.items() if value.ndim == 0}
+        return cls(loss=parts.pop("loss"), parts=parts, member_loss=members, **where)
 
     @property
     def spread(self) -> float:
@@ -87,6 +98,24 @@ class History:
         ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
         frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
         return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}"
+
+
+def entry(
+    run: int, epoch: int, rates: Tensor, losses: Mapping[str, Sequence[Any]], judged: Mapping[str, Tensor],
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What a history tells of one epoch of a run; everything else holds the numbers of all runs.
+
+    ``rates``: learning rates ``[R, M]``, of which one number is told where members agree. ``judged``: numbers of the
+    validation data by name, the watched one without a name.
+
+    >>> entry(0, 1, torch.tensor([[0.1, 0.1]]), {"loss": [2.0]}, {"": torch.tensor([1.5])}, 3.0)
+    {'epoch': 1, 'lr': 0.1, 'loss': 2.0, 'validation': 1.5, 'seconds': 3.0}
+    """
+    lr = [float(str(rate)) for rate in rates[run].cpu().numpy()]  # 0.001, not float32's 0.0010000000474974513
+    own = {name: values[run] for name, values in losses.items()}
+    held_out = {f"validation_{name}" if name else "validation": part[run].tolist() for name, part in judged.items()}
+    return {"epoch": epoch, "lr": lr[0] if len(set(lr)) == 1 else lr, **own, **held_out, "seconds": seconds}
 
 
 @dataclass(frozen=True)

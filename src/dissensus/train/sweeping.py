@@ -19,14 +19,14 @@ from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, TensorBatches, end_to_end, split_rows
 from dissensus.data.recognition import digest
-from dissensus.data.unlabelled import WithUnlabelled, with_unlabelled
+from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, StackedMembers
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
 from dissensus.train.drawn import Drawn
-from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
+from dissensus.train.engine import ADVERSARIAL, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.going_together import (
     check_augments,
@@ -37,6 +37,7 @@ from dissensus.train.going_together import (
     check_resume,
     check_unlabelled,
     check_validation,
+    held_out_of,
     is_separable,
     recognised,
     tell_of_split,
@@ -44,9 +45,9 @@ from dissensus.train.going_together import (
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
+from dissensus.train.probing import probe, targets_of
 from dissensus.train.stopping import Watch
 from dissensus.train.sweep_result import Group, Outcome, Sweep
-from dissensus.train.trained_loss import Targets
 
 log = logging.getLogger("dissensus")
 
@@ -135,7 +136,7 @@ def sweep(
     checks.one_of("watch", watch, ("ensemble", "member"))
     checks.one_of("keep", keep, ("best", "last"))
     x, y, folds = end_to_end("data", data)
-    held, held_folds = _held_out(validation, folds)
+    held, held_folds = held_out_of(validation, folds)
     check_patience(patience, min_delta, validation)
     check_validation(held, None, metric, mode)
     check_resume(resume, checkpoint)
@@ -156,10 +157,8 @@ def sweep(
         drop_last=drop_last, unlabelled=unlabelled, active_members=active_members, backend=backend,
         device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
-    for targets in _targets(objective, recipe.runs):
-        targets.check(y)
-        if isinstance(held, tuple):
-            targets.check_held_out(held[1])
+    for targets in targets_of(objective, recipe.runs, held):
+        targets.check_all(y)
     folder = None if checkpoint is None else Path(checkpoint)
     parts = _planned(recipe, max_memory, folder, resume)
     groups: list[Group] = []
@@ -334,18 +333,6 @@ class Recipe:
         return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
 
 
-def _held_out(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
-    """Validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
-    if validation is None or isinstance(validation, float):
-        return validation, 1
-    if isinstance(validation, int):
-        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
-    x, y, found = end_to_end("validation", validation)
-    if found not in (1, folds):
-        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
-    return (x, y), found
-
-
 def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.dtype) -> StackedMembers:
     """Stacked members of all runs; runs of the same seed start from the same weights, which are drawn once."""
     seeds = list(dict.fromkeys(run.seed for run in runs))
@@ -371,7 +358,7 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
         engine = recipe.engine(group[:1])
         tell_of_split(engine.body, recipe.objective)
         size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
-        _probe(engine, [recipe.runs[n] for n in group], recipe)
+        probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.y, recipe.validation)
         at_once = memory.runs_at_once(size, len(group), memory.allowed(max_memory, recipe.device))
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
@@ -392,33 +379,6 @@ def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if differing:
         raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
     return stored["parts"]
-
-
-def _targets(objective: Callable[..., LossParts], runs: Sequence[Run]) -> list[Targets]:
-    """What the runs ask of targets, once for each loss: a grid may name several."""
-    found = [Targets.of(functools.partial(objective, **run.words)) for run in runs]
-    return list({targets.loss: targets for targets in found}.values())
-
-
-def _probe(engine: Engine, runs: Sequence[Run], recipe: Recipe) -> None:
-    """Call the objective once per point on concrete numbers, so that a value out of range is told before training.
-
-    The number of outputs is known here, so labels are looked at as well.
-    """
-    x, y = next(engine.feed.epoch(0))
-    engine.body.eval()
-    own, other = x if isinstance(x, tuple) else (x, None)
-    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
-    with torch.no_grad():
-        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)
-        for targets in _targets(recipe.objective, runs):
-            targets.held_out = recipe.validation[1] if isinstance(recipe.validation, tuple) else None
-            targets.see(outputs, recipe.y)
-        more = (
-            {} if other is None else {UNLABELLED: engine.outputs(other, per_run=False, per_member=feed.per_member)[0]}
-        )
-        for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            recipe.objective(outputs[0], y, **hyper, **runs[0].words, **more)
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:

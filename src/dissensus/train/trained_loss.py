@@ -113,17 +113,19 @@ class Targets:
     `see` takes those.
     """
 
-    loss: str | None
+    loss: str | None = None
     """A name from `dissensus.losses`; None where nobody can see the loss."""
     held_out: Tensor | None = None
     """Targets of validation data, where they lie in memory."""
     width: int | None = None
+    seen: bool = False
+    """Whether outputs have been seen."""
 
     @classmethod
-    def of(cls, objective: Callable[..., Any]) -> "Targets":
+    def of(cls, objective: Callable[..., Any], held_out: Tensor | None = None) -> "Targets":
         """For the loss that an objective is known to train on."""
         found = trained_loss(objective)
-        return cls(found.loss if found is not None and isinstance(found.loss, str) else None)
+        return cls(found.loss if found is not None and isinstance(found.loss, str) else None, held_out)
 
     def check(self, targets: Tensor) -> None:
         """Refuse training targets that the loss does not take."""
@@ -133,15 +135,20 @@ class Targets:
         """Refuse validation targets that the loss does not take."""
         self._check(targets, "validation targets")
 
+    def check_all(self, targets: Tensor) -> None:
+        """Look at training targets, and at those of validation data that lie in memory."""
+        self.check(targets)
+        if self.held_out is not None:
+            self.check_held_out(self.held_out)
+
     def see(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take the number of classes from outputs ``[R, M, B, C]``, and look at all targets that are at hand once."""
+        """Take the number of classes from outputs ``[R, M, B, C]``, and look at all targets with it."""
+        self.seen = True
         if self.loss is None:
             check_labels(outputs, targets)
         elif outputs.ndim == 4:
             self.width = outputs.shape[-1]
-            self.check(targets)
-            if self.held_out is not None:
-                self.check_held_out(self.held_out)
+            self.check_all(targets)
 
     def _check(self, targets: Tensor, name: str) -> None:
         if self.loss is not None and isinstance(targets, Tensor):
