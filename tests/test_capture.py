@@ -185,7 +185,7 @@ def test_only_so_many_shapes_get_a_graph(replays):
 def test_captured_sweeps_equal_eager_ones(name, device, eager, replays):
     build, shape = NETWORKS[name]
     grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "beta": [0.3]}
-    options = {"epochs": 20, "batch_size": 8, "validation": 0.2, "patience": 2, "backend": "vmap"}
+    options = {"epochs": 20, "batch_size": 8, "validation": 0.2, "patience": 3, "backend": "vmap"}
     found = []
     for switch in (eager, replays):
         counts = switch()

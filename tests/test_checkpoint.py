@@ -149,6 +149,18 @@ def test_every_setting_that_changes_the_result_is_part_of_the_fingerprint(key, t
         run(tmp_path, resume=True, **{key: OTHERS[key]})
 
 
+def error_of(outputs, targets):
+    return (outputs.mean(0) - targets).square().mean()
+
+
+def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
+    options = {"validation": 0.3, "metric": error_of}
+    with pytest.raises(Interrupted):
+        run(tmp_path, 5, **options)
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'mode' differ"):
+        run(tmp_path, resume=True, mode="max", **options)
+
+
 def test_objectives_are_known_by_what_they_hold():
     class Held:
         def __init__(self, beta):
@@ -193,6 +205,10 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
             ds.sweep(build, data(), objective, **options, **other)
     with pytest.raises(ds.StorageError, match="'build' differ"):
         ds.sweep(other_activation(), data(), objective, **options)
+    judged = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of}
+    ds.sweep(build, data(), objective, **judged)
+    with pytest.raises(ds.StorageError, match="belongs to another sweep: 'mode' differ"):
+        ds.sweep(build, data(), objective, **judged, mode="max")
     with pytest.raises(ValueError, match="holds a sweep already"):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 

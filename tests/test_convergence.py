@@ -49,7 +49,7 @@ def seen(losses, patience=2, tolerance=0.1, active=None):
     """When members freeze that have these losses, ``[epochs][M]``; and who goes on at the end."""
     freezing = Freezing(Convergence(patience, tolerance), len(losses[0]))
     going = torch.ones(len(losses[0]), dtype=torch.bool) if active is None else torch.tensor(active)
-    for epoch, now in enumerate(losses):
+    for epoch, now in enumerate(losses, 1):
         going = freezing.see(epoch, now, going)
     return freezing.epochs(), going.tolist()
 
@@ -57,40 +57,40 @@ def seen(losses, patience=2, tolerance=0.1, active=None):
 def test_a_member_that_has_not_improved_for_so_long_is_frozen():
     falling = [2.0, 1.0, 0.5, 0.25, 0.12, 0.06]
     stuck = [2.0, 1.0, 0.95, 0.92, 0.99, 0.2]
-    assert seen(list(zip(falling, stuck, strict=True))) == ([None, 3], [True, False])
+    assert seen(list(zip(falling, stuck, strict=True))) == ([None, 4], [True, False])
     slow = [1.0, 0.95, 0.89, 0.85, 0.80, 0.76]
     assert seen([[loss] for loss in slow]) == ([None], [True]), "small falls add up to one that counts"
-    assert seen([[loss] for loss in slow], tolerance=0.2) == ([2], [False])
+    assert seen([[loss] for loss in slow], tolerance=0.2) == ([3], [False])
 
 
 def test_a_fall_of_just_the_tolerance_is_none():
-    assert seen([[1.0], [0.75], [0.75 * 0.75]], patience=1, tolerance=0.25) == ([1], [False])
+    assert seen([[1.0], [0.75], [0.75 * 0.75]], patience=1, tolerance=0.25) == ([2], [False])
     assert seen([[1.0], [0.7499], [0.5]], patience=1, tolerance=0.25) == ([None], [True])
-    assert seen([[1.0], [1.0]], patience=1, tolerance=0.0) == ([1], [False])
+    assert seen([[1.0], [1.0]], patience=1, tolerance=0.0) == ([2], [False])
     assert seen([[-1.0], [-1.05], [-1.2]], patience=2) == ([None], [True]), "losses below zero fall too"
-    assert seen([[0.0], [0.0], [0.0]]) == ([2], [False])
+    assert seen([[0.0], [0.0], [0.0]]) == ([3], [False])
 
 
 def test_they_freeze_one_by_one_and_who_has_waited_longest_goes_first():
-    assert seen([[1.0, 1.0, 1.0]] * 5) == ([2, 3, 4], [False] * 3), "of several the first"
+    assert seen([[1.0, 1.0, 1.0]] * 5) == ([3, 4, 5], [False] * 3), "of several the first"
     late = [[1.0, 1.0, 1.0], [0.5, 0.5, 1.0], [0.5, 0.5, 1.0], [0.5, 0.5, 1.0], [0.5, 0.5, 1.0]]
-    assert seen(late)[0] == [3, 4, 2]
+    assert seen(late)[0] == [4, 5, 3]
     recovers = [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 0.5], [1.0, 0.5], [1.0, 0.5]]
-    assert seen(recovers)[0] == [2, 5], "who improves while waiting has not converged"
+    assert seen(recovers)[0] == [3, 6], "who improves while waiting has not converged"
 
 
 def test_members_that_rest_already_are_no_part_of_it():
-    assert seen([[1.0, 1.0]] * 3, active=[False, True]) == ([None, 2], [False, False])
+    assert seen([[1.0, 1.0]] * 3, active=[False, True]) == ([None, 3], [False, False])
     assert seen([[math.nan, 1.0], [0.9, 0.5], [0.5, 0.2]])[0] == [None, None], "NaN is no improvement to start from"
 
 
 def test_masks_of_a_network_are_one_member():
     freezing = Freezing(Convergence(1, 0.1), 2)
-    going = freezing.see(0, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
-    assert freezing.see(1, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
+    going = freezing.see(1, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
+    assert freezing.see(2, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
     network = ds.masks.convert(ds.nets.mlp(6, 3, (16,)).double(), 3, 2.0, widen=True, assign="all")
     history = ds.fit(network, classes(), alone, epochs=9, lr=0.0, freeze=Convergence(2), shuffle=False)
-    assert history.frozen_at == [2]
+    assert history.frozen_at == [3]
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("patience", 0), ("patience", 1.5), ("tolerance", -0.1),
@@ -130,7 +130,7 @@ def by_hand(networks, pair, objective, *, make, rates, epochs, size, seed, patie
                 best[m], improved[m] = sums[m] / len(pair[1]), epoch
         ready = sorted((improved[m], m) for m in members if frozen[m] is None and epoch - improved[m] >= patience)
         if ready:
-            frozen[ready[0][1]] = epoch
+            frozen[ready[0][1]] = epoch + 1  # the first epoch is 1
         if None not in frozen:
             break
     return frozen
@@ -161,7 +161,7 @@ def test_training_equals_algorithm_1_by_hand_with_a_rate_per_member(name, optimi
     assert history.frozen_at == frozen
     ends = [epoch for epoch in frozen if epoch is not None]
     assert len(ends) in {"some": (1, 2, 3), "all": (3,), "none": (0,)}[rule], frozen
-    assert rule == "none" or min(ends) + 2 < len(history.epochs), "the others went on for a while"
+    assert rule == "none" or min(ends) + 1 < len(history.epochs), "the others went on for a while"
     assert_same(weights(ours), weights(ds.Ensemble.from_modules(networks).double()))
 
 
@@ -205,7 +205,7 @@ def test_the_others_still_learn_from_a_frozen_members_outputs():
     ours, stages = ensemble_of(), ensemble_of()
     history = ds.fit(ours, pair, adp, epochs=8, freeze=Convergence(3, 0.002), **options)
     (first, *rest) = history.frozen_at
-    assert first == 3
+    assert first == 4
     assert rest == [None, None]
     ds.fit(stages, pair, adp, epochs=4, **options)
     without = stages.subset([1, 2])
@@ -231,17 +231,17 @@ def test_a_resting_member_drops_other_units_at_every_step():
 def test_it_ends_when_all_are_frozen_one_per_epoch():
     options = {"batch_size": 8, "lr": 0.0, "shuffle": False}
     history = ds.fit(ensemble_of(), classes(), alone, epochs=20, freeze=Convergence(2), **options)
-    assert history.frozen_at == [2, 3, 4]
+    assert history.frozen_at == [3, 4, 5]
     assert len(history.epochs) == 5
     assert history.stopped_early
     assert "5 epochs, 15 steps" in str(history)
-    assert str(history).endswith("stopped early, members frozen at epochs 2, 3, 4")
+    assert str(history).endswith("stopped early, members frozen at epochs 3, 4, 5")
     short = ds.fit(ensemble_of(), classes(), alone, epochs=3, freeze=Convergence(2), **options)
-    assert short.frozen_at == [2, None, None]
+    assert short.frozen_at == [3, None, None]
     assert not short.stopped_early
-    assert str(short).endswith("members frozen at epochs 2, never, never")
+    assert str(short).endswith("members frozen at epochs 3, never, never")
     held = ds.fit(ensemble_of(), classes(), alone, epochs=20, freeze=Convergence(2), frozen=[0], **options)
-    assert held.frozen_at == [None, 2, 3]
+    assert held.frozen_at == [None, 3, 4]
     assert len(held.epochs) == 4
     plain = ds.fit(ensemble_of(), classes(), alone, epochs=2, **options)
     assert plain.frozen_at is None
@@ -250,7 +250,7 @@ def test_it_ends_when_all_are_frozen_one_per_epoch():
 def test_one_member_is_an_ensemble_of_one():
     network = NETWORKS["mlp"][0]().double()
     history = ds.fit(network, classes(), alone, epochs=9, lr=0.0, shuffle=False, freeze=Convergence(1))
-    assert history.frozen_at == [1]
+    assert history.frozen_at == [2]
     assert len(history.epochs) == 2
 
 

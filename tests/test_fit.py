@@ -175,7 +175,7 @@ def test_early_stopping_keeps_the_ensembles_best_weights():
     curve = history.column("validation")
     assert history.stopped_early
     assert len(curve) < 200
-    assert history.best_epoch == min(range(len(curve)), key=curve.__getitem__) == len(curve) - 1 - 3
+    assert history.best_epoch == 1 + min(range(len(curve)), key=curve.__getitem__) == len(curve) - 3
     outputs = ensemble.predict(held_out[0])
     assert objective(outputs, held_out[1]).parts["ensemble"].item() == pytest.approx(min(curve), rel=1e-5)
 
@@ -189,7 +189,7 @@ def test_early_stopping_per_member_keeps_each_members_own_best():
     own = mse(ensemble.predict(held_out[0]), held_out[1]).parts["member_loss"]
     assert len(set(history.best_epoch)) > 1
     for member, curve in enumerate(curves):
-        assert history.best_epoch[member] == curve.index(min(curve))
+        assert history.best_epoch[member] == 1 + curve.index(min(curve))
         assert own[member].item() == pytest.approx(min(curve), rel=1e-5)
     lone = ds.Ensemble(NETWORKS["norm_first"][0], M).subset([1])
     lone_history = ds.fit(lone, train, mse, validation=held_out, patience=4, watch="member",
@@ -207,7 +207,7 @@ def test_validation_by_fraction_and_own_metric():
 
     history = ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=3, validation=0.2, metric=metric)
     assert seen == [((M, 6, 3), (6, 3))] * 3
-    assert history.best_epoch == 0
+    assert history.best_epoch == 1
     assert history.column("validation") == [1.0, 2.0, 3.0]
     with pytest.raises(ValueError, match="`metric` must give one number per member; got \\[\\]"):
         ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=1, validation=0.2, metric=metric, watch="member")
@@ -219,11 +219,13 @@ def test_history_and_progress():
     history = ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=3, batch_size=BATCH, progress=moments.append)
     assert (history.steps, len(history.epochs)) == (9, 3)
     assert moments[-1].step == moments[-1].steps == 9
-    assert moments[-1].epoch == 3
+    assert {moment.epoch for moment in moments} <= {1, 2, 3}
+    assert moments[-1].epoch == history.epochs[-1]["epoch"] == 3
+    assert history.column("epoch") == [1, 2, 3]
     assert moments[-1].spread == max(moments[-1].member_loss) - min(moments[-1].member_loss) > 0
     assert "spread" in str(moments[-1])
     last = history.epochs[-1]
-    assert last["loss"] == pytest.approx(sum(last["member_loss"]))
+    assert last["loss"] == moments[-1].loss == pytest.approx(sum(last["member_loss"]) / M)
     assert last["individual"] == pytest.approx(sum(last["member_loss"]) / M)
     assert '"steps": 9' in history.to_json()
     with pytest.raises(KeyError, match="there is no 'accuracy'"):
@@ -235,7 +237,7 @@ def test_epoch_means_weigh_examples_not_batches():
     ensemble = ensemble_of("mlp")
     expected = mse(ensemble(x), y).total.item()
     history = ds.fit(ensemble, (x, y), mse, epochs=1, batch_size=BATCH, lr=0.0)
-    assert history.epochs[0]["loss"] == pytest.approx(expected)
+    assert history.epochs[0]["loss"] == pytest.approx(expected / M)
 
 
 def test_divergence_names_step_part_and_members_and_keeps_the_last_good_weights():
@@ -487,7 +489,7 @@ def test_validation_by_a_loader_is_validation_by_tensors(kind):
     torch.testing.assert_close(found[1][1], found[0][1])
     best = found[0][0].best_epoch
     accuracy = float((found[0][1].mean(0).argmax(-1) == held[1]).double().mean())
-    assert found[0][0].column("validation_accuracy")[best] == pytest.approx(accuracy)
+    assert found[0][0].column("validation_accuracy")[best - 1] == pytest.approx(accuracy)
 
 
 def test_measures_are_tracked_per_run_of_a_sweep():
@@ -567,3 +569,349 @@ def test_predictions_of_a_dataset_leave_the_global_generator_alone():
     before = torch.get_rng_state()
     ensemble.predict(TensorDataset(x, y))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Targets that the loss does not take
+
+OBJECTIVES = ds.objectives
+X12 = torch.randn(12, 5, generator=torch.Generator().manual_seed(4))
+LABELS = torch.arange(12) % 3
+SIGNS = (2 * (torch.arange(12) % 2) - 1).float()
+SOFT = torch.nn.functional.one_hot(LABELS, 3).float()
+
+
+def swapped(targets, value):
+    """Targets of which the last is another."""
+    wrong = targets.clone()
+    wrong[-1] = value
+    return wrong
+
+
+def held_back(loss):
+    """A user's own objective with a parameter ``loss``."""
+
+    def own(outputs, targets, *, loss=loss):
+        return ds.objectives.independent(outputs, targets, loss=loss)
+
+    return own
+
+
+alone = OBJECTIVES.independent
+WRONG_TARGETS = {
+    "0 and 1 as signs": (
+        partial(alone, loss="logistic"), 1, SIGNS, SIGNS.clamp_min(0), "be -1 or \\+1; got .* Use 2 \\* targets - 1"
+    ),
+    "bool as signs": (partial(alone, loss="exponential"), 1, SIGNS, SIGNS > 0, "be -1 or \\+1"),
+    "one sign wrong": (partial(alone, loss="logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
+    "counts": (partial(alone, loss="poisson"), 1, SIGNS + 1, swapped(SIGNS + 1, -2), "be counts of at least 0; got -2"),
+    "sums of 5": (partial(alone, loss="cross_entropy"), 3, SOFT, 5 * SOFT, "be soft labels: .* with sum one"),
+    "one below zero": (
+        partial(alone, loss="brier"), 3, SOFT, swapped(SOFT, torch.tensor([-1.0, 1.0, 1.0])), "be soft labels"
+    ),
+    "too high": (partial(alone, loss="cross_entropy"), 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2; .* to 3"),
+    "negative": (partial(alone, loss="brier"), 3, LABELS, swapped(LABELS, -1), "be labels from 0 .*; .* from -1 to 2"),
+    "nested partials": (
+        partial(partial(partial(OBJECTIVES.augmented, loss="mse"), pool="score", beta=0.5), loss="logistic"), 1, SIGNS,
+        swapped(SIGNS, 0), "be -1 or \\+1",
+    ),
+    "a function": (partial(alone, loss=ds.losses.logistic), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
+    "a user's default": (held_back("logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
+    "a user's name": (partial(held_back("mse"), loss="poisson"), 1, SIGNS + 1, swapped(SIGNS, -1), "be counts"),
+    "adp": (OBJECTIVES.adp, 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2"),
+    "ldr": (partial(OBJECTIVES.ldr, strength=1.0), 3, LABELS, swapped(LABELS, -1), "be labels from 0 "),
+}  # fmt: skip
+
+
+class Pairs(Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+SOURCES = {
+    "tensors": lambda x, y: (x, y),
+    "tensor dataset": TensorDataset,
+    "dataset": Pairs,
+    "loader": lambda x, y: DataLoader(Pairs(x, y), 4),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", WRONG_TARGETS)
+def test_targets_that_the_loss_does_not_take_are_refused(kind, source):
+    objective, width, right, wrong, message = WRONG_TARGETS[kind]
+    build, make = partial(ds.nets.mlp, 5, width, (4,)), SOURCES[source]
+    options = {"epochs": 1, "batch_size": 4, "shuffle": False}
+    ensemble = ds.Ensemble(build, 2)
+    before = weights(ensemble)
+    ds.fit(ds.Ensemble(build, 2), make(X12, right), objective, validation=make(X12, right), **options)
+    with pytest.raises(ValueError, match=f"`targets` must {message}"):
+        ds.fit(ensemble, make(X12, wrong), objective, **options)
+    with pytest.raises(ValueError, match=f"`validation targets` must {message}"):
+        ds.fit(ensemble, make(X12, right), objective, validation=make(X12, wrong), **options)
+    if source.startswith("tensor"):
+        assert_same(weights(ensemble), before)
+        with pytest.raises(ValueError, match=f"targets` must {message}"):  # of whichever part they fall into
+            ds.fit(ensemble, make(X12, wrong), objective, validation=0.5, **options)
+
+
+def test_targets_of_a_loss_that_nobody_sees_are_taken_as_they_are():
+    build = partial(ds.nets.mlp, 5, 1, (4,))
+    for objective in (
+        lambda outputs, targets: alone(outputs, targets, loss="logistic"),
+        partial(alone, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()),
+        partial(held_back("logistic"), loss=lambda outputs, targets: ds.losses.logistic(outputs, targets)),
+    ):
+        history = ds.fit(ds.Ensemble(build, 2), (X12, SIGNS.clamp_min(0)), objective, epochs=1, validation=0.25)
+        assert len(history.epochs) == 1
+
+
+def test_unlabelled_data_has_targets_of_any_kind():
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), 2)
+    for unlabelled in (TensorDataset(X12, LABELS + 7), DataLoader(Pairs(X12, LABELS + 7), 4)):
+        ds.fit(ensemble, (X12, LABELS), OBJECTIVES.a2d, epochs=1, batch_size=4, unlabelled=unlabelled)
+
+
+def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path):
+    build, objective = partial(ds.nets.mlp, 5, 3, (4,)), partial(alone, loss="cross_entropy")
+    options = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0, "resume": True}
+
+    def stop(moment):
+        if moment.epoch == 2:
+            raise KeyboardInterrupt
+
+    right, late = Pairs(X12, LABELS), Pairs(X12, swapped(LABELS, 3))
+    with pytest.raises(KeyboardInterrupt):
+        ds.fit(ds.Ensemble(build, 2), DataLoader(right, 4), objective, epochs=3, progress=stop, **options)
+    with pytest.raises(ValueError, match="`targets` must be labels from 0 to 2; got labels from 0 to 3"):
+        ds.fit(ds.Ensemble(build, 2), DataLoader(late, 4), objective, epochs=3, **options)
+
+
+# What the history tells
+
+
+def pooled_loss(ensemble, pair, loss, pool, weights=None):
+    return float(ds.diversity.decompose(ensemble.predict(pair[0]), pair[1], loss=loss, pool=pool,
+                                        weights=weights).ensemble.mean())  # fmt: skip
+
+
+WATCHED = {
+    "independent, classes": (partial(alone, loss="cross_entropy"), "cross_entropy", "probability"),
+    "independent, Brier": (partial(alone, loss="brier"), "brier", "probability"),
+    "independent, smoothed": (partial(alone, loss="cross_entropy", smoothing=0.3), "cross_entropy", "probability"),
+    "joint": (partial(OBJECTIVES.joint, loss="cross_entropy", pool="score"), "cross_entropy", "score"),
+    "negative correlation": (
+        partial(OBJECTIVES.negative_correlation, strength=0.3, loss="cross_entropy"), "cross_entropy", "score"
+    ),
+    "adp": (partial(OBJECTIVES.adp, temperature=4.0), "cross_entropy", "probability"),
+    "ldr": (partial(OBJECTIVES.ldr, strength=0.5), "cross_entropy", "probability"),
+    "trades": (OBJECTIVES.trades, "cross_entropy", "probability"),
+    "a user's loss": (held_back("cross_entropy"), "cross_entropy", "probability"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WATCHED)
+def test_the_pooled_predictions_loss_is_watched_whatever_the_objective(kind):
+    objective, loss, pool = WATCHED[kind]
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), M)
+    pair = X12, LABELS
+    history = ds.fit(ensemble, pair, objective, epochs=2, lr=0.05, validation=pair, keep="last")
+    assert history.column("validation")[-1] == pytest.approx(pooled_loss(ensemble, pair, loss, pool), rel=1e-5)
+
+
+def test_values_are_pooled_by_score_and_weights_count():
+    pair, share = (X12, SIGNS), [0.2, 0.7, 0.1]
+    for objective, loss, weights in (
+        (mse, "mse", None),
+        (partial(alone, loss="logistic"), "logistic", None),
+        (partial(alone, loss="poisson"), "poisson", None),
+        (partial(alone, loss="mse", weights=share), "mse", share),
+        (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), "mse", None),
+        (partial(alone, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()), "mse", None),
+    ):
+        ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), M)
+        own = pair if loss != "poisson" else (X12, SIGNS + 1)
+        history = ds.fit(ensemble, own, objective, epochs=2, lr=0.05, validation=own, keep="last")
+        expected = pooled_loss(ensemble, own, loss, "score", weights)
+        assert history.column("validation")[-1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_objective_of_ones_own_tells_the_ensembles_loss_or_its_mean_total_is_watched():
+    pair = X12, SIGNS
+    ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), M)
+
+    def telling(outputs, targets):
+        parts = mse(outputs, targets)
+        return ds.LossParts(parts.total, {"ensemble": 7 * parts.total})
+
+    history = ds.fit(ensemble, pair, telling, epochs=1, lr=0.0, validation=pair)
+    total = float(mse(ensemble.predict(X12), SIGNS).total)
+    assert history.column("validation") == pytest.approx([7 * total], rel=1e-5)
+    history = ds.fit(
+        ensemble, pair, lambda *both: ds.LossParts(mse(*both).total, {}), epochs=1, lr=0.0, validation=pair
+    )
+    assert history.column("validation") == pytest.approx([total / M], rel=1e-5)
+    assert history.column("loss") == pytest.approx([total / M], rel=1e-5)
+    with pytest.raises(ValueError, match="`objective` must tell `member_loss` \\[M\\] for watch='member'"):
+        ds.fit(ensemble, pair, telling, epochs=1, validation=pair, watch="member")
+
+
+def test_losses_do_not_grow_with_the_number_of_members():
+    network = ds.nets.mlp(5, 3, (4,))
+    pair, objective = (X12, LABELS), partial(alone, loss="cross_entropy")
+    found = []
+    for members in (1, 2, 6):
+        ensemble = ds.Ensemble.from_modules([network] * members)
+        history = ds.fit(ensemble, pair, objective, epochs=3, lr=0.05, validation=pair, shuffle=False)
+        found.append((history.column("loss"), history.column("validation")))
+    for loss, validation in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5)
+        assert validation == pytest.approx(found[0][1], rel=1e-5)
+
+
+def test_drawn_members_and_masks_tell_means_over_members():
+    pair = X12, LABELS
+    objective = partial(alone, loss="cross_entropy")
+    ensemble = ds.Ensemble.from_modules([ds.nets.mlp(5, 3, (4,))] * 4)
+    drawn = ds.fit(ensemble, pair, objective, epochs=1, lr=0.0, active_members=2)
+    assert drawn.column("loss") == pytest.approx([float(objective(ensemble.predict(X12), LABELS).total) / 4], rel=1e-5)
+    masked = ds.masks.convert(ds.nets.mlp(5, 3, (16,)), 3, 2.0, widen=True, assign="all")
+    history = ds.fit(masked, pair, objective, epochs=1, lr=0.0)
+    assert history.column("loss")[0] == pytest.approx(sum(history.column("member_loss")[0]) / 3, rel=1e-5)
+
+
+def test_rates_are_told_as_they_are():
+    pair = X12, SIGNS
+    build, schedule = partial(ds.nets.mlp, 5, 1, (4,)), ds.train.schedules.step([1], 0.5)
+    options = {"epochs": 2, "schedule": schedule}
+    assert ds.fit(ds.Ensemble(build, 2), pair, mse, lr=0.002, **options).column("lr") == [0.002, 0.001]
+    assert ds.fit(ds.Ensemble(build, 2), pair, mse, lr=[0.1, 0.1], **options).column("lr") == [0.1, 0.05]
+    told = ds.fit(ds.Ensemble(build, 2), pair, mse, lr=[0.1, 0.3], **options).column("lr")
+    assert told == [[0.1, 0.3], [0.05, 0.15]]
+    swept = ds.sweep(build, pair, mse, grid={"lr": [0.1, 0.3]}, members=2, **options)
+    assert [swept.history(run).column("lr") for run in range(2)] == [[0.1, 0.05], [0.3, 0.15]]
+
+
+def test_a_member_without_a_finite_epoch_has_no_best_one(caplog):
+    seen = []
+
+    def metric(outputs, targets):
+        seen.append(1)
+        return torch.tensor([math.nan, 1.0 / len(seen)])
+
+    build = partial(ds.nets.mlp, 5, 1, (4,))
+    history = ds.fit(
+        ds.Ensemble(build, 2), (X12, SIGNS), mse, epochs=3, validation=(X12, SIGNS), metric=metric, watch="member"
+    )
+    assert history.best_epoch == [None, 3]
+    assert "the validation metric of epoch 1 is not finite" in caplog.text
+
+
+# Which way is better
+
+
+def scripted(values):
+    """A metric that takes these values, one after the other."""
+    waiting = list(values)
+    return lambda outputs, targets: torch.tensor(waiting.pop(0))
+
+
+ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8, 0.6, 0.2]
+
+
+def test_the_highest_metric_is_best_on_request():
+    build, pair = partial(ds.nets.mlp, 5, 1, (4,)), (X12, SIGNS)
+    options = {"epochs": 7, "validation": pair, "lr": 0.05}
+    for mode, more in (("max", {}), ("max", {"patience": 2}), ("min", {})):
+        ensemble = ds.Ensemble(build, 2)
+        history = ds.fit(ensemble, pair, mse, metric=scripted(ACCURACIES), mode=mode, **{**options, **more})
+        assert history.best_epoch == (1 if mode == "min" else 3)
+        assert len(history.epochs) == (5 if more else 7)
+        plain = ds.Ensemble(build, 2)
+        ds.fit(plain, pair, mse, epochs=history.best_epoch, lr=0.05)
+        assert_same(weights(ensemble), weights(plain))
+    history = ds.fit(
+        ds.Ensemble(build, 2), pair, mse, metric=scripted(ACCURACIES), mode="max", min_delta=0.5, **options
+    )
+    assert history.best_epoch == 3, "0.5 is not more than 0.5 above 0.1"
+    per_member = [[0.1, 0.9], [0.5, 0.5], [0.2, 0.1]]
+    history = ds.fit(
+        ds.Ensemble(build, 2), pair, mse, metric=scripted(per_member), mode="max", watch="member",
+        **{**options, "epochs": 3},
+    )  # fmt: skip
+    assert history.best_epoch == [2, 1]
+    ensemble = ds.Ensemble(build, 2)
+    history = ds.fit(ensemble, pair, mse, metric=scripted(ACCURACIES), mode="max", keep="last", **options)
+    assert history.best_epoch is None
+
+
+def test_a_metric_that_falls_below_zero_and_one_that_starts_at_minus_infinity_are_fine():
+    build, pair = partial(ds.nets.mlp, 5, 1, (4,)), (X12, SIGNS)
+    options = {"epochs": 3, "validation": pair}
+    values = [-5.0, -1.0, -3.0]
+    for mode, best in (("max", 2), ("min", 1)):
+        history = ds.fit(ds.Ensemble(build, 2), pair, mse, metric=scripted(values), mode=mode, **options)
+        assert history.best_epoch == best
+
+
+def test_modes_that_do_not_go_together_are_refused(unchecked):
+    build, pair = partial(ds.nets.mlp, 5, 1, (4,)), (X12, SIGNS)
+    accuracy = scripted([1.0])
+    for message, options in {
+        "`mode` must be one of 'min', 'max'; got 'highest'": {"mode": "highest", "metric": accuracy, "validation": 0.2},
+        "`mode` must be 'min' without `metric`": {"mode": "max", "validation": 0.2},
+        "`metric` must come with `validation` data": {"metric": accuracy},
+        "`min_delta` must be a number of at least 0": {"min_delta": -1.0, "validation": 0.2, "patience": 2},
+        "`validation` must hold as many targets as inputs; got 12 inputs and 3": {"validation": (X12, SIGNS[:3])},
+        "`validation x` must be finite": {"validation": (X12 / 0, SIGNS)},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            ds.fit(ds.Ensemble(build, 2), pair, mse, epochs=1, **options)
+        with pytest.raises(ValueError, match=message):
+            ds.sweep(build, pair, mse, grid={"seed": [0]}, members=2, epochs=1, **options)
+
+
+# How tensors lie in memory
+
+IMAGES = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "every second": lambda x: x.repeat_interleave(2, 0)[::2],
+    "expanded": lambda x: x[:, :1].expand(-1, x.shape[1], -1, -1),
+}
+VALUES = {
+    "channels last": lambda y: y.t().contiguous().t(),
+    "transposed": lambda y: y.t().contiguous().t(),
+    "every second": lambda y: y.repeat_interleave(2, 0)[::2],
+    "expanded": lambda y: y[:1].expand(len(y), -1),
+}
+
+
+@pytest.mark.parametrize("layout", IMAGES)
+def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
+    build, shape = NETWORKS["cnn_batch_norm"]
+    x, y = regression(shape)
+    x, y = IMAGES[layout](x), VALUES[layout](y)
+    options = {"epochs": 2, "batch_size": BATCH, "lr": 0.01}
+    makes = [lambda *pair: pair, TensorDataset, lambda *pair: DataLoader(Pairs(*pair), BATCH)]
+    for place, make in enumerate(makes):
+        found = []
+        for pair in ((x.contiguous(), y.contiguous()), (x, y)):
+            ensemble = ensemble_of("cnn_batch_norm", "loop")
+            history = ds.fit(
+                ensemble, make(*pair), mse, validation=make(*pair), checkpoint=tmp_path / str(place), resume=True,
+                **options,
+            )  # fmt: skip
+            found.append((weights(ensemble), history.column("validation")))
+        assert_same(found[1][0], found[0][0])
+        assert found[1][1] == pytest.approx(found[0][1])
+    swept = [
+        ds.sweep(build, pair, mse, grid={"seed": [0, 1]}, members=2, validation=pair, backend="loop", **options)
+        for pair in ((x.contiguous(), y.contiguous()), (x, y))
+    ]
+    torch.testing.assert_close(swept[1].outputs(x), swept[0].outputs(x.contiguous()))

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import dissensus as ds
 from dissensus.execution import inference
@@ -80,6 +91,107 @@ def test_a_loader_that_gives_other_than_it_says_is_refused():
         sampler.said = said
         with pytest.raises(ValueError, match=message):
             ensemble_of().predict(DataLoader(data, 5, sampler=sampler))
+
+
+class Backwards(SequentialSampler):
+    def __iter__(self):
+        return iter(range(len(self.data_source) - 1, -1, -1))
+
+
+class Sorted(BatchSampler):
+    def __iter__(self):
+        yield from ([3, 1], [2, 0])
+
+    def __len__(self):
+        return 2
+
+
+LABELLED = TensorDataset(X, torch.arange(23))
+OUT_OF_ORDER = {
+    "a RandomSampler": lambda: DataLoader(LABELLED, 5, shuffle=True),
+    "a SubsetRandomSampler": lambda: DataLoader(LABELLED, 5, sampler=SubsetRandomSampler(range(9))),
+    "a WeightedRandomSampler": lambda: DataLoader(LABELLED, 5, sampler=WeightedRandomSampler([1.0] * 23, 9)),
+    "a Backwards": lambda: DataLoader(LABELLED, 5, sampler=Backwards(LABELLED)),
+    "a list": lambda: DataLoader(LABELLED, 5, sampler=[4, 2, 0]),
+    "a Sorted": lambda: DataLoader(LABELLED, batch_sampler=Sorted(SequentialSampler(LABELLED), 2, False)),
+    "a RandomSampler in batches": lambda: DataLoader(
+        LABELLED, batch_sampler=BatchSampler(RandomSampler(LABELLED), 4, False)
+    ),
+    "a RandomSampler without batches": lambda: DataLoader(
+        TensorDataset(X.unsqueeze(1), torch.arange(23).unsqueeze(1)), batch_size=None, shuffle=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_ORDER)
+def test_rows_out_of_order_come_with_their_targets_or_not_at_all(kind):
+    ensemble = ensemble_of()
+    named = kind.partition(" in ")[0].partition(" without ")[0]
+    with pytest.raises(ValueError, match=f"`data` must keep the order of its data set; got {named}. Use shuffle=False"):
+        ensemble.predict(OUT_OF_ORDER[kind]())
+    outputs, rows = ensemble.predict(OUT_OF_ORDER[kind](), targets=True)
+    torch.testing.assert_close(outputs, ensemble.predict(X)[:, rows])
+
+
+def test_loaders_in_order_are_taken_as_they_are():
+    ensemble, expected = ensemble_of(), ensemble_of().predict(X)
+    batched = DataLoader(LABELLED, batch_sampler=BatchSampler(SequentialSampler(LABELLED), 4, False))
+    torch.testing.assert_close(ensemble.predict(batched), expected)
+    some = DataLoader(Subset(LABELLED, [5, 1]), 4)
+    torch.testing.assert_close(ensemble.predict(some), expected[:, [5, 1]])
+    if "in_order" in vars(batched):
+        loose = DataLoader(LABELLED, 4, num_workers=1, in_order=False)
+        with pytest.raises(ValueError, match="keep the order of its data set; got a loader with in_order=False"):
+            ensemble.predict(loose)
+    with pytest.raises(ValueError, match="got a stream that 2 workers mix"):
+        ensemble.predict(DataLoader(Stream(), 4, num_workers=2))
+
+
+class Dicts(Dataset):
+    """Examples that its own ``collate`` makes a batch of."""
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return {"x": X[index], "y": index}
+
+    @staticmethod
+    def collate(examples):
+        return torch.stack([e["x"] for e in examples]), torch.tensor([e["y"] for e in examples])
+
+
+def test_targets_of_every_source_lie_beside_the_outputs(tmp_path, unchecked):
+    ensemble = ensemble_of()
+    expected = ensemble.predict(X)
+    for source in ((X, torch.arange(23)), LABELLED, DataLoader(LABELLED, 5), Dicts()):
+        outputs, targets = ensemble.predict(source, 4, targets=True, file=tmp_path / "o.npy")
+        torch.testing.assert_close(outputs, expected)
+        assert targets.tolist() == list(range(23))
+    with pytest.raises(TypeError, match="hold targets where they are asked for; got inputs alone. Pass \\(x, y\\)"):
+        ensemble.predict(X, targets=True)
+    with pytest.raises(ValueError, match="as many targets as inputs; got 23 inputs and 3 targets"):
+        ensemble.predict((X, torch.arange(3)), targets=True)
+    for alone in (DataLoader(TensorDataset(X), 5), DataLoader(Stream(), 5)):
+        with pytest.raises(TypeError, match="give pairs \\(x, y\\) of tensors where targets are asked for"):
+            ensemble.predict(alone, targets=True)
+
+
+LAYOUTS = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "every second": lambda x: x.repeat_interleave(2, 0)[::2],
+    "expanded": lambda x: x[:1].expand(len(x), -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_may_lie_in_memory_in_any_way(layout):
+    ensemble = ensemble_of("cnn_batch_norm")
+    x = LAYOUTS[layout](torch.randn(12, *NETWORKS["cnn_batch_norm"][1], dtype=torch.float64))
+    expected = ensemble.predict(x.contiguous(), 5)
+    for source in (x, (x, torch.zeros(12)), TensorDataset(x), DataLoader(TensorDataset(x), 5)):
+        torch.testing.assert_close(ensemble.predict(source, 5), expected)
 
 
 def test_bad_sources_are_refused(unchecked):

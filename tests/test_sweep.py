@@ -346,3 +346,65 @@ def test_data_sets_that_do_not_go_together_are_refused(change, message, unchecke
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
     with pytest.raises(ValueError, match=message):
         ds.sweep(build, told.pop("data"), objective, members=2, epochs=1, **told)
+
+
+def test_targets_that_a_loss_of_the_grid_does_not_take_are_refused():
+    generator = torch.Generator().manual_seed(4)
+    x, counts = torch.randn(12, 5, generator=generator), torch.arange(12.0) % 4
+    build = partial(ds.nets.mlp, 5, 1, (4,))
+    options = {"members": 2, "epochs": 1, "batch_size": 4}
+    ds.sweep(build, (x, counts), ds.objectives.independent, grid={"loss": ["mse", "poisson"]}, **options)
+    for name, given in (("targets", {}), ("validation targets", {"validation": (x, counts)})):
+        own = (x, counts if name == "targets" else counts.clamp(1, 1))
+        with pytest.raises(ValueError, match=f"`{name}` must be -1 or \\+1; got values such as \\[0.0, 1.0, 2.0\\]"):
+            ds.sweep(build, own, ds.objectives.independent, grid={"loss": ["mse", "logistic"]}, **given, **options)
+    folds, poisson = [(x, counts), (x, counts - 2)], partial(ds.objectives.independent, loss="poisson")
+    with pytest.raises(ValueError, match="`targets` must be counts of at least 0; got -2"):
+        ds.sweep(build, folds, poisson, grid={"fold": [0, 1]}, **options)
+
+
+@pytest.mark.parametrize("objective", [partial(ds.objectives.independent, loss="cross_entropy"), ds.objectives.adp])
+def test_labels_outside_of_the_outputs_are_refused_before_a_sweep(objective):
+    generator = torch.Generator().manual_seed(4)
+    x, labels = torch.randn(12, 5, generator=generator), torch.arange(12) % 3
+    high = torch.where(torch.arange(12) == 11, 3, labels)
+    build, options = partial(ds.nets.mlp, 5, 3, (4,)), {"members": 2, "epochs": 1, "batch_size": 4}
+    ds.sweep(build, (x, labels), objective, grid={"seed": [0, 1]}, validation=(x, labels), **options)
+    for name, own, held in (("targets", high, labels), ("validation targets", labels, high), ("targets", high, None)):
+        validation = 0.5 if held is None else (x, held)
+        with pytest.raises(ValueError, match=f"`{name}` must be labels from 0 to 2; got labels from 0 to 3"):
+            ds.sweep(build, (x, own), objective, grid={"seed": [0, 1]}, validation=validation, **options)
+
+
+def test_the_pooled_predictions_loss_is_watched_in_every_run():
+    generator = torch.Generator().manual_seed(4)
+    pair = torch.randn(12, 5, generator=generator), torch.arange(12) % 3
+    build, options = partial(ds.nets.mlp, 5, 3, (4,)), {"epochs": 2, "lr": 0.05, "validation": pair, "keep": "last"}
+    grid = {"loss": ["cross_entropy", "brier"], "seed": [0, 1], "members": [1, 3]}
+    swept = ds.sweep(build, pair, ds.objectives.independent, grid=grid, **options)
+    for run, point in enumerate(swept.points):
+        outputs = swept.run(run).predict(pair[0])
+        found = ds.diversity.decompose(outputs, pair[1], loss=point["loss"], pool="probability")
+        assert swept.history(run).column("validation")[-1] == pytest.approx(float(found.ensemble.mean()), rel=1e-5)
+        assert swept.history(run).column("epoch") == [1, 2]
+        last = swept.history(run).epochs[-1]
+        assert last["loss"] == pytest.approx(sum(last["member_loss"]) / point["members"], rel=1e-5)
+
+
+def test_runs_are_stopped_and_kept_by_the_highest_metric_on_request():
+    build, data = NETWORKS["mlp"][0], regression()
+    grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "beta": [0.3]}
+    options = {"epochs": 20, "batch_size": BATCH, "validation": 0.3, "patience": 2}
+    negative = partial(_negative_error, 1.0)
+    lowest = ds.sweep(build, data, augmented, grid=grid, members=2, metric=partial(_negative_error, -1.0), **options)
+    highest = ds.sweep(build, data, augmented, grid=grid, members=2, metric=negative, mode="max", **options)
+    assert len({len(highest.history(run).epochs) for run in range(6)}) > 1, "runs stop at different epochs"
+    for run, point in enumerate(highest.points):
+        alone, history = fitted_alone(build, data, augmented, point, members=2, metric=negative, mode="max", **options)
+        assert highest.history(run).best_epoch == lowest.history(run).best_epoch == history.best_epoch
+        assert_same(tensors_of(highest.run(run)), tensors_of(lowest.run(run)))
+        assert_same(tensors_of(highest.run(run)), tensors_of(alone))
+
+
+def _negative_error(sign, outputs, targets):
+    return -sign * (outputs.mean(0) - targets).square().mean()

@@ -4,7 +4,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -211,26 +211,47 @@ class Ensemble(nn.Module):
                 taken, best = [*taken, index], tried
         return GreedySoup(averaged(taken), taken, best)
 
+    @overload
+    def predict(
+        self, data: Inputs, batch_size: int = 1024, *, targets: Literal[False] = False, file: str | Path | None = None
+    ) -> Tensor: ...
+
+    @overload
+    def predict(
+        self, data: Inputs, batch_size: int = 1024, *, targets: Literal[True], file: str | Path | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
     @leaves_settings
     @torch.no_grad()
-    def predict(self, data: Inputs, batch_size: int = 1024, *, file: str | Path | None = None) -> Tensor:
+    def predict(
+        self, data: Inputs, batch_size: int = 1024, *, targets: bool = False, file: str | Path | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Member outputs ``[M, N, ...]`` on the host, in evaluation mode, batch by batch; the mode is put back.
 
         Args:
-            data: Inputs ``[N, ...]``, a pair ``(x, y)``, a ``Dataset``, or a ``DataLoader``, whose own batches stand.
+            data: Inputs ``[N, ...]``, a pair ``(x, y)``, a ``Dataset``, or a ``DataLoader``, whose own batches stand. A
+                loader that shuffles, or has another sampler than a sequential one, is refused without ``targets``: its
+                rows could not be matched with anything. A stream (``IterableDataset``) is taken in its own order.
             batch_size: Examples at once: what bounds the memory that is needed besides the result.
+            targets: Return ``(outputs, targets)``, with the targets ``[N, ...]`` of the same rows in the same order.
             file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory.
 
         On a GPU, passes are replayed from a CUDA graph, and outputs travel while the next batch is computed.
+
+        >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=5)
+        >>> outputs, targets = ens.predict((torch.zeros(7, 3), torch.arange(7)), targets=True)
+        >>> outputs.shape, targets
+        (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        source = inference.source_of(data, batch_size)
+        source = inference.source_of(data, batch_size, targets=targets)
         self.eval()
         many = source.examples is None or source.examples > 4 * batch_size
         self.body.replayed = self.device.type == "cuda" and many
         capture = inference.capture_on(self.device) if self.body.replayed else None
         with on(self.device):
             passes = inference.Passes(self, self.device, capture)
-            return inference.collected(passes, source, None if file is None else Path(file))
+            outputs = inference.collected(passes, source, None if file is None else Path(file))
+        return (outputs, torch.cat(source.targets)) if targets else outputs
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

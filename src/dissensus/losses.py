@@ -13,7 +13,7 @@ With one output, targets ``[B]`` serve as ``[B, 1]``. Log-probabilities are logi
 classes can be passed on as it is.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -114,7 +114,11 @@ def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor,
 
 def _check_classes(logits: Tensor) -> None:
     if logits.shape[-1] == 1:
-        checks.refuse("logits", "have two classes or more", "one output", "Two classes by one margin? Use 'logistic'.")
+        _refuse_one_class()
+
+
+def _refuse_one_class() -> NoReturn:
+    checks.refuse("logits", "have two classes or more", "one output", "Two classes by one margin? Use 'logistic'.")
 
 
 class Loss(NamedTuple):
@@ -149,22 +153,40 @@ def check_trainable(loss: str | PerExampleLoss) -> None:
 
 def check_target_values(loss: str | PerExampleLoss, targets: Tensor, width: int) -> None:
     """Refuse targets outside the range of a named loss, where their values can be read."""
-    if not isinstance(loss, str) or not checks.is_concrete(targets):
-        return
+    if isinstance(loss, str) and checks.is_concrete(targets):
+        check_targets(loss, targets, width)
+
+
+def check_targets(loss: str, targets: Tensor, width: int | None = None, name: str = "targets") -> None:
+    """Refuse targets outside the range of a named loss; their values are read, on whatever device they are.
+
+    ``width`` is the number of outputs C, or None where it is not known yet: labels have no upper end then.
+    """
     takes = named(loss).takes
-    if takes == "logits" and not targets.is_floating_point() and targets.numel():
+    if not targets.numel():
+        return
+    if takes == "logits" and not targets.is_floating_point():
         low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= width:
-            checks.refuse("targets", f"be labels from 0 to {width - 1}", f"labels from {low} to {high}")
+        if width == 1:
+            _refuse_one_class()
+        if low < 0 or (width is not None and high >= width):
+            wanted = "be labels from 0 on" if width is None else f"be labels from 0 to {width - 1}"
+            checks.refuse(name, wanted, f"labels from {low} to {high}")
     elif takes == "logits" and targets.ndim == 2:
-        off = float((targets.sum(-1) - 1).abs().max()) if len(targets) else 0.0
-        if off > 1e-3 or bool((targets < 0).any()):
-            checks.refuse("targets", "be soft labels: non-negative, with sum one", f"sums off by up to {off:.3g}")
-    elif takes == "margin" and not bool((targets.abs() == 1).all()):
-        found = targets.unique().tolist()[:3]
-        checks.refuse("targets", "be -1 or +1", f"values such as {found}", "Labels 0 and 1? Use 2 * targets - 1.")
-    elif takes == "log_rate" and bool((targets < 0).any()):
-        checks.refuse("targets", "be counts of at least 0", float(targets.min()))
+        off = float((targets.sum(-1, dtype=_summed_in(targets)) - 1).abs().max())
+        if off > max(1e-3, 2 * torch.finfo(targets.dtype).eps) or float(targets.min()) < 0:
+            checks.refuse(name, "be soft labels: non-negative, with sum one", f"sums off by up to {off:.3g}")
+    elif takes == "margin":
+        values = targets.float() if targets.dtype == torch.bool else targets
+        if not bool((values.abs() == 1).all()):
+            found = values.unique().tolist()[:3]
+            checks.refuse(name, "be -1 or +1", f"values such as {found}", "Labels 0 and 1? Use 2 * targets - 1.")
+    elif takes == "log_rate" and float(targets.min()) < 0:
+        checks.refuse(name, "be counts of at least 0", float(targets.min()))
+
+
+def _summed_in(targets: Tensor) -> torch.dtype:
+    return torch.promote_types(targets.dtype, torch.float32)
 
 
 def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targets: Tensor) -> Float[Tensor, "M B"]:

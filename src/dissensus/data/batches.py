@@ -17,6 +17,8 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
 Augments = Augment | Sequence[Augment] | None
 """One for all members, or one per member, each of whom then sees a batch of its own."""
+TargetCheck = Callable[[Tensor], None]
+"""Refuses targets ``[B, ...]`` that do not suit the loss."""
 
 
 class TensorBatches:
@@ -55,8 +57,8 @@ class TensorBatches:
         if drop_last and self.examples < batch_size:
             fix = "No batch would be left."
             checks.refuse("batch_size", f"be at most {self.examples} with drop_last=True", batch_size, fix)
-        _check_finite("x", x)
-        _check_finite("y", y)
+        check_finite("x", x)
+        check_finite("y", y)
         self.x, self.y = x.to(device), y.to(device)
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.seeds, self.rows, self.augment = list(seeds), rows, augment
@@ -154,7 +156,8 @@ class LoadedBatches:
     """A ``Dataset`` or a foreign ``DataLoader``, moved to the device batch by batch, for one run.
 
     A loader of our own making shuffles by (seed, epoch), and takes a data set's own ``collate`` where it has one. A
-    foreign one keeps its own order and randomness. Without ``labels`` a batch may be inputs alone.
+    foreign one keeps its own order and randomness. Without ``labels`` a batch may be inputs alone. ``check`` sees the
+    targets of every batch before they travel to the device; targets that lie there already, in the first epoch only.
     """
 
     resumable = False
@@ -164,8 +167,9 @@ class LoadedBatches:
     def __init__(
         self, source: Dataset[Any] | DataLoader[Any], *, batch_size: int, seed: int, device: torch.device,
         shuffle: bool = True, drop_last: bool = False, augment: Augments = None, labels: bool = True,
+        check: TargetCheck | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.seed, self.augment, self.labels = device, seed, augment, labels
+        self.device, self.seed, self.augment, self.labels, self.check = device, seed, augment, labels, check
         self.generators = [torch.Generator(device)] if augment is not None else []
         self.generator: torch.Generator | None = None
         if isinstance(source, DataLoader):
@@ -213,6 +217,8 @@ class LoadedBatches:
                 batch = (only, torch.zeros(len(only)))
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
+            if self.check is not None and (index == 0 or batch[1].device.type == "cpu"):  # no sync at every step
+                self.check(batch[1])
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
             yield x, y
 
@@ -266,17 +272,22 @@ def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
 
 def batches(
     data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False,
-    augment: Augments = None,
+    augment: Augments = None, check: TargetCheck | None = None,
 ) -> TensorBatches | LoadedBatches:  # fmt: skip
-    """The batches of a source for one run; tensors take the fast path on the device."""
+    """The batches of a source for one run; tensors take the fast path on the device.
+
+    ``check`` sees the targets of tensors once and now, those of a loader batch by batch.
+    """
     settings: dict[str, Any] = {
         "batch_size": batch_size, "device": device, "shuffle": shuffle, "drop_last": drop_last, "augment": augment
     }  # fmt: skip
     pair = as_pair(data)
     if pair is not None:
+        if check is not None:
+            check(pair[1])
         return TensorBatches(*pair, seeds=[seed], **settings)
     if isinstance(data, Dataset | DataLoader):
-        return LoadedBatches(data, seed=seed, **settings)
+        return LoadedBatches(data, seed=seed, check=check, **settings)
     checks.refuse("data", "be (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
 
 
@@ -305,11 +316,12 @@ _LOOKED_AT = 2**26
 """Numbers that are looked at together: what bounds the memory of a look at all of them."""
 
 
-def _check_finite(name: str, x: Tensor) -> None:
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse NaN and infinity, however the numbers lie in memory."""
     if not x.is_floating_point():
         return
     rows = max(1, _LOOKED_AT * len(x) // max(1, x.numel()))
-    bad = torch.cat([~part.isfinite().view(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
+    bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
     if bool(bad.any()):
         first, found = int(bad.nonzero()[0]), int(bad.sum())
         got = f"NaN or infinity in {found} examples, first in {first}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from dissensus import checks
 from dissensus.execution.graphs import Capture, captured
@@ -30,27 +30,83 @@ class Source(NamedTuple):
 
     batches: Iterable[Tensor]
     examples: int | None
+    targets: list[Tensor]
+    """Targets of the batches that have been read, where they are wanted; on the host."""
 
 
-def source_of(data: Inputs, batch_size: int) -> Source:
-    """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, whose own batches stand."""
+def source_of(data: Inputs, batch_size: int, *, targets: bool = False) -> Source:
+    """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, whose own batches stand.
+
+    Outputs come in the order of the batches. A loader with another order than that of its data set is refused unless
+    its targets come along.
+    """
     checks.count("batch_size", batch_size)
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
-        data = data[0]
+        data, told = data
+    else:
+        told = None
     if isinstance(data, Tensor):
         if len(data) == 0:
             checks.refuse("data", "hold at least one example", checks.shape_text(data.shape))
-        return Source(data.split(batch_size), len(data))
+        if not targets:
+            return Source(data.split(batch_size), len(data), [])
+        if not isinstance(told, Tensor):
+            checks.refuse("data", "hold targets where they are asked for", "inputs alone", "Pass (x, y).", TypeError)
+        if len(told) != len(data):
+            checks.refuse("data", "hold as many targets as inputs", f"{len(data)} inputs and {len(told)} targets")
+        return Source(data.split(batch_size), len(data), [told.detach().cpu()])
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        data = DataLoader(data, batch_size, generator=torch.Generator())  # its own: the global one is not moved
+        collate = getattr(data, "collate", None)
+        # A generator of its own: the global one is not moved.
+        data = DataLoader(data, batch_size, generator=torch.Generator(), collate_fn=collate)
     if not isinstance(data, DataLoader):
         checks.refuse("data", "be a tensor, (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
-    return Source(_first_parts(data), _examples(data))
+    if not targets:
+        _check_order(data)
+    read: list[Tensor] = []
+    return Source(_inputs(data, read if targets else None), _examples(data), read)
 
 
-def _first_parts(loader: DataLoader[Any]) -> Iterator[Tensor]:
+def _inputs(loader: DataLoader[Any], read: list[Tensor] | None) -> Iterator[Tensor]:
+    """The inputs of every batch; targets are put aside where there is a list for them."""
     for batch in loader:
+        if read is not None:
+            if not isinstance(batch, list | tuple) or len(batch) < 2 or not isinstance(batch[1], Tensor):
+                got = type(batch).__name__ if isinstance(batch, Tensor) or not batch else f"{len(batch)} parts"
+                checks.refuse("data", "give pairs (x, y) of tensors where targets are asked for", got, error=TypeError)
+            read.append(batch[1].detach().cpu())
         yield batch[0] if isinstance(batch, list | tuple) else batch
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose rows nobody could match with anything.
+
+    A stream has no other order than its own, so it is taken as it comes; several workers mix theirs.
+    """
+    workers, in_order = loader.num_workers, getattr(loader, "in_order", True)
+    if isinstance(loader.dataset, IterableDataset):
+        wrong = f"a stream that {workers} workers mix" if workers > 1 else ""
+    elif workers > 0 and not in_order:
+        wrong = "a loader with in_order=False"
+    else:
+        wrong = _other_order(loader)
+    if wrong:
+        fix = "Use shuffle=False, or predict(data, targets=True), which returns the targets in the same order."
+        checks.refuse("data", "keep the order of its data set", wrong, fix)
+
+
+def _other_order(loader: DataLoader[Any]) -> str:
+    """What makes a loader's order another one than that of its data set, in words; empty where nothing does.
+
+    A sampler of another class may well be sequential, but there is no way to know without drawing from it.
+    """
+    batched = loader.batch_sampler
+    if batched is not None and type(batched) is not BatchSampler:
+        return f"a {type(batched).__name__}"
+    sampler = loader.sampler if batched is None else batched.sampler
+    if getattr(type(sampler), "__iter__", None) is not SequentialSampler.__iter__:
+        return f"a {type(sampler).__name__}"
+    return ""
 
 
 def _examples(loader: DataLoader[Any]) -> int | None:

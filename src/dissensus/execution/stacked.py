@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._compile import _disable_dynamo
 
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.batched import batched_plan
@@ -138,7 +139,7 @@ class StackedMembers(nn.Module):
             self._choose(mode, weights, buffers, x, per_member, both_ways)
         return self.choices[mode].backend
 
-    @torch.compiler.disable()
+    @_disable_dynamo  # as torch.compiler.disable does, which would load the whole compiler on import
     def _choose(
         self, mode: Mode, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, both_ways: bool
     ) -> None:

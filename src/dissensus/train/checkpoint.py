@@ -131,7 +131,7 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         facts = manifest["facts"]
         go_back(engine, tensors, facts)
-        log.info("resumed at epoch %d, step %d", engine.epoch, engine.steps)
+        log.info("resumed after %d whole epochs and %d steps", engine.epoch, engine.steps)
 
 
 def _generators(engine: Engine) -> dict[str, Tensor]:

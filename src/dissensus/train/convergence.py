@@ -38,13 +38,13 @@ class Convergence:
 
 
 class Freezing:
-    """Applies the rule, epoch by epoch; lies on the host."""
+    """Applies the rule, epoch by epoch, on the host. Epochs count from 1, and 0 stands for none."""
 
     def __init__(self, rule: Convergence, members: int) -> None:
         self.rule = rule
         self.best = torch.full((members,), torch.inf, dtype=torch.float64)
-        self.improved_at = torch.full((members,), -1)
-        self.frozen_at = torch.full((members,), -1)
+        self.improved_at = torch.zeros(members, dtype=torch.int64)
+        self.frozen_at = torch.zeros(members, dtype=torch.int64)
 
     @classmethod
     def of(cls, rule: Convergence | None, members: int, active_members: int | None) -> "Freezing | None":
@@ -75,11 +75,11 @@ class Freezing:
 
     def epochs(self) -> list[int | None]:
         """The epoch at whose end each member was frozen; None for those that were not."""
-        return [None if epoch < 0 else epoch for epoch in self.frozen_at.tolist()]
+        return [epoch or None for epoch in self.frozen_at.tolist()]
 
     def members(self) -> list[int]:
         """Those that have been frozen."""
-        return (self.frozen_at >= 0).nonzero().flatten().tolist()
+        return (self.frozen_at > 0).nonzero().flatten().tolist()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold."""

@@ -19,14 +19,15 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import Freezing, standing
-from dissensus.train.diagnosis import check_labels, check_names, culprit
+from dissensus.train.diagnosis import check_names, culprit
 from dissensus.train.drawn import Drawn
 from dissensus.train.fed import Fed, Inputs, fed
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.grouped import Grouped
-from dissensus.train.history import Failure, OnProgress, Progress
+from dissensus.train.history import Failure, OnProgress, Progress, entry
 from dissensus.train.numerics import Numerics
 from dissensus.train.stopping import Body, Watch
+from dissensus.train.trained_loss import Targets
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
 """``(outputs [R, M, B, C], targets [R, B, ...], hyperparameters [R]) -> LossParts``, all entries with an axis R."""
@@ -97,12 +98,13 @@ class Engine:
     """Attacks the batches of one run."""
     freezing: Freezing | None = None
     """Freezes members of one run that have converged."""
+    targets: Targets = field(default_factory=Targets)  # looked at again at the first step, when outputs are known
     planned: str = ""
     members_at_once: int | None = None
     """Members at a time, as decided before a checkpoint; None where nothing has been decided yet."""
     needs: object = None
     """What it found out; see `dissensus.train.memory.Needs`."""
-    epoch: int = 0
+    epoch: int = 0  # whole epochs done; what people read counts from 1
     in_epoch: int = 0
     """Steps done in this epoch."""
     steps: int = 0
@@ -133,6 +135,7 @@ class Engine:
         """Steps done, on the device; graphs count on, so it stays where it is."""
         self.chosen: Tensor | None = None
         """The members ``[R, K]`` that the latest step has drawn."""
+        self.summed = self.members  # that the objective's total is a sum over
 
     @property
     def runs(self) -> int:
@@ -272,9 +275,10 @@ class Engine:
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        if self.steps == 0:
+        if not self.targets.seen:  # at the first step, or the first after a resume, which is never a captured one
             own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            check_labels(outputs, own.y if isinstance(own, TensorBatches) else y)
+            self.targets.see(outputs, own.y if isinstance(own, TensorBatches) else y)
+        self.summed = outputs.shape[1] if self.drawn is None else self.members  # masks of a network count
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
         y = y if self.runs > 1 else y.unsqueeze(0)
         if outputs.shape[2] > y.shape[1]:
@@ -335,23 +339,18 @@ class Engine:
 
     def _end_epoch(self, factor: float) -> None:
         values = {name: mean.tolist() for name, mean in sums.averages(self.sums, self.examples).items()}
-        watched, parts = None, {}
+        judged: dict[str, Tensor] = {}
         if self.validator is not None and self.watch is not None:
-            watched, parts = self.validator(self)
-            self.active.copy_(self.watch.see(self.epoch, watched, self.flat, self.active))
+            watched, judged = self.validator(self)
+            judged = {"": watched.view(self.runs, -1) if self.watch.per_member else watched, **judged}
+            self.active.copy_(self.watch.see(self.epoch + 1, watched, self.flat, self.active))
         if self.freezing is not None:
-            self.active.copy_(self.freezing.see(self.epoch, values["member_loss"][0], self.active))
+            self.active.copy_(self.freezing.see(self.epoch + 1, values["member_loss"][0], self.active))
         going = self.active.view(self.runs, self.members).any(1).cpu()
+        rates = (self.settings.lr * factor).view(self.runs, -1)
         for r, run in enumerate(self.run_ids):
-            entry = {"epoch": self.epoch, "lr": factor, **{name: value[r] for name, value in values.items()}}
-            if watched is not None and self.watch is not None:
-                entry["validation"] = (
-                    watched.view(self.runs, -1)[r].tolist() if self.watch.per_member else float(watched[r])
-                )
-                entry |= {f"validation_{name}": float(part[r]) for name, part in parts.items()}
-            entry["seconds"] = self.elapsed
             if run not in self.failures:
-                self.histories[run].append(entry)
+                self.histories[run].append(entry(r, self.epoch + 1, rates, values, judged, self.elapsed))
         self._report(last=True)
         self.epoch, self.in_epoch = self.epoch + 1, 0
         if not bool(going.all()):
@@ -370,7 +369,7 @@ class Engine:
             self.watch.restore(self.flat, rows)
             for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
                 if done[self.run_ids.index(run)] and self.watch.keep == "best":
-                    self.best_epochs[run] = None if best == -1 else best
+                    self.best_epochs[run] = [b or None for b in best] if isinstance(best, list) else best or None
         if bool(done.all()) and self.finished is None:
             self.run_ids = []
             return
@@ -405,18 +404,17 @@ class Engine:
             self.captured.forget()
 
     def add(self, parts: LossParts, examples: int) -> None:
-        """Add a step's losses to the epoch's sums."""
-        sums.add(self.sums, parts, examples, self.drawn, self.chosen)
+        """Add a step's losses to the epoch's sums, with the total as a mean over members."""
+        mean = LossParts(parts.total / self.summed, parts.parts)
+        sums.add(self.sums, mean, examples, self.drawn, self.chosen)
 
     def _report(self, *, last: bool) -> None:
         now = time.perf_counter()
         if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
             return
         self.reported = now
-        values = {name: mean.mean(0) for name, mean in sums.averages(self.sums, self.examples).items()}
-        members = values.pop("member_loss", torch.zeros(0)).tolist()
-        told = {name: float(value) for name, value in values.items() if value.ndim == 0}
-        steps = self.epochs * len(self.feed)
-        frozen = [] if self.freezing is None else self.freezing.members()
-        self.progress(Progress(self.epoch + 1, self.epochs, self.steps, steps, told.pop("loss"), told, members,
-                               self.elapsed, self.runs, frozen))  # fmt: skip
+        self.progress(Progress.of(
+            sums.averages(self.sums, self.examples), epoch=self.epoch + 1, epochs=self.epochs, step=self.steps,
+            steps=self.epochs * len(self.feed), seconds=self.elapsed, runs=self.runs,
+            frozen=[] if self.freezing is None else self.freezing.members(),
+        ))  # fmt: skip

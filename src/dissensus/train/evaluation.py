@@ -10,9 +10,11 @@ from torch.utils.data import DataLoader
 
 from dissensus import checks
 from dissensus.axes import LossParts
+from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
 from dissensus.train.engine import UNLABELLED, Engine, RunLosses
+from dissensus.train.trained_loss import trained_loss
 
 log = logging.getLogger("dissensus")
 
@@ -77,18 +79,29 @@ def checked(found: object, outputs: Tensor) -> LossParts:
 
 
 class Validation:
-    """Computes the watched metric of all runs on held-out data."""
+    """Computes the watched metric of all runs on held-out data.
+
+    By default that is the loss of the pooled prediction, or each member's own with ``per_member``. An objective of this
+    package says by itself, or by what is bound to it, which loss and which pool. An objective of a user's own gives it
+    as its part ``ensemble`` (``member_loss``). Without that part, the loss that is bound to it by name counts, and
+    without such a loss its total divided by the number of members.
+    """
 
     def __init__(
-        self, held_out: tuple[Tensor, Tensor] | DataLoader[Any], *, rows: Tensor | None,
-        metric: Metric | None, per_member: bool, track: Mapping[str, Metric] | None = None,
+        self, held_out: tuple[Tensor, Tensor] | DataLoader[Any], objective: Callable[..., LossParts], *,
+        rows: Tensor | None, metric: Metric | None, per_member: bool, track: Mapping[str, Metric] | None = None,
+        check: TargetCheck | None = None,
     ) -> None:  # fmt: skip
-        """``held_out``: ``(x, y)`` on the device, or a loader of such batches, for one run.
+        """``held_out``: ``(x, y)`` on the device, or a loader of such batches, for one run, whose targets are checked.
 
-        ``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or None: all examples for all.
+        ``objective`` is for one run. ``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or
+        None: all examples for all.
         """
-        self.held_out, self.rows, self.track = held_out, rows, dict(track or {})
+        self.held_out, self.rows, self.track, self.check = held_out, rows, dict(track or {}), check
         self.metric, self.per_member = metric, per_member
+        self.known = trained_loss(objective)
+        self.pooled: RunLosses | None = None
+        """The known loss of members and of their pooled prediction, for all runs."""
 
     @torch.no_grad()
     def __call__(self, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
@@ -97,7 +110,7 @@ class Validation:
         outputs, y = self._outputs(engine)
         values, parts = self._values(engine, outputs, y)
         if not bool(values.isfinite().all()):
-            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch)
+            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch + 1)
         told = {name: part for name, part in parts.items() if part.ndim == 1}
         for name, measure in self.track.items():
             told[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
@@ -109,6 +122,8 @@ class Validation:
             assert engine.runs == 1
             device, both = engine.flat.device, []
             for x, y in self.held_out:
+                if self.check is not None:
+                    self.check(y)
                 both.append((engine.outputs(x.to(device), per_run=False), y.to(device)))
             return torch.cat([outputs for outputs, _ in both], 2), torch.cat([y for _, y in both]).unsqueeze(0)
         x, y = self.held_out
@@ -130,10 +145,23 @@ class Validation:
             each = [torch.as_tensor(self.metric(outputs[r], y[r])) for r in range(engine.runs)]
             return torch.stack([self._checked(value, engine.members) for value in each]), {}
         total, parts = engine.losses(outputs, y, self._hyper(engine))
-        values: Any = parts.get("member_loss") if self.per_member else parts.get("ensemble", total)
+        values = self._pooled(outputs, y, parts)
+        if values is None and self.per_member:
+            fix = "Add it to the parts, or pass `metric`."
+            checks.refuse("objective", "tell `member_loss` [M] for watch='member'", sorted(parts), fix)
         if values is None:
-            checks.refuse("metric", "be given: the objective tells no `member_loss`", "none")
+            values = total / outputs.shape[1]
         return torch.stack([self._checked(value, engine.members) for value in values]), parts
+
+    def _pooled(self, outputs: Tensor, y: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """The loss of the pooled prediction, ``[R]``, or of each member, ``[R, M]``; None where it cannot be known."""
+        told = parts.get("member_loss" if self.per_member else "ensemble")
+        if self.known is None or (told is not None and not self.known.ours) or outputs.ndim != 4:
+            return told
+        if self.pooled is None:
+            self.pooled = over_runs(self.known, len(outputs))
+        ensemble, own = self.pooled(outputs, y, {})
+        return own["member_loss"] if self.per_member else ensemble
 
     def _hyper(self, engine: Engine) -> Mapping[str, Tensor]:
         """The objective's settings; data without labels is its first batch, the same at every epoch."""

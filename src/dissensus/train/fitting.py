@@ -48,6 +48,7 @@ from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.sequence import one_by_one
 from dissensus.train.stopping import Watch
+from dissensus.train.trained_loss import Targets
 from dissensus.trunk import SharedTrunk
 
 log = logging.getLogger("dissensus")
@@ -78,6 +79,7 @@ def fit(
     adversarial: AdversarialTraining | None = None,
     validation: Source | float | None = None,
     metric: Metric | None = None,
+    mode: Literal["min", "max"] = "min",
     track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -107,6 +109,9 @@ def fit(
             module by itself is an ensemble of one, or of its masks (`dissensus.masks.Masked`).
         data: ``(x, y)`` tensors, moved to the device whole; a ``Dataset``; or a ``DataLoader``, whose own order stands.
         objective: ``(outputs [M, B, C], targets) -> LossParts``; bind hyperparameters with ``functools.partial``.
+            Targets that its loss does not take are refused: tensors before training, a loader's batch by batch. The
+            loss must be visible for that: bound by name in the ``partial``, or the objective's own. An objective of
+            your own gets this check if it has a parameter ``loss`` that holds a name from `dissensus.losses`.
         epochs: Passes over the data.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
         lr: Learning rate, or one per member; so are ``momentum``, ``weight_decay`` and ``clip_norm``.
@@ -134,15 +139,20 @@ def fit(
             stages, one after the other.
         adversarial: Attack part of every batch with the weights of that step (`dissensus.train.AdversarialTraining`).
         validation: ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs, or the fraction of tensor data to split
-            off (by the seed). The best epoch's weights are kept at the end. The objective's parts on it go into the
-            history as ``validation_...``.
-        metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member; lower is better. By default the
-            objective's ``ensemble`` part (or its total), and its ``member_loss`` with ``watch="member"``.
+            off (by the seed). The best epoch's weights are kept at the end. The metric on it goes into the history as
+            ``validation``, the objective's parts on it as ``validation_...``.
+        metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member with ``watch="member"``. By default the
+            loss of the pooled prediction, with the loss and the pool that are bound to the objective (and each member's
+            own loss with ``watch="member"``). Without a pool, as in `objectives.independent`, class logits are pooled
+            by probability and everything else by score. An objective of your own gives these losses as its parts
+            ``ensemble`` and ``member_loss``; without ``ensemble``, a parameter ``loss`` that holds a name from
+            `dissensus.losses` counts, and without such a loss its total divided by M.
+        mode: Whether a lower metric is better (``"min"``) or a higher one (``"max"``, for an accuracy, say).
         track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
             into the history as ``validation_...`` and decide nothing.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
-        patience: Stop after so many epochs without an improvement by more than ``min_delta``.
-        min_delta: See ``patience``.
+        patience: Stop after so many epochs without an improvement of the metric by more than ``min_delta``.
+        min_delta: See ``patience``. It is in the metric's units; the default metric does not grow with M.
         keep: The ``"best"`` epoch's weights at the end, or the ``"last"`` one's, where validation data only looks on.
         augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step). A list
             has one per member, each of whom then sees a batch of its own.
@@ -191,11 +201,16 @@ def fit(
     check_adversarial(objective, adversarial, unlabelled, augment, active_members)
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
-    check_patience(patience, held_out)
-    check_validation(held_out, track)
+    check_patience(patience, min_delta, held_out)
+    check_validation(held_out, track, metric, mode)
+    held_pair = None if held_out is None else as_pair(held_out)
+    targets = Targets.of(objective, None if held_pair is None else held_pair[1])
     feed = batches(
-        data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment
-    )
+        data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment,
+        check=targets.check,
+    )  # fmt: skip
+    if held_pair is not None:
+        targets.check_held_out(held_pair[1])
     if unlabelled is not None:
         check_like(data, unlabelled)
         feed = with_unlabelled(feed, unlabelled, batch_size=batch_size, seeds=[seed], device=device, augment=augment)
@@ -232,12 +247,15 @@ def fit(
         drawn=Drawn.of(active_members, members, [seed], device),
         adversary=None if adversarial is None else Adversary(adversarial, seed, device),
         freezing=Freezing.of(freeze, members, active_members),
+        targets=targets,
     )
     check_drawn(engine)
     if held_out is not None:
-        seen = as_pair(held_out)
-        given = _loader(held_out, batch_size) if seen is None else (seen[0].to(device), seen[1].to(device))
-        engine.validator = Validation(given, rows=None, metric=metric, per_member=watch == "member", track=track)
+        held: Any = _loader(held_out, batch_size) if held_pair is None else tuple(part.to(device) for part in held_pair)
+        engine.validator = Validation(
+            held, objective, rows=None, metric=metric, per_member=watch == "member", track=track,
+            check=targets.check_held_out,
+        )  # fmt: skip
         engine.watch = Watch(
             body,
             flat,
@@ -246,6 +264,7 @@ def fit(
             patience=patience,
             min_delta=min_delta,
             keep=keep,
+            mode=mode,
         )
     engine.keys = draw_keys(objective, [seed], device)
     engine.captured = graph_steps(engine)
@@ -257,7 +276,7 @@ def fit(
             "network": body.identity(), "members": ensemble.member_ids, "initial": ensemble.seed,
             "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
             "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
-            "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "watch": watch,
+            "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "mode": mode, "watch": watch,
             "unlabelled": recognised(unlabelled), "active_members": active_members,
             "adversarial": None if adversarial is None else str(adversarial),
             "freeze": None if freeze is None else str(freeze),
@@ -302,7 +321,9 @@ def _history(engine: Engine) -> History:
 
 def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
     assert not isinstance(source, tuple)
-    return source if isinstance(source, DataLoader) else DataLoader(source, batch_size, generator=torch.Generator())
+    if isinstance(source, DataLoader):
+        return source
+    return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))
 
 
 def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:

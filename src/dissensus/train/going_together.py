@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augments, Source, as_pair
+from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
 from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
@@ -39,17 +39,41 @@ def check_resume(resume: bool, checkpoint: object) -> None:
         checks.refuse("resume", "come with `checkpoint`, the folder to go on from", "no folder")
 
 
-def check_validation(held_out: Source | None, track: object) -> None:
-    """Validation data that is there, and what asks for some."""
-    if held_out is None and track is not None:
-        checks.refuse("track", "come with `validation` data to be taken on", "none", "Pass validation=0.2.")
+def check_validation(held_out: Source | float | None, track: object, metric: object, mode: str) -> None:
+    """Validation data is whole and there is some; what is to be taken on it comes with it."""
+    checks.one_of("mode", mode, ("min", "max"))
+    for name, asked in (("track", track), ("metric", metric)):
+        if held_out is None and asked is not None:
+            checks.refuse(name, "come with `validation` data to be taken on", "none", "Pass validation=0.2.")
+    if mode == "max" and metric is None:
+        checks.refuse("mode", "be 'min' without `metric`, since a loss is watched then", "'max'", "Pass `metric`.")
     pair = None if held_out is None else as_pair(held_out)
-    if pair is not None and not len(pair[0]):
+    if pair is None:
+        return
+    x, y = pair
+    if not len(x):
         checks.refuse("validation", "hold at least one example", "none")
+    if len(x) != len(y):
+        checks.refuse("validation", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
+    check_finite("validation x", x)
+    check_finite("validation y", y)
 
 
-def check_patience(patience: int | None, validation: object) -> None:
+def held_out_of(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
+    """A sweep's validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
+    if validation is None or isinstance(validation, float):
+        return validation, 1
+    if isinstance(validation, int):
+        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
+    x, y, found = end_to_end("validation", validation)
+    if found not in (1, folds):
+        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
+    return (x, y), found
+
+
+def check_patience(patience: int | None, min_delta: float, validation: object) -> None:
     """Patience needs something to judge by."""
+    checks.number("min_delta", min_delta, 0)
     if patience is None:
         return
     checks.count("patience", patience)

@@ -1,9 +1,12 @@
 """What a training tells: while it runs, afterwards, and when it breaks."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -11,11 +14,13 @@ class Progress:
     """A moment of training, for a progress bar."""
 
     epoch: int
+    """The epoch that is under way; the first is 1, as in `History`."""
     epochs: int
     step: int
     steps: int
     """Steps done so far and in all."""
     loss: float
+    """The objective's total as a mean over members, over the examples of this epoch so far."""
     parts: dict[str, float]
     member_loss: list[float]
     seconds: float
@@ -23,6 +28,14 @@ class Progress:
     """Runs still in training; losses are means over them."""
     frozen: list[int] = field(default_factory=list)
     """Members that have converged and stand still."""
+
+    @classmethod
+    def of(cls, means: Mapping[str, Tensor], **where: Any) -> "Progress":
+        """A moment, from the means over an epoch's examples so far, ``[R]`` or ``[R, M]``."""
+        values = {name: mean.mean(0) for name, mean in means.items()}
+        members = values.pop("member_loss", torch.zeros(0)).tolist()
+        parts = {name: float(value) for name, value in values.items() if value.ndim == 0}
+        return cls(loss=parts.pop("loss"), parts=parts, member_loss=members, **where)
 
     @property
     def spread(self) -> float:
@@ -44,16 +57,24 @@ OnProgress = Callable[[Progress], None]
 class History:
     """The record of a training: one entry per epoch, and how it ended.
 
-    An entry holds ``epoch``, ``seconds``, ``lr`` (a factor), ``loss`` and the objective's parts as means over the
-    epoch's examples, and with validation data ``validation``: one number, or one per member.
+    Epochs count from 1 everywhere: in entries, in ``best_epoch``, in ``frozen_at`` and in `Progress`. So epoch e is
+    ``history.epochs[e - 1]``, and its weights are those after e passes over the data.
+
+    An entry holds ``epoch``; ``seconds`` since the beginning; ``lr``, the learning rate of the epoch's last step, one
+    number, or a list where members differ; ``loss``, the objective's total divided by the number of members; and the
+    objective's parts. Losses are means over the epoch's examples. With validation data it also holds ``validation``,
+    the number that is watched (`dissensus.fit` says which), or a list with one per member; and the objective's parts
+    and tracked measures on that data as ``validation_...``. With ``sequential=True`` an entry names its ``member``,
+    and every member's epochs count from 1.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
     stopped_early: bool = False
-    best_epoch: int | list[int] | None = None
-    """The epoch whose weights were kept, for the ensemble or per member; None without validation data."""
+    best_epoch: int | list[int | None] | None = None
+    """The epoch whose weights were kept, for the ensemble or per member; None without validation data, or where no
+    epoch had a finite metric."""
     frozen_at: list[int | None] | None = None
     """With ``freeze``, the epoch at whose end each member was frozen as converged; None for those that were not."""
     backend: str = ""
@@ -77,6 +98,24 @@ class History:
         ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
         frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
         return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}"
+
+
+def entry(
+    run: int, epoch: int, rates: Tensor, losses: Mapping[str, Sequence[Any]], judged: Mapping[str, Tensor],
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """What a history tells of one epoch of a run; everything else holds the numbers of all runs.
+
+    ``rates``: learning rates ``[R, M]``, of which one number is told where members agree. ``judged``: numbers of the
+    validation data by name, the watched one without a name.
+
+    >>> entry(0, 1, torch.tensor([[0.1, 0.1]]), {"loss": [2.0]}, {"": torch.tensor([1.5])}, 3.0)
+    {'epoch': 1, 'lr': 0.1, 'loss': 2.0, 'validation': 1.5, 'seconds': 3.0}
+    """
+    lr = [float(str(rate)) for rate in rates[run].cpu().numpy()]  # 0.001, not float32's 0.0010000000474974513
+    own = {name: values[run] for name, values in losses.items()}
+    held_out = {f"validation_{name}" if name else "validation": part[run].tolist() for name, part in judged.items()}
+    return {"epoch": epoch, "lr": lr[0] if len(set(lr)) == 1 else lr, **own, **held_out, "seconds": seconds}
 
 
 @dataclass(frozen=True)

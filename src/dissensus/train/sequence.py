@@ -63,7 +63,7 @@ def _take(ensemble: Ensemble, other: Ensemble, member: int) -> None:
 def _joined(stages: list[History]) -> History:
     epochs = [{**entry, "member": member} for member, stage in enumerate(stages) for entry in stage.epochs]
     last = stages[-1]
-    best = [stage.best_epoch for stage in stages if isinstance(stage.best_epoch, int)]
+    best: list[int | None] = [stage.best_epoch for stage in stages if isinstance(stage.best_epoch, int)]
     return History(
         epochs=epochs,
         steps=sum(stage.steps for stage in stages),

@@ -12,20 +12,21 @@ Body = StackedMembers | MixedMembers
 class Watch:
     """Remembers the best weights of each unit: of all members of a run together, or of each member.
 
-    Rows are the members of all runs, ``G = R·M``. Lower is better. A unit whose metric has not fallen by more than
-    ``min_delta`` for ``patience`` epochs is done.
+    Rows are the members of all runs, ``G = R·M``. With ``mode="min"`` lower is better, with ``"max"`` higher. A unit
+    whose metric has not improved by more than ``min_delta`` for ``patience`` epochs is done. Epochs count from 1; a
+    best epoch of 0 says that there was none.
     """
 
     def __init__(
         self, body: Body, flat: Tensor, *, members: int, per_member: bool, patience: int | None, min_delta: float,
-        keep: str = "best",
+        keep: str = "best", mode: str = "min",
     ) -> None:  # fmt: skip
         self.body, self.per_member, self.patience, self.min_delta = body, per_member, patience, min_delta
-        self.keep = keep
+        self.keep, self.sign = keep, -1.0 if mode == "max" else 1.0
         self.rows_per_unit = 1 if per_member else members
         units = len(flat) // self.rows_per_unit
-        self.best = torch.full((units,), torch.inf, dtype=torch.float64)
-        self.best_epoch = torch.full((units,), -1)
+        self.best = torch.full((units,), self.sign * torch.inf, dtype=torch.float64)
+        self.best_epoch = torch.zeros(units, dtype=torch.int64)
         self.best_flat = flat.detach().clone()
         self.best_state = {name: tensor.clone() for name, tensor in body.state().items()}
 
@@ -38,7 +39,7 @@ class Watch:
         """
         values = values.detach().cpu().double()
         training = active.cpu().view(-1, self.rows_per_unit).any(1)
-        improved = (values < self.best - self.min_delta) & training
+        improved = (self.sign * values < self.sign * self.best - self.min_delta) & training
         self.best = torch.where(improved, values, self.best)
         self.best_epoch = torch.where(improved, epoch, self.best_epoch)
         if bool(improved.any()):
@@ -56,7 +57,7 @@ class Watch:
         """Put the best weights of some rows back, where there were any and they are wanted."""
         if self.keep == "last":
             return
-        found = self._rows(self.best_epoch >= 0, flat) & rows
+        found = self._rows(self.best_epoch > 0, flat) & rows
         with torch.no_grad():
             flat[found] = self.best_flat[found]
         self.body.merge(self.body.state(), self.best_state, found)
@@ -69,7 +70,7 @@ class Watch:
         self.best_state = {name: tensor[rows] for name, tensor in self.best_state.items()}
 
     def best_epochs(self, runs: int) -> list[int] | list[list[int]]:
-        """For each run the best epoch, or one per member."""
+        """For each run the best epoch, or one per member; 0 where there was none."""
         return self.best_epoch.view(runs, -1).tolist() if self.per_member else self.best_epoch.tolist()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, TensorBatches, end_to_end, split_rows
 from dissensus.data.recognition import digest
-from dissensus.data.unlabelled import WithUnlabelled, with_unlabelled
+from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, Choices, StackedMembers
 from dissensus.execution.weights import check_one_dtype
@@ -27,7 +27,7 @@ from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
 from dissensus.train.drawn import Drawn
-from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
+from dissensus.train.engine import ADVERSARIAL, Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.going_together import (
     check_augments,
@@ -37,6 +37,8 @@ from dissensus.train.going_together import (
     check_patience,
     check_resume,
     check_unlabelled,
+    check_validation,
+    held_out_of,
     is_separable,
     recognised,
     tell_of_split,
@@ -44,6 +46,7 @@ from dissensus.train.going_together import (
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
+from dissensus.train.probing import probe, targets_of
 from dissensus.train.stopping import Watch
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
@@ -72,6 +75,7 @@ def sweep(
     active_members: int | None = None,
     validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
+    mode: Literal["min", "max"] = "min",
     track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -133,8 +137,9 @@ def sweep(
     checks.one_of("watch", watch, ("ensemble", "member"))
     checks.one_of("keep", keep, ("best", "last"))
     x, y, folds = end_to_end("data", data)
-    held, held_folds = _held_out(validation, folds)
-    check_patience(patience, validation)
+    held, held_folds = held_out_of(validation, folds)
+    check_patience(patience, min_delta, validation)
+    check_validation(held, None, metric, mode)
     check_resume(resume, checkpoint)
     check_unlabelled(objective, unlabelled)
     check_few(objective, active_members)
@@ -147,12 +152,14 @@ def sweep(
     recipe = Recipe(
         runs=runs_of(grid, build, objective, defaults, folds), build=build, x=x, y=y, folds=folds,
         held_folds=held_folds, objective=objective, epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas,
-        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, track=track,
+        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, mode=mode, track=track,
         per_member=watch == "member", patience=patience, min_delta=min_delta, keep=keep, augment=augment,
         precision=precision, channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
         drop_last=drop_last, unlabelled=unlabelled, active_members=active_members, backend=backend,
         device=torch.device(device) if device is not None else x.device,
     )  # fmt: skip
+    for targets in targets_of(objective, recipe.runs, held):
+        targets.check_all(y)
     folder = None if checkpoint is None else Path(checkpoint)
     parts = _planned(recipe, max_memory, folder, resume)
     groups: list[Group] = []
@@ -205,6 +212,7 @@ class Recipe:
     validation: tuple[Tensor, Tensor] | float | None
     """Of several folds, those of all, end to end."""
     metric: Metric | None
+    mode: str
     track: Mapping[str, Metric] | None
     per_member: bool
     patience: int | None
@@ -224,7 +232,7 @@ class Recipe:
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
         own = ("folds", "held_folds", "objective", "build",
-               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "per_member",
+               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "mode", "per_member",
                "patience", "min_delta", "keep", "augment", "precision", "channels_last",
                "deterministic", "shuffle", "drop_last", "active_members")  # fmt: skip
         settings = {name: getattr(self, name) for name in own}
@@ -280,21 +288,22 @@ class Recipe:
             drawn=Drawn.of(self.active_members, first.members, [run.seed for run in runs], self.device),
         )
         check_drawn(engine)
-        self._watched(engine, own, held)
+        self._watched(engine, own, held, first.words)
         return engine
 
-    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None) -> None:
+    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None, words: Mapping[str, Any]) -> None:
         """Give an engine its validation data, where there is any."""
         if self.validation is None:
             return
         x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
         x, y = x.to(self.device), y.to(self.device)
         engine.validator = Validation(
-            (x, y), rows=rows, metric=self.metric, per_member=self.per_member, track=self.track
-        )
+            (x, y), functools.partial(self.objective, **words), rows=rows, metric=self.metric,
+            per_member=self.per_member, track=self.track,
+        )  # fmt: skip
         engine.watch = Watch(
             engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
-            min_delta=self.min_delta, keep=self.keep,
+            min_delta=self.min_delta, keep=self.keep, mode=self.mode,
         )  # fmt: skip
 
     def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
@@ -330,18 +339,6 @@ class Recipe:
         return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
 
 
-def _held_out(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
-    """Validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
-    if validation is None or isinstance(validation, float):
-        return validation, 1
-    if isinstance(validation, int):
-        checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
-    x, y, found = end_to_end("validation", validation)
-    if found not in (1, folds):
-        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
-    return (x, y), found
-
-
 def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.dtype) -> StackedMembers:
     """Stacked members of all runs; runs of the same seed start from the same weights, which are drawn once."""
     seeds = list(dict.fromkeys(run.seed for run in runs))
@@ -368,7 +365,7 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
         engine = recipe.engine(group[:1])
         tell_of_split(engine.body, recipe.objective)
         size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
-        _probe(engine, [recipe.runs[n] for n in group], recipe.objective)
+        probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.y, recipe.validation)
         budget = memory.allowed(max_memory, recipe.device, deterministic=recipe.deterministic)
         at_once = memory.runs_at_once(size, len(group), budget)
         log.info(
@@ -390,21 +387,6 @@ def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if differing:
         raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
     return stored["parts"]
-
-
-def _probe(engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts]) -> None:
-    """Call the objective once per point on concrete numbers, so that a value out of range is told before training."""
-    x, y = next(engine.feed.epoch(0))
-    engine.body.eval()
-    own, other = x if isinstance(x, tuple) else (x, None)
-    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
-    with torch.no_grad():
-        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)[0]
-        more = (
-            {} if other is None else {UNLABELLED: engine.outputs(other, per_run=False, per_member=feed.per_member)[0]}
-        )
-        for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            objective(outputs, y, **hyper, **runs[0].words, **more)
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:
