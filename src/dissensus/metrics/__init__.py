@@ -1,4 +1,8 @@
-"""Numbers that say how good predictions and scores are, with intervals."""
+"""Numbers that say how good predictions and scores are, with intervals.
+
+Everything here refuses NaN, since one number for a whole data set would hide it: leave such examples out, and say so.
+(`Tempered.log_probs`, which predicts, gives NaN for that example.)
+"""
 
 from dissensus.metrics.calibration import Calibration, calibration
 from dissensus.metrics.detection import Detection, Difference, Interval, auroc, compared, ood, threshold

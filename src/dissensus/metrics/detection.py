@@ -124,8 +124,7 @@ def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
     94.0
     """
     checks.number("false_alarms", false_alarms, 0, 1)
-    if inside.ndim != 1 or not len(inside):
-        checks.refuse("inside", "be scores, [N]", list(inside.shape))
+    _check_scores("inside", inside)
     allowed = math.floor(false_alarms * len(inside) + 1e-9)
     return float(inside.sort(descending=True).values[allowed]) if allowed < len(inside) else -math.inf
 
@@ -170,8 +169,12 @@ def _normal(confidence: float) -> float:
 
 
 def _check(inside: Tensor, outside: Tensor) -> None:
-    for name, scores in (("inside", inside), ("outside", outside)):
-        if scores.ndim != 1 or not len(scores):
-            checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape))
-        if not bool(scores.isfinite().all()):
-            checks.refuse(name, "be finite", "NaN or infinity", "Leave such examples out.")
+    _check_scores("inside", inside)
+    _check_scores("outside", outside)
+
+
+def _check_scores(name: str, scores: Tensor) -> None:
+    if scores.ndim != 1 or not len(scores):
+        checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape))
+    if not bool(scores.isfinite().all()):
+        checks.refuse(name, "be finite", "NaN or infinity", "Leave such examples out.")
