@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import dissensus as ds
 from dissensus import checks
 from dissensus.randomness import derived_seed, keep_mask
+from dissensus.studies import measures
 
 LOGITS = torch.tensor([[[1.0, 0.0, -1.0], [0.5, 0.2, 0.1]], [[0.0, 2.0, 1.0], [0.3, 0.3, 0.3]]])
 LABELS = torch.tensor([0, 2])
@@ -597,3 +598,12 @@ def test_the_loss_of_a_member_of_weight_zero_is_still_told():
     parts = ds.objectives.independent(outputs, REALS, loss="mse", weights=ABSENT).parts
     assert parts["member_loss"].isinf().tolist() == [False, True, False]
     assert parts["individual"].isfinite()
+
+
+def test_accuracies_of_studies_do_not_count_nan_as_an_answer():
+    spoilt = drawn()
+    spoilt[1, 2, 0] = math.nan
+    for name in ("accuracy", "accuracy_top5", "member_accuracy", "worst_member_accuracy", "error_rate"):
+        measure = getattr(measures, name)
+        assert math.isfinite(measure(drawn(), Y, "cross_entropy", "probability")), name
+        assert math.isnan(measure(spoilt, Y, "cross_entropy", "probability")), name
