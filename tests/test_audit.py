@@ -177,6 +177,58 @@ def test_intervals_are_those_of_the_ordinary_bootstrap():
     assert (accuracy.high - accuracy.low) == pytest.approx(2 * 1.96 * math.sqrt(p * (1 - p) / 20_000), rel=0.15)
 
 
+@pytest.mark.parametrize("pool", ["probability", "score", "vote"])
+@pytest.mark.parametrize(("members", "examples"), [(1, 40), (3, 20), (4, 300), (12, 25)])
+def test_estimates_lie_within_their_intervals(members, examples, pool):
+    loss = "zero_one" if pool == "vote" else "cross_entropy"
+    for seed in range(6):
+        logits, labels = classifier(members, examples, seed=seed, scale=(0.0, 0.3, 3.0)[seed % 3])
+        f, y = regressor(members, examples, seed=seed)
+        audits = [ds.audit(logits, labels, pool=pool, loss=loss, **CLASSES), ds.audit(f, y, task="regression")]
+        for name, (value, low, high) in ((n, f) for audit in audits for n, f in audit.test.items()):
+            if not any(math.isnan(number) for number in (value, low, high)):
+                assert low <= value <= high, name
+
+
+def calibrated(seed, examples=400, members=5, classes=4):
+    """Members that are equally good, of which the first is as sure as it should be; none has a constant bias."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = 1.5 * torch.randn(examples, classes, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(truth.softmax(-1), 1, generator=generator).squeeze(1)
+    return (
+        truth + 0.8 * torch.randn(members, examples, classes, generator=generator, dtype=torch.float64),
+        truth,
+        labels,
+    )
+
+
+def test_intervals_of_biased_figures_hold_the_truth():
+    """What is zero in truth, and what several members share. Percentiles hold none of the first three, ever."""
+    held = dict.fromkeys(("ece", "bias_share", "dominance", "best_accuracy", "above_chance"), 0)
+    everyone, _, labels = calibrated(10_000, examples=40_000)
+    accuracy = float((everyone.argmax(-1) == labels).double().mean())
+    whole = ds.audit(everyone.float(), labels, **CLASSES).test
+    for seed in range(60):
+        logits, truth, labels = calibrated(seed)
+        found = ds.audit(logits, labels, **CLASSES).test
+        alone = ds.audit(truth.unsqueeze(0), labels, **CLASSES).test
+        held["ece"] += alone["ece"].low == 0
+        held["bias_share"] += found["bias_share"].low == 0
+        held["dominance"] += found["dominance"].low == 0
+        held["best_accuracy"] += found["best_accuracy"].low <= accuracy <= found["best_accuracy"].high
+        share = whole["member_kappa"].value / whole["kappa"].value
+        held["above_chance"] += found["above_chance"].low <= share <= found["above_chance"].high
+    assert min(held.values()) >= 53, held
+
+
+@pytest.mark.parametrize("members", [2, 3, 5, 7])
+def test_equal_members_have_no_bias_not_even_by_rounding(members):
+    logits, labels = classifier(members=1, classes=7)
+    found = ds.audit(logits.expand(members, -1, -1), labels, **CLASSES).test
+    assert found["bias_share"] == (0.0, 0.0, 0.0)
+    assert found["spread"].value == 0
+
+
 def test_blocks_do_not_follow_the_order_of_the_data():
     """Sorted by class, every tenth example would make blocks that are too much alike."""
     logits, labels = classifier(examples=5000)

@@ -1,16 +1,20 @@
 """The pure core at its edges, and what it says to those who hand it the wrong thing."""
 
 import ast
+import inspect
 import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dissensus as ds
 from dissensus import checks
 from dissensus.randomness import Use, derived_seed, encoded, keep_mask, random_bits
+from dissensus.studies import measures
 
 LOGITS = torch.tensor([[[1.0, 0.0, -1.0], [0.5, 0.2, 0.1]], [[0.0, 2.0, 1.0], [0.3, 0.3, 0.3]]])
 LABELS = torch.tensor([0, 2])
@@ -218,3 +222,426 @@ def test_partial_objectives_are_plain_callables():
     parts = objective(LOGITS, LABELS)
     assert set(parts.parts) == {"member_loss", "individual", "ensemble", "diversity"}
     torch.testing.assert_close(parts.total, 2 * parts.parts["ensemble"])
+
+
+# --- one table over every public function of member outputs -----------------------------------------------------------
+
+NOT_OF_OUTPUTS = {
+    "pooling": {"mean_output", "pooled_log_probs", "ballots", "first_choices", "weighed_only", "absent_detached"},
+    "losses": {"named", "check_trainable", "check_target_values", "per_member", "custom", "at_label", "as_values"},
+    "scores": {"of_logits"},
+    "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
+    "metrics": {"auroc", "compared", "ood", "threshold", "wilson", "risk_coverage"},
+    "objectives": {"adp_confidence", "adp_entropy_weight", "alpha_from_beta", "alpha_from_gamma", "beta_from_alpha",
+                   "gamma_from_alpha"},
+}  # fmt: skip
+"""Public functions that take no outputs of members, or do the same to every axis but the first."""
+
+Y = torch.tensor([0, 1, 1, 0, 1])
+REALS, SIGNS = torch.linspace(-1, 1, 20).view(5, 4).double(), torch.tensor([1.0, -1.0]).repeat(10).view(5, 4).double()
+WEIGHTS = [0.2, 0.3, 0.5]
+
+
+def drawn(dtype=torch.float64):
+    return (2 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).to(dtype)
+
+
+def pair(f):
+    return f[:, :, :2]  # for what takes two classes alone; the rest of the axes stay
+
+
+def of(module, name, **options):
+    return lambda f: getattr(module, name)(f, **options)
+
+
+def targeted(module, name, targets, **options):
+    return lambda f: getattr(module, name)(f, targets, **options)
+
+
+PROBS = {name: (lambda f, name=name: ds.scores.OF_PROBS[name](f.softmax(-1))) for name in ds.scores.OF_PROBS}
+EXAMPLE, PAIRS, NUMBER, REFUSED = "example", "pairs", "number", "refused"
+FUNCTIONS = {
+    "pooling.mean_probability": (of(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
+    "pooling.mean_score": (of(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
+    "pooling.vote_share": (of(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
+    "losses.mse": (targeted(ds.losses, "mse", REALS), EXAMPLE),
+    "losses.cross_entropy": (targeted(ds.losses, "cross_entropy", Y), EXAMPLE),
+    "losses.brier": (targeted(ds.losses, "brier", Y), EXAMPLE),
+    "losses.zero_one": (targeted(ds.losses, "zero_one", Y), EXAMPLE),
+    "losses.logistic": (targeted(ds.losses, "logistic", SIGNS), EXAMPLE),
+    "losses.exponential": (targeted(ds.losses, "exponential", SIGNS), EXAMPLE),
+    "losses.poisson": (targeted(ds.losses, "poisson", REALS.abs()), EXAMPLE),
+    "losses.divergence": (lambda f: ds.losses.divergence(f, f.flip(-1)), EXAMPLE),
+    **{f"scores.{name}": (call, EXAMPLE) for name, call in PROBS.items() if name != "distinct_predictions"},
+    "scores.mean_energy": (ds.scores.mean_energy, EXAMPLE),
+    "scores.max_logit": (ds.scores.max_logit, EXAMPLE),
+    "scores.table": (lambda f: torch.stack(list(ds.scores.table(f).values())), EXAMPLE),
+    "diversity.ambiguity": (of(ds.diversity, "ambiguity", weights=WEIGHTS), EXAMPLE),
+    "diversity.brier_variance": (of(ds.diversity, "brier_variance", weights=WEIGHTS), EXAMPLE),
+    "diversity.score_kl": (of(ds.diversity, "score_kl", weights=WEIGHTS), EXAMPLE),
+    "diversity.probability_kl_limit": (of(ds.diversity, "probability_kl_limit", weights=WEIGHTS), EXAMPLE),
+    "diversity.probability_log_ratio": (targeted(ds.diversity, "probability_log_ratio", Y, weights=WEIGHTS), EXAMPLE),
+    "diversity.probability_variance_approximation": (
+        targeted(ds.diversity, "probability_variance_approximation", Y), EXAMPLE),
+    "diversity.exponential_family": (of(ds.diversity, "exponential_family", family="categorical"), EXAMPLE),
+    "diversity.hessian_form": (targeted(ds.diversity, "hessian_form", Y, loss="cross_entropy"), EXAMPLE),
+    "diversity.vote_disagreement": (lambda f: ds.diversity.vote_disagreement(pair(f), Y, WEIGHTS), EXAMPLE),
+    "diversity.decompose": (
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="cross_entropy", pool="probability")), EXAMPLE),
+    "diversity.decompose, vote": (
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="zero_one", pool="vote")), EXAMPLE),
+    "diversity.decompose, a user's loss of votes": (
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss=lambda p, y: p.sum(-1) + y, pool="vote")), EXAMPLE),
+    "diversity.codependence": (
+        targeted(ds.diversity, "codependence", Y, loss="cross_entropy", pool="score", drop=0.4), EXAMPLE),
+    "diversity.codependence, nobody dropped": (
+        targeted(ds.diversity, "codependence", Y, loss="zero_one", pool="vote", drop=0.1), EXAMPLE),
+    "diversity.distinct_predictions": (ds.diversity.distinct_predictions, EXAMPLE),
+    "diversity.jensen_shannon": (lambda f: ds.diversity.jensen_shannon(f.softmax(-1)), EXAMPLE),
+    "diversity.nonmaximal_volume": (of(ds.diversity, "nonmaximal_volume"), EXAMPLE),
+    "diversity.nonmaximal_volume, of labels": (targeted(ds.diversity, "nonmaximal_volume", Y), EXAMPLE),
+    "diversity.errors": (lambda f: ds.diversity.errors(f, Y, loss="brier").sum(-1), EXAMPLE),
+    "diversity.debias": (lambda f: ds.diversity.debias(f).isnan().any(-1).any(-1), "members"),
+    "diversity.pairwise_disagreement": (ds.diversity.pairwise_disagreement, PAIRS),
+    "diversity.error_covariance": (targeted(ds.diversity, "error_covariance", Y, loss="brier"), PAIRS),
+    "diversity.error_correlation": (targeted(ds.diversity, "error_correlation", Y, loss="brier"), PAIRS),
+    "diversity.plane": (lambda f: _matrix(*ds.diversity.plane(f, Y)), PAIRS),
+    "diversity.bias_share": (of(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
+    "diversity.dominance": (targeted(ds.diversity, "dominance", Y, loss="cross_entropy", pool="score"), NUMBER),
+    "diversity.relative_diversity": (
+        targeted(ds.diversity, "relative_diversity", Y, loss="zero_one", pool="vote"), NUMBER),
+    "metrics.calibration": (lambda f: ds.metrics.calibration(ds.pooling.mean_probability(f), Y), REFUSED),
+    "metrics.prediction_accuracy": (targeted(ds.metrics, "prediction_accuracy", Y, pool="vote"), REFUSED),
+    "metrics.oracle": (targeted(ds.metrics, "oracle", Y), REFUSED),
+    "metrics.worst_group": (lambda f: ds.metrics.worst_group(ds.pooling.mean_score(f), Y, Y), REFUSED),
+    "metrics.temper": (targeted(ds.metrics, "temper", Y), REFUSED),
+    "metrics.temperature": (lambda f: ds.metrics.temperature(f.mean(0), Y), REFUSED),
+    "metrics.disagreement_indicator": (ds.metrics.disagreement_indicator, REFUSED),
+    "metrics.pair_disagreement": (ds.metrics.pair_disagreement, REFUSED),
+    "metrics.high_loss": (targeted(ds.metrics, "high_loss", Y), REFUSED),
+    "metrics.premise": (lambda f: ds.metrics.premise(f, Y, f), REFUSED),
+    "metrics.Tempered.log_probs": (ds.metrics.Tempered(2.0, "before", "probability").log_probs, EXAMPLE),
+    "objectives.independent": (targeted(ds.objectives, "independent", Y, loss="cross_entropy"), NUMBER),
+    "objectives.augmented": (
+        targeted(ds.objectives, "augmented", Y, beta=0.5, loss="brier", pool="probability"), NUMBER),
+    "objectives.joint": (targeted(ds.objectives, "joint", Y, loss="cross_entropy", pool="score"), NUMBER),
+    "objectives.gradient_adjusted": (targeted(ds.objectives, "gradient_adjusted", REALS, alpha=0.5), NUMBER),
+    "objectives.negative_correlation": (
+        targeted(ds.objectives, "negative_correlation", REALS, strength=0.5), NUMBER),
+    "objectives.negative_correlation, of classes": (
+        targeted(ds.objectives, "negative_correlation", Y, strength=0.5, loss="cross_entropy"), NUMBER),
+    "objectives.learner_dropout": (
+        targeted(ds.objectives, "learner_dropout", Y, drop=0.0, loss="cross_entropy", pool="probability"), NUMBER),
+    "objectives.adp": (targeted(ds.objectives, "adp", Y), NUMBER),
+    "objectives.trades": (lambda f: ds.objectives.trades(f, Y, adversarial=f.flip(1)), NUMBER),
+    "objectives.a2d": (lambda f: ds.objectives.a2d(f, Y, unlabelled=f), NUMBER),
+    "objectives.divdis": (lambda f: ds.objectives.divdis(f, Y, unlabelled=f), NUMBER),
+    "objectives.ldr": (targeted(ds.objectives, "ldr", Y, strength=1.0), NUMBER),
+    "objectives.ldr, inverse": (targeted(ds.objectives, "ldr", Y, strength=1.0, weight="inverse"), NUMBER),
+    "objectives.hardness": (lambda f: ds.objectives.hardness(f, Y).sum(), NUMBER),
+    "objectives.pair_agreement": (ds.objectives.pair_agreement, EXAMPLE),
+}  # fmt: skip
+"""``(a function of logits [M=3, B=5, C=4], where a NaN in member 1 at example 2 is told)``."""
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def _matrix(accuracy, diversity):
+    """Numbers of pairs ``[2, P]`` as matrices ``[2, M, M]``, with zeros on the diagonal."""
+    found = torch.zeros(2, 3, 3, dtype=accuracy.dtype)
+    first, second = torch.triu_indices(3, 3, 1)
+    found[:, first, second] = found[:, second, first] = torch.stack([accuracy, diversity])
+    spoilt = found.isnan().sum(-1) == 2  # with both of the others
+    return found + torch.diag_embed(torch.zeros(2, 3).masked_fill(spoilt, math.nan).to(found.dtype))
+
+
+def numbers(found):
+    return found.total if isinstance(found, ds.axes.LossParts) else found
+
+
+def test_the_table_leaves_no_public_function_out():
+    for module in (ds.pooling, ds.losses, ds.scores, ds.diversity, ds.metrics, ds.objectives):
+        room = module.__name__.removeprefix("dissensus.")
+        names = getattr(module, "__all__", None) or [
+            name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+        ]
+        public = {name for name in names if inspect.isfunction(getattr(module, name)) and not name.startswith("_")}
+        listed = {name.split(".", 1)[1].split(",")[0] for name in FUNCTIONS if name.startswith(f"{room}.")}
+        assert public - NOT_OF_OUTPUTS[room] <= listed, room
+
+
+@every_function
+def test_outputs_with_more_axes_are_refused(name):
+    dense = torch.randn(3, 5, 4, 5, 4, generator=torch.Generator().manual_seed(0))  # as tall as a batch is long
+    with pytest.raises(ValueError, match=r"have shape \[.*; got \["):
+        FUNCTIONS[name][0](dense)
+
+
+def test_dense_outputs_are_told_what_to_do():
+    dense, labels = torch.randn(3, 5, 4, 2, 2), torch.randint(4, (5, 2, 2))
+    with pytest.raises(ValueError, match=r"got \[3, 5, 4, 2, 2\].*movedim\(2, -1\).flatten\(1, -2\)"):
+        ds.pooling.mean_probability(dense)
+    flat = ds.pooling.mean_probability(dense.movedim(2, -1).flatten(1, -2))
+    expected = dense.softmax(2).mean(0).log()  # the class axis is the third
+    torch.testing.assert_close(flat, expected.movedim(1, -1).flatten(0, 2))
+    assert ds.losses.cross_entropy(flat, labels.flatten()).shape == (20,)
+    torch.testing.assert_close(ds.pooling.mean_output(dense, WEIGHTS), torch.tensordot(torch.tensor(WEIGHTS), dense, 1))
+
+
+@every_function
+@pytest.mark.parametrize("place", [0, 1], ids=["class 0", "class 1"])
+def test_nan_in_nan_out(name, place):
+    call, told = FUNCTIONS[name]
+    clean = drawn()
+    spoilt = clean.clone()
+    spoilt[1, 2, place] = math.nan
+    if told == REFUSED:
+        call(clean)
+        with pytest.raises(ValueError, match="NaN"):
+            call(spoilt)
+        return
+    before, after = numbers(call(clean)), numbers(call(spoilt))
+    assert not before.isnan().any()
+    if told == NUMBER:
+        assert after.isnan()
+    elif told == "members":  # the ensemble's mean is NaN at that example, and each bias is a mean over examples
+        assert (before.any(), after.all()) == (False, True)
+    elif told == PAIRS:
+        here = torch.zeros(3, 3, dtype=torch.bool)
+        here[1] = here[:, 1] = True
+        assert after[..., here].isnan().all()
+        torch.testing.assert_close(after[..., ~here], before[..., ~here])
+    elif told == EXAMPLE:
+        axis = before.shape.index(5) if before.ndim else 0
+        before, after = before.movedim(axis, 0), after.movedim(axis, 0)
+        elsewhere = [0, 1, 3, 4]
+        torch.testing.assert_close(after[elsewhere], before[elsewhere])
+        by_member = name.startswith(("losses.", "diversity.errors"))
+        assert (after[2][1] if by_member else after[2]).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["scores", "inside", "outside"])
+def test_numbers_of_a_whole_data_set_refuse_nan(name):
+    good, bad = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, math.nan, 2.0])
+    inside, outside = (bad, good) if name == "inside" else (good, bad)
+    calls = [lambda: ds.metrics.auroc(inside, outside), lambda: ds.metrics.ood(inside, outside),
+             lambda: ds.metrics.compared((inside, outside), (inside, outside)), lambda: ds.metrics.threshold(bad),
+             lambda: ds.metrics.risk_coverage(bad, good), lambda: ds.metrics.risk_coverage(good, bad)]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match="NaN"):
+            call()
+
+
+def test_nan_targets_give_nan():
+    soft = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64).repeat(5, 1)
+    soft[2, 3] = math.nan
+    for found in (ds.losses.cross_entropy(drawn(), soft), ds.losses.brier(drawn(), soft),
+                  ds.diversity.probability_log_ratio(drawn(), soft)):  # fmt: skip
+        assert found[..., 2].isnan().all()
+        assert found[..., [0, 1, 3, 4]].isfinite().all()
+    assert ds.diversity.flipped(0.9, torch.tensor([0.1, math.nan]), 10)[1].isnan().tolist() == [False, True]
+
+
+# --- half precision ---------------------------------------------------------------------------------------------------
+
+OF_PROBABILITIES = {*(f"scores.{name}" for name in PROBS), "diversity.jensen_shannon"}
+half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+@half
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in OF_PROBABILITIES])
+def test_half_precision_is_computed_as_float32(name, dtype):
+    """The numbers of half-precision outputs are those of the same outputs in float32, to the bit."""
+    call, _ = FUNCTIONS[name]
+    outputs = drawn(dtype)
+    found, expected = numbers(call(outputs)), numbers(call(outputs.float()))
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        assert found.dtype != dtype
+        assert torch.equal(found, expected)
+    else:
+        assert str(found) == str(expected)
+
+
+@half
+def test_scores_of_half_precision_probabilities_are_float32(dtype):
+    probs = drawn(dtype).softmax(-1)
+    for name, score in {**ds.scores.OF_PROBS, "jensen_shannon": ds.diversity.jensen_shannon}.items():
+        assert score(probs).dtype == torch.float32, name
+        assert torch.equal(score(probs), score(probs.float())), name
+
+
+OBJECTIVES = [name for name in FUNCTIONS if name.startswith("objectives.")]
+
+
+@half
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_objectives_are_finite_in_half_precision(name, dtype, scale):
+    call, _ = FUNCTIONS[name]
+    outputs = (scale * drawn().sign()).to(dtype) if scale > 1 else drawn(dtype)
+    outputs[2] = outputs[1]  # members that agree entirely
+    outputs.requires_grad_()
+    found = call(outputs)
+    assert numbers(found).dtype == torch.float32
+    assert numbers(found).isfinite().all()
+    for part in found.parts.values() if isinstance(found, ds.axes.LossParts) else ():
+        assert part.isfinite().all()
+    beyond = name == "objectives.ldr, inverse" and scale > 1 and dtype == torch.float16  # 1/p_y is, and so is its slope
+    if numbers(found).requires_grad and not beyond:
+        (gradient,) = torch.autograd.grad(numbers(found).sum(), outputs)
+        assert gradient.dtype == dtype
+        assert gradient.isfinite().all()
+
+
+def test_scores_of_bfloat16_logits_are_not_rounded():
+    logits = torch.randn(5, 2000, 10, generator=torch.Generator().manual_seed(0))
+    rounded = logits.bfloat16()
+    found = ds.scores.table(rounded)["mutual_information"]
+    torch.testing.assert_close(found, ds.scores.table(rounded.float())["mutual_information"])
+    assert len(found.unique()) > 1900
+    true = ds.scores.table(rounded.double())["mutual_information"]
+    torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-6)
+
+
+# --- caps, and numbers that theory has at zero or above --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [50.0, 100.0, 200.0, 5000.0])
+def test_divergence_of_pairs_has_no_cap(apart, dtype):
+    logits = torch.tensor([[[0.0, apart]], [[apart, 0.0]]], dtype=dtype)
+    expected = torch.tensor([apart], dtype=dtype)  # (1 − ε)·apart
+    torch.testing.assert_close(ds.scores.table(logits)["pairwise_kl"], expected)
+    torch.testing.assert_close(ds.scores.of_logits("pairwise_kl", logits), expected)
+    torch.testing.assert_close(ds.scores.pairwise_kl(log_probs=logits.log_softmax(-1)), expected)
+    if apart < (100 if dtype is torch.float32 else 700):
+        torch.testing.assert_close(ds.scores.pairwise_kl(logits.softmax(-1)), expected)
+
+
+def test_divergence_of_pairs_takes_one_of_two():
+    probs = drawn().softmax(-1)
+    torch.testing.assert_close(ds.scores.pairwise_kl(probs), ds.scores.pairwise_kl(log_probs=probs.log()))
+    for options in ({}, {"probs": probs, "log_probs": probs.log()}):
+        with pytest.raises(ValueError, match="`probs` must be given, or `log_probs` instead"):
+            ds.scores.pairwise_kl(**options)
+    with pytest.raises(ValueError, match=r"Logits\? Use logits.log_softmax"):
+        ds.scores.pairwise_kl(log_probs=drawn())
+    ruled_out = torch.tensor([[[0.0, -math.inf]], [[-math.inf, 0.0]]])
+    assert ds.scores.pairwise_kl(log_probs=ruled_out).isfinite().all()
+
+
+@pytest.mark.parametrize("members", [2, 3, 5, 7])
+def test_equal_members_have_no_diversity_not_even_by_rounding(members):
+    generator = torch.Generator().manual_seed(members)
+    alike = (3 * torch.randn(1, 400, 10, generator=generator)).expand(members, -1, -1)
+    weights = torch.rand(members, generator=generator)
+    weights = weights / weights.sum()
+    found = ds.scores.table(alike)
+    for name in ("mutual_information", "pairwise_kl", "pairwise_jsd", "probability_variance"):
+        assert (found[name] >= 0).all(), name
+    d = ds.diversity
+    for values in (d.jensen_shannon(alike.softmax(-1)), d.score_kl(alike, weights), d.ambiguity(alike, weights),
+                   d.probability_kl_limit(alike, weights), d.exponential_family(alike, family="poisson"),
+                   d.probability_log_ratio(alike, torch.zeros(400, dtype=torch.int64), weights)):  # fmt: skip
+        assert (values >= 0).all()
+    assert (d.ambiguity(alike, weights) == 0).all()
+    assert d.ambiguity(alike).sum() == 0
+    for pool in ("score", "probability"):
+        assert d.bias_share(alike, weights, pool=pool) == 0
+        assert d.bias_share(alike, pool=pool) == 0
+    assert torch.equal(d.debias(alike, weights), alike)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10_000), st.sampled_from([1e-8, 1e-3, 1.0]), st.sampled_from(["score", "probability"]))
+def test_the_share_of_bias_is_a_share(seed, spread, pool):
+    generator = torch.Generator().manual_seed(seed)
+    members = 2 + seed % 4
+    common = torch.randn(1, 6, 3, generator=generator)
+    outputs = common + spread * torch.randn(members, 1 if seed % 3 else 6, 3, generator=generator)
+    weights = torch.rand(members, generator=generator) + 1e-3
+    share = float(ds.diversity.bias_share(outputs, weights / weights.sum(), pool=pool))
+    assert 0 <= share <= 1
+    exact = outputs.double()
+    weights = weights.double() / weights.double().sum()
+    before = ds.diversity.ambiguity(exact.softmax(-1) if pool == "probability" else exact, weights).mean()
+    after = ds.diversity.ambiguity(ds.diversity.debias(exact, weights, pool=pool), weights).mean()
+    if before > 1e-12:
+        assert float(ds.diversity.bias_share(exact, weights, pool=pool)) == pytest.approx(
+            float(1 - after / before), abs=1e-6
+        )
+
+
+def test_the_plane_keeps_its_precision():
+    found = ds.diversity.plane(drawn(), Y)
+    assert found.accuracy.dtype == found.diversity.dtype == torch.float64
+    right = (drawn().argmax(-1) == Y).double().mean(-1)
+    assert found.accuracy.tolist() == [(right[i] + right[j]).item() / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert ds.diversity.plane(drawn(torch.bfloat16), Y).diversity.dtype == torch.float32
+
+
+# --- members of weight zero -------------------------------------------------------------------------------------------
+
+ABSENT = [0.5, 0.0, 0.5]
+WEIGHTED = {
+    "mean_probability": lambda f, w: ds.pooling.mean_probability(f, w),
+    "mean_score": lambda f, w: ds.pooling.mean_score(f, w),
+    "mean_output": lambda f, w: ds.pooling.mean_output(f, w),
+    "vote_share": lambda f, w: ds.pooling.vote_share(f, w),
+    **{f"decompose {loss} {pool}": (
+        lambda f, w, t=t, how={"loss": loss, "pool": pool}: torch.stack(ds.diversity.decompose(f, t, weights=w, **how))
+    ) for loss, pool, t in [("cross_entropy", "probability", Y), ("cross_entropy", "score", Y), ("mse", "score", REALS),
+                            ("brier", "probability", Y), ("zero_one", "vote", Y), ("exponential", "score", SIGNS),
+                            ("poisson", "score", REALS.abs()), ("logistic", "score", SIGNS)]},
+    "ambiguity": lambda f, w: ds.diversity.ambiguity(f, w),
+    "brier_variance": lambda f, w: ds.diversity.brier_variance(f, w),
+    "score_kl": lambda f, w: ds.diversity.score_kl(f, w),
+    "probability_kl_limit": lambda f, w: ds.diversity.probability_kl_limit(f, w),
+    "probability_log_ratio": lambda f, w: ds.diversity.probability_log_ratio(f, Y, w),
+    "probability_variance_approximation": lambda f, w: ds.diversity.probability_variance_approximation(f, Y, w),
+    "vote_disagreement": lambda f, w: ds.diversity.vote_disagreement(f[..., :2], Y, w),
+    "hessian_form": lambda f, w: ds.diversity.hessian_form(f, Y, loss="cross_entropy", weights=w),
+    "exponential_family": lambda f, w: ds.diversity.exponential_family(f, family="poisson", weights=w),
+    "bias_share": lambda f, w: ds.diversity.bias_share(f, w),
+    "independent": lambda f, w: ds.objectives.independent(f, Y, loss="cross_entropy", weights=w).total,
+    "independent, mse": lambda f, w: ds.objectives.independent(f, REALS, loss="mse", weights=w).total,
+    "augmented": lambda f, w: ds.objectives.augmented(
+        f, Y, beta=0.3, loss="cross_entropy", pool="probability", weights=w).total,
+    "augmented, mse": lambda f, w: ds.objectives.augmented(
+        f, REALS, beta=0.3, loss="mse", pool="score", weights=w).total,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, 1e300], ids=["inf", "-inf", "nan", "overflow"])
+def test_a_member_of_weight_zero_is_absent_whatever_it_says(name, odd):
+    call = WEIGHTED[name]
+    kept = drawn()[[0, 2]].requires_grad_()
+    outputs = drawn()
+    outputs[1, 1:3] = odd
+    outputs.requires_grad_()
+    found, expected = call(outputs, ABSENT), call(kept, [0.5, 0.5])
+    scale = 3 / 2 if name.startswith(("independent", "augmented")) else 1.0  # totals are M times the mean
+    torch.testing.assert_close(found, scale * expected)
+    if not found.requires_grad:
+        return
+    (gradient,) = torch.autograd.grad(found.sum(), outputs)
+    (wanted,) = torch.autograd.grad(expected.sum(), kept)
+    torch.testing.assert_close(gradient[[0, 2]], scale * wanted)
+    assert (gradient[1] == 0).all()
+
+
+def test_the_loss_of_a_member_of_weight_zero_is_still_told():
+    outputs = drawn()
+    outputs[1] = math.inf
+    parts = ds.objectives.independent(outputs, REALS, loss="mse", weights=ABSENT).parts
+    assert parts["member_loss"].isinf().tolist() == [False, True, False]
+    assert parts["individual"].isfinite()
+
+
+def test_accuracies_of_studies_do_not_count_nan_as_an_answer():
+    spoilt = drawn()
+    spoilt[1, 2, 0] = math.nan
+    for name in ("accuracy", "accuracy_top5", "member_accuracy", "worst_member_accuracy", "error_rate"):
+        measure = getattr(measures, name)
+        assert math.isfinite(measure(drawn(), Y, "cross_entropy", "probability")), name
+        assert math.isnan(measure(spoilt, Y, "cross_entropy", "probability")), name

@@ -1,6 +1,7 @@
 """Detection: against scikit-learn, and against what its intervals promise."""
 
 import json
+import logging
 import math
 import re
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.cli.main import app
-from dissensus.metrics import auroc, compared, ood, threshold
+from dissensus.metrics import auroc, compared, detection, ood, threshold
 
 
 def drawn(n=300, u=200, shift=1.0, ties=False, seed=0):
@@ -50,10 +51,9 @@ def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
     generator = torch.Generator().manual_seed(5)
     chosen = torch.randint(30, (1, 30), generator=generator)[0], torch.randint(20, (1, 20), generator=generator)[0]
     expected = by_sklearn(inside[chosen[0]], outside[chosen[1]])
-    found = ood(inside, outside, repeats=1, seed=5)
+    found = ds.metrics.Detection(*detection._resampled(inside, outside, 1, 5)[1].tolist())
     for name, value in expected.items():
-        assert getattr(found, name).low == pytest.approx(value), name
-        assert getattr(found, name).high == pytest.approx(value), name
+        assert getattr(found, name) == pytest.approx(value), name
 
 
 def test_intervals_hold_what_they_promise():
@@ -95,10 +95,61 @@ def test_scores_that_tell_everything_and_nothing():
     inside, outside = torch.arange(10.0), torch.arange(20.0, 30.0)
     best = ood(inside, outside)
     assert [figure.value for figure in best] == [1.0, 1.0, 1.0, 0.0]
+    least = 0.025**0.1  # with this share or more of ten pairs alike, all of them are in one of forty data sets
+    assert best.auroc == pytest.approx((1.0, least, 1.0))
     same = ood(torch.zeros(10), torch.zeros(30), repeats=20)
-    assert same.auroc == (0.5, 0.5, 0.5)
+    assert same.auroc == pytest.approx((0.5, least / 2, 1 - least / 2)), "ten against thirty do not prove a tie"
     assert same.aupr_out.value == pytest.approx(0.75)
     assert same.fpr_at_95.value == 1.0
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 50), (50, 1)])
+def test_one_example_is_too_few_for_an_interval(sizes, caplog):
+    inside, outside = drawn(*sizes)
+    other = drawn(*sizes, seed=1)
+    with caplog.at_level(logging.WARNING, logger="dissensus"):
+        assert auroc(inside, outside)[1:] == (0.0, 1.0)
+        assert f"{sizes[0]} against {sizes[1]} examples are too few" in caplog.text
+        for figure in ood(inside, outside, repeats=50):
+            assert figure[1:] == (0.0, 1.0)
+        found = compared((inside, outside), other)
+    assert (found.difference.low, found.difference.high, found.p_value) == (-1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("each", [2, 3, 10, 100])
+def test_scores_that_separate_all_examples_are_not_certain_to_separate_others(each):
+    inside, outside = torch.arange(float(each)), 1000 + torch.arange(float(each))
+    least = 0.025 ** (1 / each)
+    assert auroc(inside, outside) == pytest.approx((1.0, least, 1.0))
+    assert auroc(outside, inside) == pytest.approx((0.0, 0.0, 1 - least))
+    figures = ood(inside, outside, repeats=50)
+    assert all(figure.low < figure.high for figure in figures)
+    found = compared((inside, outside), (inside, -outside))
+    assert found.p_value == pytest.approx(2.0 ** (1 - each))
+    assert found.difference.low < found.difference.high == 1.0
+
+
+def test_few_examples_within_do_not_tell_their_95_percent_point():
+    assert ood(*drawn(58, 100), repeats=50).fpr_at_95.high == 1.0
+    assert ood(*drawn(59, 100, shift=3.0), repeats=50).fpr_at_95.high < 1.0
+
+
+def test_intervals_of_few_and_of_separated_examples_hold_what_they_promise():
+    for sizes, shift in (((10, 10), 3.0), ((2, 2), 1.0)):
+        truth = 0.5 * (1 + math.erf(shift / 2))
+        held = sum(low <= truth <= high for _, low, high in (auroc(*drawn(*sizes, shift, seed=s)) for s in range(200)))
+        assert held >= 190, "with no width where examples are separated, 102 and 96 of them hold it"
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 9), (5, 5), (30, 4), (100, 80)])
+def test_estimates_lie_within_their_intervals(sizes, ties):
+    for seed in range(20):
+        first, second = drawn(*sizes, ties=ties, seed=seed), drawn(*sizes, ties=ties, seed=seed + 1000)
+        for value, low, high in (auroc(*first), *ood(*first, repeats=30, seed=seed)):
+            assert 0 <= low <= value <= high <= 1
+        value, low, high = compared(first, second).difference
+        assert -1 <= low <= value <= high <= 1
 
 
 def test_a_threshold_keeps_to_its_false_alarms():

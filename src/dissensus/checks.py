@@ -55,15 +55,39 @@ def nearest(word: str, known: Iterable[object], otherwise: str = "") -> str:
 
 def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, int]:
     """Check ``[M, B, C]``, floating point and not empty; return the three sizes."""
-    if outputs.ndim != 3:
-        fixes = {2: f"One output per example? Use {name}.unsqueeze(-1). One network? Use {name}.unsqueeze(0)."}
-        refuse(name, "have shape [M, B, C]", shape_text(outputs.shape), fixes.get(outputs.ndim, ""))
-    if not outputs.is_floating_point():
-        refuse(name, "be floating point", str(outputs.dtype), f"Use {name}.float().", TypeError)
+    member_axes(outputs, name)
     members, batch, width = outputs.shape
     if 0 in (members, batch, width):
         refuse(name, "hold at least one member, example and output", shape_text(outputs.shape, "MBC"))
     return members, batch, width
+
+
+def member_axes(outputs: Tensor, name: str = "outputs") -> None:
+    """Check ``[M, B, C]`` and floating point. Batches may be empty.
+
+    Outputs with more axes (``[M, B, C, H, W]``) are refused: their last axis does not hold the classes.
+    """
+    if outputs.ndim != 3:
+        fix = ""
+        if outputs.ndim == 2:
+            fix = f"One output per example? Use {name}.unsqueeze(-1). One network? Use {name}.unsqueeze(0)."
+        elif outputs.ndim > 3:
+            fix = (
+                f"One class per pixel or token, [M, B, C, ...]? Use {name}.movedim(2, -1).flatten(1, -2), and flatten "
+                "the targets."
+            )
+        refuse(name, "have shape [M, B, C]", shape_text(outputs.shape), fix)
+    if not outputs.is_floating_point():
+        refuse(name, "be floating point", str(outputs.dtype), f"Use {name}.float().", TypeError)
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """Half precision as float32, and any other type as it is: what sums, logarithms and shares are computed in.
+
+    >>> full_precision(torch.ones(1, dtype=torch.bfloat16)).dtype, full_precision(torch.ones(1).double()).dtype
+    (torch.float32, torch.float64)
+    """
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def member_probs(

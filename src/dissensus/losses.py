@@ -10,7 +10,8 @@ Each entry of `LOSSES` states which kind of output it takes:
 | `log_rate` | logarithms of C expected counts | counts `[B, C]` |
 
 With one output, targets ``[B]`` serve as ``[B, 1]``. Log-probabilities are logits, so what `pooling` returns for
-classes can be passed on as it is.
+classes can be passed on as it is. NaN in an example's outputs or targets gives NaN for that example. Outputs in half
+precision are taken as float32, and so is the loss.
 """
 
 from typing import Literal, NamedTuple, NoReturn
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dissensus import checks
+from dissensus import checks, pooling
 from dissensus.axes import PerExampleLoss
 
 Kind = Literal["logits", "values", "margin", "log_rate"]
@@ -34,6 +35,7 @@ def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B
     >>> mse(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([5.])
     """
+    values = _checked(values, "values")
     return (values - as_values(values, targets)).square().sum(-1)
 
 
@@ -44,21 +46,22 @@ def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Ten
     tensor([0.6931])
     """
     _check_classes(logits)
-    log_probs = logits.log_softmax(-1)
+    log_probs = _checked(logits, "logits").log_softmax(-1)
     if checks.class_targets(targets, *logits.shape[-2:]):
         # 0 · log 0 is 0: a class without label mass may have no probability either.
-        return -torch.where(targets > 0, targets * log_probs, 0.0).sum(-1)
+        return -torch.where(targets == 0, 0.0, targets * log_probs).sum(-1)
     return -at_label(log_probs, targets)
 
 
 def divergence(logits: Float[Tensor, "*S B C"], others: Float[Tensor, "*S B C"]) -> Float[Tensor, "*S B"]:
-    """KL(p ‖ q) of predictions p from others q, both given as logits, in nats.
+    """KL(p ‖ q) of predictions p from others q, both given as logits, in nats. A class that p rules out adds nothing.
 
     >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([0.])
     """
-    own, other = logits.log_softmax(-1), others.log_softmax(-1)
-    return (own.exp() * (own - other)).sum(-1)
+    own, other = (_checked(some, name, 1).log_softmax(-1) for some, name in ((logits, "logits"), (others, "others")))
+    none = own == -torch.inf
+    return torch.where(none, 0.0, own.exp() * (own.masked_fill(none, 0.0) - other.masked_fill(none, 0.0))).sum(-1)
 
 
 def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -68,7 +71,7 @@ def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S
     tensor([0.5000])
     """
     _check_classes(logits)
-    probs = logits.softmax(-1)
+    probs = _checked(logits, "logits").softmax(-1)
     if not checks.class_targets(targets, *logits.shape[-2:]):
         targets = F.one_hot(targets.long(), logits.shape[-1])
     return (probs - targets.to(probs.dtype)).square().sum(-1)
@@ -77,11 +80,13 @@ def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S
 def zero_one(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """One where the first choice is wrong, else zero; ties go to the lowest class. Takes ``logits`` (or votes).
 
-    >>> zero_one(torch.tensor([[0.2, 0.1], [0.2, 0.1]]), torch.tensor([0, 1]))
-    tensor([0., 1.])
+    >>> zero_one(torch.tensor([[0.2, 0.1], [0.2, 0.1], [0.2, float("nan")]]), torch.tensor([0, 1, 0]))
+    tensor([0., 1., nan])
     """
+    logits = _checked(logits, "logits")
     checks.class_targets(targets, *logits.shape[-2:], soft=False)
-    return (logits.argmax(-1) != targets).to(logits.dtype)
+    named, unknown = pooling.first_choices(logits)
+    return (named != targets).to(logits.dtype).masked_fill(unknown, torch.nan)
 
 
 def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -90,6 +95,7 @@ def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     >>> logistic(torch.tensor([[0.0], [1e4]]), torch.tensor([1.0, -1.0]))
     tensor([6.9315e-01, 1.0000e+04])
     """
+    margin = _checked(margin, "margin")
     # softplus would jump by 2e-9 at 20, where torch goes over to a straight line.
     return -F.logsigmoid(as_values(margin, targets) * margin).sum(-1)
 
@@ -100,6 +106,7 @@ def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tenso
     >>> exponential(torch.tensor([[2.0]]), torch.tensor([-1.0]))
     tensor([7.3891])
     """
+    margin = _checked(margin, "margin")
     return (-as_values(margin, targets) * margin).exp().sum(-1)
 
 
@@ -109,7 +116,17 @@ def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor,
     >>> poisson(torch.tensor([[0.0]]), torch.tensor([3.0]))
     tensor([1.])
     """
+    log_rate = _checked(log_rate, "log_rate")
     return (log_rate.exp() - as_values(log_rate, targets) * log_rate).sum(-1)
+
+
+def _checked(outputs: Tensor, name: str, leading: int = 2) -> Tensor:
+    """Outputs ``[..., B, C]`` with at most so many axes before the batch (runs and members), in full precision."""
+    if not 2 <= outputs.ndim <= 2 + leading:
+        wanted = "have shape [B, C] or [M, B, C]"
+        fix = "One class per pixel or token? Move the classes last and flatten the other axes of a batch into one."
+        checks.refuse(name, wanted, checks.shape_text(outputs.shape), fix if outputs.ndim > 2 else "")
+    return checks.full_precision(outputs)
 
 
 def _check_classes(logits: Tensor) -> None:

@@ -1,14 +1,16 @@
 """Members become one prediction: ``[M, B, C] -> [B, C]``, in log space.
 
 Three ways, and their words: ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, ``"vote"``
-counts each member's first choice. Every one takes weights ``[M]`` that sum to one.
+counts each member's first choice. Every one takes weights ``[M]`` that sum to one. A member of weight zero is absent:
+its infinities and NaN reach neither values nor gradients. Any other NaN makes its example's result NaN. Outputs in half
+precision are pooled in float32.
 """
 
 import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dissensus import checks
@@ -26,16 +28,21 @@ def mean_probability(logits: Float[Tensor, "M B C"], weights: Weights = None) ->
     >>> mean_probability(logits).exp()
     tensor([[0.2500, 0.7500]])
     """
-    return pooled_log_probs(logits.log_softmax(-1), weights)
+    checks.member_axes(logits, "logits")
+    logits = checks.full_precision(logits)
+    return pooled_log_probs(weighed_only(logits, weights).log_softmax(-1), weights)
 
 
 def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights = None) -> Float[Tensor, "..."]:
     """Log of the weighted mean of ``exp(member_log_probs)`` over the first axis."""
+    member_log_probs = checks.full_precision(member_log_probs)
     members = member_log_probs.shape[0]
     if weights is None:
         return member_log_probs.logsumexp(0) - math.log(members)
-    log_weights = checks.member_weights(weights, members, member_log_probs).log()
-    return (member_log_probs + log_weights.view(-1, *[1] * (member_log_probs.ndim - 1))).logsumexp(0)
+    given = _beside(checks.member_weights(weights, members, member_log_probs), member_log_probs)
+    absent = given == 0
+    log_weights = torch.where(absent, 1.0, given).log()
+    return torch.where(absent, -torch.inf, member_log_probs + log_weights).logsumexp(0)
 
 
 def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
@@ -47,18 +54,21 @@ def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float
     >>> mean_score(logits).exp()
     tensor([[0.5000, 0.5000]])
     """
+    checks.member_axes(logits, "logits")
     return mean_output(logits, weights).log_softmax(-1)
 
 
-def mean_output(outputs: Float[Tensor, "M B *C"], weights: Weights = None) -> Float[Tensor, "B *C"]:
-    """The weighted mean of raw outputs, f̄ = Σ_j w_j f_j: a regression ensemble's prediction.
+def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Float[Tensor, "*S"]:
+    """The weighted mean of raw outputs, f̄ = Σ_j w_j f_j: a regression ensemble's prediction. Takes any further axes.
 
     >>> mean_output(torch.tensor([[[1.0]], [[3.0]]]), weights=[0.25, 0.75])
     tensor([[2.5000]])
     """
+    outputs = checks.full_precision(outputs)
     if weights is None:
         return outputs.mean(0)
-    return torch.tensordot(checks.member_weights(weights, outputs.shape[0], outputs), outputs, 1)
+    given = checks.member_weights(weights, outputs.shape[0], outputs)
+    return torch.tensordot(given, weighed_only(outputs, given), 1)
 
 
 def vote_share(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
@@ -68,5 +78,46 @@ def vote_share(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float
     >>> vote_share(logits)
     tensor([[0.6667, 0.3333]])
     """
-    ballots = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    return mean_output(ballots, weights)
+    checks.member_axes(logits, "logits")
+    return mean_output(ballots(logits), weights)
+
+
+def ballots(logits: Float[Tensor, "*S C"]) -> Float[Tensor, "*S C"]:
+    """One at the class with the largest logit, zero elsewhere; all NaN where one of the logits is.
+
+    >>> ballots(torch.tensor([[0.5, 2.0], [float("nan"), 2.0]]))
+    tensor([[0., 1.],
+            [nan, nan]])
+    """
+    named, unknown = first_choices(logits)
+    hot = torch.nn.functional.one_hot(named, logits.shape[-1]).to(checks.full_precision(logits).dtype)
+    return hot.masked_fill(unknown.unsqueeze(-1), torch.nan)
+
+
+def first_choices(logits: Float[Tensor, "*S C"]) -> tuple[Int[Tensor, "*S"], Bool[Tensor, "*S"]]:
+    """The class with the largest logit, ties to the lowest class; and where that is unknown, since one of them is NaN.
+
+    >>> first_choices(torch.tensor([[0.5, 2.0], [float("nan"), 2.0]]))
+    (tensor([1, 0]), tensor([False,  True]))
+    """
+    return logits.argmax(-1), logits.isnan().any(-1)
+
+
+def weighed_only(outputs: Float[Tensor, "M *S"], weights: Weights) -> Float[Tensor, "M *S"]:
+    """Outputs with zeros in place of members of weight zero, so that 0 · ∞ never arises, nor in a backward pass."""
+    if weights is None:
+        return outputs
+    given = checks.member_weights(weights, outputs.shape[0], outputs)
+    return outputs.masked_fill(_beside(given, outputs) == 0, 0.0)
+
+
+def absent_detached(outputs: Float[Tensor, "M *S"], weights: Weights) -> Float[Tensor, "M *S"]:
+    """Outputs as they are, where members of weight zero get no gradient, whatever is computed of theirs."""
+    if weights is None:
+        return outputs
+    given = checks.member_weights(weights, outputs.shape[0], outputs)
+    return torch.where(_beside(given, outputs) == 0, outputs.detach(), outputs)
+
+
+def _beside(weights: Float[Tensor, " M"], outputs: Tensor) -> Tensor:
+    return weights.view(-1, *[1] * (outputs.ndim - 1))

@@ -1,7 +1,7 @@
 """How far out of distribution an example is, by what members say of it: ``[M, B, C] -> [B]``, higher is farther.
 
 Entropies are in nats and not divided by the number of classes, so that mutual information is ensemble entropy less mean
-entropy.
+entropy. Outputs in half precision are taken as float32. NaN in an output gives NaN for that example, in every score.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,10 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.diversity.disagreement import distinct_predictions
 
-_LEAST = 1e-38
-"""What a probability of zero is read as in a logarithm."""
+_LEAST = {torch.float32: -103.28, torch.float64: -744.44}
+"""What the logarithm of a probability of zero is read as: that of the smallest number above zero of its type."""
+_LEAST_LOG = -1e5
+"""What a log-probability of −∞ is read as."""
 
 
 def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
@@ -31,20 +33,17 @@ def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> predictive_diversity(unsure), predictive_diversity(sure)
     (tensor([0.3333]), tensor([1.]))
     """
-    checks.member_probs(probs)
-    return probs.amax(0).mean(-1)
+    return _probs(probs).amax(0).mean(-1)
 
 
 def model_average(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """One less the largest of the members' mean probabilities (BMA, LDR paper, §3.4)."""
-    checks.member_probs(probs)
-    return 1 - probs.mean(0).amax(-1)
+    return 1 - _probs(probs).mean(0).amax(-1)
 
 
 def mean_least_confidence(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """One less the members' mean confidence in the class that each of them names (LDR paper, equation 16)."""
-    checks.member_probs(probs)
-    return 1 - probs.amax(-1).mean(0)
+    return 1 - _probs(probs).amax(-1).mean(0)
 
 
 def mean_energy(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
@@ -53,70 +52,86 @@ def mean_energy(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     >>> mean_energy(torch.zeros(2, 1, 4))
     tensor([-1.3863])
     """
-    checks.member_outputs(logits, "logits")
-    return -logits.logsumexp(-1).mean(0)
+    return -_logits(logits).logsumexp(-1).mean(0)
 
 
 def max_logit(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Minus the largest of the members' mean logits."""
-    checks.member_outputs(logits, "logits")
-    return -logits.mean(0).amax(-1)
+    return -_logits(logits).mean(0).amax(-1)
 
 
 def mean_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The mean of the members' entropies (LDR paper, equation 14, times C)."""
-    checks.member_probs(probs)
-    return torch.special.entr(probs).sum(-1).mean(0)
+    return torch.special.entr(_probs(probs)).sum(-1).mean(0)
 
 
 def ensemble_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The entropy of the members' mean probabilities (LDR paper, equation 15, times C)."""
-    checks.member_probs(probs)
-    return torch.special.entr(probs.mean(0)).sum(-1)
+    return torch.special.entr(_probs(probs).mean(0)).sum(-1)
 
 
 def mutual_information(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """What knowing the member tells about the class: ensemble entropy less mean entropy.
+    """What knowing the member tells about the class: ensemble entropy less mean entropy, from 0 to log M.
 
     >>> mutual_information(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    return ensemble_entropy(probs) - mean_entropy(probs)
+    return (ensemble_entropy(probs) - mean_entropy(probs)).clamp_min(0)  # below zero by rounding only
 
 
-def pairwise_kl(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+def pairwise_kl(
+    probs: Float[Tensor, "M B C"] | None = None, *, log_probs: Float[Tensor, "M B C"] | None = None
+) -> Float[Tensor, " B"]:
     """KL(p_i ‖ p_j), averaged over all ordered pairs of members; 0 for one member.
 
-    The sum over pairs is Σ_c (M Σ_i p_i log p_i − Σ_i p_i · Σ_j log p_j): no pair is looked at by itself.
+    The sum over pairs is M Σ_i Σ_c p_i (log p_i − mean_j log p_j): no pair is looked at by itself.
+
+    Args:
+        probs: Probabilities. Exact as far as they are: one that has underflowed to zero is read as the smallest number
+            above zero of its type, whose logarithm is −103 in float32 and −744 in float64.
+        log_probs: Their logarithms instead, which do not underflow; −∞ is read as −10⁵.
 
     >>> pairwise_kl(torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]))
     tensor([0.1373])
+    >>> pairwise_kl(log_probs=torch.tensor([[[0.0, 200.0]], [[200.0, 0.0]]]).log_softmax(-1))
+    tensor([200.])
     """
-    members, _, _ = checks.member_probs(probs)
-    logs = probs.clamp_min(_LEAST).log()
-    total = members * (probs * logs).sum((0, -1)) - (probs.sum(0) * logs.sum(0)).sum(-1)
-    return total / max(1, members * (members - 1))
+    if (probs is None) == (log_probs is None):
+        got = "neither" if probs is None else "both"
+        checks.refuse("probs", "be given, or `log_probs` instead", got)
+    if log_probs is not None:
+        logs = _log_probs(log_probs).clamp_min(_LEAST_LOG)
+        probs = logs.exp()
+    else:
+        assert probs is not None
+        probs = _probs(probs)
+        none = probs == 0
+        logs = torch.where(none, _LEAST[probs.dtype], torch.where(none, 1.0, probs).log())
+    members = len(logs)
+    relative = logs - logs[:1]  # exactly zero for identical members
+    total = (probs * (relative - relative.mean(0))).sum((0, -1))
+    return (total / max(1, members - 1)).clamp_min(0)
 
 
 def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The Jensen-Shannon divergence of two members, averaged over pairs; 0 for one member.
+    """The Jensen-Shannon divergence of two members, averaged over pairs, from 0 to log 2; 0 for one member.
 
     >>> pairwise_jsd(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    members, _, _ = checks.member_probs(probs)
+    probs = _probs(probs)
+    members = len(probs)
     own = torch.special.entr(probs).sum(-1)
-    total = torch.zeros_like(own[0])
+    total = 0 * own.sum(0)  # NaN where an output is, for one member too
     for shift in range(1, members):  # every ordered pair once, M at a time
         between = torch.special.entr((probs + probs.roll(shift, 0)) / 2).sum(-1)
         total = total + (between - (own + own.roll(shift, 0)) / 2).sum(0)
-    return total / max(1, members * (members - 1))
+    return (total / max(1, members * (members - 1))).clamp_min(0)  # below zero by rounding only
 
 
 def probability_variance(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """The variance of members' probabilities (divided by M), averaged over classes."""
-    checks.member_probs(probs)
-    return probs.var(0, correction=0).mean(-1)
+    return _probs(probs).var(0, correction=0).mean(-1)
 
 
 OF_PROBS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -132,6 +147,22 @@ OF_PROBS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "distinct_predictions": distinct_predictions,
 }
 OF_LOGITS: Mapping[str, Callable[[Tensor], Tensor]] = {"mean_energy": mean_energy, "max_logit": max_logit}
+"""Scores that need logits; `of_logits` computes all the others from logits as well."""
+
+
+def of_logits(name: str, logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+    """The score of that name, from logits, without what a softmax on the way would lose.
+
+    >>> of_logits("pairwise_kl", torch.tensor([[[0.0, 200.0]], [[200.0, 0.0]]]))
+    tensor([200.])
+    """
+    checks.one_of("name", name, (*OF_PROBS, *OF_LOGITS))
+    logits = _logits(logits)
+    if name in OF_LOGITS:
+        return OF_LOGITS[name](logits)
+    if name == "pairwise_kl":
+        return pairwise_kl(log_probs=logits.log_softmax(-1))
+    return OF_PROBS[name](logits.softmax(-1))
 
 
 def table(
@@ -153,10 +184,29 @@ def table(
     size = max(1, at_once // (members * classes))
     found: dict[str, list[Tensor]] = {}
     for start in range(0, batch, size):
-        part = outputs[:, start : start + size]
+        part = checks.full_precision(outputs[:, start : start + size])
         probs = part.softmax(-1) if kind == "logits" else part
         for name, score in OF_PROBS.items():
-            found.setdefault(name, []).append(score(probs))
+            exact = kind == "logits" and name == "pairwise_kl"  # logits know what has underflowed in probabilities
+            found.setdefault(name, []).append(of_logits(name, part) if exact else score(probs))
         for name, score in OF_LOGITS.items() if kind == "logits" else ():
             found.setdefault(name, []).append(score(part))
     return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _probs(probs: Tensor) -> Tensor:
+    checks.member_probs(probs)
+    return checks.full_precision(probs)
+
+
+def _logits(logits: Tensor) -> Tensor:
+    checks.member_outputs(logits, "logits")
+    return checks.full_precision(logits)
+
+
+def _log_probs(log_probs: Tensor) -> Tensor:
+    checks.member_outputs(log_probs, "log_probs")
+    log_probs = checks.full_precision(log_probs)
+    if checks.is_concrete(log_probs) and bool((log_probs[:, 0].logsumexp(-1).abs() > 1e-2).any()):
+        checks.refuse("log_probs", "be logarithms of probabilities", "others", "Logits? Use logits.log_softmax(-1).")
+    return log_probs

@@ -1,5 +1,11 @@
-"""From sums to figures: each with its bootstrap interval, all replicates computed at once."""
+"""From sums to figures: each with its bootstrap interval, all replicates computed at once.
 
+A figure is one number per replicate, ``[S]``, or several, ``[S, K]``, of which it is the largest, the smallest or the
+sum of sizes: `_INTERVALS` says which. These are biased, and have an interval that allows for it (see
+`dissensus.metrics.intervals`).
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -7,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus.auditing.tallying import DROPS, Tally
+from dissensus.metrics import intervals
+from dissensus.metrics.intervals import Interval
 
 REPLICATES = 999
 
@@ -43,7 +51,7 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
         found |= _of_errors(tally, means)
         found |= _of_the_best(tally, means, weights)
         found |= _of_values(means) if tally.kind == "values" else _of_classes(tally, means)
-    return {name: _figure(values) for name, values in found.items()}
+    return {name: _figure(name, values) for name, values in found.items()}
 
 
 def _drawn(blocks: int, seed: int) -> Float[Tensor, "S K"]:
@@ -68,14 +76,23 @@ def by_member(tally: Tally) -> dict[str, list[Any]]:
     return found
 
 
-def _figure(values: Float[Tensor, " S"]) -> Figure:
-    replicates = values[1:]
-    replicates = replicates[~replicates.isnan()]
-    if not len(replicates):
-        return Figure(float(values[0]), float("nan"), float("nan"))
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.quantile(replicates, ends, interpolation="nearest").tolist()  # infinities cannot be mixed
-    return Figure(float(values[0]), low, high)
+_INTERVALS: dict[str, Callable[[Tensor], Interval]] = {
+    "bias_share": intervals.square, "dominance": intervals.root,
+    "ece": intervals.absolute_sum, "member_ece": intervals.absolute_sum,
+    "best_member": intervals.smallest, "worst_member": intervals.largest,
+    "best_accuracy": intervals.largest, "worst_accuracy": intervals.smallest,
+    "above_chance": intervals.largest,
+}  # fmt: skip
+"""How figures that are biased get their intervals; all others are means or ratios of means, and get percentiles."""
+_SHARES = ("bias_share", "ece", "member_ece", "best_accuracy", "worst_accuracy")
+"""Figures among these that lie between 0 and 1."""
+
+
+def _figure(name: str, values: Float[Tensor, "S *K"]) -> Figure:
+    value, low, high = _INTERVALS.get(name, intervals.percentile)(values)
+    if name in _SHARES:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Figure(value, low, high)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -110,7 +127,7 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     pooled = means.get("brier", error) if tally.pool == "score" else error  # of what the ensemble says
     found = {
         "ensemble": ensemble, "individual": individual, "diversity": individual - ensemble,
-        "best_member": own.amin(-1), "worst_member": own.amax(-1),
+        "best_member": own, "worst_member": own,
         "dominance": _ratio(own.std(-1, correction=0), individual),
         "error_covariance": covariance, "error_correlation": _ratio(covariance, variance),
         "relative_diversity": _ratio(variance - error, error),
@@ -170,24 +187,26 @@ def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     right, own_right = means["right"], means["member_right"]
     guessed, own_guessed = means["guessed"], means["member_guessed"]  # right by luck, with answers as frequent
     kappa, own_kappa = _ratio(right - guessed, 1 - guessed), _ratio(own_right - own_guessed, 1 - own_guessed)
+    # Of an ensemble that is worse than guessing, the largest ratio is not that of the best member.
+    best_first = own_kappa if float(kappa[0]) > 0 else own_kappa.amax(-1, keepdim=True)
     members = tally.members
     disagreement = 1 - means["agreements"]
     wrong = 1 - own_right
     plane = _ratio(disagreement, (wrong.unsqueeze(-1) + wrong.unsqueeze(-2)) / 2)
     beside = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
     return {
-        "accuracy": right, "member_accuracy": own_right.mean(-1), "best_accuracy": own_right.amax(-1),
-        "worst_accuracy": own_right.amin(-1), "guessed": own_guessed.mean(-1),
+        "accuracy": right, "member_accuracy": own_right.mean(-1), "best_accuracy": own_right,
+        "worst_accuracy": own_right, "guessed": own_guessed.mean(-1),
         "kappa": kappa, "member_kappa": own_kappa.mean(-1),
         "nll": means["nll"], "member_nll": means["member_nll"].mean(-1), "brier": means["brier"],
-        "member_brier": means["member_brier"].mean(-1), "ece": _calibration(means["bins"]),
-        "member_ece": _calibration(means["member_bins"]).mean(-1),
+        "member_brier": means["member_brier"].mean(-1), "ece": _gaps(means["bins"]),
+        "member_ece": _gaps(means["member_bins"]).flatten(1) / members,
         "lost": _ratio(means["member_brier"].mean(-1), 1 - means["classes"].square().sum(-1)),
-        "above_chance": _ratio(own_kappa.amax(-1), kappa),
+        "above_chance": _ratio(best_first, kappa.unsqueeze(-1).expand_as(best_first)),
         "plane_diversity": beside,
     }  # fmt: skip
 
 
-def _calibration(bins: Float[Tensor, "*S bins 3"]) -> Float[Tensor, "*S"]:
-    """Expected calibration error from each bin's count, confidence and accuracy."""
-    return (bins[..., 1] - bins[..., 2]).abs().sum(-1)
+def _gaps(bins: Float[Tensor, "*S bins 3"]) -> Float[Tensor, "*S bins"]:
+    """By how much each bin is too sure, weighted by its examples: sizes add up to the expected calibration error."""
+    return bins[..., 1] - bins[..., 2]

@@ -181,7 +181,8 @@ class _Slice:
         return given - given.mean(-1, keepdim=True)
 
     def _spread(self, averaged: Tensor) -> dict[str, Tensor]:
-        deviation = averaged - averaged.mean(0)
+        relative = averaged - averaged[:1]  # exactly zero for members that are equal, which their mean need not be
+        deviation = relative - relative.mean(0)
         return {"spread": deviation.square().sum(-1).mean(0), "deviation": deviation.transpose(0, 1)}
 
     def _rises(self, log_probs: Tensor, labels: Tensor, whole: Tensor) -> Tensor:

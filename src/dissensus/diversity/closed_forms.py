@@ -2,6 +2,8 @@
 
 Each returns ``[B]``, takes weights ``[M]``, is zero for M=1 and for identical members, and equals
 `dissensus.diversity.decompose`'s diversity for the loss and pool that it names, unless it says that it approximates.
+Those that theory has at zero or above are never below it by rounding. NaN outputs give NaN at their own examples; a
+member of weight zero is absent; half precision is taken as float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +27,26 @@ def ambiguity(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[
     tensor([1.])
     """
     checks.member_outputs(values, "values")
-    deviation = values - pooling.mean_output(values, weights)
-    return pooling.mean_output(deviation.square().sum(-1), weights)
+    apart = pooling.weighed_only(deviations(values, weights), weights)
+    return pooling.mean_output(apart.square().sum(-1), weights)
+
+
+def deviations(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "M B C"]:
+    """f_j − f̄, in full precision, and exactly zero for identical members.
+
+    Taken from differences to one member, the one of the largest weight: these are exact where members agree, while the
+    mean of equal numbers need not be that number.
+
+    >>> deviations(torch.full((3, 1, 1), 0.1), weights=[0.2, 0.3, 0.5]).flatten()
+    tensor([0., 0., 0.])
+    """
+    values = checks.full_precision(values)
+    if weights is None:
+        apart = values - values[:1]
+        return apart - apart.mean(0)
+    given = checks.member_weights(weights, len(values), values)
+    apart = values - values.index_select(0, given.argmax().view(1))
+    return apart - pooling.mean_output(apart, given)
 
 
 def score_kl(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
@@ -36,7 +56,7 @@ def score_kl(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[T
     tensor([0.4338])
     """
     checks.member_outputs(logits, "logits")
-    return _mean_kl(pooling.mean_score(logits, weights), logits, weights)
+    return _mean_kl(pooling.mean_score(logits, weights), _present(logits, weights), weights)
 
 
 def probability_log_ratio(
@@ -49,12 +69,13 @@ def probability_log_ratio(
     tensor([0.0589])
     """
     _, batch, classes = checks.member_outputs(logits, "logits")
+    logits = _present(logits, weights)
     log_ratio = pooling.mean_probability(logits, weights) - logits.log_softmax(-1)
     if checks.class_targets(targets, batch, classes):
-        per_member = torch.where(targets > 0, targets * log_ratio, 0.0).sum(-1)
+        per_member = torch.where(targets == 0, 0.0, targets * log_ratio).sum(-1)
     else:
         per_member = losses.at_label(log_ratio, targets)
-    return pooling.mean_output(per_member, weights)
+    return pooling.mean_output(per_member, weights).clamp_min(0)
 
 
 def probability_kl_limit(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
@@ -66,7 +87,7 @@ def probability_kl_limit(logits: Float[Tensor, "M B C"], weights: Weights = None
     tensor([0.4338])
     """
     checks.member_outputs(logits, "logits")
-    return _mean_kl(pooling.mean_probability(logits, weights), logits, weights)
+    return _mean_kl(pooling.mean_probability(logits, weights), _present(logits, weights), weights)
 
 
 def probability_variance_approximation(
@@ -80,7 +101,7 @@ def probability_variance_approximation(
     """
     _, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
-    log_probs = losses.at_label(logits.log_softmax(-1), labels)
+    log_probs = losses.at_label(_present(logits, weights).log_softmax(-1), labels)
     # The ratio p_j / p̄ in log space: it stays finite where p̄ itself underflows.
     ratio = (log_probs - pooling.pooled_log_probs(log_probs, weights)).exp()
     return pooling.mean_output((ratio - 1).square(), weights) / 2
@@ -104,7 +125,7 @@ def brier_variance(logits: Float[Tensor, "M B C"], weights: Weights = None) -> F
     tensor([0.1250])
     """
     checks.member_outputs(logits, "logits")
-    return ambiguity(logits.softmax(-1), weights)
+    return ambiguity(_present(logits, weights).softmax(-1), weights)
 
 
 def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: Weights = None) -> Float[Tensor, " B"]:
@@ -122,7 +143,7 @@ def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: W
         checks.refuse("logits", "have C=2 classes", f"C={classes}", "Use decompose(..., loss='zero_one', pool='vote').")
     checks.class_targets(labels, batch, classes, soft=False)
     vote = pooling.vote_share(logits, weights).argmax(-1)
-    disagreeing = pooling.mean_output((logits.argmax(-1) != vote).to(logits.dtype), weights)
+    disagreeing = pooling.mean_output(losses.zero_one(logits, vote), weights)  # NaN where a member's logits are
     return torch.where(vote == labels, disagreeing, -disagreeing)
 
 
@@ -150,6 +171,7 @@ def hessian_form(
     checks.member_outputs(outputs)
     losses.check_trainable(loss)
     checks.count("nodes", nodes)
+    outputs = _present(outputs, weights)
     with torch.inference_mode(False):
         return _curvature_times_spread(outputs.detach().clone(), targets.clone(), loss, weights, nodes)
 
@@ -201,12 +223,18 @@ def exponential_family(scores: Float[Tensor, "M B C"], *, family: str, weights: 
     checks.member_outputs(scores, "scores")
     checks.one_of("family", family, FAMILIES)
     log_partition, mean_of = FAMILIES[family]
+    scores = _present(scores, weights)
     mean = pooling.mean_output(scores, weights)
     divergence = log_partition(scores) - log_partition(mean) - (mean_of(mean) * (scores - mean)).sum(-1)
-    return pooling.mean_output(divergence, weights)
+    return pooling.mean_output(divergence, weights).clamp_min(0)
 
 
 def _mean_kl(pooled_log_probs: Tensor, logits: Tensor, weights: Tensor | Sequence[float] | None) -> Tensor:
     log_ratio = pooled_log_probs - logits.log_softmax(-1)
     probs = pooled_log_probs.exp()
-    return pooling.mean_output(torch.where(probs > 0, probs * log_ratio, 0.0).sum(-1), weights)
+    return pooling.mean_output(torch.where(probs == 0, 0.0, probs * log_ratio).sum(-1), weights).clamp_min(0)
+
+
+def _present(outputs: Tensor, weights: Weights) -> Tensor:
+    """Outputs in full precision, without those of members of weight zero."""
+    return pooling.weighed_only(checks.full_precision(outputs), weights)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dissensus import checks, pooling
 from dissensus.axes import PerExampleLoss, Pool
-from dissensus.diversity.closed_forms import ambiguity
+from dissensus.diversity.closed_forms import ambiguity, deviations
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
 from dissensus.pooling import Weights
 
@@ -39,10 +39,8 @@ def debias(
     """
     checks.member_outputs(outputs)
     checks.one_of("pool", pool, ("score", "probability"))
-    if pool == "probability":
-        outputs = outputs.softmax(-1)
-    mean = pooling.mean_output(outputs, weights)
-    found = outputs - (outputs - mean).mean(1, keepdim=True)
+    averaged = _averaged(outputs, pool)
+    found = averaged - deviations(averaged, weights).mean(1, keepdim=True)
     if pool == "probability":
         beyond = int(((found < 0) | (found > 1)).sum())
         if beyond:
@@ -56,15 +54,25 @@ def bias_share(
     """Share of the members' spread that `debias` removes: 1 − DIV_debiased / DIV (collusion paper, Figure 3).
 
     Spread is squared distance (`ambiguity`): equation 1's diversity for values, the Brier score's for probabilities.
-    From 0 to 1; zero where there is no spread.
+    From 0 to 1; zero where there is no spread, whatever the weights. With d_j = f_j − f̄, what is removed is
+    Σ_j w_j ‖mean_i d_j(x_i)‖², of Σ_j w_j mean_i ‖d_j(x_i)‖². NaN where any output of a member with weight is NaN.
 
     >>> bias_share(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]))
     tensor(1.)
     """
-    averaged = outputs.softmax(-1) if pool == "probability" else outputs
-    before = ambiguity(averaged, weights).mean()
-    after = ambiguity(debias(outputs, weights, pool=pool), weights).mean()
-    return torch.where(before > 0, 1 - after / before.clamp_min(torch.finfo(before.dtype).tiny), 0.0)
+    checks.member_outputs(outputs)
+    checks.one_of("pool", pool, ("score", "probability"))
+    apart = pooling.weighed_only(deviations(_averaged(outputs, pool), weights), weights)
+    spread = pooling.mean_output(apart.square().sum(-1).mean(-1), weights)
+    removed = pooling.mean_output(apart.mean(1).square().sum(-1), weights)
+    tiny = torch.finfo(spread.dtype).tiny
+    return torch.where(spread == 0, 0.0, removed / spread.clamp_min(tiny)).clamp(0, 1)
+
+
+def _averaged(outputs: Tensor, pool: str) -> Tensor:
+    """What the pool averages: outputs as they are, or probabilities; in full precision."""
+    outputs = checks.full_precision(outputs)
+    return outputs.softmax(-1) if pool == "probability" else outputs
 
 
 def codependence(
@@ -85,7 +93,7 @@ def codependence(
     mean over repeats is returned. For squared error no sampling is needed: with K of M members kept, the expected rise
     is DIV · (M − K) / (K (M − 1)), exactly, whichever way they are drawn.
 
-    Dropping fewer than one member gives zeros; so do identical members.
+    Dropping fewer than one member gives zeros; so do identical members. NaN at examples with a NaN output.
 
     >>> outputs, targets = torch.tensor([[[0.0]], [[2.0]], [[4.0]]]), torch.tensor([2.0])
     >>> codependence(outputs, targets, loss="mse", pool="score", drop=0.4)
@@ -99,8 +107,9 @@ def codependence(
     kept = members - int(members * drop)
     if kept < 1:
         checks.refuse("drop", f"leave at least one of {members} members", drop)
+    outputs = checks.full_precision(outputs)
     if kept == members:
-        return outputs.new_zeros(batch)
+        return outputs.new_zeros(batch).masked_fill(outputs.isnan().any(-1).any(0), torch.nan)
     if loss == "mse":
         return ambiguity(outputs) * (members - kept) / (kept * (members - 1))
     _, whole = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)

@@ -1,6 +1,5 @@
 """Ensemble loss = individual loss − diversity, for any loss (collusion paper, definitions 4.1 and 4.2)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -37,8 +36,10 @@ def decompose(
     Returns:
         ``ensemble``, ``individual`` and ``diversity``, each ``[B]``, with diversity = individual − ensemble. Diversity
         is at least zero wherever the loss is convex in what is averaged. It is zero for M=1 and for identical members.
-        NaN outputs give NaN at their own examples only.
+        NaN outputs give NaN at their own examples only. A member of weight zero is absent: even where its loss is
+        infinite or NaN, values and gradients are those of the ensemble without it. Half precision is taken as float32.
 
+    >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> decompose(outputs, targets, loss="mse", pool="score")
     Decomposition(ensemble=tensor([0.2500]), individual=tensor([1.2500]), diversity=tensor([1.]))
@@ -46,6 +47,7 @@ def decompose(
     members, _, width = checks.member_outputs(outputs)
     check_pool(loss, pool)
     losses.check_target_values(loss, targets, width)
+    outputs = checks.full_precision(outputs)
     member_weights = None if weights is None else checks.member_weights(weights, members, outputs)
     member_loss, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=member_weights)
     individual = pooling.mean_output(member_loss, member_weights)
@@ -67,7 +69,11 @@ def check_pool(loss: str | PerExampleLoss, pool: str) -> None:
 def member_and_ensemble_loss(
     outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool, weights: Tensor | None
 ) -> tuple[Float[Tensor, "M B"], Float[Tensor, " B"]]:
-    """Every member's loss and the pooled prediction's loss, each per example, without checks of values."""
+    """Every member's loss and the pooled prediction's loss, each per example, without checks of values.
+
+    Members of weight zero have a loss, and get no gradient from it: 0 · ∞ would be NaN.
+    """
+    outputs = pooling.absent_detached(outputs, weights)
     if pool == "probability":
         outputs = outputs.log_softmax(-1)
         if loss == "cross_entropy" and not checks.class_targets(targets, *outputs.shape[-2:]):
@@ -80,6 +86,6 @@ def member_and_ensemble_loss(
     else:
         pooled = pooling.vote_share(outputs, weights)
         if not isinstance(loss, str):
-            outputs = torch.nn.functional.one_hot(outputs.argmax(-1), outputs.shape[-1]).to(outputs.dtype)
+            outputs = pooling.ballots(outputs)
     ensemble = losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
     return losses.per_member(loss, outputs, targets), ensemble

@@ -4,36 +4,42 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import checks, pooling
 
 
 def pairwise_disagreement(probs: Float[Tensor, "M B C"]) -> Float[Tensor, "M M"]:
     """Share of examples on which two members name different classes. Logits or log-probabilities serve as well.
+
+    NaN in the row and column of a member with a NaN anywhere: it names no class there.
 
     >>> pairwise_disagreement(torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]]))
     tensor([[0.0000, 0.5000],
             [0.5000, 0.0000]])
     """
     members, batch, classes = checks.member_outputs(probs, "probs")
-    named = probs.argmax(-1)
+    named, unknown = pooling.first_choices(probs)
     # A product of one-hot rows counts agreements; in slices, so that memory is M · slice · C.
     agreeing = torch.zeros(members, members, dtype=torch.float64, device=probs.device)
     step = max(1, 2**24 // (members * classes))
     for start in range(0, batch, step):
         hot = torch.nn.functional.one_hot(named[:, start : start + step], classes).flatten(1).float()
         agreeing += hot @ hot.T
-    return (1 - agreeing / batch).to(probs.dtype)
+    spoilt = unknown.any(-1)
+    found = (1 - agreeing / batch).to(checks.full_precision(probs).dtype)
+    return found.masked_fill(spoilt.unsqueeze(0) | spoilt.unsqueeze(1), torch.nan)
 
 
 def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """How many different classes members name, per example: from 1 to min(M, C).
+    """How many different classes members name, per example: from 1 to min(M, C); NaN where an output is.
 
     >>> distinct_predictions(torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]]))
     tensor([1., 2.])
     """
     checks.member_outputs(probs, "probs")
-    named = probs.argmax(-1).sort(0).values
-    return 1 + (named[1:] != named[:-1]).sum(0).to(probs.dtype)
+    named, unknown = pooling.first_choices(probs)
+    named = named.sort(0).values
+    distinct = 1 + (named[1:] != named[:-1]).sum(0)
+    return distinct.to(checks.full_precision(probs).dtype).masked_fill(unknown.any(0), torch.nan)
 
 
 def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
@@ -47,8 +53,8 @@ def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     tensor([0.6931])
     """
     checks.member_probs(probs)
-    mean = probs.mean(0)
-    return _entropy(mean) - _entropy(probs).mean(0)
+    probs = checks.full_precision(probs)
+    return (_entropy(probs.mean(0)) - _entropy(probs).mean(0)).clamp_min(0)  # below zero by rounding only
 
 
 def _entropy(probs: Float[Tensor, "*S C"]) -> Float[Tensor, "*S"]:

@@ -21,6 +21,7 @@ def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse
     """
     _, batch, classes = checks.member_outputs(outputs)
     checks.one_of("loss", loss, ("mse", "brier"))
+    outputs = checks.full_precision(outputs)
     if loss == "mse":
         return outputs - losses.as_values(outputs, targets)
     soft = checks.class_targets(targets, batch, classes)
@@ -50,6 +51,8 @@ def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: 
 def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
     """`error_covariance` scaled to ones on the diagonal; 0 beside a member that never errs.
 
+    NaN in the row and column of a member with a NaN output, the diagonal included.
+
     >>> error_correlation(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]))
     tensor([[ 1., -1.],
             [-1.,  1.]])
@@ -57,8 +60,9 @@ def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss:
     covariance = error_covariance(outputs, targets, loss=loss)
     scale = covariance.diagonal().sqrt()
     product = scale.unsqueeze(0) * scale.unsqueeze(1)
-    found = torch.where(product > 0, covariance / product.clamp_min(torch.finfo(product.dtype).tiny), 0.0)
-    return found.fill_diagonal_(1.0)
+    found = torch.where(product <= 0, 0.0, covariance / product.clamp_min(torch.finfo(product.dtype).tiny))
+    itself = torch.eye(len(found), dtype=torch.bool, device=found.device)
+    return torch.where(itself & ~found.isnan(), 1.0, found)
 
 
 def mean_covariance(covariance: Float[Tensor, "M M"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -112,12 +116,15 @@ def dominance(
 ) -> Float[Tensor, ""]:
     """Spread of members' own losses: their standard deviation over their mean; 0 where all are equally good.
 
+    NaN where an output is NaN.
+
     >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="mse", pool="score")
     tensor(0.)
     """
     checks.member_outputs(outputs)
+    outputs = checks.full_precision(outputs)
     member, _ = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     own = member.mean(-1)
     mean = own.mean()
     spread = own.std(correction=0)
-    return torch.where(mean > 0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny), torch.zeros_like(mean))
+    return torch.where(mean <= 0, 0.0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny))

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import checks, losses
 from dissensus.diversity.disagreement import pairwise_disagreement
 
 
@@ -22,18 +22,18 @@ class Plane(NamedTuple):
 def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
     """Accuracy and diversity of all pairs of members. Logits or log-probabilities serve as well.
 
-    A pair that never errs has no diversity: 0. One member has no pairs.
+    A pair that never errs has no diversity: 0. One member has no pairs. Pairs of a member with a NaN output are NaN.
 
     >>> probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.8, 0.2], [0.3, 0.7]]])
     >>> plane(probs, torch.tensor([0, 0]))
     Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
     """
     members, _, _ = checks.member_outputs(probs, "probs")
-    right = (probs.argmax(-1) == labels).float().mean(-1)
+    right = (1 - losses.zero_one(probs, labels)).mean(-1)
     first, second = torch.triu_indices(members, members, 1, device=probs.device)
     accuracy = (right[first] + right[second]) / 2
-    differing = pairwise_disagreement(probs.float())[first, second]
-    return Plane(accuracy, torch.where(accuracy < 1, differing / (1 - accuracy).clamp_min(1e-12), 0.0))
+    differing = pairwise_disagreement(probs)[first, second]
+    return Plane(accuracy, _over_error_rate(differing, accuracy))
 
 
 def flipped(
@@ -50,7 +50,11 @@ def flipped(
     checks.number("accuracy", accuracy, 0, 1)
     checks.count("classes", classes, 2)
     left = accuracy * (1 - flips) + (1 - accuracy) * flips / (classes - 1)
-    return left, torch.where(left < 1, flips / (1 - left).clamp_min(1e-12), 0.0)
+    return left, _over_error_rate(flips, left)
+
+
+def _over_error_rate(differing: Float[Tensor, " K"], accuracy: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
+    return torch.where(accuracy >= 1, 0.0, differing / (1 - accuracy).clamp_min(1e-12))
 
 
 def independent_errors(accuracy: float, others: Float[Tensor, " K"], classes: int) -> Float[Tensor, " K"]:

@@ -24,7 +24,7 @@ def nonmaximal_volume(
     the rest of their belief on different classes, and 0 where two of them agree on it. From log-probabilities, in
     logarithms until lengths are one, and in float64 from there on, with `JITTER` on the diagonal: finite for identical
     members, for more members than other classes, and for logits that lie 10⁴ apart. With K members the least value is
-    about K · JITTER^(K − 1).
+    about K · JITTER^(K − 1). NaN at examples with a NaN output.
 
     Args:
         log_probs: Of members (logits do as well: what they are normalised by falls out).
@@ -42,8 +42,8 @@ def nonmaximal_volume(
     if labels is None:
         labels = mean_probability(log_probs).argmax(-1)
     checks.class_targets(labels, batch, classes, soft=False)
-    volume = log_determinant(gram(log_probs, labels))
-    return (volume if log else volume.exp()).to(log_probs.dtype)
+    volume = log_determinant(gram(log_probs, labels)).masked_fill(log_probs.isnan().any(-1).any(0), torch.nan)
+    return (volume if log else volume.exp()).to(checks.full_precision(log_probs).dtype)
 
 
 def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, "B M M"]:

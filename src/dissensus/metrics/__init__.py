@@ -1,8 +1,13 @@
-"""Numbers that say how good predictions and scores are, with intervals."""
+"""Numbers that say how good predictions and scores are, with intervals.
+
+Everything here refuses NaN, since one number for a whole data set would hide it: leave such examples out, and say so.
+(`Tempered.log_probs`, which predicts, gives NaN for that example.)
+"""
 
 from dissensus.metrics.calibration import Calibration, calibration
-from dissensus.metrics.detection import Detection, Difference, Interval, auroc, compared, ood, threshold
+from dissensus.metrics.detection import Detection, Difference, auroc, compared, ood, threshold
 from dissensus.metrics.generalisation import Groups, Oracle, oracle, prediction_accuracy, wilson, worst_group
+from dissensus.metrics.intervals import Interval
 from dissensus.metrics.selective import RiskCoverage, risk_coverage
 from dissensus.metrics.temperature import Tempered, temper, temperature
 from dissensus.metrics.theory import Premise, disagreement_indicator, high_loss, pair_disagreement, premise

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.metrics.generalisation import check_labels
 
 BINS = 15
 SUM = 1e-2
@@ -40,7 +41,9 @@ def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins
     """
     if log_probs.ndim != 2 or len(log_probs) != len(labels) or not len(labels):
         got = f"{list(log_probs.shape)} and {list(labels.shape)}"
-        checks.refuse("log_probs", "have shape [B, C], with a label each", got)
+        fix = "Outputs of members? Pool them first: see dissensus.pooling." if log_probs.ndim > 2 else ""
+        checks.refuse("log_probs", "have shape [B, C], with a label each", got, fix)
+    check_labels(labels, *log_probs.shape)
     checks.count("bins", bins)
     if bool(log_probs.isnan().any()):
         checks.refuse("log_probs", "be numbers", "NaN", "Leave such examples out.")

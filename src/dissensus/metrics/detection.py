@@ -1,5 +1,6 @@
 """How well a score tells examples from outside from those within; higher scores are farther out."""
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -8,17 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.metrics.intervals import Interval, percentile
+
+log = logging.getLogger("dissensus")
 
 _NUMBERS_AT_ONCE = 2**24
 """Examples times resamples that are held at once."""
-
-
-class Interval(NamedTuple):
-    """A number, and where it lies with 95 % confidence (or what was asked for)."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Detection(NamedTuple):
@@ -45,14 +41,26 @@ class Difference(NamedTuple):
 def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confidence: float = 0.95) -> Interval:
     """Area under the ROC curve with DeLong's interval.
 
+    One example on either side is too few for any interval: it is the whole range then, and a warning is logged. Where
+    all pairs come out the same way, DeLong's interval has no width. Then K = min(N, U) pairs without a common example
+    agreed, so that with confidence 1 − α the share of all pairs that do is at least (α/2)^(1/K). DeLong's interval is
+    for large samples: of 400 simulated 95 % intervals, 0.93 held the true area with 80 against 60 examples, 0.90 with
+    ten against ten, and 0.84 with five against five.
+
     >>> found = auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))
     >>> round(found.value, 3), round(found.low, 3), found.high
     (0.889, 0.581, 1.0)
     """
     _check(inside, outside)
+    checks.number("confidence", confidence, 0, 1)
     above, below = placements(outside, inside), 1 - placements(inside, outside)
     area = float(above.mean())
-    width = _normal(confidence) * math.sqrt(_variance(above, above) + _variance(below, below))
+    if _too_few(inside, outside):
+        return Interval(area, 0.0, 1.0)
+    spread = math.sqrt(_variance(above, above) + _variance(below, below))
+    if spread == 0:
+        return _unanimous(area, min(len(inside), len(outside)), confidence)
+    width = _normal(confidence) * spread
     return Interval(area, max(0.0, area - width), min(1.0, area + width))
 
 
@@ -66,19 +74,32 @@ def compared(
         first: A score of the examples within, and of those from outside.
         second: Another score of the same examples, in the same order.
         confidence: Of the interval.
+
+    One example on either side is too few: the difference may be anything, and p is 1. Where all pairs of examples
+    differ in the same way, p is that of the sign test of min(N, U) pairs without a common example.
     """
     for inside, outside in (first, second):
         _check(inside, outside)
+    checks.number("confidence", confidence, 0, 1)
     if len(first[0]) != len(second[0]) or len(first[1]) != len(second[1]):
         got = f"{len(first[0])} and {len(second[0])} within, {len(first[1])} and {len(second[1])} outside"
         checks.refuse("second", "score the same examples as the first", got)
     above = placements(first[1], first[0]) - placements(second[1], second[0])
     below = placements(second[0], second[1]) - placements(first[0], first[1])
     found = float(above.mean())
+    if all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        return Difference(Interval(0.0, 0.0, 0.0), 1.0)  # one and the same score
+    if _too_few(*first):
+        return Difference(Interval(found, -1.0, 1.0), 1.0)
     spread = math.sqrt(_variance(above, above) + _variance(below, below))
+    if spread == 0:
+        pairs = min(len(first[0]), len(first[1]))
+        share = _share(pairs, confidence)
+        ends = (max(-1.0, share * found - (1 - share)), min(1.0, share * found + 1 - share))
+        return Difference(Interval(found, *ends), 1.0 if found == 0 else min(1.0, 2.0 ** (1 - pairs)))
     width = _normal(confidence) * spread
-    chance = 1.0 if found == 0 else 0.0 if spread == 0 else math.erfc(abs(found) / spread / math.sqrt(2))
-    return Difference(Interval(found, found - width, found + width), chance)
+    chance = 1.0 if found == 0 else math.erfc(abs(found) / spread / math.sqrt(2))
+    return Difference(Interval(found, max(-1.0, found - width), min(1.0, found + width)), chance)
 
 
 def ood(
@@ -90,18 +111,36 @@ def ood(
     Examples are drawn with replacement within each of the two sets. Scores are sorted once: a resample is a count per
     example, and all resamples are added up together.
 
+    One example on either side is too few: intervals are the whole range, and a warning is logged. Where all resamples
+    are alike, as with scores that separate the two sets, the interval is that of `auroc`. Fewer than 59 examples within
+    (for 95 %) do not tell where their 95 % point ends, since 0.95⁵⁸ > 0.05: then false positives may be up to 1. Of 400
+    simulated 95 % intervals, 0.91 to 0.96 held the true value for 80 examples or more on both sides, and 0.8 to 0.9
+    those of average precision for 10 to 20 examples on one of them. Without resamples (``repeats=0``) intervals are the
+    whole range.
+
     >>> found = ood(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 3.5, 4.0, 5.0]), repeats=200)
     >>> round(found.auroc.value, 4), round(found.fpr_at_95.value, 4)
     (0.9375, 0.25)
     """
     _check(inside, outside)
     checks.count("repeats", repeats, 0)
+    checks.number("confidence", confidence, 0, 1)
+    values = _resampled(inside, outside, repeats, seed)
+    if not repeats or _too_few(inside, outside):
+        return Detection(*(Interval(float(value), 0.0, 1.0) for value in values[0]))
+    found = [_held(each, min(len(inside), len(outside)), confidence) for each in values.T]
+    if 0.95 ** len(inside) > 1 - confidence:
+        found[-1] = found[-1]._replace(high=1.0)
+    return Detection(*found)
+
+
+def _resampled(inside: Tensor, outside: Tensor, repeats: int, seed: int) -> Float[Tensor, "S 4"]:
+    """The four figures of the data, and of every resample."""
     scores = torch.cat([inside, outside]).double().cpu()
     order = scores.argsort(descending=True)
     is_out = torch.arange(len(scores))[order] >= len(inside)
     last = torch.cat([scores[order].diff() != 0, torch.tensor([True])])  # where a run of equal scores ends
-    whole = _figures(torch.ones(1, len(scores), dtype=torch.float64), is_out, last)
-    drawn: list[Tensor] = []
+    drawn = [_figures(torch.ones(1, len(scores), dtype=torch.float64), is_out, last)]
     generator = torch.Generator().manual_seed(seed)
     step = max(1, _NUMBERS_AT_ONCE // len(scores))
     for start in range(0, repeats, step):
@@ -111,10 +150,31 @@ def ood(
             chosen = torch.randint(len(rows), (count, len(rows)), generator=generator)
             weights.scatter_add_(1, chosen + rows[0], torch.ones(chosen.shape, dtype=torch.float64))
         drawn.append(_figures(weights[:, order], is_out, last))
-    if not drawn:
-        return Detection(*(Interval(v, v, v) for v in whole[0].tolist()))
-    ends = torch.cat(drawn).quantile(torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64), 0)
-    return Detection(*(Interval(v, *e) for v, e in zip(whole[0].tolist(), ends.T.tolist(), strict=True)))
+    return torch.cat(drawn)
+
+
+def _held(values: Float[Tensor, " S"], pairs: int, confidence: float) -> Interval:
+    """Percentiles; where there is no spread, what so many pairs that agree can tell."""
+    alike = len(values) > 1 and bool((values - values[0]).abs().max() < 1e-12)
+    return _unanimous(float(values[0]), pairs, confidence) if alike else percentile(values, confidence)
+
+
+def _unanimous(value: float, pairs: int, confidence: float) -> Interval:
+    """Of a mean of numbers in [0, 1], when all that were seen are alike: up to 1 − share of all may be anything."""
+    share = _share(pairs, confidence)
+    return Interval(value, value * share, 1 - (1 - value) * share)
+
+
+def _share(pairs: int, confidence: float) -> float:
+    """What share is at least alike, if so many independent ones were."""
+    return ((1 - confidence) / 2) ** (1 / pairs)
+
+
+def _too_few(inside: Tensor, outside: Tensor) -> bool:
+    few = min(len(inside), len(outside)) < 2
+    if few:
+        log.warning("%d against %d examples are too few for an interval", len(inside), len(outside))
+    return few
 
 
 def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
@@ -124,8 +184,7 @@ def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
     94.0
     """
     checks.number("false_alarms", false_alarms, 0, 1)
-    if inside.ndim != 1 or not len(inside):
-        checks.refuse("inside", "be scores, [N]", list(inside.shape))
+    _check_scores("inside", inside)
     allowed = math.floor(false_alarms * len(inside) + 1e-9)
     return float(inside.sort(descending=True).values[allowed]) if allowed < len(inside) else -math.inf
 
@@ -161,17 +220,20 @@ def _steps(sums: Float[Tensor, "R K"]) -> Float[Tensor, "R K"]:
 
 def _variance(a: Tensor, b: Tensor) -> float:
     """Of a mean of placements."""
-    return float(((a - a.mean()) * (b - b.mean())).sum()) / (len(a) - 1) / len(a) if len(a) > 1 else 0.0
+    return float(((a - a.mean()) * (b - b.mean())).sum()) / (len(a) - 1) / len(a)
 
 
 def _normal(confidence: float) -> float:
-    checks.number("confidence", confidence, 0, 1)
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64)))
 
 
 def _check(inside: Tensor, outside: Tensor) -> None:
-    for name, scores in (("inside", inside), ("outside", outside)):
-        if scores.ndim != 1 or not len(scores):
-            checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape))
-        if not bool(scores.isfinite().all()):
-            checks.refuse(name, "be finite", "NaN or infinity", "Leave such examples out.")
+    _check_scores("inside", inside)
+    _check_scores("outside", outside)
+
+
+def _check_scores(name: str, scores: Tensor) -> None:
+    if scores.ndim != 1 or not len(scores):
+        checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape))
+    if not bool(scores.isfinite().all()):
+        checks.refuse(name, "be finite", "NaN or infinity", "Leave such examples out.")

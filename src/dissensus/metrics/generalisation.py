@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dissensus import checks, pooling
 from dissensus.axes import Pool
-from dissensus.metrics.detection import Interval
+from dissensus.metrics.intervals import Interval
 
 _NUMBERS_AT_ONCE = 2**18
 """Numbers of the slices that outputs are taken in: little memory, and few enough for a cache."""

@@ -54,7 +54,7 @@ def risk_coverage(scores: Float[Tensor, " B"], wrong: Bool[Tensor, " B"] | Float
     sums = torch.zeros(len(size), dtype=torch.float64, device=loss.device).index_add_(0, tie, loss)
     risk, best = _running_mean((sums / size)[tie]), _running_mean(loss.sort().values)
     kept = torch.arange(1, len(risk) + 1, dtype=torch.float64, device=risk.device)
-    return RiskCoverage(kept / len(risk), risk, float(risk.mean()), float((risk - best).mean()))
+    return RiskCoverage(kept / len(risk), risk, float(risk.mean()), max(0.0, float((risk - best).mean())))
 
 
 def _running_mean(values: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

@@ -28,6 +28,7 @@ class Tempered(NamedTuple):
     def log_probs(self, outputs: Float[Tensor, "M B C"]) -> Float[Tensor, "B C"]:
         """What members with these logits predict together at this temperature."""
         checks.member_outputs(outputs)
+        outputs = checks.full_precision(outputs)
         together = _POOLS[self.pool]
         if self.when == "before":
             return together(outputs / self.temperature)

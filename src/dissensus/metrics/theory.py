@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dissensus import checks, losses
-from dissensus.metrics.detection import Interval
 from dissensus.metrics.generalisation import check_classified, check_outputs, slices, wilson
+from dissensus.metrics.intervals import Interval
 
 SHARE = 0.1
 """Of examples that count as having a high loss, where nothing else is said."""

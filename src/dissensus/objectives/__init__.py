@@ -1,7 +1,8 @@
 """Objectives: pure functions ``(outputs, targets, *, hyperparameters) -> LossParts(total, parts)``.
 
 ``total`` sums over members and averages over the batch, so that without interaction M stacked members train exactly as
-M separate networks would. Objectives never see a network.
+M separate networks would. Objectives never see a network. Outputs in half precision are taken as float32, and so are
+all numbers that come back.
 """
 
 from dissensus.objectives.adjusted import (

@@ -45,6 +45,7 @@ def gradient_adjusted(
         checks.number("alpha", alpha, 0)
     if others_only and members < 2:
         checks.refuse("others_only", "be False for one member", "True", "There are no others.")
+    outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss="mse", pool="score", weights=None)
     residual = outputs - losses.as_values(outputs, targets)
     seen = residual.mean(0)

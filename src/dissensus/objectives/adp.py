@@ -23,8 +23,7 @@ def adp(
     `dissensus.diversity.nonmaximal_volume`. With β = 0 no determinant is computed; in a sweep it is where some runs
     have β > 0, for all that are trained beside them. At the optimum of free predictions every member gives its label
     the same probability, that of equation 7 (`adp_entropy_weight`), and, where K divides C − 1, the rest to classes of
-    its own. Members that are exactly alike get the same gradient, and stay alike. Logits in half precision are taken
-    as float32.
+    its own. Members that are exactly alike get the same gradient, and stay alike.
 
     Args:
         logits: Of members.
@@ -53,7 +52,7 @@ def adp(
                                    ("entropy_drop", entropy_drop, 0, 1)):  # fmt: skip
         if not isinstance(value, Tensor):
             checks.number(name, value, low, high)
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    logits = checks.full_precision(logits)
     log_probs = (logits / temperature).log_softmax(-1)
     own = -losses.at_label(log_probs, labels).mean(-1)
     mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # a class that no member holds possible has no gradient
@@ -79,7 +78,7 @@ def _entropy(
         hot = torch.nn.functional.one_hot(labels, classes).bool()
         log_probs = log_probs.masked_fill(left_out & ~hot, -torch.inf).log_softmax(-1)
     probs = log_probs.exp()
-    return -torch.where(probs > 0, probs * log_probs.clamp_min(-1e30), 0.0).sum(-1)
+    return -torch.where(probs == 0, 0.0, probs * log_probs.clamp_min(-1e30)).sum(-1)
 
 
 def adp_entropy_weight(members: int, classes: int, confidence: float) -> float:

@@ -44,6 +44,7 @@ def negative_correlation(
     losses.check_trainable(loss)
     if isinstance(strength, int | float):
         checks.number("strength", strength, 0)
+    outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool="score", weights=None)
     member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
     mean = outputs.mean(0)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts
 
 Disagreement = Literal["a2d"] | Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") ->
         checks.refuse("logits", "hold at least two members that can disagree", members)
     if width < 2:
         checks.refuse("logits", "hold at least two classes", width)
-    return _pairs(logits.log_softmax(-1), classes)
+    return _pairs(checks.full_precision(logits).log_softmax(-1), classes)
 
 
 def _pairs(log_probs: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
@@ -141,7 +141,7 @@ def divdis(
     """
     members, parts, _ = _fitted(logits, labels)
     checks.member_outputs(unlabelled, "unlabelled")
-    probs = unlabelled.softmax(-1)
+    probs = checks.full_precision(unlabelled).softmax(-1)
     marginal = probs.mean(1)  # [M, C]
     information = _pairwise_information(probs, marginal)
     frequencies = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(probs.dtype).mean(0)
@@ -196,8 +196,9 @@ def hardness(
     >>> hardness(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2])) * math.log(4)  # all alike: one over the mean loss
     tensor([1., 1., 1.])
     """
+    checks.member_outputs(logits, "logits")
     with torch.no_grad():
-        loss = losses.cross_entropy(logits.mean(0), labels)
+        loss = losses.cross_entropy(pooling.mean_output(logits), labels)
         scale = loss.mean().clamp_min(LEAST_LOSS).square()
         return (loss if weight == "loss" else loss.clamp_max(_HARDEST).exp()) / scale
 
@@ -213,7 +214,7 @@ def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor], Ten
     """Cross-entropy of members and ensemble; and log-probabilities, of which one pass over all classes is enough."""
     members, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
-    log_probs = logits.log_softmax(-1)
+    log_probs = checks.full_precision(logits).log_softmax(-1)
     at_label = losses.at_label(log_probs, labels)  # [M, B]
     own = -at_label.mean(-1)
     ensemble = (math.log(members) - at_label.detach().logsumexp(0)).mean()

@@ -55,6 +55,7 @@ def learner_dropout(
     checks.one_of("per", per, ("batch", "example"))
     if isinstance(drop, int | float):
         checks.number("drop", drop, 0, 1)
+    outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     keep, count = _kept(members, batch if per == "example" else 1, drop, draw, outputs)
     if pool == "probability":

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts, PerExampleLoss
 from dissensus.pooling import Weights
 
@@ -42,11 +42,12 @@ def independent(
     """
     members, _, _ = checks.member_outputs(outputs)
     losses.check_trainable(loss)
+    outputs = pooling.absent_detached(checks.full_precision(outputs), weights)
     if smoothing is None:
         member_loss = losses.per_member(loss, outputs, targets).mean(-1)
     else:
         member_loss = _smoothed(outputs, targets, loss, smoothing)
-    individual = torch.dot(checks.member_weights(weights, members, member_loss), member_loss)
+    individual = pooling.mean_output(member_loss, weights)
     return LossParts(members * individual, {"member_loss": member_loss, "individual": individual})
 
 

@@ -1,10 +1,9 @@
 """From independent to joint training, and in between (collusion paper, equation 2)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
 from dissensus.pooling import Weights
@@ -39,6 +38,7 @@ def augmented(
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``.
 
+    >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> augmented(outputs, targets, beta=0.5, loss="mse", pool="score").total
     tensor(1.5000)
@@ -48,10 +48,11 @@ def augmented(
     losses.check_trainable(loss)
     if isinstance(beta, int | float):
         _check_beta(float(beta), allow_pathological)
+    outputs = checks.full_precision(outputs)
     w = None if weights is None else checks.member_weights(weights, members, outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=w)
     member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
-    individual = member_loss.mean() if w is None else torch.dot(w, member_loss)
+    individual = pooling.mean_output(member_loss, w)
     diversity = individual - ensemble_loss
     parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss, "diversity": diversity}
     return LossParts(members * ((1 - beta) * individual + beta * ensemble_loss), parts)
@@ -67,6 +68,7 @@ def joint(
 ) -> LossParts:
     """Train the ensemble as one model: M · L(f̄, y), averaged over the batch. β = 1 of `augmented`.
 
+    >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> joint(outputs, targets, loss="mse", pool="score").total
     tensor(0.5000)

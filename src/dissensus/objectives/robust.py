@@ -25,6 +25,7 @@ def trades(
     checks.class_targets(labels, batch, classes, soft=False)
     if adversarial is not None and adversarial.shape != logits.shape:
         checks.refuse("adversarial", f"have the shape of logits, {list(logits.shape)}", list(adversarial.shape))
+    logits = checks.full_precision(logits)
     own = losses.cross_entropy(logits, labels).mean(-1)
     moved = torch.zeros_like(own) if adversarial is None else losses.divergence(logits, adversarial).mean(-1)
     ensemble = -losses.at_label(pooling.mean_probability(logits), labels).mean()

@@ -213,9 +213,7 @@ def scored(outputs: Float[Tensor, "M N K"], score: str) -> Float[Tensor, " N"]:
     """
     if score == ED:
         return -diversity.nonmaximal_volume(outputs, log=True)
-    return (
-        scores.OF_LOGITS[score](outputs) if score in scores.OF_LOGITS else scores.OF_PROBS[score](outputs.softmax(-1))
-    )
+    return scores.of_logits(score, outputs)
 
 
 def true_positive_rates(inside: Float[Tensor, " N"], outside: Float[Tensor, " K"]) -> list[float]:

@@ -42,24 +42,29 @@ def constant_bias(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> fl
 def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples that the ensemble gets right."""
     pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
-    return float((pooled.argmax(-1) == targets).double().mean())
+    return float(_right(pooled, targets).mean())
 
 
 def accuracy_top5(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples whose class is among the ensemble's five most probable ones."""
     pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
-    found = pooled.topk(min(5, pooled.shape[-1]), -1).indices == targets.unsqueeze(-1)
-    return float(found.any(-1).double().mean())
+    found = (pooled.topk(min(5, pooled.shape[-1]), -1).indices == targets.unsqueeze(-1)).any(-1)
+    return float(found.double().masked_fill(pooled.isnan().any(-1), torch.nan).mean())
 
 
 def member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples that a member gets right, on average."""
-    return float((outputs.argmax(-1) == targets).double().mean())
+    return float(_right(outputs, targets).mean())
 
 
 def worst_member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples that the worst member gets right."""
-    return float((outputs.argmax(-1) == targets).double().mean(1).min())
+    return float(_right(outputs, targets).mean(1).min())
+
+
+def _right(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One where the first choice is right, else zero; NaN where an output is NaN."""
+    return 1 - losses.zero_one(outputs, targets).double()
 
 
 def error_rate(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:

@@ -104,13 +104,7 @@ def _detection(seen: Seen, score: str, outside: Tensor) -> float:
 
 
 def _area(inside: Tensor, outside: Tensor, score: str) -> float:
-    return metrics.auroc(*(_scored(outputs, score) for outputs in (inside, outside))).value
-
-
-def _scored(outputs: Tensor, score: str) -> Tensor:
-    if score in scores.OF_LOGITS:
-        return scores.OF_LOGITS[score](outputs)
-    return scores.OF_PROBS[score](outputs.softmax(-1))
+    return metrics.auroc(*(scores.of_logits(score, outputs) for outputs in (inside, outside))).value
 
 
 def _worst_group(seen: Seen, outputs: Tensor) -> float:
