@@ -73,10 +73,12 @@ class MonteCarlo(nn.Module):
         """Predictions of all passes, or in training of one."""
         if self.training:
             return self.network(x).unsqueeze(0)
-        for layer in self.network.modules():
-            if isinstance(layer, _Dropout):
-                layer.calls = 0
-        return self.network(x.repeat(self.count, *[1] * (x.ndim - 1))).unflatten(0, (self.count, -1))
+        try:
+            return self.network(x.repeat(self.count, *[1] * (x.ndim - 1))).unflatten(0, (self.count, -1))
+        finally:
+            for layer in self.network.modules():
+                if isinstance(layer, _Dropout):
+                    layer.calls = 0
 
 
 def _channel_axes(layer: nn.Module) -> int:
