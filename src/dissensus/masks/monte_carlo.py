@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dissensus import checks
 from dissensus.dropout import KeyedDropout, dropped
+from dissensus.masks.layouts import DROPOUTS
 from dissensus.masks.network import Where, insert, places
-from dissensus.masks.tracing import DROPOUTS
 from dissensus.randomness import derived_seed, keep_mask
 
 
