@@ -1,10 +1,14 @@
 """Attacks: closed forms, exact bounds, independence of the batch, and every defect that others have."""
 
+import contextlib
 import functools
 import logging
 import math
+import random
 import sys
+import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +29,10 @@ from dissensus.attacks import (
     trials,
 )
 from dissensus.attacks.adaptive import checkpoints
+from dissensus.attacks.probing import looked
 from dissensus.attacks.victim import Victim
+from dissensus.execution import tf32
+from dissensus.fingerprint import digest
 
 C, SIDE = 4, 6
 
@@ -732,6 +739,112 @@ def test_the_mode_is_restored_after_an_error():
     with pytest.raises(ValueError, match="classes from 0 to 3"):
         attacks.fgsm(model, images()[0], torch.full((24,), 9), epsilon=0.1)
     assert model.training
+
+
+class Failed(Exception):
+    pass
+
+
+class Failing(Normed):
+    """Raises at some pass."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.passes = passes
+
+    def forward(self, x):
+        self.passes -= 1
+        if self.passes < 0:
+            raise Failed
+        return super().forward(x)
+
+
+def settings(*models):
+    """Everything that a call might leave changed behind it."""
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_rng_state().tolist()]
+    found += [random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads(), torch.get_default_dtype()]  # noqa: NPY002
+    found += [getattr(place, name) for place, name, _, _ in tf32._switches()]
+    found += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    for model in models:
+        for layer in model.modules():
+            hooks = [len(hooks) for name, hooks in vars(layer).items() if name.endswith("_hooks")]
+            found += [layer.training, hooks, getattr(layer, "replayed", None), getattr(layer, "backend", None)]
+        found += [(p.requires_grad, p.grad is None) for p in model.parameters()]
+        found += [digest(buffer) for buffer in model.buffers()]
+    return found
+
+
+class Original:
+    """Stands for pyautoattack's attack."""
+
+    def __init__(self, model, **_told):
+        self.model = model
+        self.apgd_targeted, self.fab = types.SimpleNamespace(), types.SimpleNamespace()
+
+    def run_standard_evaluation(self, x, y, **_told):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        self.model(x)
+        return x
+
+
+CALLS = {
+    **ALL,
+    "perturbed": functools.partial(attacks.perturbed, epsilon=0.1),
+    "counted_square": functools.partial(attacks.counted_square, epsilon=0.1, queries=25),
+    "random_noise": functools.partial(attacks.random_noise, epsilon=0.1),
+    "tried": functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=0.1), epsilon=0.1),
+    "rescaled": functools.partial(
+        attacks.tried, epsilon=0.1,
+        craft=functools.partial(trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=0.1), pool="score"),
+    ),
+    "averaged": functools.partial(
+        attacks.tried, epsilon=0.1,
+        craft=functools.partial(trials.averaged, craft=functools.partial(attacks.pgd, epsilon=0.1), passes=3),
+    ),
+    "autoattack": functools.partial(attacks.autoattack, epsilon=0.1),
+    "transfer_matrix": functools.partial(attacks.transfer_matrix, epsilon=0.1),
+    "over": lambda model, x, y: attacks.over(functools.partial(attacks.pgd, epsilon=0.1), model, x, y, batch_size=3),
+    "evaluate": lambda model, x, y: attacks.evaluate(model, (x, y), "quick", epsilon=0.1),
+    "looked": looked,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 4, 9])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_no_setting_changed_whatever_it_raises(name, passes, monkeypatch, unchecked):
+    monkeypatch.setitem(sys.modules, "pyautoattack", types.SimpleNamespace(AutoAttack=Original))
+    torch.manual_seed(5)
+    model = Failing(passes).train()
+    model.frozen.eval()
+    ens = ds.Ensemble.from_modules([Failing(passes)], backend="loop").train()
+    x, y = images(8)
+    for victim, network in ((model, model), ([model, Normed()], model), (ens, ens)):
+        model.passes, before = passes, settings(network)
+        with contextlib.suppress(Failed):  # an attack of one step may be over by then
+            CALLS[name](victim, x, y)
+        assert settings(network) == before
+        with torch.no_grad():
+            quiet = settings(network)
+            with contextlib.suppress(Failed):
+                CALLS[name](victim, x, y)
+            assert settings(network) == quiet
+
+
+def test_a_model_that_cannot_be_put_into_evaluation_mode_is_left_as_it_was(unchecked):
+    class Stubborn(Normed):
+        def train(self, mode=True):
+            super().train(mode)
+            if not mode:
+                raise Failed
+            return self
+
+    model = Stubborn()
+    before = settings(model)
+    with pytest.raises(Failed):
+        attacks.fgsm(model, *images(8), epsilon=0.1)
+    assert settings(model) == before
 
 
 def test_inputs_that_want_gradients_and_odd_layouts():
