@@ -1,5 +1,6 @@
 """Masksembles: masks by construction, the layer, conversion, and members cut out of it."""
 
+import contextlib
 import copy
 import logging
 import math
@@ -7,6 +8,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -545,6 +547,58 @@ def test_masks_that_have_no_place_on_a_residual_stream_are_told_quietly(caplog):
         masks.convert(ds.nets.resnet20(), 4, 2.0, seed=0)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
     assert caplog.text.count("'add") == 10
+
+
+class Failing(nn.Module):
+    """Raises at some pass."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.first, self.drop, self.last, self.passes = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2), passes
+
+    def forward(self, x):
+        type(self).seen = getattr(type(self), "seen", 0) + 1
+        if type(self).seen > self.passes:
+            raise RuntimeError("no more")
+        return self.last(self.drop(torch.relu(self.first(x.view(len(x), -1)))))
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda network: masks.convert(network, 4, 2.0, seed=0),
+        lambda network: masks.monte_carlo(network, 4, 0.1),
+        lambda network: masks.plan(network, 4, 1.0, cost="multiply_adds", x=torch.zeros(1, 7)),
+        lambda network: masks.Masked(nn.Sequential(masks.Masksembles(6, 3, 2.0), network)).member(0),
+        lambda network: masks.MonteCarlo(network, 4).eval()(torch.zeros(2, 6)),
+    ],
+)
+def test_a_call_leaves_no_setting_changed_whatever_it_raises(call, passes):
+    network = Failing(passes).train()
+    network.drop.eval()
+
+    def settings():
+        hooks = [len(held) for m in network.modules() for name, held in vars(m).items() if name.endswith("_hooks")]
+        modes = [m.training for m in network.modules()], [p.requires_grad for p in network.parameters()], hooks
+        return *modes, torch.is_grad_enabled(), jaxtyping.config.jaxtyping_disable, "len" in globals()
+
+    Failing.seen, before = 0, settings()
+    with contextlib.suppress(ValueError, RuntimeError):
+        call(network)
+    assert settings() == before
+    assert torch.initial_seed() == 0
+
+
+def test_layers_keep_modes_of_their_own():
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
+    network[1].eval()
+    masked = masks.convert(network, 4, 2.0, seed=0)
+    assert masked.training
+    assert masked.network.training
+    assert not masked.network.get_submodule("1").training
+    assert not masked.member(0).get_submodule("1").training
+    assert all(layer.training for layer in masked.modules() if isinstance(layer, tracing.Tile))
 
 
 def test_a_mask_on_the_stream_stays_in_the_member():

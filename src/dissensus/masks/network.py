@@ -66,7 +66,8 @@ class Masked(nn.Module):
         self.tile: nn.Module = nn.Identity() if tiled else Tile(self.count, assign)
         self.network = network
         self.assign = assign
-        self.train(network.training)
+        self.training = network.training  # layers of the network keep modes of their own
+        self.tile.train(network.training)
         self.single: int | None = None
         """Learnt numbers of the network that it was made from."""
 
@@ -137,6 +138,7 @@ def convert(
     checks.count("count", count)
     seed = int(torch.randint(2**62, ())) if seed is None else checks.count("seed", seed, 0)
     graph, found = places(network, where)
+    modes = {layer: layer.training for layer in graph.modules()}
     wider: list[tuple[tracing.Span, int, int]] = []
     for number, (node, span) in enumerate(found):
         producer: Any = graph.get_submodule(span.producer)
@@ -152,7 +154,10 @@ def convert(
     slicing.widen(graph, wider)
     tracing.add_tiles(graph, lambda: Tile(count, assign))
     graph.delete_all_unused_submodules()
-    masked = Masked(graph.train(network.training), assign=assign).train(network.training)
+    graph.train(network.training)
+    for layer, mode in modes.items():
+        layer.training = mode
+    masked = Masked(graph, assign=assign)
     masked.single = single
     return masked
 
