@@ -1,19 +1,38 @@
 """Attacks: closed forms, exact bounds, independence of the batch, and every defect that others have."""
 
+import contextlib
 import functools
 import logging
 import math
+import random
+import sys
+import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
-from dissensus import attacks
-from dissensus.attacks import adaptive, blocks, gradient, margins, noise, norms, optimisation, random_search, saliency
+from dissensus import attacks, storage
+from dissensus.attacks import (
+    adaptive,
+    blocks,
+    gradient,
+    margins,
+    noise,
+    norms,
+    optimisation,
+    random_search,
+    saliency,
+    trials,
+)
 from dissensus.attacks.adaptive import checkpoints
+from dissensus.attacks.probing import looked
 from dissensus.attacks.victim import Victim
+from dissensus.execution import tf32
+from dissensus.fingerprint import digest
 
 C, SIDE = 4, 6
 
@@ -722,6 +741,112 @@ def test_the_mode_is_restored_after_an_error():
     assert model.training
 
 
+class Failed(Exception):
+    pass
+
+
+class Failing(Normed):
+    """Raises at some pass."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.passes = passes
+
+    def forward(self, x):
+        self.passes -= 1
+        if self.passes < 0:
+            raise Failed
+        return super().forward(x)
+
+
+def settings(*models):
+    """Everything that a call might leave changed behind it."""
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_rng_state().tolist()]
+    found += [random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads(), torch.get_default_dtype()]  # noqa: NPY002
+    found += [getattr(place, name) for place, name, _, _ in tf32._switches()]
+    found += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    for model in models:
+        for layer in model.modules():
+            hooks = [len(hooks) for name, hooks in vars(layer).items() if name.endswith("_hooks")]
+            found += [layer.training, hooks, getattr(layer, "replayed", None), getattr(layer, "backend", None)]
+        found += [(p.requires_grad, p.grad is None) for p in model.parameters()]
+        found += [digest(buffer) for buffer in model.buffers()]
+    return found
+
+
+class Original:
+    """Stands for pyautoattack's attack."""
+
+    def __init__(self, model, **_told):
+        self.model = model
+        self.apgd_targeted, self.fab = types.SimpleNamespace(), types.SimpleNamespace()
+
+    def run_standard_evaluation(self, x, y, **_told):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        self.model(x)
+        return x
+
+
+CALLS = {
+    **ALL,
+    "perturbed": functools.partial(attacks.perturbed, epsilon=0.1),
+    "counted_square": functools.partial(attacks.counted_square, epsilon=0.1, queries=25),
+    "random_noise": functools.partial(attacks.random_noise, epsilon=0.1),
+    "tried": functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=0.1), epsilon=0.1),
+    "rescaled": functools.partial(
+        attacks.tried, epsilon=0.1,
+        craft=functools.partial(trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=0.1), pool="score"),
+    ),
+    "averaged": functools.partial(
+        attacks.tried, epsilon=0.1,
+        craft=functools.partial(trials.averaged, craft=functools.partial(attacks.pgd, epsilon=0.1), passes=3),
+    ),
+    "autoattack": functools.partial(attacks.autoattack, epsilon=0.1),
+    "transfer_matrix": functools.partial(attacks.transfer_matrix, epsilon=0.1),
+    "over": lambda model, x, y: attacks.over(functools.partial(attacks.pgd, epsilon=0.1), model, x, y, batch_size=3),
+    "evaluate": lambda model, x, y: attacks.evaluate(model, (x, y), "quick", epsilon=0.1),
+    "looked": looked,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 4, 9])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_no_setting_changed_whatever_it_raises(name, passes, monkeypatch, unchecked):
+    monkeypatch.setitem(sys.modules, "pyautoattack", types.SimpleNamespace(AutoAttack=Original))
+    torch.manual_seed(5)
+    model = Failing(passes).train()
+    model.frozen.eval()
+    ens = ds.Ensemble.from_modules([Failing(passes)], backend="loop").train()
+    x, y = images(8)
+    for victim, network in ((model, model), ([model, Normed()], model), (ens, ens)):
+        model.passes, before = passes, settings(network)
+        with contextlib.suppress(Failed):  # an attack of one step may be over by then
+            CALLS[name](victim, x, y)
+        assert settings(network) == before
+        with torch.no_grad():
+            quiet = settings(network)
+            with contextlib.suppress(Failed):
+                CALLS[name](victim, x, y)
+            assert settings(network) == quiet
+
+
+def test_a_model_that_cannot_be_put_into_evaluation_mode_is_left_as_it_was(unchecked):
+    class Stubborn(Normed):
+        def train(self, mode=True):
+            super().train(mode)
+            if not mode:
+                raise Failed
+            return self
+
+    model = Stubborn()
+    before = settings(model)
+    with pytest.raises(Failed):
+        attacks.fgsm(model, *images(8), epsilon=0.1)
+    assert settings(model) == before
+
+
 def test_inputs_that_want_gradients_and_odd_layouts():
     x, y = images(8)
     model = Steady()
@@ -958,7 +1083,7 @@ class Interrupted(Exception):
     pass
 
 
-def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path):
+def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path, monkeypatch):
     model = Steady()
     x, y = right_only(model, *images(23))
     attack = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
@@ -975,16 +1100,16 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path):
     assert seen == [(5, 23), (10, 23)]
     (broken,) = (tmp_path / "000000005-000000010").glob("*.safetensors")
     broken.write_bytes(b"half of it")  # as if the disk had run full
-    calls = []
+    computed, write = [], storage.write_folder
 
-    def told(model, x, y, **options):
-        calls.append(len(x))
-        return attacks.pgd(model, x, y, **options)
+    def told(folder, *rest):
+        computed.append(folder.name)
+        write(folder, *rest)
 
-    told.__qualname__, told.__module__ = attacks.pgd.__qualname__, attacks.pgd.__module__
-    again = functools.partial(told, epsilon=0.1, restarts=2, seed=3)
+    monkeypatch.setattr(storage, "write_folder", told)
+    again = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
     found = attacks.over(again, model, x, y, batch_size=5, folder=tmp_path)
-    assert calls == [5, 5, 5, 3]
+    assert computed == ["000000005-000000010", "000000010-000000015", "000000015-000000020", "000000020-000000023"]
     for part, expected in zip(found, whole, strict=True):
         assert torch.equal(part, expected)
     for part, expected in zip(attacks.over(attack, model, x, y, batch_size=4), whole, strict=True):
@@ -1111,6 +1236,99 @@ def test_a_folder_tells_models_apart_by_more_than_their_weights(tmp_path):
     ds.attacks.over(attack, Times(network, 1.0), x, y, folder=tmp_path)
     with pytest.raises(ValueError, match="folder"):
         ds.attacks.over(attack, Times(network, 100.0), x, y, folder=tmp_path)
+
+
+def stepping(epsilon):
+    """An attack that closes over its ε."""
+    return lambda model, x, y: attacks.fgsm(model, x, y, epsilon=epsilon)
+
+
+STRENGTH = 0.01
+
+
+def by_global(model, x, y):
+    return attacks.fgsm(model, x, y, epsilon=STRENGTH)
+
+
+def plain(factor=1.0, seed=0):
+    torch.manual_seed(seed)
+    return Times(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), factor)
+
+
+def asked(network, factor):
+    return lambda x: factor * network(x)
+
+
+def dropping(training):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).train(training)
+    return lambda x: network(x)
+
+
+def through(source):
+    craft = functools.partial(attacks.perturbed, epsilon=0.1)
+    return functools.partial(
+        attacks.tried, craft=functools.partial(trials.elsewhere, source=source, craft=craft), epsilon=0.1
+    )
+
+
+SHALLOW = functools.partial(attacks.fgsm, epsilon=0.01)
+OTHERS = {
+    "a closure's number": ((stepping(0.01), plain()), (stepping(0.5), plain())),
+    "code": (
+        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.01), plain()),
+        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.5), plain()),
+    ),
+    "a nested partial": tuple(
+        (functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=e), epsilon=0.5), plain())
+        for e in (0.01, 0.5)
+    ),
+    "a source": ((through(plain(seed=1)), plain()), (through(plain(seed=2)), plain())),
+    "norm": tuple((functools.partial(attacks.fgsm, epsilon=0.1, norm=norm), plain()) for norm in ("linf", "l2")),
+    "box": tuple((functools.partial(attacks.fgsm, epsilon=0.1, box=(0.0, high)), plain()) for high in (1.0, 2.0)),
+    "seed": tuple((functools.partial(attacks.pgd, epsilon=0.1, seed=seed), plain()) for seed in (0, 1)),
+    "pool": tuple(
+        (functools.partial(attacks.fgsm, epsilon=0.1, pool=pool), [plain(), plain(seed=1)]) for pool in (0, "score")
+    ),
+    "a wrapper's number": ((SHALLOW, asked(plain(), 1.0)), (SHALLOW, asked(plain(), 50.0))),
+    "a wrapped network": ((SHALLOW, asked(plain(), 1.0)), (SHALLOW, asked(plain(seed=1), 1.0))),
+    "a mode that attacks leave alone": ((SHALLOW, dropping(False)), (SHALLOW, dropping(True))),
+    "members": ((SHALLOW, [plain(), plain(seed=1)]), (SHALLOW, [plain(seed=1), plain()])),
+    "Monte Carlo's seed": tuple(
+        (SHALLOW, ds.masks.MonteCarlo(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).eval(), 3, seed))
+        for seed in (0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_folder_knows_attack_and_model_by_all_that_decides_them(name, tmp_path):
+    x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    (attack, model), (other, another) = OTHERS[name]
+    torch.manual_seed(7)
+    kept = attacks.over(attack, model, x, y, folder=tmp_path)
+    again = attacks.over(attack, model, x, y, folder=tmp_path)
+    for part, expected in zip(again, kept, strict=True):
+        assert torch.equal(part, expected)
+    with pytest.raises(ValueError, match=r"`folder` must hold results of the same attack.*'(attack|model)' differ"):
+        attacks.over(other, another, x, y, folder=tmp_path)
+
+
+def test_a_folder_knows_an_attack_by_the_globals_it_names(tmp_path, monkeypatch):
+    x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    attacks.over(by_global, plain(), x, y, folder=tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "STRENGTH", 0.5)
+    with pytest.raises(ValueError, match="'attack' differ"):
+        attacks.over(by_global, plain(), x, y, folder=tmp_path)
+
+
+def test_a_folder_takes_an_ensemble_that_was_measured_meanwhile(tmp_path):
+    """Which backend was the fastest, in how many seconds, decides nothing; nor does a mode that attacks set."""
+    x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), members=2)
+    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    ens.train()(x)
+    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
 
 
 class _Watching(nn.Module):

@@ -236,18 +236,23 @@ def test_progress_and_bounded_reading(tmp_path):
 
 def test_a_whole_cache_is_used_again(tmp_path, caplog):
     own, data = trunk(), pairs()
-    sizes = []
-    own.backbone.register_forward_pre_hook(lambda _layer, inputs: sizes.append(len(inputs[0])))
-    first = cached_features(own.features, data, tmp_path, batch_size=4)
-    assert sizes == [4, 4, 3]
+    seen = []
+
+    def cached(batch_size, **told):
+        return cached_features(
+            own.features, data, tmp_path, batch_size=batch_size, progress=lambda rows, _: seen.append(rows), **told
+        )
+
+    first = cached(4)
+    assert seen == [4, 8, 11]
     own.heads.load_state_dict({name: 2 * t for name, t in own.heads.state_dict().items()})  # heads do not count
     with caplog.at_level(logging.INFO, "dissensus"):
-        again = cached_features(own.features, data, tmp_path, batch_size=5)
-    assert sizes == [4, 4, 3], "features were computed again"
+        again = cached(5)
+    assert seen == [4, 8, 11], "features were computed again"
     assert "features are taken from" in caplog.text
     assert torch.equal(first.tensors()[0], again.tensors()[0])
-    cached_features(own.features, data, tmp_path, batch_size=6, overwrite=True)
-    assert sizes[3:] == [6, 5]
+    cached(6, overwrite=True)
+    assert seen[3:] == [6, 11]
 
 
 def changed(own):
@@ -281,6 +286,27 @@ def test_another_cache_is_refused(tmp_path):
     for overwrite in (False, True):
         with pytest.raises(ds.StorageError, match="holds 'dissensus.ensemble'"):
             cached_features(own.features, (x, y), tmp_path / "heads", overwrite=overwrite)
+
+
+class Then(nn.Module):
+    def __init__(self, do, key):
+        super().__init__()
+        self.net, self.do = network(), do
+        self.register_buffer("key", torch.tensor(float(key)), persistent=False)
+
+    def forward(self, x):
+        return self.do(self.net(x)) + self.key
+
+
+def test_networks_are_known_by_functions_and_by_buffers_that_no_state_dict_holds(tmp_path):
+    data = pairs()
+    first = Then(lambda z: 2 * z, key=0)
+    cached_features(first, data, tmp_path)
+    cached_features(copy.deepcopy(first).train(), data, tmp_path)  # it is used in evaluation mode
+    for other in (Then(lambda z: 3 * z, key=0), Then(first.do, key=1)):
+        other.net.load_state_dict(first.net.state_dict())
+        with pytest.raises(ds.StorageError, match="'features' differ"):
+            cached_features(other, data, tmp_path)
 
 
 NET = network()

@@ -1,11 +1,14 @@
 """Masksembles: masks by construction, the layer, conversion, and members cut out of it."""
 
+import contextlib
 import copy
+import logging
 import math
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -351,6 +354,251 @@ def test_rows_counted_on_the_input_are_rows_after_tiling():
     assert masked(x).shape == (4, 3, 2)
     for index in range(4):
         torch.testing.assert_close(masked.member(index)(x), masked(x)[index])
+
+
+class Flattened(nn.Module):
+    """A small network whose maps become rows in some way; in all of them to the same numbers."""
+
+    def __init__(self, rows, stem, inputs=32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.second = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, 8, 3)
+        self.stem, self.rows = stem, rows
+        self.third, self.last = nn.Linear(inputs, 10), nn.Linear(10, 3)
+
+    def forward(self, x):
+        x = self.second(torch.relu(self.norm(self.first(x))))
+        x = self.rows(self.stem(torch.relu(x)))
+        return self.last(torch.relu(self.third(x)))
+
+
+class Rows(nn.Module):
+    """A flatten of the user's own making, in a module that a trace looks into."""
+
+    def forward(self, x):
+        rows, *_ = x.shape[0], x.shape[1]
+        return x.view(rows, -1)
+
+
+def unpacked(x):
+    rows, channels, height, width = x.shape
+    return x.reshape(rows, channels * height * width)
+
+
+HALVED = nn.MaxPool2d(2)  # [B, 8, 2, 2]
+FLAT = {
+    "flatten": lambda x: x.flatten(1),
+    "flatten by name": lambda x: x.flatten(start_dim=1),
+    "flatten to the end": lambda x: x.flatten(1, 3),
+    "flatten from the end": lambda x: x.flatten(-3, -1),
+    "flatten twice": lambda x: x.flatten(2).flatten(1),
+    "torch.flatten": lambda x: torch.flatten(x, 1),
+    "torch.flatten by name": lambda x: torch.flatten(input=x, start_dim=1, end_dim=-1),
+    "nn.Flatten": nn.Flatten(),
+    "nn.Flatten to the end": nn.Flatten(1, 3),
+    "view, size": lambda x: x.view(x.size(0), -1),
+    "view, size by name": lambda x: x.view(x.size(dim=0), -1),
+    "view, whole size": lambda x: x.view(x.size()[0], -1),
+    "view, shape": lambda x: x.view(x.shape[0], -1),
+    "view, len": lambda x: x.view(len(x), -1),
+    "view, tuple": lambda x: x.view((x.size(0), -1)),
+    "view, list": lambda x: x.view([x.size(0), -1]),
+    "view, number": lambda x: x.view(-1, 32),
+    "view, both": lambda x: x.view(x.size(0), 32),
+    "view, product": lambda x: x.view(x.size(0), 8 * 2 * 2),
+    "view, product of sizes": lambda x: x.view(-1, x.size(1) * x.size(2) * x.shape[-1]),
+    "view, rest": lambda x: x.view(x.size(0), x.numel() // x.size(0)),
+    "view, constant batch": lambda x: x.view(6, -1),
+    "reshape": lambda x: x.reshape(x.shape[0], -1),
+    "reshape by name": lambda x: torch.reshape(x, shape=(x.shape[0], -1)),
+    "torch.reshape": lambda x: torch.reshape(x, (len(x), -1)),
+    "unpacked": unpacked,
+    "contiguous": lambda x: x.contiguous().view(x.size(0), -1),
+    "module": Rows(),
+    "by channel": lambda x: x.view(x.size(0), 8, -1).flatten(1),
+    "by channel, sizes": lambda x: x.view(x.size(0), x.size(1), -1).view(x.size(0), -1),
+    "by channel, shape": lambda x: x.reshape(-1, 8, 4, 1).flatten(1),
+    "unflatten": lambda x: x.flatten(1).unflatten(1, (8, 4)).flatten(1),
+    "unflatten space": lambda x: x.flatten(2).unflatten(2, (4, 1)).flatten(1),
+    "nn.Unflatten": nn.Sequential(nn.Flatten(), nn.Unflatten(1, (8, 2, 2)), nn.Flatten()),
+    "view back": lambda x: x.view(x.size(0), -1).view(-1, 8, 2, 2).flatten(1),
+}
+POINTS = {
+    "flatten": lambda x: x.flatten(1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "view, number": lambda x: x.view(-1, 8),
+    "view, channels": lambda x: x.view(x.size(0), x.size(1)),
+    "squeeze": lambda x: x.squeeze(-1).squeeze(-1),
+    "squeeze from the front": lambda x: x.squeeze(3).squeeze(2),
+    "squeeze both": lambda x: x.squeeze((2, 3)),
+    "squeeze all": lambda x: x.squeeze(),
+    "torch.squeeze": lambda x: torch.squeeze(torch.squeeze(x, 3), dim=2),
+    "taken": lambda x: x[:, :, 0, 0],
+    "taken from the end": lambda x: x[..., 0, 0],
+    "mean": lambda x: x.mean((2, 3)),
+    "sum": lambda x: x.sum(3).sum(2),
+}
+SPACE = {
+    "mean": lambda x: x.mean((2, 3)),
+    "mean, list": lambda x: x.mean([-1, -2]),
+    "mean by name": lambda x: x.mean(dim=(2, 3)),
+    "means": lambda x: x.mean(3).mean(2),
+    "mean, kept": lambda x: x.mean((2, 3), keepdim=True).flatten(1),
+    "mean, kept and squeezed": lambda x: x.mean((2, 3), True).squeeze(),
+    "torch.mean": lambda x: torch.mean(x, dim=(2, 3)),
+    "flatten and mean": lambda x: x.flatten(2).mean(-1),
+    "view and mean": lambda x: x.view(x.size(0), x.size(1), -1).mean(2),
+    "pool and view": lambda x: nn.functional.adaptive_avg_pool2d(x, 1).view(x.size(0), -1),
+    "pool and squeeze": lambda x: nn.functional.adaptive_avg_pool2d(x, (1, 1)).squeeze(),
+    "pool by size": lambda x: nn.functional.avg_pool2d(x, x.size()[2:]).view(-1, 8),
+    "pool by side": lambda x: nn.functional.avg_pool2d(x, x.size(3)).flatten(1),
+    "layer and view": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+}
+WAYS = {
+    **{f"maps, {name}": (way, HALVED, 32, FLAT["flatten"]) for name, way in FLAT.items()},
+    **{f"points, {name}": (way, nn.AdaptiveMaxPool2d(1), 8, POINTS["flatten"]) for name, way in POINTS.items()},
+    **{f"space, {name}": (way, HALVED, 8, SPACE["mean"]) for name, way in SPACE.items()},
+}
+
+
+def stands(masked):
+    return [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)]
+
+
+@pytest.mark.parametrize("widen", [False, True])
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_to_flatten_keeps_the_mask_before_it(name, widen, caplog):
+    way, stem, inputs, reference = WAYS[name]
+    with caplog.at_level(logging.INFO, "dissensus"):
+        torch.manual_seed(1)
+        masked = masks.convert(Flattened(way, stem, inputs).double(), 4, 2.0, seed=0, widen=widen).eval()
+        torch.manual_seed(1)
+        expected = masks.convert(Flattened(reference, stem, inputs).double(), 4, 2.0, seed=0, widen=widen).eval()
+    assert not caplog.records
+    assert stands(masked) == stands(expected)
+    assert len(stands(masked)) == 3
+    x = torch.randn(6, 1, 6, 6, dtype=torch.float64)
+    outputs = masked(x)
+    torch.testing.assert_close(outputs, expected(x), rtol=1e-12, atol=1e-12)
+    for index in range(4):
+        torch.testing.assert_close(by_hand(masked, x, index), outputs[index], rtol=1e-9, atol=1e-11)
+        member = masked.member(index)
+        assert not any(isinstance(layer, masks.Masksembles | tracing.Tile) for layer in member.modules())
+        torch.testing.assert_close(member(x), outputs[index], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(member(x[:1]), outputs[index, :1], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_tracing_leaves_outputs_alone_in_every_way_to_flatten(name):
+    way, stem, inputs, _ = WAYS[name]
+    network = Flattened(way, stem, inputs).double().eval()
+    x = torch.randn(6, 1, 6, 6, dtype=torch.float64)
+    expected = network(x)
+    torch.testing.assert_close(masks.convert(network, 1, 1.0, seed=0)(x)[0], expected, rtol=1e-12, atol=1e-12)
+    assert "len" not in globals()
+
+
+def test_a_mask_that_a_user_put_before_a_view_is_cut_out_as_well():
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), masks.Masksembles(8, 4, 2.0), Rows(), nn.Linear(128, 3))
+    masked = masks.Masked(network.double()).eval()
+    x = torch.randn(6, 1, 6, 6, dtype=torch.float64)
+    for index in range(4):
+        member = masked.member(index)
+        assert not any(isinstance(layer, masks.Masksembles) for layer in member.modules())
+        torch.testing.assert_close(member(x), masked(x)[index])
+
+
+UNPLACED = {
+    "groups": (lambda x: x.view(x.size(0), 2, 4, 2, 2).transpose(1, 2).reshape(x.size(0), -1), "takes its channels"),
+    "turned": (lambda x: x.permute(0, 2, 3, 1).flatten(1), "'permute' takes its channels"),
+    "the number of channels": (lambda x: x.flatten(1) / x.size(1), "'size' takes its channels"),
+    "not zero at zero": (lambda x: torch.exp(x).flatten(1), "'exp' takes its channels"),
+    "space and examples": (lambda x: x.flatten(2).transpose(1, 2).flatten(1), "'transpose' takes its channels"),
+}
+
+
+@pytest.mark.parametrize("name", UNPLACED)
+def test_an_activation_that_gets_no_mask_is_told(name, caplog):
+    way, reason = UNPLACED[name]
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        masked = masks.convert(Flattened(way, HALVED).double(), 4, 2.0, seed=0).eval()
+    assert stands(masked) == [6, 10]
+    (record,) = caplog.records
+    assert "no mask behind activations relu_1 (" in record.getMessage()
+    assert reason in record.getMessage()
+    x = torch.randn(6, 1, 6, 6, dtype=torch.float64)
+    for index in range(4):
+        torch.testing.assert_close(masked.member(index)(x), masked(x)[index], rtol=1e-9, atol=1e-11)
+
+
+def test_dropout_that_gets_no_mask_is_told(caplog):
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.1),
+                            nn.Linear(32, 2))  # fmt: skip
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        masked = masks.convert(network, 4, 2.0, where="dropout", seed=0)
+    assert stands(masked) == [8]
+    assert "no mask in place of dropout 4 (its channels are flattened)" in caplog.text
+    with pytest.raises(ValueError, match=r"4 \(its channels are flattened\)"):
+        masks.convert(network, 4, 2.0, where=["1", "4"], seed=0)
+
+
+def test_masks_that_have_no_place_on_a_residual_stream_are_told_quietly(caplog):
+    with caplog.at_level(logging.INFO, "dissensus"):
+        masks.convert(ds.nets.resnet20(), 4, 2.0, seed=0)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert caplog.text.count("'add") == 10
+
+
+class Failing(nn.Module):
+    """Raises at some pass."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.first, self.drop, self.last, self.passes = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2), passes
+
+    def forward(self, x):
+        type(self).seen = getattr(type(self), "seen", 0) + 1
+        if type(self).seen > self.passes:
+            raise RuntimeError("no more")
+        return self.last(self.drop(torch.relu(self.first(x.view(len(x), -1)))))
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda network: masks.convert(network, 4, 2.0, seed=0),
+        lambda network: masks.monte_carlo(network, 4, 0.1),
+        lambda network: masks.plan(network, 4, 1.0, cost="multiply_adds", x=torch.zeros(1, 7)),
+        lambda network: masks.Masked(nn.Sequential(masks.Masksembles(6, 3, 2.0), network)).member(0),
+        lambda network: masks.MonteCarlo(network, 4).eval()(torch.zeros(2, 6)),
+    ],
+)
+def test_a_call_leaves_no_setting_changed_whatever_it_raises(call, passes):
+    network = Failing(passes).train()
+    network.drop.eval()
+
+    def settings():
+        hooks = [len(held) for m in network.modules() for name, held in vars(m).items() if name.endswith("_hooks")]
+        modes = [m.training for m in network.modules()], [p.requires_grad for p in network.parameters()], hooks
+        return *modes, torch.is_grad_enabled(), jaxtyping.config.jaxtyping_disable, "len" in globals()
+
+    Failing.seen, before = 0, settings()
+    with contextlib.suppress(ValueError, RuntimeError):
+        call(network)
+    assert settings() == before
+    assert torch.initial_seed() == 0
+
+
+def test_layers_keep_modes_of_their_own():
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
+    network[1].eval()
+    masked = masks.convert(network, 4, 2.0, seed=0)
+    assert masked.training
+    assert masked.network.training
+    assert not masked.network.get_submodule("1").training
+    assert not masked.member(0).get_submodule("1").training
+    assert all(layer.training for layer in masked.modules() if isinstance(layer, tracing.Tile))
 
 
 def test_a_mask_on_the_stream_stays_in_the_member():

@@ -9,13 +9,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import attacks
 from dissensus.attacks import flags, suites, trials
-from dissensus.attacks.probing import Probes, looked
+from dissensus.attacks.probing import Look, Probes, looked
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
@@ -115,6 +116,83 @@ def test_a_masked_model_raises_most_flags_and_is_broken_all_the_same(honest, mas
 def test_noise_as_strong_as_an_attack(sound):
     """Without any gradient, an attack is its random start."""
     assert "noise as strong" in raised(quick(Then(sound, lambda z: 1e4 * z)))
+
+
+def digits():
+    """Images of digits and their labels: for training, and for attacks."""
+    images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    x, y = images.float().view(-1, 1, 8, 8)[order] / 16, labels[order]
+    return (x[:400], y[:400]), (x[1000:1064], y[1000:1064])
+
+
+OVERTRAINED = {
+    "perceptron": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "deeper": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    ),
+    "convolutional": lambda: nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    ),
+}
+
+
+@pytest.fixture(
+    scope="module", params=[("perceptron", 0), ("perceptron", 1), ("deeper", 0), ("convolutional", 0)], ids=str
+)
+def overtrained(request):
+    """A network that was trained far beyond its last error on training data."""
+    name, seed = request.param
+    (x, y), _ = digits()
+    torch.manual_seed(seed)
+    model = OVERTRAINED[name]()
+    optimiser = torch.optim.Adam(model.parameters(), 0.04)
+    for _ in range(800):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimiser.step()
+    assert loss < 1e-4
+    return model.eval().requires_grad_(False)
+
+
+def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrained):
+    """Its loss is zero on many examples; attacks on it are as strong as any."""
+    _, (x, y) = digits()
+    assert looked(overtrained, x, y).saturated > flags.SATURATED
+    found = quick(overtrained, (x, y), epsilon=0.1)
+    assert "saturated loss" not in raised(found)
+    terms, left = suites.Terms(0.1, shape=(1, 8, 8)), torch.ones(len(x), dtype=torch.bool)
+    for setting in (*suites.adaptive(terms).settings[:2], suites.standard(terms).settings[1]):
+        left &= ~setting.attack(overtrained, x, y).success
+    assert found.worst.value == pytest.approx(float(left.double().mean()), abs=0.032), "two examples of 64"
+
+
+@pytest.mark.parametrize("factor", [30, 100, 1000])
+def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
+    """Logits times a number: the same predictions, and cross-entropy without a gradient."""
+    _, data = digits()
+    found = quick(Then(overtrained, lambda z: factor * z), data, epsilon=0.1)
+    by_ce = next(row for row in found.attacks if row.name == "APGD-CE")
+    assert by_ce.accuracy.value > found.worst.value + 0.2
+    assert "saturated loss" in raised(found)
+
+
+@pytest.mark.parametrize(
+    ("saturated", "ce", "logits", "square", "strange"),
+    [
+        (0.9, 50, 50, None, False),
+        (0.9, 50, 46, None, False),
+        (0.9, 50, 44, None, True),
+        (0.9, 50, 50, 44, True),  # whatever does not climb cross-entropy counts
+        (0.05, 50, 10, None, False),  # that is another flag's business
+        (0.9, 40, 50, None, False),
+    ],
+)
+def test_a_saturated_loss_counts_where_others_find_more(saturated, ce, logits, square, strange):
+    probes = Probes(100, 90, 80, 0, {10: ce}, ce, ce, ce, 0, ce, logits, 0, square, {}, {})
+    look = Look(100, 1, 10, 90, 0.0, 0.0, saturated, False, 0.0, 0.0)
+    assert flags._saturated(look, probes).raised is strange
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
 """An attack over many examples, chunk by chunk: what is finished is kept, and a run that broke off goes on."""
 
-import functools
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
-from torch import Tensor, nn
+from torch import Tensor
 
 from dissensus import checks, storage
 from dissensus.attacks.case import Adversarial
-from dissensus.attacks.victim import Model
-from dissensus.execution.signature import signature
+from dissensus.attacks.victim import Model, evaluating
+from dissensus.fingerprint import digest, fingerprint
 
 KIND = "dissensus.attacks.chunk"
+FORMAT = 2
+"""Of what a chunk is known by."""
 
 
 def over(
@@ -33,8 +34,10 @@ def over(
         target: Classes to be reached, handed on to the attack in batches.
         batch_size: Examples at once.
         folder: Where every finished batch is kept. A later call with the same attack, model, examples and batch size
-            takes from there what is finished; results of anything else are refused. An attack is known by its name and
-            the settings of a ``functools.partial``, a module by weights and settings, any other callable by its name.
+            takes from there what is finished; results of anything else are refused. Attack and model are known by
+            everything that decides what they do: code, settings, what functions close over or name, weights, buffers
+            and mode (see `dissensus.fingerprint`); examples, labels and targets by their numbers. What changes from
+            call to call, such as a list that a function appends to, must be left out of both.
         progress: Called after every batch with the examples so far, and in all.
     """
     checks.count("batch_size", batch_size)
@@ -43,7 +46,7 @@ def over(
     home = None if folder is None else Path(folder)
     if home is not None:
         home.mkdir(parents=True, exist_ok=True)
-    common = "" if home is None else _fingerprint(attack, model)
+    common = {} if home is None else _identity(attack, model)
     found: list[Adversarial] = []
     with nullcontext() if home is None else storage.locked(home, wait=True):
         for start in range(0, len(x), batch_size):
@@ -56,10 +59,11 @@ def over(
 
 
 def _finished(
-    attack: Callable[..., Adversarial], model: Model, batch: list[Tensor], folder: Path | None, common: str
-) -> Adversarial:
+    attack: Callable[..., Adversarial], model: Model, batch: list[Tensor], folder: Path | None,
+    common: Mapping[str, Any],
+) -> Adversarial:  # fmt: skip
     """One chunk, from its folder or computed."""
-    identity = "" if folder is None else _fingerprint(common, *batch)
+    identity = {} if folder is None else {**common, **dict(zip(("x", "y", "target"), map(digest, batch), strict=False))}
     stored = None if folder is None else _stored(folder, identity)
     if stored is not None:
         return Adversarial(*(stored[name].to(batch[0].device) for name in Adversarial._fields))
@@ -70,43 +74,21 @@ def _finished(
     return fresh
 
 
-def _stored(folder: Path, identity: str) -> dict[str, Tensor] | None:
+def _identity(attack: Callable[..., Adversarial], model: Model) -> dict[str, Any]:
+    """What decides every chunk: the attack, and the model in the mode in which attacks see it."""
+    with evaluating(model):
+        return {"format": FORMAT, "attack": fingerprint(attack), "model": fingerprint(model)}
+
+
+def _stored(folder: Path, identity: Mapping[str, Any]) -> dict[str, Tensor] | None:
     """What a folder holds, or None where there is nothing, or nothing whole."""
     try:
         tensors, manifest = storage.read_folder(folder, KIND)
     except storage.StorageError:
         return None
-    if manifest["identity"] != identity:
-        checks.refuse(
-            "folder", "hold results of the same attack, model and examples", f"others in {folder}", "Give another one."
-        )
+    stored = manifest["identity"] if isinstance(manifest["identity"], dict) else {}
+    differing = [key for key in {**stored, **identity} if stored.get(key) != identity.get(key)]
+    if differing:
+        got = f"others in {folder}: {', '.join(map(repr, differing))} differ"
+        checks.refuse("folder", "hold results of the same attack, model and examples", got, "Give another one.")
     return tensors
-
-
-def _fingerprint(*parts: object) -> str:
-    digest = hashlib.sha256()
-    for piece in parts:
-        _add(digest, piece)
-    return digest.hexdigest()
-
-
-def _add(digest: "hashlib._Hash", part: object) -> None:
-    """Add to a digest what tells a part from others, and nothing that changes from process to process."""
-    if isinstance(part, Tensor):
-        bare = part.detach().cpu().contiguous()
-        digest.update(f"{bare.dtype}{tuple(bare.shape)}".encode())
-        digest.update(bare.reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(part, nn.Module):
-        _add(digest, [repr(signature(part)), *part.state_dict().items()])  # what its layers are set to counts as well
-    elif isinstance(part, functools.partial):
-        _add(digest, [part.func, *part.args, *sorted(part.keywords.items())])
-    elif isinstance(part, Sequence) and not isinstance(part, str):
-        digest.update(f"{len(part)}:".encode())
-        for each in part:
-            _add(digest, each)
-    elif part is None or isinstance(part, str | int | float):
-        digest.update(f"{type(part).__name__}{part!r};".encode())
-    else:
-        name = getattr(part, "__qualname__", type(part).__qualname__)
-        digest.update(f"{getattr(part, '__module__', '')}.{name};".encode())
-        _add(digest, getattr(part, "__self__", None))

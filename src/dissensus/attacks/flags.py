@@ -15,8 +15,11 @@ ZERO_GRADIENTS = 0.01
 """Share of examples without a gradient. A network in float32 has one everywhere unless its logits are huge; one of a
 hundred is left to inputs where all units are dead."""
 SATURATED = 0.1
-"""Share of examples whose cross-entropy is zero in float32, which takes a lead of 17 in logits. Gradients are then made
-of rounding errors; confident networks have a few such examples."""
+"""Share of examples whose cross-entropy is zero in float32, which takes a lead of 17 in logits."""
+HIDDEN = 0.05
+"""By how much accuracy under an attack that climbs a saturated cross-entropy may be above that under any other attack.
+A saturated loss alone says little: for networks that were trained far beyond their last error it is zero on most
+examples, yet its gradient has digits up to a lead of about 100, and attacks on it are as good as others."""
 NOISE = 0.5
 """Share of what the plain attack breaks that random noise may break: where gradients lead anywhere, noise of the same
 size breaks about a tenth of it. Where no attack breaks four examples of a hundred, ε is too small to tell; where the
@@ -60,7 +63,7 @@ def checked(look: Look, probes: Probes, run: list[Standing]) -> list[Flag]:
         run: The suite's attacks in their order, where each was run on what was left; else empty.
     """
     return [
-        _gradients(look), _saturated(look), _probabilities(look), _random(look), _batches(look), _noise(probes),
+        _gradients(look), _saturated(look, probes), _probabilities(look), _random(look), _batches(look), _noise(probes),
         _full_range(probes), _steps(probes), _restarts(probes), _single_step(probes), _last_point(probes),
         _black_box(probes, run), _transfer(probes, run), _losses(probes),
     ]  # fmt: skip
@@ -85,11 +88,15 @@ def _gradients(look: Look) -> Flag:
     )  # fmt: skip
 
 
-def _saturated(look: Look) -> Flag:
+def _saturated(look: Look, probes: Probes) -> Flag:
+    best = _by_others(probes)
+    hides = probes.ce - best > max(margin(probes.examples), HIDDEN * probes.examples)
     return Flag(
-        "saturated loss", look.saturated > SATURATED, f"cross-entropy is zero for {look.saturated:.0%} of examples",
-        "Logits lie so far apart that the loss has no digits left, and its gradient is rounding error.",
-        "Run the adaptive suite, which rescales scores, or attack the model in float64.",
+        "saturated loss", look.saturated > SATURATED and hides,
+        f"cross-entropy is zero for {look.saturated:.0%} of examples; attacks that climb it leave"
+        f" {_of(probes.ce, probes)}, others {_of(best, probes)}",
+        "Logits lie so far apart that cross-entropy has no digits left, and attacks that climb it are lost.",
+        "Believe losses of logits, and run the adaptive suite, which rescales scores; or attack the model in float64.",
     )  # fmt: skip
 
 
@@ -123,11 +130,8 @@ def _batches(look: Look) -> Flag:
 
 def _noise(probes: Probes) -> Flag:
     by_noise, by_attack = probes.clean - probes.noise, probes.clean - probes.plain
-    weakest = min(
-        probes.noise, probes.logits, *([] if probes.square is None else [probes.square]), *probes.transfer.values()
-    )
     luck = margin(probes.examples)
-    tells = probes.clean - weakest >= 2 * luck and probes.plain > luck
+    tells = probes.clean - min(probes.noise, _by_others(probes)) >= 2 * luck and probes.plain > luck
     return Flag(
         "noise as strong", tells and by_noise >= NOISE * by_attack,
         f"noise leaves {_of(probes.noise, probes)}, PGD {_of(probes.plain, probes)}",
@@ -221,6 +225,13 @@ def _losses(probes: Probes) -> Flag:
         "One of the two losses has no useful gradient here.",
         "Believe the lower one, and run the adaptive suite.",
     )  # fmt: skip
+
+
+def _by_others(probes: Probes) -> int:
+    """What the strongest attack leaves that does not climb cross-entropy of the model itself."""
+    return min(
+        probes.logits, *([] if probes.square is None else [probes.square]), *probes.transfer.values(), probes.clean
+    )
 
 
 def _late(run: list[Standing], kind: str) -> str | None:

@@ -101,11 +101,11 @@ def evaluating(model: Model) -> Iterator[None]:
     networks = networks_of(model)
     modes = [(network, network.training, {m: m.training for m in network.modules()}) for network in networks]
     wanted = [p for network in networks for p in network.parameters() if p.requires_grad and p.is_leaf]
-    for network in networks:
-        network.eval()
-    for parameter in wanted:
-        parameter.requires_grad_(False)
     try:
+        for network in networks:
+            network.eval()
+        for parameter in wanted:
+            parameter.requires_grad_(False)
         yield
     finally:
         for parameter in wanted:
@@ -122,9 +122,9 @@ def replaying(model: Model, capture: Capture | None) -> Iterator[None]:
     layers = [layer for network in networks_of(model) for layer in network.modules()] if capture else []
     bodies = [layer for layer in layers if isinstance(layer, StackedMembers | MixedMembers)]
     before = [body.replayed for body in bodies]
-    for body in bodies:
-        body.replayed = True
     try:
+        for body in bodies:
+            body.replayed = True
         yield
     finally:
         for body, own in zip(bodies, before, strict=True):

@@ -148,8 +148,8 @@ def cached_features(
         progress: Called after every batch with the rows so far, and in all.
 
     The folder remembers what its features are of. Tensors are known by their checksum, a ``Dataset`` or ``DataLoader``
-    by its order and 16 of its examples, a function by its code and the weights of the network that it belongs to,
-    closes over or names.
+    by its order and 16 of its examples, a function by its code and all that it belongs to, closes over or names, such
+    as a network's weights (see `dissensus.fingerprint`).
 
     >>> import tempfile
     >>> folder, x, y = tempfile.TemporaryDirectory(), torch.rand(10, 3), torch.arange(10)
@@ -160,11 +160,13 @@ def cached_features(
     """
     augmentations = _check(features, dtype, augmentations, seed)
     source = pairs_of(data, batch_size)
-    fingerprint: dict[str, Any] = {"data": source.identity, "features": digest_of(features), "dtype": _NAMES[dtype]}
-    if augmentations != [None]:
-        known = [None if augment is None else digest_of(augment) for augment in augmentations]
-        fingerprint |= {"augmentations": known, "seed": seed, "batches": source.sizes}
     networks = [part for part in parts_of(features) if isinstance(part, nn.Module)]
+    with _evaluating(networks):  # the mode in which they are used
+        known = digest_of(features)
+    fingerprint: dict[str, Any] = {"data": source.identity, "features": known, "dtype": _NAMES[dtype]}
+    if augmentations != [None]:
+        drawn = [None if augment is None else digest_of(augment) for augment in augmentations]
+        fingerprint |= {"augmentations": drawn, "seed": seed, "batches": source.sizes}
     job = Job(features, source, augmentations, seed, _place(networks, device), dtype, progress)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():

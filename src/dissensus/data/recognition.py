@@ -8,20 +8,18 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
 from dissensus.data.batches import Source, as_pair
-from dissensus.execution.signature import code_digest, described
 from dissensus.execution.skeleton import first_line
+from dissensus.fingerprint import code_digest, digest, fingerprint
 from dissensus.randomness import seeded
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
 """Examples that a data set is known by; it is not read as a whole."""
-_PIECE = 1 << 26
 
 
 class Pairs(NamedTuple):
@@ -102,21 +100,6 @@ def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def digest(*tensors: Tensor) -> str:
-    """A checksum of tensors, taken piece by piece.
-
-    >>> digest(torch.ones(3)) == digest(torch.ones(3)), digest(torch.ones(3)) == digest(torch.ones(3, 1))
-    (True, False)
-    """
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        rows = tensor.detach() if tensor.ndim else tensor.detach().view(1)
-        for piece in rows.split(max(1, _PIECE * len(rows) // max(1, rows.nbytes))):
-            found.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
 def parts_of(function: object) -> list[object]:
     """What a function computes with, as far as can be seen: its code, its network, what it closes over and names.
 
@@ -163,8 +146,13 @@ def _inside(value: object) -> list[object]:
 
 
 def digest_of(function: object) -> str:
-    """A checksum of a function and of what it computes with."""
-    return _hashed(repr([described(part) for part in parts_of(function)]))
+    """A checksum of a function and of what it computes with; of a shared trunk, without its heads."""
+    return fingerprint(function, _without_heads)
+
+
+def _without_heads(value: object) -> object:
+    """What stands for a value: of a trunk the backbone and the cut, since heads have no part in its features."""
+    return ("trunk", value.cut, value.backbone) if isinstance(value, SharedTrunk) else value
 
 
 def _named(function: FunctionType) -> Iterator[object]:

@@ -35,6 +35,10 @@ class MixedMembers(nn.Module):
     def __len__(self) -> int:
         return len(self.networks)
 
+    def fingerprint_parts(self) -> list[object]:
+        """What decides the outputs: not how members are run, nor how long that took."""
+        return [self.training, *self.networks]
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of every member, by ``index.name``."""
         return {f"{i}.{name}": t for i, skeleton in enumerate(self.skeletons) for name, t in skeleton.tensors().items()}

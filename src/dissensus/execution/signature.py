@@ -2,12 +2,13 @@
 
 import functools
 import hashlib
-from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+
+from dissensus.fingerprint import code_digest
 
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_flat_weights", "_flat_weights_names", "_flat_weight_refs"}
 _DEPTH = 4
@@ -27,12 +28,6 @@ def signature(network: nn.Module) -> list[tuple[str, str, str]]:
             if key not in _OF_EVERY_MODULE and not made:
                 found.append((name, key, described(value)))
     return found
-
-
-def code_digest(code: CodeType) -> str:
-    """A checksum of what a function does: not of its name, nor of where it stands."""
-    held = [code_digest(c) if isinstance(c, CodeType) else c for c in code.co_consts if not isinstance(c, frozenset)]
-    return hashlib.sha256(repr((code.co_code, code.co_names, held)).encode()).hexdigest()
 
 
 def described(value: Any, depth: int = _DEPTH) -> str:
@@ -55,10 +50,10 @@ def described(value: Any, depth: int = _DEPTH) -> str:
         return f"partial {described([value.func, value.args, value.keywords], depth)}"
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return getattr(value, "__qualname__", type(value).__qualname__)
-    if hasattr(value, "__code__"):  # a function: its name, and what it closes over
+    if hasattr(value, "__code__"):  # a function: what it does, and what it closes over; all lambdas have one name
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         held = [cells, value.__defaults__, value.__kwdefaults__]
-        return f"{value.__module__}.{value.__qualname__} {described(held, depth - 1)}"
+        return f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)} {described(held, depth - 1)}"
     if isinstance(value, nn.Module):
         return repr(signature(value)) + repr([checksum(tensor) for tensor in value.state_dict().values()])
     return f"{type(value).__qualname__} {described(vars(value), depth - 1)}"

@@ -205,6 +205,10 @@ class StackedMembers(nn.Module):
                 memo[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
         return copy.deepcopy(self.network, memo)
 
+    def fingerprint_parts(self) -> list[object]:
+        """What decides the outputs: not how members are run, nor how long that took."""
+        return [self.training, self.network]
+
     def identity(self) -> str:
         """A checksum of the architecture, by which a checkpoint knows it."""
         shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]

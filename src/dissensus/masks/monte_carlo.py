@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dissensus import checks
 from dissensus.dropout import KeyedDropout, dropped
+from dissensus.masks.layouts import DROPOUTS
 from dissensus.masks.network import Where, insert, places
-from dissensus.masks.tracing import DROPOUTS
 from dissensus.randomness import Use, derived_seed, keep_mask
 
 
@@ -75,10 +75,12 @@ class MonteCarlo(nn.Module):
         """Predictions of all passes, or in training of one."""
         if self.training:
             return self.network(x).unsqueeze(0)
-        for layer in self.network.modules():
-            if isinstance(layer, _Dropout):
-                layer.calls = 0
-        return self.network(x.repeat(self.count, *[1] * (x.ndim - 1))).unflatten(0, (self.count, -1))
+        try:
+            return self.network(x.repeat(self.count, *[1] * (x.ndim - 1))).unflatten(0, (self.count, -1))
+        finally:
+            for layer in self.network.modules():
+                if isinstance(layer, _Dropout):
+                    layer.calls = 0
 
 
 def _channel_axes(layer: nn.Module) -> int:

@@ -1,6 +1,7 @@
 """A network with masks as an ensemble, and how an existing network becomes one."""
 
 import copy
+import logging
 from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,8 @@ from dissensus import checks
 from dissensus.masks.generation import for_width, generate
 from dissensus.masks.layer import Masksembles, Tile
 from dissensus.randomness import Use, derived_seed
+
+log = logging.getLogger("dissensus")
 
 Assign = Literal["split", "all"]
 Where = str | Collection[str] | Callable[[str], bool]
@@ -63,7 +66,8 @@ class Masked(nn.Module):
         self.tile: nn.Module = nn.Identity() if tiled else Tile(self.count, assign)
         self.network = network
         self.assign = assign
-        self.train(network.training)
+        self.training = network.training  # layers of the network keep modes of their own
+        self.tile.train(network.training)
         self.single: int | None = None
         """Learnt numbers of the network that it was made from."""
 
@@ -117,8 +121,11 @@ def convert(
         count: N, the number of masks.
         scale: S: the larger, the less members have in common.
         where: ``"activations"``: behind each activation whose channels one layer makes and others take, so inside
-            residual branches and never on their stream. ``"dropout"``: in place of dropout layers. Or names of layers
-            (as ``named_modules`` has them) behind which masks go, or a function that says so of a name.
+            residual branches and never on their stream. ``"dropout"``: in place of dropout layers. Any way to flatten,
+            squeeze or average over space may lie between. A log message names activations or dropout layers that get
+            no mask, and why: a warning, unless they are on a residual stream or at the end. Or names of layers (as
+            ``named_modules`` has them) behind which masks go, or a function that says so of a name: a place that no
+            mask can have is refused.
         widen: Widen masked layers so that each member has the channels of the network that was given. Layers whose
             shape changes start afresh; all others keep their weights.
         assign: See `Masked`.
@@ -131,6 +138,7 @@ def convert(
     checks.count("count", count)
     seed = int(torch.randint(2**62, ())) if seed is None else checks.count("seed", seed, 0)
     graph, found = places(network, where)
+    modes = {layer: layer.training for layer in graph.modules()}
     wider: list[tuple[tracing.Span, int, int]] = []
     for number, (node, span) in enumerate(found):
         producer: Any = graph.get_submodule(span.producer)
@@ -146,7 +154,10 @@ def convert(
     slicing.widen(graph, wider)
     tracing.add_tiles(graph, lambda: Tile(count, assign))
     graph.delete_all_unused_submodules()
-    masked = Masked(graph.train(network.training), assign=assign).train(network.training)
+    graph.train(network.training)
+    for layer, mode in modes.items():
+        layer.training = mode
+    masked = Masked(graph, assign=assign)
     masked.single = single
     return masked
 
@@ -162,24 +173,45 @@ def places(network: nn.Module, where: Where) -> tuple[fx.GraphModule, list[tuple
         "activations": lambda node: tracing.is_activation(graph, node),
         "dropout": lambda node: tracing.is_dropout(graph, node),
     }.get(where if isinstance(where, str) else "", lambda node: _is_named(node, where))
-    found = [(node, tracing.span_of(graph, node)) for node in graph.graph.nodes if chosen(node)]
-    fit = [(node, span) for node, span in found if span is not None]
+    nodes = [node for node in graph.graph.nodes if chosen(node)]
+    fit: list[tuple[fx.Node, tracing.Span]] = []
+    unfit: list[tuple[fx.Node, tracing.Unplaced]] = []
+    for node in nodes:
+        try:
+            fit.append((node, tracing.stretch(graph, node)))
+        except tracing.Unplaced as reason:
+            unfit.append((node, reason))
     if isinstance(where, str):
         fit = _one_each(fit)
+        _tell(unfit, where)
     else:
-        unknown = [] if callable(where) else sorted(set(where) - {str(node.target) for node, _ in found})
+        unknown = [] if callable(where) else sorted(set(where) - {str(node.target) for node in nodes})
         if unknown:
             checks.refuse("where", "name layers of this network", ", ".join(unknown))
         if len(_one_each(fit)) < len(fit):
             checks.refuse("where", "name one place between two layers, not several", f"{where!r}")
-        lost = [str(node.target) for node, span in found if span is None]
-        if lost:
+        if unfit:
+            lost = ", ".join(f"{node.target} ({reason})" for node, reason in unfit)
             fix = "On a residual stream, or before layers that see channels together, masks cannot be cut out again."
-            checks.refuse("where", "name places between two layers", ", ".join(lost), fix)
+            checks.refuse("where", "name places between two layers", lost, fix)
     if not fit:
         names = [name for name, layer in network.named_modules() if name and not list(layer.children())]
         checks.refuse("where", "name places for masks in this network", repr(where), f"Layers: {', '.join(names)}.")
     return graph, fit
+
+
+def _tell(unfit: list[tuple[fx.Node, tracing.Unplaced]], where: str) -> None:
+    """Say where no mask will stand, and why: louder where nobody would expect it."""
+    for expected in (True, False):
+        words = [f"{_title(node)} ({reason})" for node, reason in unfit if reason.expected is expected]
+        if words:
+            level = logging.INFO if expected else logging.WARNING
+            place = "in place of dropout" if where == "dropout" else "behind activations"
+            log.log(level, "no mask %s %s", place, ", ".join(words))
+
+
+def _title(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_module" else node.name
 
 
 def _one_each(places: list[tuple[fx.Node, tracing.Span]]) -> list[tuple[fx.Node, tracing.Span]]:

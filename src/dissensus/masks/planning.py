@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-import dissensus.masks.tracing as tracing
 from dissensus import checks
 from dissensus.masks.generation import expected_iou, expected_width
+from dissensus.masks.layouts import WEIGHTED
 from dissensus.masks.network import Where, places
 
 Cost = Literal["parameters", "multiply_adds"]
@@ -90,9 +90,9 @@ def coefficients(
     for name, layer in graph.named_modules():
         own = dict(layer.named_parameters(recurse=False))
         for key, tensor in own.items():
-            if cost == "multiply_adds" and (key != "weight" or not isinstance(layer, tracing.WEIGHTED)):
+            if cost == "multiply_adds" and (key != "weight" or not isinstance(layer, WEIGHTED)):
                 continue
-            both = key == "weight" and isinstance(layer, tracing.WEIGHTED)
+            both = key == "weight" and isinstance(layer, WEIGHTED)
             sides = (name in makes) + (both and name in takes)
             totals[sides] += tensor.numel() * positions.get(name, 1)
     return totals[0], totals[1], totals[2]
@@ -113,11 +113,11 @@ def _positions(graph: fx.GraphModule, x: Tensor | None) -> dict[str, int]:
         return hook
 
     hooks = [
-        layer.register_forward_hook(note(name))
-        for name, layer in graph.named_modules()
-        if isinstance(layer, tracing.WEIGHTED)
+        layer.register_forward_hook(note(name)) for name, layer in graph.named_modules() if isinstance(layer, WEIGHTED)
     ]
-    graph.eval()(x[:1])
-    for hook in hooks:
-        hook.remove()
+    try:
+        graph.eval()(x[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
     return seen

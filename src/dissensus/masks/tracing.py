@@ -1,12 +1,14 @@
 """Where in a network a mask may stand: behind one layer and before others, with nothing between that minds zeros."""
 
+import builtins
+import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jaxtyping
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx import Node
 from torch.nn.utils.parametrize import is_parametrized
@@ -14,23 +16,25 @@ from torch.nn.utils.parametrize import is_parametrized
 from dissensus import checks
 from dissensus.dropout import KeyedDropout
 from dissensus.masks.layer import Masksembles, Tile
+from dissensus.masks.layouts import (
+    ACTIVATION_CALLS,
+    ACTIVATION_METHODS,
+    ACTIVATIONS,
+    CONVOLUTIONS,
+    DROPOUTS,
+    NORMS,
+    POOL_CALLS,
+    WEIGHTED,
+    Layout,
+    followed,
+    harmless,
+    input_of,
+    keeps,
+    layer_of,
+)
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-WEIGHTED = (nn.Linear, *CONVOLUTIONS)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, KeyedDropout)
-POOLS = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-)  # fmt: skip
-ACTIVATIONS = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.Tanh, nn.Hardswish, nn.Mish,
-)  # fmt: skip
-"""All of them give 0 for 0, so a channel that is masked in front of them is masked behind them."""
-PASSING = (*ACTIVATIONS, *DROPOUTS, *POOLS, nn.Identity, nn.ZeroPad2d, Masksembles, Tile)
-_ACTIVATION_CALLS = (F.relu, torch.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.hardswish)
-_POOL_CALLS = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool1d, F.avg_pool1d, F.dropout)
-_ACTIVATION_METHODS = ("relu", "relu_", "tanh")
+_ADDING = (operator.add, operator.iadd, torch.add, torch.cat, "add", "add_")
+"""Steps where a residual stream takes something in."""
 
 
 class _Tracer(fx.Tracer):
@@ -40,15 +44,16 @@ class _Tracer(fx.Tracer):
 
 
 def traced(network: nn.Module) -> fx.GraphModule:
-    """A network as a graph of its layers; they are its own, not copies."""
+    """A network as a graph of its layers; they are its own, not copies. Ways to flatten are brought to one form."""
     checked = jaxtyping.config.jaxtyping_disable
     modes = {layer: layer.training for layer in network.modules()}
     jaxtyping.config.update("jaxtyping_disable", True)  # what goes through layers now are stand-ins for tensors
     try:
-        network.eval()
-        other = _Tracer().trace(network)
-        network.train()
-        graph = _Tracer().trace(network)
+        with _lengths_followed(network):
+            network.eval()
+            other = _Tracer().trace(network)
+            network.train()
+            graph = _Tracer().trace(network)
     except Exception as reason:
         fix = "Put `dissensus.masks.Masksembles` layers into it by hand, and wrap it in `dissensus.masks.Masked`."
         got = f"{type(network).__name__} ({str(reason).splitlines()[0]})"
@@ -63,7 +68,35 @@ def traced(network: nn.Module) -> fx.GraphModule:
     moving = next((node for node in graph.nodes if _moves_examples(node)), None)
     if moving is not None:
         checks.refuse("network", "keep examples on axis 0", f"one that moves them ({moving.name})")
-    return fx.GraphModule(network, graph)
+    found = fx.GraphModule(network, graph)
+    followed(found)
+    found.graph.lint()
+    found.recompile()
+    return found
+
+
+@contextmanager
+def _lengths_followed(network: nn.Module) -> Iterator[None]:
+    """Let a trace follow ``len(x)`` too, which Python wants a number of at once."""
+    spaces: list[dict[str, Any]] = [
+        space
+        for layer in network.modules()
+        if (space := getattr(inspect.unwrap(type(layer).forward), "__globals__", None)) is not None
+    ]
+    mine = [space for space in {id(space): space for space in spaces}.values() if "len" not in space]
+    for space in mine:
+        space["len"] = _length
+    try:
+        yield
+    finally:
+        for space in mine:
+            del space["len"]
+
+
+def _length(value: Any) -> Any:
+    if isinstance(value, fx.Proxy):
+        return value.tracer.create_proxy("call_function", len, (value,), {})
+    return builtins.len(value)
 
 
 def _steps(graph: fx.Graph) -> list[tuple[str, ...]]:
@@ -91,87 +124,106 @@ class Span(NamedTuple):
     consumers: tuple[str, ...]
 
 
+class Unplaced(Exception):
+    """A mask cannot stand in a place; the message says why, ``expected`` whether that is what `convert` promises."""
+
+    def __init__(self, reason: str, *, expected: bool = False) -> None:
+        super().__init__(reason)
+        self.expected = expected
+
+
 def span_of(graph: fx.GraphModule, node: Node) -> Span | None:
     """The stretch around a node's output; None where a mask could not be cut out of it again."""
-    calls = [n.target for n in graph.graph.nodes if n.op == "call_module"]
-    norms: list[str] = []
-    at, spatial = node, False
-    while True:
-        layer = _layer(graph, at)
-        if isinstance(layer, WEIGHTED):
-            break
-        norm = isinstance(layer, NORMS)
-        if not norm and not _passes(graph, at):
-            return None
-        spatial = spatial or _is_spatial(graph, at)
-        norms += [str(at.target)] if norm else []
-        before = at.args[0] if at.args else None
-        if not isinstance(before, Node) or (before is not node and len(before.users) > 1):
-            return None
+    try:
+        return stretch(graph, node)
+    except Unplaced:
+        return None
+
+
+def stretch(graph: fx.GraphModule, node: Node) -> Span:
+    """The stretch around a node's output; `Unplaced` where a mask could not be cut out of it again."""
+    layouts = followed(graph)
+    at, norms = node, []
+    while not isinstance(layer_of(graph, at), WEIGHTED):
+        if at not in layouts:
+            while keeps(graph, at) and (before := input_of(at)) is not None:
+                at = before
+            raise Unplaced(f"its channels cannot be followed back beyond {_named(at)}", expected=_is_stream(at))
+        if layouts[at].flat:
+            raise Unplaced("its channels are flattened")
+        norms += [str(at.target)] if isinstance(layer_of(graph, at), NORMS) else []
+        before = input_of(at)
+        assert before is not None
+        others = [user for user in before.users if user is not at and not harmless(user, layouts[before])]
+        if others:
+            raise Unplaced(f"{_named(others[0])} takes its channels before it", expected=_is_stream(others[0]))
         at = before
-    flat = isinstance(layer, nn.Linear)
-    if getattr(layer, "groups", 1) != 1 or (flat and spatial):
-        return None
+    layer: Any = layer_of(graph, at)
+    if getattr(layer, "groups", 1) != 1:
+        raise Unplaced(f"{_named(at)} makes its channels in groups")
     if any(graph.get_submodule(name).num_features != layer.weight.shape[0] for name in norms):
-        return None  # batch norm over another axis
-    consumers = _consumers(graph, node, flat)
+        raise Unplaced("batch norm is over another axis")
+    consumers = list(_consumers(graph, node, layouts))
     if not consumers:
-        return None
+        raise Unplaced("nothing takes its channels", expected=True)
     names = (str(at.target), *norms, *consumers)
-    if any(calls.count(name) > 1 or _is_tied(graph, name) for name in names):
-        return None  # a layer with several places, or whose weight is made or read elsewhere, keeps its shape
+    calls = [n.target for n in graph.graph.nodes if n.op == "call_module"]
+    for name in names:
+        if calls.count(name) > 1 or _is_tied(graph, name):
+            raise Unplaced(f"{name!r} has several places, or its weight is made or read elsewhere")
     return Span(str(at.target), tuple(norms), tuple(consumers))
 
 
-def _consumers(graph: fx.GraphModule, node: Node, flat: bool) -> list[str] | None:
-    """Layers that take a node's channels as their inputs, all of them; None where something else does."""
-    found: list[str] = []
+def _consumers(graph: fx.GraphModule, node: Node, layouts: dict[Node, Layout]) -> Iterator[str]:
+    """Layers that take a node's channels as their inputs, all of them; `Unplaced` where something else does."""
+    layout = layouts[node]
     for user in node.users:
-        layer = _layer(graph, user)
+        if harmless(user, layout):
+            continue
+        layer = layer_of(graph, user)
         if isinstance(layer, WEIGHTED) and getattr(layer, "groups", 1) == 1:
-            if isinstance(layer, CONVOLUTIONS) == flat:
-                return None  # a convolution takes its channels from axis 1, a linear layer from the last
-            found.append(str(user.target))
-        elif (_passes(graph, user) and not (flat and _is_spatial(graph, user))) or _flattens(graph, user):
-            inner = _consumers(graph, user, flat or _flattens(graph, user))
-            if inner is None:
-                return None
-            found += inner
+            if not _fits(layer, layout):
+                raise Unplaced(f"{_named(user)} takes something else than its channels")
+            yield str(user.target)
+        elif user in layouts and input_of(user) is node and not isinstance(layer, (*NORMS, *WEIGHTED)):
+            yield from _consumers(graph, user, layouts)
         else:
-            return None
-    return found or None
+            end = user.op == "output"
+            reason = "its channels are the network's outputs" if end else f"{_named(user)} takes its channels"
+            raise Unplaced(reason, expected=end or _is_stream(user))
 
 
-def _layer(graph: fx.GraphModule, node: Node) -> nn.Module | None:
-    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+def _fits(layer: nn.Module, layout: Layout) -> bool:
+    """Whether a layer's inputs are the channels: a convolution has them on axis 1, a linear layer on the last."""
+    if isinstance(layer, CONVOLUTIONS):
+        return not layout.last and not layout.flat and layer.in_channels == layout.width
+    assert isinstance(layer, nn.Linear)
+    if layout.flat:
+        return layout.axes == 2 and layer.in_features % layout.width == 0
+    return (layout.last or layout.axes == 2) and layer.in_features == layout.width
+
+
+def _named(node: Node) -> str:
+    return repr(str(node.target) if node.op == "call_module" else node.name)
+
+
+def _is_stream(node: Node) -> bool:
+    """Whether a step belongs to a residual stream, where masks have no place."""
+    return node.op in ("call_function", "call_method") and node.target in _ADDING
 
 
 def is_activation(graph: fx.GraphModule, node: Node) -> bool:
     """Whether a node is an activation that gives 0 for 0."""
     if node.op == "call_function":
-        return node.target in _ACTIVATION_CALLS
+        return node.target in ACTIVATION_CALLS
     if node.op == "call_method":
-        return node.target in _ACTIVATION_METHODS
-    return isinstance(_layer(graph, node), ACTIVATIONS)
+        return node.target in ACTIVATION_METHODS
+    return isinstance(layer_of(graph, node), ACTIVATIONS)
 
 
 def is_dropout(graph: fx.GraphModule, node: Node) -> bool:
     """Whether a node is a layer of dropout."""
-    return isinstance(_layer(graph, node), DROPOUTS)
-
-
-def _passes(graph: fx.GraphModule, node: Node) -> bool:
-    """Whether a node leaves channels apart, and zero at zero."""
-    if node.op == "call_function":
-        return node.target in (*_ACTIVATION_CALLS, *_POOL_CALLS)
-    return is_activation(graph, node) or isinstance(_layer(graph, node), PASSING)
-
-
-def _is_spatial(graph: fx.GraphModule, node: Node) -> bool:
-    """Whether a node works along axes behind the channels, which behind a linear layer are the channels."""
-    return isinstance(_layer(graph, node), (*POOLS, nn.ZeroPad2d)) or (
-        node.op == "call_function" and node.target in _POOL_CALLS and node.target is not F.dropout
-    )
+    return isinstance(layer_of(graph, node), DROPOUTS)
 
 
 def _is_tied(graph: fx.GraphModule, name: str) -> bool:
@@ -189,14 +241,6 @@ def _is_tied(graph: fx.GraphModule, name: str) -> bool:
     return made or read or shared
 
 
-def _flattens(graph: fx.GraphModule, node: Node) -> bool:
-    layer = _layer(graph, node)
-    if isinstance(layer, nn.Flatten):
-        return layer.start_dim == 1 and layer.end_dim == -1
-    named = node.target is torch.flatten or (node.op == "call_method" and node.target == "flatten")
-    return named and node.args[1:] in ((1,), (1, -1))
-
-
 def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
     """Lay the batch N times end to end where masks begin to matter: what comes before is computed once for all."""
     masked: set[Node] = set()
@@ -205,7 +249,7 @@ def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
     for node in graph.graph.nodes:
         if node.op == "placeholder" or any(n in given for n in node.all_input_nodes):
             given.add(node)
-        if isinstance(_layer(graph, node), Masksembles) or any(n in masked for n in node.all_input_nodes):
+        if isinstance(layer_of(graph, node), Masksembles) or any(n in masked for n in node.all_input_nodes):
             masked.add(node)
     edges: dict[Node, list[Node]] = {}
     for node in graph.graph.nodes:
@@ -228,6 +272,6 @@ def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
 def _is_batch(node: Node) -> bool:
     """Whether a node is surely a tensor with a row per example."""
     known: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, torch.cat, torch.flatten)
-    calls = node.op == "call_function" and node.target in (*_ACTIVATION_CALLS, *_POOL_CALLS, *known)
-    methods = node.op == "call_method" and node.target in (*_ACTIVATION_METHODS, "flatten", "contiguous")
+    calls = node.op == "call_function" and node.target in (*ACTIVATION_CALLS, *POOL_CALLS, *known)
+    methods = node.op == "call_method" and node.target in (*ACTIVATION_METHODS, "flatten", "contiguous")
     return node.op in ("placeholder", "call_module") or calls or methods
