@@ -228,7 +228,8 @@ def test_partial_objectives_are_plain_callables():
 
 NOT_OF_OUTPUTS = {
     "pooling": {"mean_output", "pooled_log_probs", "ballots", "first_choices", "weighed_only", "absent_detached"},
-    "losses": {"named", "check_trainable", "check_target_values", "check_targets", "per_member", "custom", "at_label", "as_values"},
+    "losses": {"named", "check_trainable", "check_target_values", "check_targets", "per_member", "custom", "at_label",
+               "as_values"},
     "scores": {"of_logits"},
     "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
     "metrics": {"auroc", "compared", "ood", "threshold", "wilson", "risk_coverage"},
