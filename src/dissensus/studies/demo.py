@@ -17,6 +17,8 @@ from dissensus.axes import Pool
 from dissensus.data import samples
 from dissensus.diversity import bias_share, codependence, decompose
 from dissensus.objectives import augmented
+from dissensus.studies.optimising import training_arguments
+from dissensus.studies.spec import Optimisation
 from dissensus.train import Progress, sweep
 
 DROPS = (0.2, 0.4, 0.6)
@@ -110,9 +112,12 @@ def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Pr
     sample = samples.load(problem.data, seed=seed)
     build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
     objective = partial(augmented, loss=problem.loss, pool=problem.pool)
+    told = Optimisation(
+        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, lr=problem.lr
+    )
     swept = sweep(
-        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, lr=problem.lr,
-        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, seed=seed, progress=report,
+        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, seed=seed,
+        progress=report, **training_arguments(told),
     )  # fmt: skip
     outputs = {part: swept.outputs(x) for part, (x, _) in (("train", sample.train), ("test", sample.test))}
     results: list[dict[str, Any]] = []

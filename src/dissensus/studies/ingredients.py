@@ -1,4 +1,4 @@
-"""What a study may name: networks, objectives, augmentations. A study that names what is not there yet waits for it."""
+"""What a study may name: networks, objectives, measures. A study that names what is not there yet waits for it."""
 
 import inspect
 from collections.abc import Callable
@@ -9,10 +9,9 @@ from torch import nn
 
 from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
-from dissensus.data import augment
-from dissensus.data.batches import Augment
 from dissensus.studies import attack_measures, formulas, measures, shift_measures
-from dissensus.studies.problems import NAMES, Problem, Streamed, has_own_splits
+from dissensus.studies.optimising import AUGMENTATIONS, VARIED
+from dissensus.studies.problems import FOLDERS, NAMES, Problem, Streamed, has_own_splits
 from dissensus.studies.spec import Objective, Spec, SpecError, on_data
 from dissensus.train.engine import UNLABELLED
 
@@ -101,14 +100,6 @@ ATTACKED = ("attack", "transfer", "features")
 TRAINED = ("train", *AROUND, *ATTACKED)
 PROCEDURES = (*TRAINED, "formula", "audit", "masks")
 
-AUGMENTATIONS: dict[str, Augment] = {
-    "flips": augment.flips,
-    "crops": augment.crops,
-    "rotations": augment.rotations,
-    "shifts": augment.shifts,
-}
-
-
 _OF_DATA = ("problem", "classes", "channels", "image_size")
 """What a network is told by the data, and not by an option."""
 
@@ -156,11 +147,6 @@ def objective_with(name: str, given: dict[str, Any]) -> Callable[..., LossParts]
     return partial(function, **{key: value for key, value in given.items() if key in known})
 
 
-def augment_of(names: list[str]) -> Augment | None:
-    """The augmentations of a study, in their order."""
-    return augment.chain(*(AUGMENTATIONS[name] for name in names)) if names else None
-
-
 def waits_for(spec: Spec) -> list[str]:
     """What a study names that does not exist yet; empty where it can be run."""
     missing: list[str] = []
@@ -178,6 +164,9 @@ def waits_for(spec: Spec) -> list[str]:
     missing += _of_methods(spec) if not missing else []
     missing += _of_attacks(spec) if not missing and spec.procedure in ATTACKED else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
+    if spec.search is not None and not missing:
+        whole = [data for data in spec.data if not has_own_splits(data)]
+        missing += [f"a search on {data!r}, of which no rows are held out" for data in whole][:1]
     return missing
 
 
@@ -217,26 +206,19 @@ def _of_methods(spec: Spec) -> list[str]:
 
 def _axes(spec: Spec) -> set[str]:
     """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
-    compared = spec.objective is not None and METHODS in spec.objective.options
-    known = {
-        *(["method", "adversarial"] if compared else []),
-        "network",
-        "seed",
-        "split_seed",
-        "members",
-        "batch_size",
-        "lr",
-        "weight_decay",
-        "momentum",
-        "clip_norm",
-    }
-    if spec.procedure in AROUND:
-        known |= {"layers", "sampled", "unlabelled", "method"}
-        known -= {"network", "split_seed"}
+    if "method" in spec.grid and spec.procedure not in AROUND:
+        return {"method", "adversarial", "seed"}  # all else is said by methods
+    known = {"seed", *VARIED}
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
+    if spec.procedure in AROUND:
+        known |= {"method", "members", "layers", "sampled", "unlabelled"}
+    elif any(data in FOLDERS for data in spec.data):
+        return {"network", *known}
+    else:
+        known |= {"network", "members", "split_seed"}
     if spec.members is not None and spec.members.network in NETWORKS:
-        known |= set(inspect.signature(NETWORKS[spec.members.network]).parameters)
+        known |= set(options_of(spec.members.network))
     return known
 
 
