@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
+from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, catalogue, sources
 from dissensus.execution import choice
@@ -338,6 +339,20 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
         wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}
         assert wanted <= set(labels)
         assert len(labels) >= 5
+
+
+@pytest.mark.parametrize("pool", ["probability", "score", "vote"])
+def test_accuracies_are_those_of_the_library(pool):
+    outputs, targets = 3 * torch.randn(5, 400, 7), torch.randint(7, (400,))
+    taken = {name: measures.MEASURES[name](outputs, targets, "zero_one", pool) for name in
+             ("accuracy", "member_accuracy", "worst_member_accuracy", "accuracy_top5")}  # fmt: skip
+    right = (outputs.argmax(-1) == targets).double().mean(1)
+    assert taken["accuracy"] == pytest.approx(metrics.prediction_accuracy(outputs, targets, pool))
+    assert taken["member_accuracy"] == pytest.approx(float(right.mean()))
+    assert taken["worst_member_accuracy"] == pytest.approx(float(right.min()))
+    if pool == "score":
+        best = outputs.mean(0).topk(5).indices
+        assert taken["accuracy_top5"] == pytest.approx(float((best == targets.unsqueeze(1)).any(1).double().mean()))
 
 
 def test_masks_overlap_as_the_formula_says(tmp_path):

@@ -28,12 +28,20 @@ def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
     >>> plane(probs, torch.tensor([0, 0]))
     Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
     """
-    members, _, _ = checks.member_outputs(probs, "probs")
+    checks.member_outputs(probs, "probs")
     right = (probs.argmax(-1) == labels).float().mean(-1)
-    first, second = torch.triu_indices(members, members, 1, device=probs.device)
-    accuracy = (right[first] + right[second]) / 2
-    differing = pairwise_disagreement(probs.float())[first, second]
-    return Plane(accuracy, torch.where(accuracy < 1, differing / (1 - accuracy).clamp_min(1e-12), 0.0))
+    return plane_of(right, pairwise_disagreement(probs.float()))
+
+
+def plane_of(accuracy: Float[Tensor, " M"], disagreement: Float[Tensor, "M M"]) -> Plane:
+    """The same from what is known of the members: how often each is right, and how often two of them differ.
+
+    >>> plane_of(torch.tensor([1.0, 0.5]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
+    Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
+    """
+    first, second = torch.triu_indices(len(accuracy), len(accuracy), 1, device=accuracy.device)
+    both, differing = (accuracy[first] + accuracy[second]) / 2, disagreement[first, second]
+    return Plane(both, torch.where(both < 1, differing / (1 - both).clamp_min(1e-12), 0.0))
 
 
 def flipped(
