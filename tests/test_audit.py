@@ -558,6 +558,39 @@ def test_odd_calls_are_refused(change, message, unchecked):
         ds.audit(told.pop("outputs"), told.pop("targets"), **told)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_probabilities_are_not_read_as_logits(dtype, unchecked):
+    logits, labels = classifier(classes=50)
+    probs = logits.softmax(-1).to(dtype)
+    for outputs in (probs, probs.numpy(), list(probs)):
+        with pytest.raises(ValueError, match="`outputs` must be logits; got numbers .* probabilities"):
+            ds.audit(outputs, labels, **CLASSES)
+    with pytest.raises(ValueError, match="`outputs` must be logits"):
+        ds.scores.table(probs)
+    assert ds.audit(probs, labels, task="classification", kind="probabilities").facts["kind"] == "probabilities"
+    assert ds.audit(probs.log(), labels, **CLASSES).facts["kind"] == "logits"
+
+
+def test_the_line_that_makes_two_columns_of_one_works():
+    logits, labels = classifier(classes=2)
+    p = logits.softmax(-1)[..., 1].numpy()
+    whole = ds.audit(logits, labels, **CLASSES)
+    for one, make in ((p, np.stack), (p[..., None], np.concatenate)):
+        with pytest.raises(ValueError, match=rf"numpy.{make.__name__}\(\[1 - p, p\], -1\)"):
+            ds.audit(one, labels, task="classification", kind="probabilities")
+        two = ds.audit(make([1 - one, one], -1), labels, task="classification", kind="probabilities")
+        assert two.test["accuracy"].value == whole.test["accuracy"].value
+    f = (logits[..., 1] - logits[..., 0]).numpy()
+    two = ds.audit(np.stack([np.zeros_like(f), f], -1), labels, **CLASSES)
+    assert two.test["nll"].value == pytest.approx(whole.test["nll"].value)
+
+
+def test_arrays_of_another_byte_order_are_read():
+    logits, labels = classifier()
+    swapped = ds.audit(logits.numpy().astype(">f8"), labels.numpy().astype(">i8"), **CLASSES)
+    assert values(swapped) == values(ds.audit(logits, labels, **CLASSES))
+
+
 def test_nan_is_named_with_its_place():
     logits, labels = classifier()
     logits[2, 17, 1] = math.nan

@@ -171,12 +171,14 @@ class _Slice:
 
     def _log_probs(self) -> Tensor:
         if self.tally.kind == "logits":
+            checks.member_logits(self.outputs, self.name, "Say kind='probabilities' (--kind probabilities).")
             return self.outputs.log_softmax(-1)
         low, sums = float(self.outputs.min()), self.outputs.sum(-1)
         if low < -1e-6 or float((sums - 1).abs().max()) > 1e-2:
             off = float(sums.flatten()[(sums - 1).abs().argmax()])
             got = f"{low:.3g} as the least, and a sum of {off:.4g}"
-            checks.refuse(self.name, "be probabilities that sum to one", got, "Logits? Say kind='logits'.")
+            fix = "Logits? Say kind='logits' (--kind logits)."
+            checks.refuse(self.name, "be probabilities that sum to one", got, fix)
         return self.outputs.clamp_min(_LEAST).log()
 
     def _scores_of(self, log_probs: Tensor) -> Tensor:

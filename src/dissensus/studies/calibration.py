@@ -129,8 +129,10 @@ def _as_trained(case: str, pool: str, made: Trained) -> Case:
 
 
 def _forest(trees: int, made: Trained) -> Case:
-    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-
+    try:
+        from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    except ImportError as reason:
+        raise ImportError("forests need scikit-learn: pip install 'dissensus[sklearn]'") from reason
     x, y, test = made.data.train[0].flatten(1).numpy(), made.data.train[1].numpy(), made.data.test[0].flatten(1).numpy()
     if made.classes:
         forest = RandomForestClassifier(trees, random_state=made.seed).fit(x, y)
@@ -144,8 +146,10 @@ def _forest(trees: int, made: Trained) -> Case:
 def _balanced(trees: int, made: Trained) -> Case:
     """Weak trees that tell one class from the rest, each from as many examples of either: below what always saying
     "the rest" gets right, and sound."""
-    from sklearn.tree import ExtraTreeClassifier
-
+    try:
+        from sklearn.tree import ExtraTreeClassifier
+    except ImportError as reason:
+        raise ImportError("trees need scikit-learn: pip install 'dissensus[sklearn]'") from reason
     (x, y), (test, y_test) = ((part.flatten(1).numpy(), labels.numpy() == 0) for part, labels in
                               (made.data.train, made.data.test))  # fmt: skip
     draw = np.random.default_rng(made.seed)

@@ -9,6 +9,7 @@ from torch import nn
 
 from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
+from dissensus.diversity.decomposition import check_pool
 from dissensus.studies import attack_measures, formulas, measures, shift_measures
 from dissensus.studies.optimising import AUGMENTATIONS, VARIED
 from dissensus.studies.problems import FOLDERS, NAMES, Problem, Streamed, has_own_splits
@@ -152,12 +153,17 @@ def waits_for(spec: Spec) -> list[str]:
     missing: list[str] = []
     if spec.procedure not in PROCEDURES:
         missing.append(f"the procedure {spec.procedure!r}")
-    if spec.procedure in ("audit", "masks"):
+    if spec.procedure == "masks":
+        options = spec.members.options if spec.members is not None else {}
+        numbers = [name for name in ("width", "draws") if not isinstance(options.get(name), int)]
+        return [f"members.options.{name} that is a whole number" for name in numbers]
+    if spec.procedure == "audit":
         return []
     if spec.procedure == "formula":
-        return [f"the formula {name!r}" for name in spec.evaluation.measures if name not in formulas.FORMULAS]
+        return formulas.missing(spec)
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
+    missing += _of_networks(spec)
     exists = _MEASURES.get(spec.procedure, measures.exists)
     asked = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
     missing += [f"the measure {name!r}" for name in dict.fromkeys(asked) if not exists(name)][:2]
@@ -192,6 +198,16 @@ def numbers_of(objective: str, told: dict[str, Any]) -> tuple[dict[str, float], 
     taken = {key: value for key, value in told.items() if key in known}
     swept = {key: float(value) for key, value in taken.items() if "Tensor" in str(known[key].annotation)}
     return swept, {key: value for key, value in taken.items() if key not in swept}
+
+
+def _of_networks(spec: Spec) -> list[str]:
+    """A network that is made from another one needs what says how."""
+    name = spec.members.network if spec.members is not None and "network" not in spec.grid else ""
+    if name in COMPARED and "method" not in spec.grid:
+        return [f"methods in the grid, which the network {name!r} needs"]
+    if name == HEADS and spec.procedure not in AROUND:
+        return [f"the network {name!r} in the procedure {spec.procedure!r}"]
+    return []
 
 
 def _of_methods(spec: Spec) -> list[str]:
@@ -237,6 +253,45 @@ def check(spec: Spec, file: str) -> None:
         _known(file, "data", name, list(NAMES))
     for name in spec.by_data:
         _known(file, "by_data", name, list(NAMES))
+    _check_grid(spec, file)
+    told = spec.optimisation
+    if told.momentum and told.optimizer != "sgd":
+        raise SpecError(f"{file}: key 'optimisation.momentum' does nothing with {told.optimizer}; use sgd, or 0.")
+    if spec.procedure not in ("formula", "masks"):
+        _check_options(spec, file)
+
+
+def _check_grid(spec: Spec, file: str) -> None:
+    """Refuse axes without values, and seeds that are no whole numbers."""
+    for axis, values in spec.grid.items():
+        if not isinstance(values, list) or not values:
+            raise SpecError(f"{file}: key 'grid.{axis}' must be a list of values; got {values!r}.")
+    for seed in spec.grid.get("seed", []):
+        if not isinstance(seed, int):
+            raise SpecError(f"{file}: key 'grid.seed' must hold whole numbers; got {seed!r}.")
+
+
+def _check_options(spec: Spec, file: str) -> None:
+    """Refuse a loss that its pool does not go with, and options that nothing takes."""
+    if spec.objective is not None:
+        told = spec.objective
+        try:
+            check_pool(told.loss, told.pool)
+        except ValueError as reason:
+            raise SpecError(f"{file}: section 'objective': {reason}") from reason
+        methods = told.options.get(METHODS, {}).values()
+        known = {METHODS, *_OF_METHODS}
+        for name in {told.name, *(str(method.get("objective", told.name)) for method in methods)}:
+            known |= set(inspect.signature(getattr(objectives, name)).parameters)
+        for key in told.options:
+            _known(file, "objective.options", key, sorted(known))
+    if spec.members is not None:
+        networks = [spec.members.network, str(spec.members.options.get("backbone", ""))]
+        known = {"backbone", "layers", "counts"}
+        if "network" not in spec.grid:  # each of several networks is built as it is
+            known |= {key for name in networks if name in NETWORKS for key in options_of(name)}
+        for key in spec.members.options if not any(name.startswith(tuple(ELSEWHERE)) for name in networks) else ():
+            _known(file, "members.options", key, sorted(known))
 
 
 def _known_network(file: str, key: str, name: str) -> None:
