@@ -117,7 +117,7 @@ def main() -> None:
     for members in sizes:
         ensemble = ds.Ensemble(ds.nets.resnet20, members).to(DEVICE).eval()
         with torch.no_grad():
-            y = ensemble(x).softmax(-1).mean(0).argmax(-1)
+            y = ds.pooling.mean_probability(ensemble(x)).argmax(-1)
         for capture_on in (eager, replays.capture_on):
             taken(partial(attacks.elastic_net, ensemble, x, y, steps=10, search_steps=1), capture_on)
         for name in ATTACKS:

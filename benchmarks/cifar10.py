@@ -54,14 +54,15 @@ def main() -> None:
     )  # fmt: skip
     seconds = time.perf_counter() - start
     outputs = ensemble.predict(tests)
-    members = (outputs.argmax(-1) == test_labels).double().mean(1)
-    pooled = ds.pooling.mean_probability(outputs)
+    wrong, nll = (
+        ds.diversity.decompose(outputs, test_labels, loss=loss, pool="probability").ensemble.double().mean().item()
+        for loss in ("zero_one", "cross_entropy")
+    )
     result: dict[str, Any] = {
         "seconds": seconds, "steps": history.steps, "ms_per_step": 1e3 * seconds / history.steps,
         "backend": history.backend, "precision": history.precision, "memory": history.memory,
-        "member_error": (1 - members).tolist(),
-        "ensemble_error": 1 - (pooled.argmax(-1) == test_labels).double().mean().item(),
-        "ensemble_nll": -pooled[torch.arange(len(test_labels)), test_labels].mean().item(),
+        "member_error": ds.losses.zero_one(outputs, test_labels).double().mean(1).tolist(),
+        "ensemble_error": wrong, "ensemble_nll": nll,
         "final_loss": history.epochs[-1]["loss"],
     }  # fmt: skip
     made = {"command": command_line(),

@@ -118,6 +118,30 @@ def test_calibration_error_by_hand():
     assert found["member_ece"] == pytest.approx(np.mean([ece(p) for p in probs]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_calibration_errors_on_the_edges_of_bins_are_those_of_the_library(dtype):
+    confidence = torch.randint(16, 30, (400,)).to(dtype) / 30  # edges of fifteen bins, and their middles
+    labels = torch.randint(2, (400,))
+    probs = torch.stack([confidence, 1 - confidence], -1).expand(2, -1, -1)
+    found = ds.audit(probs, labels, task="classification", kind="probabilities").test["ece"].value
+    assert found == pytest.approx(ds.metrics.calibration(probs.mean(0).log(), labels).error, abs=1e-6)
+    exact = ds.metrics.calibration(probs.double().mean(0).log(), labels).error
+    assert found == pytest.approx(exact, abs=1e-6)
+
+
+def test_scores_of_detection_are_those_of_the_library():
+    logits, labels = classifier()
+    outside, _ = classifier(seed=1)
+    found = ds.audit(logits, labels, ood=outside, **CLASSES).detection
+    inside, beyond = (ds.scores.table(part) for part in (logits, outside))
+    words = {"distinct predictions": "distinct_predictions", "mutual information": "mutual_information",
+             "predictive diversity": "predictive_diversity", "least confidence of the mean": "model_average",
+             "entropy of the mean": "ensemble_entropy"}  # fmt: skip
+    assert found.keys() == words.keys()
+    for word, name in words.items():
+        assert found[word].value == pytest.approx(ds.metrics.auroc(inside[name], beyond[name]).value, abs=1e-4), word
+
+
 def test_probabilities_say_the_same_as_their_logits():
     logits, labels = classifier()
     a = values(ds.audit(logits, labels, **CLASSES))
@@ -520,6 +544,25 @@ def test_pages_of_odd_ensembles():
     assert audit_page.html(ds.audit(f, y, task="regression"), "values").count("<figure>") == 3
 
 
+def test_the_page_draws_the_plane_of_the_library():
+    from dissensus.studies import audit_page
+
+    logits, labels = classifier(members=5, scale=2.5)
+    audit = ds.audit(logits, labels, **CLASSES)
+    figure = next(figure for figure, words in audit_page.drawings(audit) if "plane" in words)
+    (axes,) = figure.axes
+    best = max(audit.by_member["accuracy"])
+    lines = {line.get_label(): torch.tensor(line.get_xydata()) for line in axes.lines}
+    x, y = lines["independent errors"].T
+    torch.testing.assert_close(y, ds.diversity.independent_errors(best, x, 3))
+    x, y = lines["flipped predictions"].T
+    flips = (best - x) / (best - (1 - best) / 2)
+    torch.testing.assert_close(torch.stack([x, y]), torch.stack(ds.diversity.flipped(best, flips, 3)))
+    pairs = torch.stack(ds.diversity.plane(logits, labels), 1)
+    drawn = torch.tensor(axes.collections[0].get_offsets().tolist())
+    torch.testing.assert_close(drawn, pairs.to(drawn.dtype))
+
+
 def test_many_outputs_keep_their_own_coarser_blocks(monkeypatch):
     logits, labels = classifier(examples=600)
     whole = ds.audit(logits, labels, **CLASSES).test
@@ -565,6 +608,39 @@ def test_odd_calls_are_refused(change, message, unchecked):
     told = {"outputs": logits, "targets": labels, **CLASSES, **change}
     with pytest.raises((ValueError, TypeError), match=message):
         ds.audit(told.pop("outputs"), told.pop("targets"), **told)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_probabilities_are_not_read_as_logits(dtype, unchecked):
+    logits, labels = classifier(classes=50)
+    probs = logits.softmax(-1).to(dtype)
+    for outputs in (probs, probs.numpy(), list(probs)):
+        with pytest.raises(ValueError, match="`outputs` must be logits; got numbers .* probabilities"):
+            ds.audit(outputs, labels, **CLASSES)
+    with pytest.raises(ValueError, match="`outputs` must be logits"):
+        ds.scores.table(probs)
+    assert ds.audit(probs, labels, task="classification", kind="probabilities").facts["kind"] == "probabilities"
+    assert ds.audit(probs.log(), labels, **CLASSES).facts["kind"] == "logits"
+
+
+def test_the_line_that_makes_two_columns_of_one_works():
+    logits, labels = classifier(classes=2)
+    p = logits.softmax(-1)[..., 1].numpy()
+    whole = ds.audit(logits, labels, **CLASSES)
+    for one, make in ((p, np.stack), (p[..., None], np.concatenate)):
+        with pytest.raises(ValueError, match=rf"numpy.{make.__name__}\(\[1 - p, p\], -1\)"):
+            ds.audit(one, labels, task="classification", kind="probabilities")
+        two = ds.audit(make([1 - one, one], -1), labels, task="classification", kind="probabilities")
+        assert two.test["accuracy"].value == whole.test["accuracy"].value
+    f = (logits[..., 1] - logits[..., 0]).numpy()
+    two = ds.audit(np.stack([np.zeros_like(f), f], -1), labels, **CLASSES)
+    assert two.test["nll"].value == pytest.approx(whole.test["nll"].value)
+
+
+def test_arrays_of_another_byte_order_are_read():
+    logits, labels = classifier()
+    swapped = ds.audit(logits.numpy().astype(">f8"), labels.numpy().astype(">i8"), **CLASSES)
+    assert values(swapped) == values(ds.audit(logits, labels, **CLASSES))
 
 
 def test_nan_is_named_with_its_place():

@@ -54,8 +54,8 @@ def test_adp_needs_three_classes():
 @pytest.fixture(scope="module")
 def trained():
     """Ten members, more than ADP's nine classes beside the label can hold apart."""
-    data = problem("digits", 0, at_scale("smoke", **{"optimisation.examples": 100}))
-    return calibration._trained(data, 0, 10, 2, [*calibration.LDR, ADP])
+    told = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
+    return calibration._trained(told, problem("digits", 0, told), 0, 10, [*calibration.LDR, ADP])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_only_what_is_asked_for_is_trained(trained):
 def test_a_training_that_fails_is_no_case():
     x, y = torch.ones(40, 3), torch.full((40, 1), 1e30)  # whose square is no float
     with pytest.raises(RuntimeError, match="training failed on broken, seed 0: "):
-        calibration._trained(Problem("broken", (x, y), (x, y), 1), 0, 2, 1, [])
+        calibration._trained(at_scale("smoke"), Problem("broken", (x, y), (x, y), 1), 0, 2, [])
 
 
 def test_the_shipped_table_has_every_case_and_accuses_nobody_who_learnt_alone():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,24 @@ def command(tmp_path, monkeypatch):
     torch.manual_seed(0)
     for name, shape in {"in": (3, 40, 4), "near": (3, 30, 4), "few": (2, 30, 4), "wide": (3, 30, 5)}.items():
         np.save(tmp_path / f"{name}.npy", torch.randn(shape).numpy())
+    labels, logits = torch.arange(40) % 4, torch.randn(3, 40, 4)
+    arrays = {
+        "probs": logits.softmax(-1), "second": logits.softmax(-1)[..., 1], "examples-first": logits.transpose(0, 1),
+        "network": logits[0], "labels": labels, "from-one": labels + 1, "floats": labels.double(),
+        "one-hot": torch.eye(4).long()[labels], "column": labels.unsqueeze(1), "nothing": torch.zeros(3, 0, 4),
+        "nan": logits / (logits < 1), "pictures": torch.rand(40, 8, 8, 3), "two-channels": torch.rand(40, 2, 8, 8),
+        "nan-pictures": torch.full((40, 3, 8, 8), torch.nan),
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array.numpy())
+    np.save(tmp_path / "names.npy", np.array(["a", "b"] * 20))
+    np.save(tmp_path / "letters.npy", np.full((40, 8, 8), "a"))
+    np.savez(tmp_path / "other.npz", predictions=logits.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of a newer format
+        np.savez(tmp_path / "columns.npz", outputs=np.zeros(3, dtype=[("\u03b2", float)]))
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe1,2")
+    (tmp_path / "folder.npy").mkdir()
 
     def run(words, **env):
         result = CliRunner().invoke(app, words.split() if isinstance(words, str) else words, env=env)
@@ -39,6 +58,9 @@ ROBUST = "robust --ensemble absent --network cnn --data digits --epsilon 0.1"
 STUDY = "study run collusion/figure-2 --scale smoke"
 OOD = "ood in.npy --outside near=near.npy --repeats 5"
 AUDIT = "audit in.npy --task classification --kind logits"
+SAVED = "--task classification --kind logits"
+SMALL = "study run collusion/figure-15 --scale smoke --set"
+TWO = "numpy.stack([1 - p, p], -1)"
 REFUSED = [
     (f"{STUDY} --device foo", 1, "there is no device 'foo' that torch can see; use --device cpu"),
     (f"{ROBUST} --device foo", 1, "there is no device 'foo' that torch can see; use --device cpu"),
@@ -71,6 +93,52 @@ REFUSED = [
     (f"{OOD} --kind probabilities", 1, "Logits? Say --kind logits."),
     (f"{AUDIT} --json .", 2, "--json . is a folder"),
     (f"{AUDIT} --page x.txt/p.html", 2, "x.txt is a file"),
+    (f"audit probs.npy --targets labels.npy {SAVED}", 1, "`outputs` must be logits; got numbers of at least zero that "
+     "sum to one over classes: probabilities. Say kind='probabilities' (--kind probabilities)."),
+    (f"audit in.npy --targets labels.npy --reference probs.npy {SAVED}", 1, "`reference` must be logits"),
+    (f"audit in.npy --targets labels.npy --ood probs.npy {SAVED}", 1, "`ood` must be logits"),
+    ("audit in.npy --targets labels.npy --task classification --kind probabilities", 1, "(--kind logits)"),
+    ("ood probs.npy --outside far=in.npy", 1, "`probs.npy` must be logits; got numbers of at least zero"),
+    ("ood in.npy --outside far=probs.npy", 1, "`probs.npy` must be logits"),
+    ("ood in.npy --outside far=probs.npy", 1, "Say --kind probabilities."),
+    ("audit second.npy --targets labels.npy --task classification --kind probabilities", 1, TWO),
+    (f"audit second.npy --targets labels.npy {SAVED}", 1, "`outputs` must have two columns or more, one for each "
+     "class, [M, N, C]; got [3, 40]. Probabilities p of the second class, as predict_proba(x)[:, 1] has them? Use "
+     f"{TWO}"),
+    (f"audit labels.npy labels.npy --targets labels.npy {SAVED}", 1, "got [40] from each of 2 members"),
+    ("ood second.npy --outside far=second.npy --kind probabilities", 1, TWO),
+    ("ood second.npy --outside far=second.npy", 1, TWO),
+    ("ood network.npy --outside far=network.npy", 1, "One network, [N, C]? Use outputs[None]."),
+    (f"audit in.npy --targets from-one.npy {SAVED}", 1, "got 1 to 4. Do labels begin at 1? Use targets - 1."),
+    (f"audit in.npy --targets floats.npy {SAVED}", 1, "got [40] float64. Use targets.astype(int)."),
+    (f"audit in.npy --targets one-hot.npy {SAVED}", 1, "got [40, 4] int64. One-hot? Use targets.argmax(-1)."),
+    (f"audit in.npy --targets column.npy {SAVED}", 1, "A column? Use targets[:, 0]."),
+    (f"audit in.npy --targets names.npy {SAVED}", 1, "Names of classes? Use numpy.unique"),
+    (f"audit examples-first.npy --targets labels.npy {SAVED}", 1, "Are examples before members? Use numpy.swapaxes"),
+    ("audit in.npy --targets labels.npy --task regression", 1, "`targets` must have shape [N, 4]"),
+    (f"audit nothing.npy --targets labels.npy {SAVED}", 1, "got [3, 0, 4]"),
+    (f"audit nan.npy --targets labels.npy {SAVED}", 1, "NaN or infinity at member 0"),
+    (f"audit other.npz --targets labels.npy {SAVED}", 1, "has no array `outputs` [M, N, C]; it has predictions"),
+    (f"audit columns.npz --targets labels.npy {SAVED}", 1, "columns.npz cannot be read"),
+    (f"audit absent.npy --targets labels.npy {SAVED}", 1, "there is no file absent.npy"),
+    (f"audit folder.npy --targets labels.npy {SAVED}", 1, "there is no file folder.npy"),
+    (f"audit in.npy --targets binary.csv {SAVED}", 1, "binary.csv cannot be read as text"),
+    (f"{OOD} --gallery g.png --pictures within=pictures.npy", 1, "Channels last? Use numpy.moveaxis(images, -1, 1)"),
+    (f"{OOD} --gallery g.png --pictures within=two-channels.npy", 1, "of 1 or 3 channels"),
+    (f"{OOD} --gallery g.png --pictures within=letters.npy", 1, "in numbers; got [40, 8, 8] <U1"),
+    (f"{OOD} --gallery g.png --pictures within=nan-pictures.npy", 1, "NaN or infinity in image 0"),
+    (f"{SMALL} members.network=foo", 1, "key 'members.network' is 'foo', which nothing is called"),
+    (f"{SMALL} members.options.foo=1", 1, "It may be one of backbone, batch_norm, counts, layers, widths."),
+    (f"{SMALL} objective.options.beat=1", 1, "key 'objective.options' is 'beat'"),
+    (f"{SMALL} objective.loss=foo", 1, "`loss` must be one of"),
+    (f"{SMALL} objective.pool=vote", 1, "`loss` must be 'zero_one' for pool 'vote'"),
+    (f"{SMALL} grid.beta=0.5", 1, "key 'grid.beta' must be a list of values; got 0.5."),
+    (f"{SMALL} grid.seed=['a']", 1, "key 'grid.seed' must hold whole numbers; got 'a'."),
+    (f"{SMALL} optimisation.momentum=0.5", 1, "key 'optimisation.momentum' does nothing with adam"),
+    ("study run collusion/figure-9 --scale smoke --set grid.classes=[3]", 1, "it waits for the axis 'classes'"),
+    ("study run masksembles/figure-1 --scale smoke --set members.options.width=x", 1, "members.options.width"),
+    ("study run masksembles/figure-1 --scale smoke --set grid.scale=[0.1]", 1, "`scale` must be a number"),
+    ("study run masksembles/figure-2 --scale smoke --set grid={seed=[0]}", 1, "the network 'masksembles' needs"),
     ("demo --out x.txt/foo", 2, "--out x.txt/foo: x.txt is a file; give a folder"),
     ("study report --out .", 2, "--out . is a folder; give a file"),
     ("study report --figures x.txt", 2, "--figures x.txt is a file; give a folder"),
@@ -128,6 +196,14 @@ def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, c
     said = capsys.readouterr().err
     assert f"{tmp_path / 'o.json'} cannot be written: No space left on device" in said
     assert "unfinished" not in said
+
+
+def test_arrays_with_examples_first_are_seen(command):
+    code, printed, said = command("ood examples-first.npy --outside far=examples-first.npy --repeats 5")
+    assert code == 0
+    assert "40 members, 4 classes, examples: 3 within, 3 far" in printed
+    assert "Are examples first? Use numpy.swapaxes(outputs, 0, 1)." in said
+    assert command(OOD)[2] == ""
 
 
 def test_the_bar_of_scores_and_intervals_only_moves_ahead(command):

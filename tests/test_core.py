@@ -232,7 +232,7 @@ NOT_OF_OUTPUTS = {
                "as_values"},
     "scores": {"of_logits"},
     "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
-    "metrics": {"auroc", "compared", "ood", "threshold", "wilson", "risk_coverage"},
+    "metrics": {"auroc", "compared", "ood", "roc", "threshold", "wilson", "risk_coverage"},
     "objectives": {"adp_confidence", "adp_entropy_weight", "alpha_from_beta", "alpha_from_gamma", "beta_from_alpha",
                    "gamma_from_alpha"},
 }  # fmt: skip

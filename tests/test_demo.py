@@ -148,7 +148,8 @@ def test_help_is_enough_to_work_from():
     assert dissensus.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
 
 
-EXTRAS = [("typer", "dissensus[cli]"), ("matplotlib", "dissensus[report]"), ("sklearn", "dissensus[data]")]
+EXTRAS = [("typer", "dissensus[cli]"), ("rich", "dissensus[cli]"), ("matplotlib", "dissensus[report]"),
+          ("scipy", "dissensus[report]"), ("sklearn", "dissensus[data]")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("missing", "fix"), EXTRAS)

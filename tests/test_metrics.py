@@ -46,6 +46,23 @@ def test_figures_are_scikit_learns(sizes, ties):
     assert auroc(inside, outside).value == pytest.approx(found.auroc.value)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_roc_curve_is_scikit_learns(ties):
+    inside, outside = drawn(ties=ties)
+    found = ds.metrics.roc(inside, outside)
+    false, true, _ = roc_curve([0] * 300 + [1] * 200, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
+    np.testing.assert_allclose(found.false_positives, false)
+    np.testing.assert_allclose(found.true_positives, true)
+    area = float(torch.trapezoid(found.true_positives, found.false_positives))
+    assert area == pytest.approx(auroc(inside, outside).value)
+
+
+@pytest.mark.parametrize("inside", [torch.zeros(0), torch.tensor([math.nan]), torch.zeros(2, 1)])
+def test_roc_curves_of_what_is_no_score_are_refused(inside, unchecked):
+    with pytest.raises(ValueError, match="`inside` must be scores"):
+        ds.metrics.roc(inside, torch.zeros(2))
+
+
 def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
     inside, outside = drawn(30, 20, ties=True)
     generator = torch.Generator().manual_seed(5)

@@ -9,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 import dissensus as ds
 from dissensus.studies import backbones, finding, problems, report_figures, results, running, shifting, shifts, spec
+from dissensus.studies.problems import Problem
 from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
 
 
@@ -132,6 +133,16 @@ def test_a_point_may_vary_how_members_are_trained(tmp_path):
     folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
     losses = [row["measures"]["individual"] for row in json.loads((folder / "report.json").read_text())["rows"]]
     assert abs(losses[1] - losses[0]) > 0.01
+
+
+def test_a_point_may_vary_the_network():
+    told = spec.resolved(finding.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, "")
+    data = Problem("made", (torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(2, 3, 8, 8), torch.zeros(2)), 2)
+    sizes = []
+    for widths in ([4, 4], [8, 8]):
+        point = shifting.told_of(told, {"method": "erm", "seed": 0, "widths": widths})
+        sizes.append(sum(p.numel() for p in shifting.build_of(told, point, data)().parameters()))
+    assert sizes[1] > 2 * sizes[0]
 
 
 def test_pictures_in_folders_go_the_same_way(tmp_path):

@@ -1,5 +1,7 @@
 """Studies: folders that are determined, resumed and locked; measures from kept outputs; the page and the commands."""
 
+import dataclasses
+import importlib
 import json
 import math
 import multiprocessing
@@ -15,10 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
+from dissensus import metrics
 from dissensus.cli import app
-from dissensus.data import catalogue, sources
+from dissensus.data import augment, catalogue, sources
 from dissensus.execution import choice
 from dissensus.studies import (
     finding,
@@ -157,6 +161,135 @@ def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monk
     assert [trials_of(again, seed) for seed in (0, 1)] == [trials_of(whole, seed) for seed in (0, 1)]
 
 
+EVERY_SETTING = {
+    "epochs": 4, "batch_size": 7, "optimizer": "sgd", "lr": 0.0123, "momentum": 0.5, "weight_decay": 0.004,
+    "cut_at": [0.5], "cut": 0.2, "patience": 2, "validation": 0.25, "keep": "last", "augment": ["flips"],
+    "examples": 24,
+}  # fmt: skip
+"""All of a study's optimisation, away from its defaults."""
+RECEIVED = {
+    "epochs": 4, "batch_size": 7, "optimizer": "sgd", "lr": 0.0123, "momentum": 0.5, "weight_decay": 0.004,
+    "rates": [1.0, 1.0, 0.2, 0.2], "patience": 2, "validation": 0.25, "keep": "last", "augment": (augment.flips,),
+    "examples": 24,
+}  # fmt: skip
+"""What `fit` and `sweep` receive of it."""
+OF_A_SEARCH = {"epochs": 8, "patience": 3, "validation": 0.2, "rates": [1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]}
+TRAINERS = [
+    ("training", "collusion/figure-15", {}, 1, {}),
+    ("searching", STUDY, {"data": ["made-table"], "search.epochs": 8, "search.patience": 3}, 1, OF_A_SEARCH),
+    ("comparing", "masksembles/figure-2", {}, 1, {}),
+    ("hardened", "adp/table-4", {}, 1, {}),
+    ("shifting", "ldr/table-8", {}, 1, {}),
+    ("shifting", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
+    ("streaming", "collusion/table-1", {}, 1, {}),
+    ("calibration", "audit/table-1", {"data": ["digits"]}, 1, {}),
+    ("calibration", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 2, {}),
+]  # fmt: skip
+"""Module, study, changes, the call that is looked at, and what differs in it."""
+OWN_RECIPES = {"backbones", "demo"}
+"""Modules that train what no study describes: a network whose features are used, and the demo."""
+
+
+class Enough(Exception):
+    pass
+
+
+def settings_received(data, told):
+    """The arguments of `fit` or `sweep` in the words of a spec."""
+    sizes = [len(part.dataset if isinstance(part, DataLoader) else part[1]) for part in
+             (data if isinstance(data, list) else [data])]  # fmt: skip
+    held, batch_size = told["validation"], told.get("batch_size")
+    if isinstance(held, list | DataLoader):
+        away = len(held.dataset) if isinstance(held, DataLoader) else len(held[0][1])
+        sizes = [size + away for size in sizes]
+        held = round(away / sizes[0], 1 if isinstance(told["validation"], list) else 2)
+    if isinstance(data, DataLoader):
+        batch_size = data.batch_size
+    epochs = torch.arange(float(told["epochs"]))
+    plain = {name: told[name] for name in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "patience", "keep")}
+    rates = [round(rate, 6) for rate in told["schedule"](epochs, told["epochs"]).tolist()]
+    return {**plain, "batch_size": batch_size, "rates": rates, "validation": held, "augment": told["augment"].args[0],
+            "examples": sizes[0]}  # fmt: skip
+
+
+def test_the_settings_above_are_all_there_are_and_none_is_a_default():
+    defaults = {field.name: getattr(spec.Optimisation(), field.name) for field in dataclasses.fields(spec.Optimisation)}
+    assert EVERY_SETTING.keys() == defaults.keys()
+    assert [name for name, value in EVERY_SETTING.items() if value == defaults[name]] == []
+
+
+def test_every_module_that_trains_is_among_those_below():
+    folder = Path(finding.__file__).parent
+    found = {file.stem for file in folder.glob("*.py") if re.search(r"(?<![\w.])(fit|sweep)\(", file.read_text())}
+    assert found == {module for module, *_ in TRAINERS} | OWN_RECIPES
+
+
+@pytest.mark.parametrize(("module", "study", "changes", "call", "otherwise"), TRAINERS)
+def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, otherwise, tmp_path, monkeypatch):
+    calls = []
+
+    def recorded(original):
+        def called(first, data, objective, **told):
+            calls.append((data, told))
+            if len(calls) == call:
+                raise Enough
+            return original(first, data, objective, **told)
+
+        return called
+
+    trainer = importlib.import_module(f"dissensus.studies.{module}")
+    for name in {"fit", "sweep"} & vars(trainer).keys():
+        monkeypatch.setattr(trainer, name, recorded(getattr(trainer, name)))
+    settings = {f"optimisation.{name}": value for name, value in EVERY_SETTING.items()}
+    with pytest.raises(Enough):
+        running.run(study, "smoke", changes={**settings, "evaluation.curves": False, **changes}, root=tmp_path)
+    assert settings_received(*calls[-1]) == {**RECEIVED, **otherwise}
+
+
+def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
+    received = {}
+    for module in (searching, training):
+
+        def kept(build, data, objective, *, sweep=module.sweep, module=module, **told):
+            received[module.__name__] = told
+            return sweep(build, data, objective, **told)
+
+        monkeypatch.setattr(module, "sweep", kept)
+    changes = {**QUICK, "search.epochs": 6, "search.patience": 1, "search.space": {"lr": [0.01, 0.003]},
+               "members.count": 2, "optimisation.cut_at": [0.5], "optimisation.momentum": 0.5,
+               "optimisation.optimizer": "sgd", "optimisation.weight_decay": 0.01}  # fmt: skip
+    running.run(STUDY, "smoke", changes=changes, root=tmp_path)
+    tried, trained = received.values()
+    epochs = torch.arange(6.0)
+    assert tried["members"] == trained["members"] == 2
+    assert tried["schedule"](epochs, 6).tolist() == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1])
+    assert trained["schedule"](epochs, trained["epochs"]).tolist() == tried["schedule"](epochs, 6).tolist()
+    for name in ("optimizer", "momentum", "weight_decay", "augment", "batch_size"):
+        assert tried[name] == trained[name], name
+
+
+@pytest.mark.parametrize(
+    ("study", "changes", "missing"),
+    [
+        ("masksembles/figure-2", {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
+        ("adp/table-4", {"grid.momentum": [0.0, 0.9]}, "the axis 'momentum'"),
+        ("collusion/table-1", {"grid.members": [2, 3]}, "the axis 'members'"),
+        (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
+    ],
+)
+def test_what_a_procedure_would_leave_out_is_refused(study, changes, missing, tmp_path):
+    with pytest.raises(spec.SpecError, match=missing):
+        running.run(study, "smoke", changes=changes, root=tmp_path)
+
+
+def test_pictures_in_folders_are_trained_as_a_point_says(tmp_path):
+    grid = {"network": ["cnn"], "lr": [1e-7, 0.05], "batch_size": [6], "seed": [0]}
+    changes = {"grid": grid, "data": ["made-folder"], "objective.options": {"beta": 0.0}}
+    folder = running.run("collusion/table-1", "smoke", changes=changes, root=tmp_path)
+    slow, fast = (row["curves"]["train_error"] for row in json.loads((folder / "report.json").read_text())["rows"])
+    assert abs(slow[1] - slow[0]) < 0.1 < abs(fast[1] - fast[0])
+
+
 def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path):
     folder = running.run("collusion/table-1", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
@@ -206,6 +339,20 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
         wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}
         assert wanted <= set(labels)
         assert len(labels) >= 5
+
+
+@pytest.mark.parametrize("pool", ["probability", "score", "vote"])
+def test_accuracies_are_those_of_the_library(pool):
+    outputs, targets = 3 * torch.randn(5, 400, 7), torch.randint(7, (400,))
+    taken = {name: measures.MEASURES[name](outputs, targets, "zero_one", pool) for name in
+             ("accuracy", "member_accuracy", "worst_member_accuracy", "accuracy_top5")}  # fmt: skip
+    right = (outputs.argmax(-1) == targets).double().mean(1)
+    assert taken["accuracy"] == pytest.approx(metrics.prediction_accuracy(outputs, targets, pool))
+    assert taken["member_accuracy"] == pytest.approx(float(right.mean()))
+    assert taken["worst_member_accuracy"] == pytest.approx(float(right.min()))
+    if pool == "score":
+        best = outputs.mean(0).topk(5).indices
+        assert taken["accuracy_top5"] == pytest.approx(float((best == targets.unsqueeze(1)).any(1).double().mean()))
 
 
 def test_masks_overlap_as_the_formula_says(tmp_path):

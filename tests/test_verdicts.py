@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from dissensus.studies import verdicts
 from dissensus.studies.spec import Expectation, Spec, SpecError
@@ -169,3 +170,11 @@ def test_a_point_that_could_be_several_runs_is_refused():
 def test_a_value_of_zero_is_compared_like_any_other(here, there, direction, factor):
     told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
     assert verdict(told, rows_of([here] * 3, beta=1.0) + rows_of([there] * 3, beta=0.0)).verdict == "agrees"
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_intervals_are_scipys(seeds):
+    values = np.random.default_rng(seeds).normal(size=seeds)
+    told = {"n_resamples": verdicts.RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    found = scipy.stats.bootstrap((values,), np.mean, **told).confidence_interval
+    assert verdicts.interval(values.tolist()) == pytest.approx((found.low, found.high))

@@ -103,6 +103,30 @@ def member_probs(
     return sizes
 
 
+def are_probabilities(outputs: Tensor) -> bool:
+    """Whether all rows over the last axis are probabilities: two numbers or more, none below zero, with a sum of one.
+
+    >>> are_probabilities(torch.tensor([[0.2, 0.8]])), are_probabilities(torch.tensor([[0.2, 0.8], [0.0, 3.0]]))
+    (True, False)
+    """
+    if outputs.shape[-1] < 2 or not bool((outputs >= 0).all()):
+        return False
+    return bool(((outputs.sum(-1, dtype=torch.float64) - 1).abs() < 1e-2).all())
+
+
+def member_logits(
+    logits: Tensor, name: str = "logits", fix: str = "Use kind='probabilities', or their logarithm."
+) -> tuple[int, int, int]:
+    """The sizes (M, B, C) of members' logits of two classes or more; concrete ones must not all be probabilities."""
+    sizes = member_outputs(logits, name)
+    if sizes[2] < 2:
+        fix = f"One logit f of the second class? Use torch.cat([torch.zeros_like({name}), {name}], -1)."
+        refuse(name, "hold two classes or more", shape_text(logits.shape, "MBC"), fix)
+    if is_concrete(logits) and are_probabilities(logits):
+        refuse(name, "be logits", "numbers of at least zero that sum to one over classes: probabilities", fix)
+    return sizes
+
+
 def class_targets(targets: Tensor, batch: int, classes: int, *, soft: bool = True) -> bool:
     """Check class labels ``[B]`` (whole numbers) or soft labels ``[B, C]`` (floats); return whether they are soft."""
     if targets.is_floating_point():

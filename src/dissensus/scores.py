@@ -179,8 +179,10 @@ def table(
     >>> len(found), found["mutual_information"].shape
     (12, torch.Size([5]))
     """
-    members, batch, classes = checks.member_outputs(outputs)
     checks.one_of("kind", kind, ("logits", "probabilities"))
+    members, batch, classes = checks.member_outputs(outputs)
+    if kind == "logits":
+        checks.member_logits(outputs, "outputs")
     size = max(1, at_once // (members * classes))
     found: dict[str, list[Tensor]] = {}
     for start in range(0, batch, size):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
+from dissensus import checks
 from dissensus.attacks.adaptive import apgd
 from dissensus.attacks.case import Adversarial, Case, opened
 from dissensus.attacks.gradient import fgsm, pgd
@@ -69,7 +70,7 @@ def looked(model: Model, x: Float[Tensor, "n *S"], y: Integer[Tensor, " n"], poo
             zero=_share(zero[right]),
             lost=_share(~finite[right]),
             saturated=_share(value[right] == 0),
-            sums_to_one=bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < 1e-3).all()),
+            sums_to_one=checks.are_probabilities(outputs),
             between_passes=float((outputs - again).abs().max()) / size,
             between_batches=float((outputs[:, : single.shape[1]] - single).abs().max()) / size,
         )

@@ -2,8 +2,6 @@
 
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from dissensus import checks
@@ -11,7 +9,7 @@ from dissensus.auditing.detection import roc_area
 from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
-from dissensus.auditing.streaming import Members, Outputs
+from dissensus.auditing.streaming import Members, Outputs, as_tensor
 from dissensus.auditing.tallying import Kind, Tally, tallied
 from dissensus.axes import Pool
 
@@ -52,6 +50,7 @@ def audit(
         limits: Where the rules draw their lines.
         seed: Of the bootstrap.
 
+    >>> import torch
     >>> truth = torch.linspace(-1, 1, 200)
     >>> shifts = torch.tensor([-3.0, -1.0, 4.0]).unsqueeze(1)
     >>> audit(truth + shifts, truth + 0.1, task="regression").verdict
@@ -73,6 +72,8 @@ def audit(
 
     def seen(some: Outputs, wanted: Any, name: str) -> Tally:
         members = Members(some, name, exact=task == "regression")
+        if kind is not None:
+            members.check_classes()
         checked = None if wanted is None else _targets(wanted, members, task, name)
         return tallied(members, checked, keep_scores=ood is not None, **told)
 
@@ -99,19 +100,29 @@ def _averages_logits(told: dict[str, Any]) -> bool:
 
 
 def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
-    found = targets if isinstance(targets, Tensor) else torch.from_numpy(np.array(targets))
-    found = found.detach().cpu()
+    found = as_tensor(targets, "targets", "Names of classes? Use numpy.unique(targets, return_inverse=True)[1].")
     if found.is_floating_point() and not bool(found.isfinite().all()):
         where = int((~found.isfinite()).flatten().nonzero()[0])
         checks.refuse("targets", "be finite", f"NaN or infinity at place {where}", "Leave such examples out.")
-    if len(found) != members.examples:
-        checks.refuse("targets", f"hold N={members.examples} examples, as `{name}` does", len(found))
+    if found.ndim == 0 or len(found) != members.examples:
+        swapped = found.ndim in (1, 2) and len(found) == members.members
+        fix = f"Are examples before members? Use numpy.swapaxes({name}, 0, 1)." if swapped else ""
+        got = len(found) if found.ndim else "a single number"
+        checks.refuse("targets", f"hold N={members.examples} examples, as `{name}` does", got, fix)
     if task == "regression":
+        if found.ndim > 2 or found[0].numel() != members.width:
+            wanted = "[N]" if members.width == 1 else f"[N, {members.width}]"
+            checks.refuse("targets", f"have shape {wanted}, as `{name}` has", checks.shape_text(found.shape))
         return found.to(members.dtype)
     if found.ndim != 1 or found.is_floating_point():
-        checks.refuse("targets", "be labels [N], whole numbers", f"{checks.shape_text(found.shape)} {found.dtype}")
+        fix = "Use targets.astype(int)."
+        if found.ndim == 2:
+            fix = "A column? Use targets[:, 0]." if found.shape[1] == 1 else "One-hot? Use targets.argmax(-1)."
+        got = f"{checks.shape_text(found.shape)} {str(found.dtype).removeprefix('torch.')}"
+        checks.refuse("targets", "be labels [N], whole numbers", got, fix)
     found = found.long()
     if int(found.min()) < 0 or int(found.max()) >= members.width:
         got = f"{int(found.min())} to {int(found.max())}"
-        checks.refuse("targets", f"lie between 0 and {members.width - 1}", got)
+        fix = "Do labels begin at 1? Use targets - 1." if int(found.min()) == 1 else ""
+        checks.refuse("targets", f"lie between 0 and {members.width - 1}", got, fix)
     return found

@@ -30,7 +30,7 @@ def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
     """
     files = [Path(path) for path in paths]
     for file in files:
-        if not file.exists():
+        if not file.is_file():
             raise ReadingError(f"there is no file {file}")
         if file.suffix not in KINDS:
             raise ReadingError(f"{file} is none of {', '.join(KINDS)}; save arrays with numpy.savez or safetensors")
@@ -50,7 +50,7 @@ def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
 def array(path: str | Path) -> Any:
     """One array: targets ``[N]``, or a member ``[N, C]``."""
     file = Path(path)
-    if not file.exists():
+    if not file.is_file():
         raise ReadingError(f"there is no file {file}")
     if file.suffix == ".npy":
         try:
@@ -88,7 +88,10 @@ def _mapped(file: Path, entry: zipfile.ZipInfo) -> Any:
         start = entry.header_offset + 30 + name + extra
         stream.seek(start)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, by_columns, dtype = read[np.lib.format.read_magic(stream)](stream)
+        version = np.lib.format.read_magic(stream)
+        if version not in read:  # of columns with names
+            raise ValueError(f"`{entry.filename}` holds no plain numbers")
+        shape, by_columns, dtype = read[version](stream)
         if dtype.hasobject:
             raise ValueError(f"`{entry.filename}` holds objects")
         at = stream.tell()
@@ -129,8 +132,11 @@ def _with_outputs(file: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def _csv(file: Path) -> Any:
     """Numbers, with or without a line of names; names may be the columns' numbers, as tables are often written."""
-    with file.open(newline="") as stream:
-        rows = [row for row in csv.reader(stream) if row]
+    try:
+        with file.open(newline="") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except (UnicodeDecodeError, csv.Error) as reason:
+        raise ReadingError(f"{file} cannot be read as text: {reason}") from reason
     counted = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))] if rows else False
     if rows and (counted or not all(_is_number(text) for text in rows[0])):
         rows = rows[1:]

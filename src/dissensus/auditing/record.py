@@ -7,6 +7,7 @@ from typing import Any
 
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
+from dissensus.auditing.tallying import DROPS
 
 TITLES = {
     "accuracy": "accuracy", "nll": "negative log-likelihood", "brier": "Brier score", "ece": "calibration error",
@@ -20,7 +21,7 @@ TITLES = {
     "relative_diversity": "diversity / error", "of_uncorrelated": "… as a share of M − 1",
     "error_covariance": "mean error covariance", "error_correlation": "mean error correlation",
     "gain": "error that pooling takes off", "bias_share": "constant bias in diversity",
-    **{f"codependence_{share}": f"rise of loss without {share:.0%} of members" for share in (0.2, 0.4, 0.6)},
+    **{f"codependence_{share}": f"rise of loss without {share:.0%} of members" for share in DROPS},
     "disagreement": "pairs that disagree", "distinct": "distinct predictions",
     "lost": "members' Brier score, of that of class frequencies",
     "plane_diversity": "disagreement / error rate", "above_chance": "best member's kappa, of the ensemble's",
@@ -33,7 +34,7 @@ GROUPS = {
                 "without_best", "above_chance", "lost"),
     "decomposition": ("ensemble", "individual", "diversity"),
     "is it real?": ("relative_diversity", "of_uncorrelated", "error_covariance", "error_correlation", "bias_share",
-                    "codependence_0.2", "codependence_0.4", "codependence_0.6", "gain"),
+                    *(f"codependence_{share}" for share in DROPS), "gain"),
     "do they disagree?": ("disagreement", "distinct", "plane_diversity"),
 }  # fmt: skip
 """How figures are shown, group by group."""

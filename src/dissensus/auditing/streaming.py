@@ -43,6 +43,25 @@ class Members:
         few = self.members * self.examples * self.width <= _EXACT_UP_TO
         self.dtype = torch.float64 if few or exact else torch.float32  # values may be large beside their errors
 
+    def check_classes(self) -> None:
+        """Refuse a single column, which is no output of a classifier, and say how two columns are made of it."""
+        if self.width > 1:
+            return
+        flat = len(self.each[0].shape) == (2 if self.stacked else 1)
+        join = "stack" if flat else "concatenate"
+        fixes = [
+            "Probabilities p of the second class, as predict_proba(x)[:, 1] has them? Use "
+            f"numpy.{join}([1 - p, p], -1), which are probabilities.",
+            f"Its logits f? Use numpy.{join}([numpy.zeros_like(f), f], -1).",
+        ]
+        if flat and self.stacked:
+            fixes.append("One network, [N, C]? Use outputs[None].")
+        shape = checks.shape_text(self.each[0].shape) + (
+            "" if self.stacked else f" from each of {self.members} members"
+        )
+        wanted = "[M, N, C]" if self.stacked else "[N, C]"
+        checks.refuse(self.name, f"have two columns or more, one for each class, {wanted}", shape, " ".join(fixes))
+
     def slices(self) -> Iterator[tuple[slice, Tensor]]:
         """``(which examples, outputs [M, n, C])``, one after the other."""
         widest = max(self.width, self.members, _PER_MEMBER)
@@ -58,16 +77,19 @@ class Members:
 
     def _at(self, rows: slice) -> Tensor:
         if self.stacked:
-            found = _tensor(self.each[0][:, rows], self.name)
+            found = as_tensor(self.each[0][:, rows], self.name)
         else:
-            found = torch.stack([_tensor(part[rows], self.name) for part in self.each])
+            found = torch.stack([as_tensor(part[rows], self.name) for part in self.each])
         return found.to(self.dtype).view(self.members, -1, self.width)
 
 
-def _tensor(part: Any, name: str) -> Tensor:
+def as_tensor(part: Any, name: str, fix: str = "") -> Tensor:
+    """Numbers from anywhere as a tensor on the host."""
     if isinstance(part, Tensor):
         return part.detach().cpu()
     array = np.array(part)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
-        checks.refuse(name, "be numbers", str(array.dtype), error=TypeError)
-    return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float16 else array)
+        checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
+    if array.dtype == np.float16:
+        return torch.from_numpy(array.astype(np.float32))
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

@@ -13,15 +13,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import checks, losses, scores
 from dissensus.auditing.streaming import Members
 from dissensus.axes import Pool
+from dissensus.diversity import distinct_predictions
+from dissensus.metrics.calibration import BINS, bin_of
 from dissensus.randomness import random_bits
 
 Kind = Literal["logits", "probabilities", "values"]
 BLOCKS = 256
-BINS = 15
 DROPS = (0.2, 0.4, 0.6)
+"""Shares of members that are left out to see how much the others depend on them."""
+SCORES = {
+    "distinct predictions": distinct_predictions,
+    "mutual information": scores.mutual_information,
+    "predictive diversity": scores.predictive_diversity,
+    "least confidence of the mean": scores.model_average,
+    "entropy of the mean": scores.ensemble_entropy,
+}
+"""What disagreement is worth for detection, by what it is called in an audit."""
 _LEAST = 2e-38
 """What a probability of zero is read as, in single and in double precision alike."""
 _MOST_HELD = 2**24
@@ -60,9 +70,10 @@ def tallied(
     tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {})
     if kind != "values" and targets is not None:
         tally.frequencies = torch.bincount(targets, minlength=members.width).double() / len(targets)
-    scores: dict[str, list[Tensor]] = {}
+    kept: dict[str, list[Tensor]] = {}
     for rows, outputs in members.slices():
-        seen = _Slice(tally, members.name, outputs, None if targets is None else targets[rows], rows.start)
+        wanted = None if targets is None else targets[rows]
+        seen = _Slice(tally, members.name, outputs, wanted, rows.start, keep_scores)
         found = seen.regression() if kind == "values" else seen.classification()
         found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
         for name, per_example in found.items():
@@ -75,9 +86,9 @@ def tallied(
                 held.index_add_(0, place, per_example.double())
             else:  # more numbers to convert than to hold: a slice is added up as it is
                 held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, place, per_example)
-        for name, values in seen.scores.items() if keep_scores else ():
-            scores.setdefault(name, []).append(values.float())
-    tally.scores = {name: torch.cat(parts) for name, parts in scores.items()}
+        for name, values in seen.scores.items():
+            kept.setdefault(name, []).append(values.float())
+    tally.scores = {name: torch.cat(parts) for name, parts in kept.items()}
     return tally
 
 
@@ -85,16 +96,19 @@ class _Slice:
     """What is counted of some examples; every entry has the examples first."""
 
     def __init__(
-        self, tally: Tally, name: str, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int
-    ) -> None:
+        self, tally: Tally, name: str, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int,
+        keep_scores: bool,
+    ) -> None:  # fmt: skip
         self.tally, self.name, self.outputs, self.targets, self.start = tally, name, outputs, targets, start
+        self.keep_scores = keep_scores
         self.scores: dict[str, Tensor] = {}
 
     def regression(self) -> dict[str, Tensor]:
         """Squared error and its parts."""
         f = self.outputs
         found = self._spread(f)
-        self.scores["variance"] = found["spread"]
+        if self.keep_scores:
+            self.scores = {"variance": found["spread"]}
         if self.targets is None:
             return found
         y = losses.as_values(f, self.targets)
@@ -123,19 +137,9 @@ class _Slice:
         averaged = {"probability": probs, "score": self._scores_of(log_probs), "vote": votes}[tally.pool]
         both = named.T.unsqueeze(1) == named.T.unsqueeze(2)
         found = self._spread(averaged) | {"agreements": both.to(probs.dtype)}
-        ordered = named.sort(0).values
-        distinct = 1 + (ordered[1:] != ordered[:-1]).sum(0)
-        found["distinct"] = distinct
-        mean_probs = probs.mean(0)
-        entropy = torch.special.entr(mean_probs).sum(-1)
-        own_entropy = -torch.where(probs > 0, probs * log_probs, 0.0).sum(-1).mean(0)
-        self.scores |= {
-            "distinct predictions": distinct,
-            "mutual information": entropy - own_entropy,
-            "predictive diversity": probs.amax(0).mean(-1),
-            "least confidence of the mean": 1 - mean_probs.amax(-1),
-            "entropy of the mean": entropy,
-        }
+        found["distinct"] = distinct_predictions(log_probs)
+        if self.keep_scores:
+            self.scores = {words: score(probs) for words, score in SCORES.items()}
         if self.targets is None:
             return found
         labels = self.targets
@@ -167,12 +171,14 @@ class _Slice:
 
     def _log_probs(self) -> Tensor:
         if self.tally.kind == "logits":
+            checks.member_logits(self.outputs, self.name, "Say kind='probabilities' (--kind probabilities).")
             return self.outputs.log_softmax(-1)
         low, sums = float(self.outputs.min()), self.outputs.sum(-1)
         if low < -1e-6 or float((sums - 1).abs().max()) > 1e-2:
             off = float(sums.flatten()[(sums - 1).abs().argmax()])
             got = f"{low:.3g} as the least, and a sum of {off:.4g}"
-            checks.refuse(self.name, "be probabilities that sum to one", got, "Logits? Say kind='logits'.")
+            fix = "Logits? Say kind='logits' (--kind logits)."
+            checks.refuse(self.name, "be probabilities that sum to one", got, fix)
         return self.outputs.clamp_min(_LEAST).log()
 
     def _scores_of(self, log_probs: Tensor) -> Tensor:
@@ -217,7 +223,7 @@ def _products(errors: Float[Tensor, "M n C"]) -> Float[Tensor, "n M M"]:
 
 def _binned(confidence: Float[Tensor, "n *S"], right: Tensor) -> Float[Tensor, "n *S bins 3"]:
     """Count, confidence and accuracy, each in its bin."""
-    place = (confidence * BINS).long().clamp_max(BINS - 1)
+    place = bin_of(confidence, BINS)
     hot = torch.nn.functional.one_hot(place, BINS).to(confidence.dtype).unsqueeze(-1)
     three = torch.stack([torch.ones_like(confidence), confidence, right.to(confidence.dtype)], -1)
     return hot * three.unsqueeze(-2)

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import check_file, console, fail, table, written
+from dissensus.cli.screen import check_drawn, check_file, console, fail, table, written
 
 COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
 
@@ -50,7 +50,7 @@ def audit(
         if verdict not in VERDICTS:
             fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
     check_file("--json", json_file)
-    check_file("--page", page)
+    check_drawn("--page", page)
     try:
         held = reading.stored(files)
         wanted = reading.array(targets) if targets is not None else held.get("targets")

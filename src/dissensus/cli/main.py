@@ -17,7 +17,7 @@ import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
-from dissensus.cli.screen import check_folder, console, errors, fail, keep, shown, table
+from dissensus.cli.screen import check_folder, check_installed, console, errors, fail, keep, shown, table
 
 
 class Interruptible(TyperGroup):
@@ -87,6 +87,7 @@ def demo(
     from dissensus.studies import demo_page
 
     check_folder("--out", out)
+    check_installed("scipy", "matplotlib", "sklearn")
     started = time.perf_counter()
     try:
         with shown() as bar:

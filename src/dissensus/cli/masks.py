@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import FIGURES, check_file, console, fail, keep, table
+from dissensus.cli.screen import FIGURES, check_drawn, console, fail, keep, table
 
 
 def masks(
@@ -29,7 +29,7 @@ def masks(
     budgets = budget or [1.0, 2.0]
     if network not in NETWORKS:
         fail(f"there is no network {network!r}; there are {', '.join(NETWORKS)}")
-    check_file("--figure", figure, FIGURES)
+    check_drawn("--figure", figure, FIGURES)
     x = torch.zeros(1, 3, size, size)
     pair = x, torch.zeros(1, dtype=torch.int64)
     try:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import FIGURES, check_file, console, fail, keep, shown, table
+from dissensus.cli.screen import FIGURES, check_drawn, check_file, console, errors, fail, keep, shown, table
 
 WITHIN = "within"
 """The name of the set that others are told from."""
@@ -40,8 +40,8 @@ def ood(
     if kind not in ("logits", "probabilities"):
         fail(f"--kind must be logits or probabilities; got {kind}")
     check_file("--json", json_file)
-    check_file("--figure", figure, FIGURES)
-    check_file("--gallery", gallery, FIGURES)
+    check_drawn("--figure", figure, FIGURES)
+    check_drawn("--gallery", gallery, FIGURES)
     try:
         sets = _opened({WITHIN: inside, **_named("--outside", outside, taken=(WITHIN,))})
         images = _images(_named("--pictures", pictures or []), sets) if gallery is not None else {}
@@ -49,6 +49,7 @@ def ood(
             scores, told = _worked(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(str(reason))
+    _print_sets(sets)
     for name, found in told["sets"].items():
         _print(name, found, told["thresholds"], false_alarms)
     if json_file is not None:
@@ -131,11 +132,25 @@ def _images(files: dict[str, Path], sets: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(sets)}")
         if path.suffix != ".npy":
             raise ValueError(f"--pictures {path} must be one array in a .npy file; save it with numpy.save")
-        held, count = reading.array(path), sets[name].examples
-        if held.ndim not in (3, 4) or len(held) != count:
-            raise ValueError(f"{path} must hold {count} images [N, C, H, W]; got {list(held.shape)}")
-        found[name] = held
+        found[name] = _checked_images(path, reading.array(path), sets[name].examples)
     return found
+
+
+def _checked_images(path: Path, held: Any, count: int) -> Any:
+    """Refuse what is no grey or coloured image of every example."""
+    import numpy as np
+
+    wanted = f"{path} must hold {count} images [N, C, H, W] of 1 or 3 channels, or [N, H, W], in numbers"
+    if held.ndim not in (3, 4) or len(held) != count or held.dtype.kind not in "fiub":
+        raise ValueError(f"{wanted}; got {list(held.shape)} {held.dtype}")
+    if held.ndim == 4 and held.shape[1] not in (1, 3):
+        last = held.shape[3] in (1, 3)
+        fix = ". Channels last? Use numpy.moveaxis(images, -1, 1)" if last else ""
+        raise ValueError(f"{wanted}; got {list(held.shape)}{fix}")
+    broken = next((i for i, image in enumerate(held) if not np.isfinite(image).all()), None)
+    if broken is not None:
+        raise ValueError(f"{path} must hold finite numbers; got NaN or infinity in image {broken}")
+    return held
 
 
 def _bytes(image: Any) -> Any:
@@ -182,6 +197,16 @@ def _opened(files: dict[str, Path]) -> dict[str, Any]:
     return sets
 
 
+def _print_sets(sets: dict[str, Any]) -> None:
+    """How arrays were read, so that axes in another order are seen."""
+    first = sets[WITHIN]
+    examples = ", ".join(f"{own.examples:,} {name}" for name, own in sets.items())
+    console.print(f"{first.members} members, {first.width} classes, examples: {examples}", markup=False)
+    if first.members > first.examples:
+        words = "there are more members than examples: arrays are [members, examples, classes]. Are examples first?"
+        errors.print(f"note: {words} Use numpy.swapaxes(outputs, 0, 1).", markup=False, soft_wrap=True)
+
+
 def _shape(own: Any) -> str:
     return f"[M={own.members}, N={own.examples}, C={own.width}]"
 
@@ -192,10 +217,12 @@ def _scores(members: Any, kind: str) -> dict[str, Any]:
 
     from dissensus import checks, scores
 
+    members.check_classes()
+    check = checks.member_logits if kind == "logits" else checks.member_probs
+    fix = "Say --kind probabilities." if kind == "logits" else "Logits? Say --kind logits."
     found: dict[str, list[Any]] = {}
     for _, part in members.slices():
-        if kind != "logits":
-            checks.member_probs(part, members.name, "Logits? Say --kind logits.")
+        check(part, members.name, fix)
         for name, values in scores.table(part, kind="logits" if kind == "logits" else "probabilities").items():
             found.setdefault(name, []).append(values)
     return {name: torch.cat(parts).double() for name, parts in found.items()}

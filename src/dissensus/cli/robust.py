@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from dissensus.cli.screen import (
+    check_drawn,
     check_file,
     check_folder,
     console,
@@ -68,7 +69,7 @@ def robust(
 
     chosen = device_of(device)
     check_file("--json", json_file)
-    check_file("--page", page)
+    check_drawn("--page", page)
     check_folder("--folder", folder)
     try:
         size, told = fraction(epsilon), _options(option or [])

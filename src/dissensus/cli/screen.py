@@ -1,5 +1,6 @@
 """What commands share: the console, bars, tables, devices, places to write to, and errors."""
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,33 @@ def device_of(name: str) -> "Device":
     if name not in there:
         fail(f"there is no device {name!r} that torch can see; use --device {' or '.join(there)}")
     return torch.device(name)
+
+
+EXTRAS = {
+    "matplotlib": "figures need matplotlib: pip install 'dissensus[report]'",
+    "scipy": "intervals over seeds need scipy: pip install 'dissensus[report]'",
+    "sklearn": "this data ships with scikit-learn: pip install 'dissensus[data]'",
+}
+"""What is said of a package that is missing."""
+
+
+def check_installed(*packages: str) -> None:
+    """Refuse work that needs a package which is not installed, before any of it is done."""
+    missing = []
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            missing.append(EXTRAS[package])
+    if missing:
+        fail("; ".join(missing))
+
+
+def check_drawn(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a page or figure that could not be drawn or written, before any work is done for it."""
+    check_file(option, file, endings)
+    if file is not None:
+        check_installed("matplotlib")
 
 
 def check_file(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.padding import Padding
 
-from dissensus.cli.screen import check_file, check_folder, console, device_of, fail, keep, resumable, shown, table
+from dissensus.cli.screen import check_drawn, check_folder, console, device_of, fail, keep, resumable, shown, table
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
@@ -191,7 +191,6 @@ def run(
     """Run a study, or go on with one that was interrupted. One that is done is not run again."""
     from dissensus.data.formats import DataError
     from dissensus.studies import results, running
-    from dissensus.studies.spec import SpecError
 
     chosen = device_of(device)
     check_folder("the folder of runs, DISSENSUS_RUNS,", running.runs_folder())
@@ -201,7 +200,7 @@ def run(
                 name, scale, changes=_parsed(changes or []), device=chosen, jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
             )  # fmt: skip
-    except (SpecError, DataError, ImportError, OSError, running.Busy) as reason:
+    except (ValueError, DataError, ImportError, OSError, running.Busy) as reason:
         fail(str(reason))
     _print_verdicts(results.summary(json.loads((folder / "report.json").read_text())))
     console.print(f"Results are in {folder}", soft_wrap=True)
@@ -234,7 +233,7 @@ def report(
 
     if kind not in ("pdf", "png", "svg"):
         fail(f"--format must be pdf, png or svg; got {kind}")
-    check_file("--out", out)
+    check_drawn("--out", out)
     check_folder("--figures", figures)
     root = running.runs_folder()
     try:

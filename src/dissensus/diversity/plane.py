@@ -28,12 +28,20 @@ def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
     >>> plane(probs, torch.tensor([0, 0]))
     Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
     """
-    members, _, _ = checks.member_outputs(probs, "probs")
+    checks.member_outputs(probs, "probs")
     right = (1 - losses.zero_one(probs, labels)).mean(-1)
-    first, second = torch.triu_indices(members, members, 1, device=probs.device)
-    accuracy = (right[first] + right[second]) / 2
-    differing = pairwise_disagreement(probs)[first, second]
-    return Plane(accuracy, _over_error_rate(differing, accuracy))
+    return plane_of(right, pairwise_disagreement(probs))
+
+
+def plane_of(accuracy: Float[Tensor, " M"], disagreement: Float[Tensor, "M M"]) -> Plane:
+    """The same from what is known of the members: how often each is right, and how often two of them differ.
+
+    >>> plane_of(torch.tensor([1.0, 0.5]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
+    Plane(accuracy=tensor([0.7500]), diversity=tensor([2.]))
+    """
+    first, second = torch.triu_indices(len(accuracy), len(accuracy), 1, device=accuracy.device)
+    both = (accuracy[first] + accuracy[second]) / 2
+    return Plane(both, _over_error_rate(disagreement[first, second], both))
 
 
 def flipped(

@@ -8,6 +8,7 @@ from dissensus.metrics.calibration import Calibration, calibration
 from dissensus.metrics.detection import Detection, Difference, auroc, compared, ood, threshold
 from dissensus.metrics.generalisation import Groups, Oracle, oracle, prediction_accuracy, wilson, worst_group
 from dissensus.metrics.intervals import Interval
+from dissensus.metrics.roc import Roc, roc
 from dissensus.metrics.selective import RiskCoverage, risk_coverage
 from dissensus.metrics.temperature import Tempered, temper, temperature
 from dissensus.metrics.theory import Premise, disagreement_indicator, high_loss, pair_disagreement, premise
@@ -21,6 +22,7 @@ __all__ = [
     "Oracle",
     "Premise",
     "RiskCoverage",
+    "Roc",
     "Tempered",
     "auroc",
     "calibration",
@@ -33,6 +35,7 @@ __all__ = [
     "prediction_accuracy",
     "premise",
     "risk_coverage",
+    "roc",
     "temper",
     "temperature",
     "threshold",

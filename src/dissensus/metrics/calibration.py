@@ -12,6 +12,8 @@ from dissensus.metrics.generalisation import check_labels
 BINS = 15
 SUM = 1e-2
 """How far the logarithm of a sum of probabilities may lie from zero: half precision rounds."""
+EDGE = 1e-5
+"""Share of a bin's width by which a confidence may lie above an edge and still count as the edge: float32 rounds."""
 
 
 class Calibration(NamedTuple):
@@ -51,9 +53,18 @@ def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins
         fix = "Use pooling.mean_probability(logits), or the logarithm of probabilities."
         checks.refuse("log_probs", "be logarithms of probabilities that sum to one", "others", fix)
     sure, named = log_probs.double().exp().max(-1)
-    place = (sure * bins - 1e-9).ceil().long().sub(1).clamp(0, bins - 1)
+    place = bin_of(sure, bins)
     count = torch.zeros(bins, dtype=torch.int64, device=place.device).index_add_(0, place, torch.ones_like(place))
     zeros = torch.zeros(bins, dtype=torch.float64, device=place.device)
     confidence = zeros.index_add(0, place, sure) / count
     accuracy = zeros.index_add(0, place, (named == labels).double()) / count
     return Calibration(confidence, accuracy, count)
+
+
+def bin_of(confidence: Float[Tensor, "*S"], bins: int = BINS) -> Int[Tensor, "*S"]:
+    """The bin of every confidence: 0 for (0, 1/bins], 1 for (1/bins, 2/bins] and so on.
+
+    >>> bin_of(torch.tensor([0.0, 0.2, 0.21, 1.0]), 5)
+    tensor([0, 0, 1, 4])
+    """
+    return (confidence * bins - EDGE).ceil().long().sub(1).clamp(0, bins - 1)

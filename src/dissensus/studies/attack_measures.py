@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Integer
-from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
-from dissensus import attacks, diversity, metrics, scores
+from dissensus import attacks, diversity, metrics, pooling, scores
 from dissensus.attacks.suites import PUBLISHED, Setting, Terms, published
 from dissensus.ensemble import Ensemble
 from dissensus.randomness import Use, derived_seed
@@ -187,7 +186,7 @@ def _detection(subject: Subject, score: str | None, name: str) -> float:
     wrong, found = _broken(subject, name, subject.strength(name))
     few = len(wrong)
     clean = _outputs(subject, subject.x[:few])
-    right = clean.softmax(-1).mean(0).argmax(-1) == subject.y[:few]
+    right = pooling.mean_probability(clean).argmax(-1) == subject.y[:few]
     fooled = wrong & right
     if score is None:
         return float(fooled.sum() / right.sum().clamp_min(1))
@@ -223,11 +222,10 @@ def true_positive_rates(inside: Float[Tensor, " N"], outside: Float[Tensor, " K"
     >>> rates[0], rates[-1], len(rates)
     (1.0, 1.0, 101)
     """
-    truth = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
-    false, true, _ = roc_curve(truth.numpy(), torch.cat([inside, outside]).double().numpy())
+    false, true = metrics.roc(inside, outside)
     grid = torch.linspace(0, 1, RATES, dtype=torch.float64)
-    at = torch.searchsorted(torch.from_numpy(false), grid + 1e-12, right=True) - 1  # the highest point at that rate
-    return torch.from_numpy(true)[at].tolist()
+    at = torch.searchsorted(false, grid + 1e-12, right=True) - 1  # the highest point at that rate
+    return true[at].tolist()
 
 
 def _transfer(subject: Subject, targeted: str | None, name: Any, epsilon: str) -> float:

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
+
 from dissensus.auditing import Audit
 from dissensus.auditing.judging import COLLUSIVE, DOMINATED, HEALTHY, REDUNDANT, UNDECIDED
 from dissensus.auditing.tallying import DROPS
+from dissensus.diversity.plane import plane_of
 from dissensus.studies import figures, page
 
 KINDS = {HEALTHY: "good", REDUNDANT: "fair", UNDECIDED: "none", DOMINATED: "fair", COLLUSIVE: "bad"}
@@ -86,8 +89,11 @@ def drawings(audit: Audit) -> list[tuple[Any, str]]:
     if audit.facts["members"] <= _MOST_DRAWN:
         found.append((_matrix(audit), "How members' errors go together: 1 together, 0 apart, below 0 they cancel."))
     if audit.facts["members"] > 1 and min(audit.by_member.get("accuracy", [1.0])) < 1:
-        words = "Pairs of members on the plane of accuracy and disagreement; the lines are what flipped predictions of "
-        found.append((_plane(audit), words + "one network (low) and independent errors (high) would give."))
+        words = (
+            "Pairs of members on the plane of accuracy and disagreement. Upper line: the best member beside one whose "
+            "errors are independent of its own. Lower line: beside itself with some predictions flipped at random."
+        )
+        found.append((_plane(audit), words))
     return found
 
 
@@ -101,9 +107,7 @@ def _axes(x_label: str, y_label: str) -> tuple[Any, Any]:
 
 
 def _styled(draw: Any) -> Any:
-    from matplotlib import rc_context
-
-    with rc_context(figures.STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+    with figures.styled():
         return draw()
 
 
@@ -162,35 +166,8 @@ def _matrix(audit: Audit) -> Any:
 
 
 def _plane(audit: Audit) -> Any:
-    def draw() -> Any:
-        figure, axes = _axes("accuracy of a pair", "disagreement / error rate")
-        accuracy, disagreement = audit.by_member["accuracy"], audit.by_member["disagreement"]
-        points = []
-        for i in range(len(accuracy)):
-            for j in range(i):
-                mean = (accuracy[i] + accuracy[j]) / 2
-                if mean < 1:
-                    points.append((mean, disagreement[i][j] / (1 - mean)))
-        classes = audit.facts["outputs"]
-        best = max(accuracy)
-        low = min([x for x, _ in points] + [best])
-        xs = [low - 0.02 + k * (min(best, 0.999) - low + 0.02) / 60 for k in range(61)]
-        independent = [(1 - a * a - (1 - a) ** 2 / max(1, classes - 1)) / (1 - a) for a in xs if a < 1]
-        flipped = [_flips(a, best, classes) / (1 - a) for a in xs if a < 1]
-        xs = [a for a in xs if a < 1]
-        axes.plot(xs, independent, color=figures.COLOURS[2], linestyle="--", label="independent errors")
-        axes.plot(xs, flipped, color=figures.COLOURS[3], linestyle=":", label="flips of the best")
-        axes.scatter(
-            [x for x, _ in points], [y for _, y in points], color=figures.COLOURS[0], s=18, label="pair", zorder=3
-        )
-        axes.set_ylim(bottom=0)
-        figure.legend(loc="outside lower center", ncols=3)
-        return figure
-
-    return _styled(draw)
-
-
-def _flips(accuracy: float, best: float, classes: int) -> float:
-    """Share of the best network's predictions that were flipped at random to get down to an accuracy."""
-    slope = best - (1 - best) / max(1, classes - 1)
-    return max(0.0, (best - accuracy) / slope) if slope > 0 else 0.0
+    accuracy, disagreement = (torch.tensor(audit.by_member[name]) for name in ("accuracy", "disagreement"))
+    pairs = plane_of(accuracy, disagreement)
+    points = torch.stack(pairs, 1)[pairs.accuracy < 1].tolist()
+    labels = "accuracy of a pair", "disagreement / error rate"
+    return figures.plane([("pair", points)], float(accuracy.max()), audit.facts["outputs"], *labels)

@@ -1,5 +1,6 @@
 """Inputs as members take them: standardised images, or the features of a network that stands still."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from dissensus.data.recognition import digest
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.studies.ingredients import HEADS, maker, timm_features
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.shifts import Inputs, Shifted, Unlabelled
-from dissensus.studies.spec import Spec
+from dissensus.studies.spec import Optimisation, Spec
 from dissensus.studies.streaming import DEVIATION, MEAN
 from dissensus.train import fit
 
 PRETRAINED = "mobilenet-v2:imagenet"
-BACKBONE_EPOCHS = 5
+BACKBONE = Optimisation(epochs=5)
+"""How a backbone is trained here, in batches as large as the study's; the study's own optimisation is of its heads."""
 SIDE = 224
 """Pixels that pretrained networks want."""
 
@@ -111,12 +114,9 @@ def _trained_here(data: Shifted, spec: Spec, name: str, device: torch.device) ->
     """A small network trained on the same data, without its last layer."""
     scaling = _standardising(data)
     problem = data.through(partial(_plain, scaling)).problem()
-    told = spec.optimisation
     ensemble = Ensemble(maker(name, problem, {}), members=1, seed=0).to(device)
-    fit(
-        ensemble, problem.train, partial(independent, loss="cross_entropy"), epochs=BACKBONE_EPOCHS,
-        batch_size=told.batch_size, lr=1e-3, optimizer="adamw",
-    )  # fmt: skip
+    told = training_arguments(replace(BACKBONE, batch_size=spec.optimisation.batch_size))
+    fit(ensemble, problem.train, partial(independent, loss="cross_entropy"), **told)
     network = ensemble.member(0)
     assert isinstance(network, nn.Sequential)
     return nn.Sequential(scaling, *list(network)[:-1])

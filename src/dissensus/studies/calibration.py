@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dissensus import masks, nets, objectives
+from dissensus import masks, objectives
 from dissensus.auditing import Audit, audit
 from dissensus.axes import LossParts
+from dissensus.studies.ingredients import build_of
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem, problem
 from dissensus.studies.spec import Spec
 from dissensus.train import sweep
@@ -50,9 +52,9 @@ ADP = {"ADP, α = 2, β = 0.5": 0.5}
 class Trained(NamedTuple):
     """What cases are made from: networks' outputs, by the name of the case that they were trained for."""
 
+    spec: Spec
     data: Problem
     seed: int
-    epochs: int
     of: dict[str, Outputs]
 
     @property
@@ -74,7 +76,7 @@ class Trained(NamedTuple):
         return torch.Generator().manual_seed(self.seed)
 
 
-def _trained(data: Problem, seed: int, members: int, epochs: int, cases: list[str]) -> Trained:
+def _trained(spec: Spec, data: Problem, seed: int, members: int, cases: list[str]) -> Trained:
     augmented = partial(objectives.augmented, loss=_loss(data), pool="score")
     families = ((augmented, "beta", BETAS), (objectives.ldr, "strength", LDR),
                 (partial(objectives.adp, alpha=2.0), "beta", ADP))  # fmt: skip
@@ -82,23 +84,24 @@ def _trained(data: Problem, seed: int, members: int, epochs: int, cases: list[st
     for objective, name, known in families:
         values = {case: value for case, value in known.items() if case in (ALONE, *cases)}
         if values:
-            found = _outputs(data, _network(data), objective, {name: [*values.values()]}, members, epochs, seed)
+            found = _outputs(spec, data, objective, {name: [*values.values()]}, members, seed)
             of |= zip(values, found, strict=True)
-    return Trained(data, seed, epochs, of)
+    return Trained(spec, data, seed, of)
 
 
 def _outputs(
-    data: Problem, build: Callable[[], nn.Module], objective: Callable[..., LossParts], grid: dict[str, list[float]],
-    members: int, epochs: int, seed: int,
+    spec: Spec, data: Problem, objective: Callable[..., LossParts], grid: dict[str, list[float]], members: int,
+    seed: int, build: Callable[[], nn.Module] | None = None,
 ) -> list[Outputs]:  # fmt: skip
-    """What the ensemble of every run of a grid says."""
-    x, test = data.train[0].flatten(1), data.test[0].flatten(1)
-    swept = sweep(build, (x, data.train[1]), objective, grid=grid, members=members, epochs=epochs, batch_size=32,
-                  lr=2e-3, seed=seed)  # fmt: skip
+    """What the ensemble of every run of a grid says; of the study's network, unless another is built."""
+    swept = sweep(
+        build or build_of(spec, data), data.train, objective, grid=grid, members=members, seed=seed,
+        **training_arguments(spec.optimisation),
+    )  # fmt: skip
     failed = [outcome.reason for outcome in swept.outcomes if outcome.status == "failed"]
     if failed:  # what is left of a training that broke off is no case of anything
         raise RuntimeError(f"training failed on {data.name}, seed {seed}: {'; '.join(failed)}")
-    return [(swept.run(i).predict(test), swept.run(i).predict(x)) for i in range(len(swept))]
+    return [(swept.run(i).predict(data.test[0]), swept.run(i).predict(data.train[0])) for i in range(len(swept))]
 
 
 def _classes(data: Problem) -> int:
@@ -109,15 +112,11 @@ def _loss(data: Problem) -> Literal["mse", "cross_entropy"]:
     return "cross_entropy" if _classes(data) else "mse"
 
 
-def _network(data: Problem) -> Callable[[], nn.Module]:
-    return partial(nets.mlp, data.train[0].flatten(1).shape[1], data.outputs, (30, 30))
-
-
 def _masksembles(made: Trained) -> Case:
     """As many masks as there are members, over a network whose members are as wide as those."""
     objective = partial(objectives.independent, loss=_loss(made.data))
-    build = partial(_masked, _network(made.data), len(made.alone[0]))
-    (found,) = _outputs(made.data, build, objective, {"seed": [made.seed]}, 1, made.epochs, made.seed)
+    build = partial(_masked, build_of(made.spec, made.data), len(made.alone[0]))
+    (found,) = _outputs(made.spec, made.data, objective, {"seed": [made.seed]}, 1, made.seed, build)
     return made.case(*found)
 
 
@@ -130,8 +129,10 @@ def _as_trained(case: str, pool: str, made: Trained) -> Case:
 
 
 def _forest(trees: int, made: Trained) -> Case:
-    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-
+    try:
+        from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+    except ImportError as reason:
+        raise ImportError("forests need scikit-learn: pip install 'dissensus[sklearn]'") from reason
     x, y, test = made.data.train[0].flatten(1).numpy(), made.data.train[1].numpy(), made.data.test[0].flatten(1).numpy()
     if made.classes:
         forest = RandomForestClassifier(trees, random_state=made.seed).fit(x, y)
@@ -145,8 +146,10 @@ def _forest(trees: int, made: Trained) -> Case:
 def _balanced(trees: int, made: Trained) -> Case:
     """Weak trees that tell one class from the rest, each from as many examples of either: below what always saying
     "the rest" gets right, and sound."""
-    from sklearn.tree import ExtraTreeClassifier
-
+    try:
+        from sklearn.tree import ExtraTreeClassifier
+    except ImportError as reason:
+        raise ImportError("trees need scikit-learn: pip install 'dissensus[sklearn]'") from reason
     (x, y), (test, y_test) = ((part.flatten(1).numpy(), labels.numpy() == 0) for part, labels in
                               (made.data.train, made.data.test))  # fmt: skip
     draw = np.random.default_rng(made.seed)
@@ -255,7 +258,7 @@ def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
     """One row per case: the verdict, and whether it is right."""
     data = problem(unit.data, unit.seed, spec)
     cases = [case for case in spec.grid["case"] if CASES[case].classes <= _classes(data)]
-    made = _trained(data, unit.seed, unit.members, spec.optimisation.epochs, cases)
+    made = _trained(spec, data, unit.seed, unit.members, cases)
     found: list[dict[str, Any]] = []
     for case in [case for case in cases if unit.trees or not CASES[case].trees]:
         told = _audited(made, CASES[case].make(made))

@@ -17,7 +17,8 @@ from dissensus import masks, metrics, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import COMPARED, METHODS, MethodError, augment_of, maker, numbers_of, objective_of
+from dissensus.studies.ingredients import COMPARED, METHODS, MethodError, maker, numbers_of, objective_of
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
 from dissensus.studies.shift_measures import AUDITED, verdict
 from dissensus.studies.spec import Spec
@@ -132,15 +133,12 @@ def _swept(
     spec: Spec, seeds: tuple[int, ...], methods: list[Method], data: Problem, own: Path, device: torch.device,
     on_progress: Callable[[Progress], None],
 ) -> Sweep:  # fmt: skip
-    told, first = spec.optimisation, methods[0]
+    first = methods[0]
     return sweep(
         build_of(spec, first, data), data.train, objective_for(spec, first),
         grid=[{**method.numbers, "seed": seed} for method in methods for seed in seeds],
-        members=1 if first.inside else first.members, epochs=told.epochs, batch_size=told.batch_size, lr=told.lr,
-        optimizer=told.optimizer, momentum=told.momentum, weight_decay=told.weight_decay,
-        schedule=rows_of.schedule(spec, told.epochs), validation=told.validation or None,
-        patience=told.patience if told.validation else None, keep=told.keep, augment=augment_of(told.augment),
-        device=device, checkpoint=own / f"checkpoints-{first.name}", resume=True, progress=on_progress,
+        members=1 if first.inside else first.members, device=device, checkpoint=own / f"checkpoints-{first.name}",
+        resume=True, progress=on_progress, **training_arguments(spec.optimisation),
     )  # fmt: skip
 
 

@@ -13,14 +13,15 @@ from torch import Tensor
 
 import dissensus
 from dissensus import nets
+from dissensus.auditing.tallying import DROPS
 from dissensus.axes import Pool
 from dissensus.data import samples
-from dissensus.diversity import bias_share, codependence, decompose
+from dissensus.diversity import decompose
 from dissensus.objectives import augmented
+from dissensus.studies import measures
+from dissensus.studies.optimising import training_arguments
+from dissensus.studies.spec import Optimisation
 from dissensus.train import Progress, sweep
-
-DROPS = (0.2, 0.4, 0.6)
-"""Shares of members that are left out to see how much the others lean on them."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,12 @@ def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Pr
     sample = samples.load(problem.data, seed=seed)
     build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
     objective = partial(augmented, loss=problem.loss, pool=problem.pool)
+    told = Optimisation(
+        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, lr=problem.lr
+    )
     swept = sweep(
-        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, lr=problem.lr,
-        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, seed=seed, progress=report,
+        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, seed=seed,
+        progress=report, **training_arguments(told),
     )  # fmt: skip
     outputs = {part: swept.outputs(x) for part, (x, _) in (("train", sample.train), ("test", sample.test))}
     results: list[dict[str, Any]] = []
@@ -127,7 +131,6 @@ def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Pr
 
 def _collusion(outputs: Tensor, y: Tensor, problem: Problem) -> dict[str, Any]:
     """The share of diversity that is constant bias, and the rise of error when members are dropped."""
-    averaged = outputs.softmax(-1) if problem.pool == "probability" else outputs
-    whole = float(decompose(outputs, y, loss=problem.loss, pool=problem.pool).ensemble.mean())
-    rises = [codependence(outputs, y, loss=problem.loss, pool=problem.pool, drop=drop) for drop in DROPS]
-    return {"bias_share": float(bias_share(averaged)), "rise": [float(rise.mean()) / whole for rise in rises]}
+    told = outputs, y, problem.loss, problem.pool
+    rises = [measures.codependence_at(drop, *told) for drop in DROPS]
+    return {"bias_share": measures.constant_bias(*told), "rise": rises}

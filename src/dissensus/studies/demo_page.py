@@ -58,8 +58,10 @@ def finding(result: dict[str, Any], problem: str) -> str:
 
 def _change(differences: list[float], base: float) -> str:
     """Whether the ensemble's own error moved: a paired 95 % interval over seeds, by Student's t."""
-    from scipy.stats import t
-
+    try:
+        from scipy.stats import t
+    except ImportError as reason:
+        raise ImportError("Student's t comes from scipy: pip install 'dissensus[report]'") from reason
     n = len(differences)
     mean, error = verdicts.mean_and_error(differences)
     size = f"{abs(mean) / base:.0%}"

@@ -8,6 +8,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from dissensus import diversity, metrics
 from dissensus.studies.verdicts import mean_and_error
 
 INK = "#010203"
@@ -136,6 +139,32 @@ def scatter(
     return figure
 
 
+def plane(
+    clouds: Sequence[tuple[str, Sequence[Sequence[float]]]], best: float, classes: int, x_label: str, y_label: str,
+    title: str = "",
+) -> Any:  # fmt: skip
+    """Pairs of members on the plane of accuracy and diversity, between the curves of `dissensus.diversity`.
+
+    Args:
+        clouds: Pairs ``[accuracy, diversity]``, with a name each.
+        best: Accuracy of the network that the curves begin at.
+        classes: How many there are.
+        x_label: What is along the plane.
+        y_label: What is up.
+        title: Of the figure.
+    """
+    low = min((pair[0] for _, pairs in clouds for pair in pairs), default=best)
+    others = torch.linspace(max(0.0, low - 0.3 * (best - low) - 0.01), best, 41, dtype=torch.float64)
+    others = others[others < 1]  # a network that never errs has no place on the plane
+    left, diversities = diversity.flipped(best, torch.linspace(0, 1, 401, dtype=torch.float64), classes)
+    shown = (left >= others[0]) & (left < 1)
+    curves = [
+        ("independent errors", others.tolist(), diversity.independent_errors(best, others, classes).tolist()),
+        ("flipped predictions", left[shown].tolist(), diversities[shown].tolist()),
+    ]
+    return scatter(clouds, curves, x_label, y_label, title)
+
+
 def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) -> Any:
     """What a budget buys, over S: the cost of a member, and what members have in common (`dissensus.masks.plan`)."""
     x = [row.scale for row in plans[0]]
@@ -151,16 +180,13 @@ def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) 
 
 def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: int = 4) -> Any:
     """For every set from outside: how the best score is distributed, and the ROC curves of the best few."""
-    from matplotlib.figure import Figure
-    from sklearn.metrics import roc_curve
-
-    from dissensus.metrics import auroc
-
     with styled():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(9.6, 3.3 * len(beyond)), layout="constrained")
         rows = figure.subplots(len(beyond), 2, squeeze=False)
         for (left, right), (name, scores) in zip(rows, beyond.items(), strict=True):
-            areas = {score: auroc(within[score], scores[score]).value for score in within}
+            areas = {score: metrics.auroc(within[score], scores[score]).value for score in within}
             best, *others = sorted(areas, key=lambda score: -areas[score])
             both = (within[best].tolist(), scores[best].tolist())
             low, high = min(map(min, both)), max(map(max, both))
@@ -170,11 +196,9 @@ def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: i
             left.set(xlabel=best.replace("_", " "), ylabel="density", title=f"{name}: the best score")
             left.legend()
             for score, colour, dash in zip([best, *others][:most], cycle(COLOURS), cycle(DASHES), strict=False):
-                labels = [0] * len(within[score]) + [1] * len(scores[score])
-                false, true, _ = roc_curve(labels, [*within[score].tolist(), *scores[score].tolist()])
-                right.plot(
-                    false, true, linestyle=dash, color=colour, label=f"{score.replace('_', ' ')}, {areas[score]:.3f}"
-                )
+                rates = [part.tolist() for part in metrics.roc(within[score], scores[score])]
+                words = f"{score.replace('_', ' ')}, {areas[score]:.3f}"
+                right.plot(*rates, linestyle=dash, color=colour, label=words)
             right.plot([0, 1], [0, 1], color=INK, alpha=0.3, linewidth=1)
             right.set(xlabel="false alarms", ylabel="found", title=f"{name}: ROC")
             right.legend()
@@ -183,11 +207,11 @@ def detection(within: dict[str, Any], beyond: dict[str, dict[str, Any]], most: i
 
 def gallery(rows: Sequence[tuple[str, Sequence[tuple[Any, str]]]]) -> Any:
     """Rows of pictures ``[C, H, W]`` in bytes, each with words below it."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
     most = max(len(pictures) for _, pictures in rows)
     with styled():
+        import numpy as np
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(1.55 * most, 2.25 * len(rows)), layout="constrained")
         grid = figure.subplots(len(rows), most, squeeze=False)
         for axes_of_row, (title, pictures) in zip(grid, rows, strict=True):

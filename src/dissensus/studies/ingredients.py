@@ -1,4 +1,4 @@
-"""What a study may name: networks, objectives, augmentations. A study that names what is not there yet waits for it."""
+"""What a study may name: networks, objectives, measures. A study that names what is not there yet waits for it."""
 
 import inspect
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from torch import nn
 
 from dissensus import checks, nets, objectives
 from dissensus.axes import LossParts
-from dissensus.data import augment
-from dissensus.data.batches import Augment
+from dissensus.diversity.decomposition import check_pool
 from dissensus.studies import attack_measures, formulas, measures, shift_measures
-from dissensus.studies.problems import NAMES, Problem, Streamed, has_own_splits
+from dissensus.studies.optimising import AUGMENTATIONS, VARIED
+from dissensus.studies.problems import FOLDERS, NAMES, Problem, Streamed, has_own_splits
 from dissensus.studies.spec import Objective, Spec, SpecError, on_data
 from dissensus.train.engine import UNLABELLED
 
@@ -101,14 +101,6 @@ ATTACKED = ("attack", "transfer", "features")
 TRAINED = ("train", *AROUND, *ATTACKED)
 PROCEDURES = (*TRAINED, "formula", "audit", "masks")
 
-AUGMENTATIONS: dict[str, Augment] = {
-    "flips": augment.flips,
-    "crops": augment.crops,
-    "rotations": augment.rotations,
-    "shifts": augment.shifts,
-}
-
-
 _OF_DATA = ("problem", "classes", "channels", "image_size")
 """What a network is told by the data, and not by an option."""
 
@@ -156,28 +148,31 @@ def objective_with(name: str, given: dict[str, Any]) -> Callable[..., LossParts]
     return partial(function, **{key: value for key, value in given.items() if key in known})
 
 
-def augment_of(names: list[str]) -> Augment | None:
-    """The augmentations of a study, in their order."""
-    return augment.chain(*(AUGMENTATIONS[name] for name in names)) if names else None
-
-
 def waits_for(spec: Spec) -> list[str]:
     """What a study names that does not exist yet; empty where it can be run."""
     missing: list[str] = []
     if spec.procedure not in PROCEDURES:
         missing.append(f"the procedure {spec.procedure!r}")
-    if spec.procedure in ("audit", "masks"):
+    if spec.procedure == "masks":
+        options = spec.members.options if spec.members is not None else {}
+        numbers = [name for name in ("width", "draws") if not isinstance(options.get(name), int)]
+        return [f"members.options.{name} that is a whole number" for name in numbers]
+    if spec.procedure == "audit":
         return []
     if spec.procedure == "formula":
-        return [f"the formula {name!r}" for name in spec.evaluation.measures if name not in formulas.FORMULAS]
+        return formulas.missing(spec)
     if spec.objective is not None and not hasattr(objectives, spec.objective.name):
         missing.append(f"objectives.{spec.objective.name}")
+    missing += _of_networks(spec)
     exists = _MEASURES.get(spec.procedure, measures.exists)
     asked = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
     missing += [f"the measure {name!r}" for name in dict.fromkeys(asked) if not exists(name)][:2]
     missing += _of_methods(spec) if not missing else []
     missing += _of_attacks(spec) if not missing and spec.procedure in ATTACKED else []
     missing += [f"the axis {axis!r}" for axis in spec.grid if not missing and axis not in _axes(spec)][:1]
+    if spec.search is not None and not missing:
+        whole = [data for data in spec.data if not has_own_splits(data)]
+        missing += [f"a search on {data!r}, of which no rows are held out" for data in whole][:1]
     return missing
 
 
@@ -205,6 +200,16 @@ def numbers_of(objective: str, told: dict[str, Any]) -> tuple[dict[str, float], 
     return swept, {key: value for key, value in taken.items() if key not in swept}
 
 
+def _of_networks(spec: Spec) -> list[str]:
+    """A network that is made from another one needs what says how."""
+    name = spec.members.network if spec.members is not None and "network" not in spec.grid else ""
+    if name in COMPARED and "method" not in spec.grid:
+        return [f"methods in the grid, which the network {name!r} needs"]
+    if name == HEADS and spec.procedure not in AROUND:
+        return [f"the network {name!r} in the procedure {spec.procedure!r}"]
+    return []
+
+
 def _of_methods(spec: Spec) -> list[str]:
     """What methods ask for that cannot be done yet."""
     if spec.objective is None:
@@ -217,26 +222,19 @@ def _of_methods(spec: Spec) -> list[str]:
 
 def _axes(spec: Spec) -> set[str]:
     """What a grid may vary: settings of a sweep, the objective's parameters, those of the network's builder."""
-    compared = spec.objective is not None and METHODS in spec.objective.options
-    known = {
-        *(["method", "adversarial"] if compared else []),
-        "network",
-        "seed",
-        "split_seed",
-        "members",
-        "batch_size",
-        "lr",
-        "weight_decay",
-        "momentum",
-        "clip_norm",
-    }
-    if spec.procedure in AROUND:
-        known |= {"layers", "sampled", "unlabelled", "method"}
-        known -= {"network", "split_seed"}
+    if "method" in spec.grid and spec.procedure not in AROUND:
+        return {"method", "adversarial", "seed"}  # all else is said by methods
+    known = {"seed", *VARIED}
     if spec.objective is not None and hasattr(objectives, spec.objective.name):
         known |= set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
+    if spec.procedure in AROUND:
+        known |= {"method", "members", "layers", "sampled", "unlabelled"}
+    elif any(data in FOLDERS for data in spec.data):
+        return {"network", *known}
+    else:
+        known |= {"network", "members", "split_seed"}
     if spec.members is not None and spec.members.network in NETWORKS:
-        known |= set(inspect.signature(NETWORKS[spec.members.network]).parameters)
+        known |= set(options_of(spec.members.network))
     return known
 
 
@@ -255,6 +253,45 @@ def check(spec: Spec, file: str) -> None:
         _known(file, "data", name, list(NAMES))
     for name in spec.by_data:
         _known(file, "by_data", name, list(NAMES))
+    _check_grid(spec, file)
+    told = spec.optimisation
+    if told.momentum and told.optimizer != "sgd":
+        raise SpecError(f"{file}: key 'optimisation.momentum' does nothing with {told.optimizer}; use sgd, or 0.")
+    if spec.procedure not in ("formula", "masks"):
+        _check_options(spec, file)
+
+
+def _check_grid(spec: Spec, file: str) -> None:
+    """Refuse axes without values, and seeds that are no whole numbers."""
+    for axis, values in spec.grid.items():
+        if not isinstance(values, list) or not values:
+            raise SpecError(f"{file}: key 'grid.{axis}' must be a list of values; got {values!r}.")
+    for seed in spec.grid.get("seed", []):
+        if not isinstance(seed, int):
+            raise SpecError(f"{file}: key 'grid.seed' must hold whole numbers; got {seed!r}.")
+
+
+def _check_options(spec: Spec, file: str) -> None:
+    """Refuse a loss that its pool does not go with, and options that nothing takes."""
+    if spec.objective is not None:
+        told = spec.objective
+        try:
+            check_pool(told.loss, told.pool)
+        except ValueError as reason:
+            raise SpecError(f"{file}: section 'objective': {reason}") from reason
+        methods = told.options.get(METHODS, {}).values()
+        known = {METHODS, *_OF_METHODS}
+        for name in {told.name, *(str(method.get("objective", told.name)) for method in methods)}:
+            known |= set(inspect.signature(getattr(objectives, name)).parameters)
+        for key in told.options:
+            _known(file, "objective.options", key, sorted(known))
+    if spec.members is not None:
+        networks = [spec.members.network, str(spec.members.options.get("backbone", ""))]
+        known = {"backbone", "layers", "counts"}
+        if "network" not in spec.grid:  # each of several networks is built as it is
+            known |= {key for name in networks if name in NETWORKS for key in options_of(name)}
+        for key in spec.members.options if not any(name.startswith(tuple(ELSEWHERE)) for name in networks) else ():
+            _known(file, "members.options", key, sorted(known))
 
 
 def _known_network(file: str, key: str, name: str) -> None:

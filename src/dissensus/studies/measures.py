@@ -1,6 +1,8 @@
 """What is measured of member outputs: every measure is one number per ensemble, from ``[M, N, C]`` and targets."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from dissensus import diversity as diversity_of
 from dissensus import losses, metrics, pooling
 from dissensus.axes import Pool
 from dissensus.diversity import bias_share, codependence, decompose
+from dissensus.metrics.generalisation import pooled
 
 Measure = Callable[[Tensor, Tensor, str, Pool], float]
 """``(outputs [M, N, C], targets, loss, pool) -> number``."""
@@ -16,12 +19,12 @@ Measure = Callable[[Tensor, Tensor, str, Pool], float]
 
 def error(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
     """The ensemble's loss."""
-    return float(decompose(outputs, targets, loss=loss, pool=pool).ensemble.mean())
+    return float(decompose(outputs, targets, loss=loss, pool=pool).ensemble.double().mean())
 
 
 def individual(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
     """The members' mean loss."""
-    return float(decompose(outputs, targets, loss=loss, pool=pool).individual.mean())
+    return float(decompose(outputs, targets, loss=loss, pool=pool).individual.double().mean())
 
 
 def diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
@@ -41,15 +44,14 @@ def constant_bias(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> fl
 
 def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples that the ensemble gets right."""
-    pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
-    return float(_right(pooled, targets).mean())
+    return float((1 - decompose(outputs, targets, loss="zero_one", pool=pool).ensemble.double()).mean())
 
 
 def accuracy_top5(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples whose class is among the ensemble's five most probable ones."""
-    pooled = pooling.mean_probability(outputs) if pool == "probability" else outputs.mean(0)
-    found = (pooled.topk(min(5, pooled.shape[-1]), -1).indices == targets.unsqueeze(-1)).any(-1)
-    return float(found.double().masked_fill(pooled.isnan().any(-1), torch.nan).mean())
+    predicted = pooled(outputs, pool)
+    found = predicted.topk(min(5, predicted.shape[-1]), -1).indices == targets.unsqueeze(-1)
+    return float(torch.where(predicted.isnan().any(-1), math.nan, found.any(-1).double()).mean())
 
 
 def member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
@@ -63,8 +65,8 @@ def worst_member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Poo
 
 
 def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One where the first choice is right, else zero; NaN where an output is NaN."""
-    return 1 - losses.zero_one(outputs, targets).double()
+    """1 where a member is right and 0 where it is wrong, ``[M, N]``."""
+    return 1 - losses.per_member("zero_one", outputs, targets).double()
 
 
 def error_rate(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
@@ -94,13 +96,13 @@ def log_nonmaximal_volume(outputs: Tensor, targets: Tensor, loss: str, pool: Poo
 
 def nll(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """The ensemble's negative log-likelihood."""
-    return float(decompose(outputs, targets, loss="cross_entropy", pool=pool).ensemble.mean())
+    return error(outputs, targets, "cross_entropy", pool)
 
 
 def brier(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """The Brier score of the mean probabilities."""
-    pooled = pooling.mean_probability(outputs)
-    return float(losses.per_member("brier", pooled.unsqueeze(0), targets).mean())
+    predicted = pooling.mean_probability(outputs)
+    return float(losses.per_member("brier", predicted.unsqueeze(0), targets).mean())
 
 
 def normalised_disagreement(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
@@ -159,11 +161,11 @@ def measure_of(name: str) -> Measure | None:
     """A measure of test outputs by its name; None where there is none."""
     if name.startswith("codependence_"):
         drop = float(name.removeprefix("codependence_"))
-        return lambda outputs, targets, loss, pool: _rise(outputs, targets, loss, pool, drop)
+        return partial(codependence_at, drop)
     return MEASURES.get(name)
 
 
-def _rise(outputs: Tensor, targets: Tensor, loss: str, pool: Pool, drop: float) -> float:
+def codependence_at(drop: float, outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
     """Relative rise of the ensemble's loss when a share of members is dropped at random."""
     rise = codependence(outputs, targets, loss=loss, pool=pool, drop=drop)
     return float(rise.mean()) / error(outputs, targets, loss, pool)

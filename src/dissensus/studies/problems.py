@@ -116,8 +116,10 @@ def streamed(name: str, spec: Spec) -> Streamed:
 
 def _made_pictures(folder: Path, seed: int, each: int = 12) -> Pictures:
     """Small pictures of three colours, by class, with noise."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError as reason:
+        raise ImportError("pictures are written by pillow: pip install 'dissensus[data]'") from reason
     rng = np.random.default_rng(seed)
     for number, colour in enumerate(("blue", "green", "red")):
         (folder / colour).mkdir(parents=True)

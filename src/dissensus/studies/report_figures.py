@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dissensus import diversity
 from dissensus.studies import figures, problems
 from dissensus.studies.attack_measures import BINS, suite_of
 from dissensus.studies.shift_measures import AUROC, taken_apart
@@ -244,16 +243,7 @@ def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     """Pairs of members in the plane, between the two curves of theory."""
     clouds = [(str(point[told.groups]), point["pairs"]) for point in points if point.get("pairs")]
     best = max((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
-    low = min((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
-    accuracy = torch.linspace(max(0.0, low - 0.3 * (best - low) - 0.01), best, 40)
-    flips = torch.linspace(0, 1, 400)
-    left, worst = diversity.flipped(best, flips, CLASSES)
-    shown = left >= accuracy[0]
-    curves = [
-        ("independent errors", accuracy.tolist(), diversity.independent_errors(best, accuracy, CLASSES).tolist()),
-        ("flipped predictions", left[shown].tolist(), worst[shown].tolist()),
-    ]
-    return figures.scatter(clouds, curves, told.x_label, told.y_label, title)
+    return figures.plane(clouds, best, CLASSES, told.x_label, told.y_label, title)
 
 
 CLASSES = 10

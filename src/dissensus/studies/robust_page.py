@@ -71,11 +71,7 @@ def drawings(result: Robustness) -> list[tuple[Any, str]]:
 
 
 def _styled(draw: Callable[[], Any]) -> Any:
-    try:
-        from matplotlib import rc_context
-    except ImportError as reason:
-        raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
-    with rc_context(figures.STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+    with figures.styled():
         return draw()
 
 

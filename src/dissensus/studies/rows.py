@@ -10,7 +10,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.execution.inference import Inputs
 from dissensus.studies import measures
 from dissensus.studies.spec import Spec
-from dissensus.train import History, schedules
+from dissensus.train import History
 from dissensus.train.evaluation import Metric
 
 TRACKED = ("accuracy", "member_accuracy")
@@ -75,9 +75,3 @@ def curves(epochs: list[dict[str, Any]]) -> dict[str, list[float]]:
     if "test_error" in found and "train_error" in found:
         found["gap"] = [b - a for a, b in zip(found["train_error"], found["test_error"], strict=True)]
     return found
-
-
-def schedule(spec: Spec, epochs: int) -> schedules.Schedule:
-    """The rates of a study."""
-    at = [share * epochs for share in spec.optimisation.cut_at]
-    return schedules.step(at, spec.optimisation.cut) if at else schedules.constant()

@@ -24,7 +24,7 @@ import torch
 import dissensus
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import calibration, finding, formulas, overlaps, problems, training, under_attack
-from dissensus.studies.ingredients import ATTACKED, TRAINED, waits_for
+from dissensus.studies.ingredients import ATTACKED, TRAINED, check, waits_for
 from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 
 OnStudy = Callable[[str, float], None]
@@ -58,6 +58,8 @@ def run(
     """Run a study of the library at a scale, or go on with it; return its folder."""
     told = finding.load(name)
     spec = resolved(told, scale, changes or {}, f"{name}.toml")
+    for data in spec.data:
+        check(on_data(spec, data), f"{name}.toml")
     waiting = waits_for(spec)
     if waiting:
         raise SpecError(f"{name} cannot be run yet: it waits for {', '.join(waiting)}.")

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from dissensus.randomness import Use, derived_seed
 from dissensus.storage import write_atomically
 from dissensus.studies.ingredients import build_of, objective_of
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
 from dissensus.studies.spec import Search, Spec
 from dissensus.train import sweep
@@ -76,16 +78,17 @@ def _tried(
 ) -> list[Trial]:  # fmt: skip
     """Train points, each on the data of its seed."""
     assert spec.objective is not None
+    assert spec.members is not None
     grid: list[dict[str, Any]] = [
         {**point, "fold": i, "seed": problems[i][0], **({"beta": BETA} if "beta" in spec.grid else {})}
         for i, point in points
     ]
     held = [problem.held_out for _, problem in problems]
+    settings = training_arguments(replace(spec.optimisation, epochs=told.epochs))
+    settings |= {"validation": [pair for pair in held if pair is not None], "patience": told.patience}
     swept = sweep(
         build_of(spec, problems[0][1]), [problem.train for _, problem in problems], objective_of(spec.objective),
-        grid=grid, epochs=told.epochs, optimizer=spec.optimisation.optimizer, lr=spec.optimisation.lr,
-        batch_size=spec.optimisation.batch_size, validation=[pair for pair in held if pair is not None],
-        patience=told.patience, device=device,
+        grid=grid, members=spec.members.count, device=device, **settings,
     )  # fmt: skip
     results: list[Trial] = []
     for number, (i, point) in enumerate(points):

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 import dissensus.auditing as auditing
-from dissensus import diversity, metrics, pooling, scores
+from dissensus import diversity, metrics, scores
+from dissensus.auditing.judging import VERDICTS
 from dissensus.axes import Pool
+from dissensus.metrics.generalisation import pooled
 from dissensus.studies import measures
 from dissensus.studies.shifts import SETS
 
@@ -16,7 +18,6 @@ BEST = "best"
 """Of two scores, that with the larger area: averaged confidence and predictive diversity."""
 OURS = "ldr"
 TIMES = ("seconds_per_epoch",)
-VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
 SOUP = "soup_accuracy"
 AUDITED = 5000
 """Training examples that an audit looks at."""
@@ -84,7 +85,7 @@ def _one(seen: Seen, what: str, of: str) -> float:
         return seen.seconds_per_epoch
     if what == SOUP:
         assert targets is not None
-        return float((seen.soup[of][0].argmax(-1) == targets).double().mean())
+        return measures.member_accuracy(seen.soup[of], targets, seen.loss, seen.pool)
     if what in ("distinct_predictions", "predictive_diversity", "disagreeing", "pair_disagreement"):
         return float(_PLAIN[what](seen, outputs, targets))
     if targets is None:
@@ -111,8 +112,7 @@ def _worst_group(seen: Seen, outputs: Tensor) -> float:
     """Of test data, with member outputs ``[M, N, C]`` pooled as the study pools them."""
     if seen.groups is None:
         return float("nan")
-    predicted = pooling.mean_score(outputs) if seen.pool == "score" else pooling.mean_probability(outputs)
-    return metrics.worst_group(predicted, seen.targets, seen.groups).worst_accuracy.value
+    return metrics.worst_group(pooled(outputs, seen.pool), seen.targets, seen.groups).worst_accuracy.value
 
 
 _PLAIN = {

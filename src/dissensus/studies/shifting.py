@@ -18,7 +18,8 @@ from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
 from dissensus.studies import shift_measures
 from dissensus.studies.backbones import head, ready
-from dissensus.studies.ingredients import HEADS, METHODS, MethodError, augment_of, maker, objective_with
+from dissensus.studies.ingredients import HEADS, METHODS, NETWORKS, MethodError, maker, objective_with, options_of
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
 from dissensus.studies.shift_measures import AUDITED, OURS, SOUP, Seen
 from dissensus.studies.shifts import CONFIDENCE, Shifted, shifted
@@ -100,8 +101,10 @@ def build_of(spec: Spec, told: dict[str, Any], problem: Problem) -> Callable[[],
     assert spec.members is not None
     if spec.members.network == HEADS:
         return partial(head, problem.shape[0], problem.outputs, int(told.get("layers", 2)))
-    known = {key: value for key, value in spec.members.options.items() if key not in ("backbone", "layers")}
-    return maker(spec.members.network, problem, known)
+    name, options = spec.members.network, dict(spec.members.options)
+    if name in NETWORKS:
+        options |= {key: told[key] for key in options_of(name) if key in told}
+    return maker(name, problem, {key: value for key, value in options.items() if key not in ("backbone", "layers")})
 
 
 def _trained(
@@ -109,9 +112,8 @@ def _trained(
     on_progress: Callable[[Progress], None],
 ) -> rows_of.Done:  # fmt: skip
     problem, seed, members = data.problem(), int(point["seed"]), int(told["members"])
-    how = spec.optimisation
     ensemble = Ensemble(build_of(spec, told, problem), members, seed=seed).to(device)
-    settings = _settings(spec, point)
+    settings = training_arguments(spec.optimisation, point)
     smoothing: dict[str, Any] = {}
     if told.get("diverse"):
         scale = {key: settings[key] for key in ("lr", "weight_decay")}
@@ -127,26 +129,13 @@ def _trained(
     status = "done"
     try:
         history = fit(
-            ensemble, labelled, objective, validation=how.validation or None, keep=how.keep,
-            patience=how.patience if how.validation else None, unlabelled=unlabelled,
-            active_members=sampled if sampled < members else None,
-            sequential=bool(told.get("sequential")), seed=seed, progress=on_progress, **settings,
+            ensemble, labelled, objective, unlabelled=unlabelled,
+            active_members=sampled if sampled < members else None, sequential=bool(told.get("sequential")), seed=seed,
+            progress=on_progress, **settings,
         )  # fmt: skip
     except TrainingDiverged as reason:
         history, status = reason.history, "failed"
     return rows_of.Done(number, point, ensemble, history, status)
-
-
-def _settings(spec: Spec, point: dict[str, Any]) -> dict[str, Any]:
-    """How members are trained: as the study says, unless the point says otherwise."""
-    how = spec.optimisation
-    names = ("lr", "weight_decay", "momentum", "batch_size", "clip_norm")
-    varied = {name: point[name] for name in names if name in point}
-    return {
-        "lr": how.lr, "weight_decay": how.weight_decay, "momentum": how.momentum, "batch_size": how.batch_size,
-        "epochs": how.epochs, "optimizer": how.optimizer, "schedule": rows_of.schedule(spec, how.epochs),
-        "augment": augment_of(how.augment), **varied,
-    }  # fmt: skip
 
 
 def _to_disagree_on(
@@ -164,7 +153,7 @@ def _to_disagree_on(
     seed = int(point["seed"]) + FIRST
     first = Ensemble(build_of(spec, told, problem), 1, seed=seed).to(device)
     alone = partial(objectives.independent, loss="cross_entropy")
-    fit(first, problem.train, alone, seed=seed, **_settings(spec, point))
+    fit(first, problem.train, alone, seed=seed, **training_arguments(spec.optimisation, point))
     x, y = problem.train
     hard = train.low_confidence(first.predict(x)[0].log_softmax(-1), float(chosen[1]))
     if not 2 <= int(hard.sum()) < len(hard):

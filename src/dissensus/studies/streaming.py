@@ -14,7 +14,8 @@ from dissensus.data.batches import split_rows
 from dissensus.data.folders import Pictures
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import augment_of, build_of, objective_of
+from dissensus.studies.ingredients import build_of, objective_of
+from dissensus.studies.optimising import VARIED, training_arguments
 from dissensus.studies.problems import Streamed
 from dissensus.studies.spec import Spec
 from dissensus.train import Progress, TrainingDiverged, fit
@@ -67,31 +68,30 @@ def _trained(
 ) -> rows_of.Done:  # fmt: skip
     assert spec.members is not None
     assert spec.objective is not None
-    told = spec.optimisation
     build = build_of(spec, data)
     if "network" in point:
         build = partial(build, network=point["network"])
     members = spec.members.options.get(COUNTS, {}).get(point.get("network"), spec.members.count)
-    hyper = {key: value for key, value in point.items() if key not in ("network", "seed")}
+    hyper = {key: value for key, value in point.items() if key not in ("network", "seed", *VARIED)}
     ensemble = Ensemble(build, int(members), seed=point["seed"]).to(device)
-    trained, watched = _separated(data, told.validation)  # what is told of test pictures must not have chosen anything
+    settings = training_arguments(spec.optimisation, point)
+    batch_size, share = settings.pop("batch_size"), settings.pop("validation")
+    trained, watched = _separated(data, share)  # what is told of test pictures must not have chosen anything
+    if not share:
+        settings["keep"] = "last"
     status = "done"
     try:
         history = fit(
-            ensemble, _loader(trained, told.batch_size, point["seed"]),
-            partial(objective_of(spec.objective), **hyper), epochs=told.epochs, lr=told.lr, optimizer=told.optimizer,
-            momentum=told.momentum, weight_decay=told.weight_decay, schedule=rows_of.schedule(spec, told.epochs),
-            validation=_loader(watched, told.batch_size), track=rows_of.tracked(spec),
-            patience=told.patience if told.validation else None, keep=told.keep if told.validation else "last",
-            augment=augment_of(told.augment), seed=point["seed"], progress=on_progress,
-            checkpoint=own / f"checkpoints-{number:03d}", resume=True,
+            ensemble, _loader(trained, batch_size, point["seed"]), partial(objective_of(spec.objective), **hyper),
+            validation=_loader(watched, batch_size), track=rows_of.tracked(spec), seed=point["seed"],
+            progress=on_progress, checkpoint=own / f"checkpoints-{number:03d}", resume=True, **settings,
         )  # fmt: skip
     except TrainingDiverged as reason:
         history, status = reason.history, "failed"
     return rows_of.Done(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
 
 
-def _separated(data: Streamed, share: float) -> tuple[Pictures, Pictures]:
+def _separated(data: Streamed, share: float | None) -> tuple[Pictures, Pictures]:
     """Pictures to train on, and those to look at on the way: a share of the training pictures, or the test pictures."""
     if not share:
         return data.train, data.test

@@ -6,7 +6,7 @@ seed. A unit is a folder; one that is done is not done again.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from dissensus.storage import write_atomically
 from dissensus.studies import attack_measures, comparing, hardened, measures, shifting, streaming
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import AROUND, augment_of, build_of, objective_of
+from dissensus.studies.ingredients import AROUND, build_of, objective_of
+from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
 from dissensus.studies.searching import best, searched
 from dissensus.studies.spec import Spec, SpecError, on_data
@@ -128,24 +129,17 @@ def _swept(
     assert spec.objective is not None
     assert spec.members is not None
     told = spec.optimisation
+    if spec.search is not None:  # what was found, was found with the rates of so many epochs
+        told = replace(told, epochs=spec.search.epochs)
     options = {key: value for key, value in found.items() if key not in _SWEEP_OPTIONS}
     grid = {**spec.grid, "seed": list(unit.seeds), **{key: [value] for key, value in options.items()}}
-    given = {key: found[key] for key in _SWEEP_OPTIONS if key in found}
-    epochs = given.get("epochs", told.epochs)
-    validation: Any = told.validation or None
+    settings = {"members": spec.members.count, **training_arguments(told)}
+    settings |= {key: found[key] for key in _SWEEP_OPTIONS if key in found}
     if spec.evaluation.curves:
-        validation = data.test
-    settings: dict[str, Any] = {
-        "epochs": epochs, "batch_size": told.batch_size, "lr": told.lr, "weight_decay": told.weight_decay,
-        "members": spec.members.count, **given,
-    }  # fmt: skip
+        settings |= {"validation": data.test, "patience": None, "keep": "last"}
     return sweep(
-        build_of(spec, data), data.train, objective_of(spec.objective), grid=grid, optimizer=told.optimizer,
-        momentum=told.momentum, schedule=rows_of.schedule(spec, epochs), validation=validation,
-        patience=None if spec.evaluation.curves or validation is None else told.patience,
-        track=rows_of.tracked(spec), keep="last" if spec.evaluation.curves else told.keep,
-        augment=augment_of(told.augment), device=device,
-        checkpoint=own / "checkpoints", resume=True, progress=on_progress, **settings,
+        build_of(spec, data), data.train, objective_of(spec.objective), grid=grid, track=rows_of.tracked(spec),
+        device=device, checkpoint=own / "checkpoints", resume=True, progress=on_progress, **settings,
     )  # fmt: skip
 
 

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from dissensus.studies.spec import Expectation, Spec, SpecError
 
 AGREES, DIRECTION, DISAGREES, NOT_RUN = "agrees", "agrees in direction", "disagrees", "not run"
 WORST_FIRST = (DISAGREES, DIRECTION, AGREES, NOT_RUN)
+
+RESAMPLES = 4999
+"""Of a bootstrap."""
 
 Row = dict[str, Any]
 
@@ -67,15 +72,16 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % bootstrap interval of a mean over seeds; for one seed, the value itself."""
+    """A 95 % bootstrap interval of a mean over seeds, by percentiles; for one seed, the value itself.
+
+    >>> interval([1.0, 1.0]), interval([0.0, 1.0])
+    ((1.0, 1.0), (0.0, 1.0))
+    """
     if len(values) < 2 or max(values) == min(values):
         return values[0], values[0]
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    found = bootstrap((np.asarray(values),), np.mean, n_resamples=4999, method="percentile",
-                      rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
-    return float(found.low), float(found.high)
+    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.asarray(values)[drawn].mean(-1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _at(rows: Sequence[Row], point: dict[str, Any], measure: str) -> dict[Any, float]:
@@ -140,8 +146,6 @@ def _inside(told: Expectation, data: str, rows: Sequence[Row]) -> Verdict:
     Every seed is judged at the point that is best for the other seeds, against the better of its own two ends: choosing
     among several points gains nothing where all are alike. One seed cannot be judged so, and tells a direction at most.
     """
-    import numpy as np
-
     values = sorted({row[told.along] for row in rows if told.along in row})
     points = [_at(rows, {**told.at, told.along: value}, told.measure) for value in values]
     seeds = sorted(set.intersection(*(set(point) for point in points))) if points else []
