@@ -6,10 +6,12 @@ trains for 80 epochs with three cuts of the learning rate, and keeps the best ep
 one file with member outputs in half precision: of all test images, and of the first 10,000 training images as they are.
 
 `summary` computes every measure from these files: accuracies, the decomposition, and the audit with and without
-training outputs and with the ensemble of β = 0 of the same seed as reference.
+training outputs and with the ensemble of β = 0 of the same seed as reference. `--keep` leaves the outputs of the first
+2,000 test and 1,000 training images in a file per unit, for audits to come.
 
 Usage: python benchmarks/collusion_cifar10.py train --beta 0 0.5 --seed 0 --to FOLDER [--epochs 30]
-       python benchmarks/collusion_cifar10.py summary FOLDER --json benchmarks/results/collusion_cifar10.json
+       python benchmarks/collusion_cifar10.py summary FOLDER --json benchmarks/results/collusion_cifar10.json \
+           --keep benchmarks/results/collusion_cifar10
 """
 
 import argparse
@@ -27,7 +29,7 @@ from torch import Tensor
 
 import dissensus as ds
 
-MEMBERS, EPOCHS, OF_TRAIN = 5, 30, 10_000
+MEMBERS, EPOCHS, OF_TRAIN, KEPT = 5, 30, 10_000, 2_000
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 augment = ds.data.augment.chain(ds.data.augment.crops, ds.data.augment.flips, ds.data.augment.rotations)
 
@@ -92,7 +94,12 @@ def summary(options: argparse.Namespace) -> None:
         key = made["beta"], made["seed"]
         outputs, of_train = (torch.from_numpy(held[name]).float() for name in ("outputs", "train_outputs"))
         stored[key] = outputs, of_train
+        made["command"] = made["command"].partition(" --to")[0]  # nobody's business where it went
         units[key] = {"made": made, "test": measures(stored[key][0], labels)}
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            cut = {"outputs": held["outputs"][:, :KEPT], "train_outputs": held["train_outputs"][:, : KEPT // 2]}
+            np.savez_compressed(options.keep / file.name, **cut)
         units[key]["train"] = measures(stored[key][1], train_labels[:OF_TRAIN])
     for (beta, seed), unit in sorted(units.items()):
         outputs, of_train = stored[beta, seed]
@@ -104,7 +111,7 @@ def summary(options: argparse.Namespace) -> None:
         unit["audit"] = {}
         for way, more in ways.items():
             found = ds.audit(outputs, labels, task="classification", kind="logits", **more)
-            unit["audit"][way] = {"verdict": found.verdict, "findings": found.findings}
+            unit["audit"][way] = {"verdict": found.verdict, "reasons": found.judgement.reasons}
         verdicts = ", ".join(f"{way}: {held['verdict']}" for way, held in unit["audit"].items())
         print(f"β = {beta:g}, seed {seed}: {unit['test']['accuracy']:.4f}; {verdicts}")
     if options.json:
@@ -124,6 +131,7 @@ def main() -> None:
     telling = commands.add_parser("summary")
     telling.add_argument("folder", type=Path)
     telling.add_argument("--json", type=Path)
+    telling.add_argument("--keep", type=Path)
     telling.set_defaults(run=summary)
     options = parser.parse_args()
     options.run(options)

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -398,6 +399,27 @@ def networks() -> str:
     return "\n".join(lines) + f"\n\n{made_by(*(shipped(name) for name, *_ in NETWORKS))}\n"
 
 
+def converged() -> str:
+    """Figures 6 and 17 of the collusion paper, trained to convergence: means over seeds."""
+    units = json.loads((RESULTS / "collusion_cifar10.json").read_text())["units"]
+    titles = ("β", "accuracy, by seed", "members' accuracy", "ensemble's loss", "members' loss", "diversity", "audit")
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for beta in sorted({unit["made"]["beta"] for unit in units}):
+        same = [unit for unit in units if unit["made"]["beta"] == beta]
+        accuracies = ", ".join(f"{100 * unit['test']['accuracy']:.2f} %" for unit in same)
+        members = [share for unit in same for share in unit["test"]["member_accuracy"]]
+        losses = [f"{fmean(unit['test'][key] for unit in same):.3f}" for key in ("error", "individual", "diversity")]
+        ways = [f"{way}: {', '.join(dict.fromkeys(unit['audit'][way]['verdict'] for unit in same))}"
+                for way in ("alone", "with a reference") if way in same[0]["audit"]]  # fmt: skip
+        cells = [accuracies, f"{100 * fmean(members):.1f} %", *losses, "; ".join(ways)]
+        lines.append(f"| {beta:g} | {' | '.join(cells)} |")
+    first, seconds = units[0]["made"], sum(unit["made"]["seconds"] for unit in units)
+    seeds = len({unit["made"]["seed"] for unit in units})
+    made = (f"Five members, {first['epochs']} epochs, {seeds} seeds; {first['device']}, {seconds / 60:.0f} minutes of "
+            "training. `python benchmarks/collusion_cifar10.py` makes it again.")  # fmt: skip
+    return "\n".join(lines) + f"\n\n{made}\n"
+
+
 def methods() -> str:
     """Masksembles beside what they are compared with."""
     both = shipped("masksembles/figure-2.laptop")
@@ -595,7 +617,7 @@ def _attack(measure: str) -> str:
 TABLES = {
     "detection.md": {"ood": ood, "audited": audited},
     "audit.md": {"audit": confusion},
-    "diversity.md": {"uci": uci, "networks": networks},
+    "diversity.md": {"uci": uci, "networks": networks, "converged": converged},
     "masks.md": {"methods": methods},
     "robustness.md": {
         "adp-errors": adp_errors,

@@ -273,11 +273,11 @@ class Interrupted(Exception):
 
 def interrupting(steps):
     """An objective that stops training with an error at a step."""
-    count = [0]
+    count = [0, steps]  # in a list: a number of its own would belong to the training's identity
 
     def objective(outputs, targets):
         count[0] += 1
-        if count[0] > steps:
+        if count[0] > count[1]:
             raise Interrupted
         return adp(outputs, targets)
 

@@ -5,6 +5,7 @@ is keyed by (seed, epoch, step) throughout, so counters are all that must be rem
 state is kept too, for networks that draw from it themselves.
 """
 
+import dis
 import functools
 import json
 import logging
@@ -168,22 +169,28 @@ def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
 def in_words(value: object) -> Any:
     """A setting in words that are the same in every process, for ``json.dumps``.
 
-    Functions and objects go by name, with the fractions, words and truth values they hold; whole numbers and containers
-    are left out, since they may be counters that move while training runs. Functions that are not of this package go by
-    their code as well: all lambdas have one name.
+    Functions and objects go by name, with the numbers, words and truth values they hold: a function's closure and
+    defaults, an object's attributes. What may move while training runs is left out: containers, whole numbers of
+    objects, and what a function itself assigns to (``nonlocal``). Functions that are not of this package go by their
+    code as well: all lambdas have one name.
     """
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return described(value)
     if isinstance(value, functools.partial):
         return [value.func, list(value.args), value.keywords]
+    kinds: tuple[type, ...] = (float, str, bool)
     held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
     if isinstance(value, FunctionType):
-        held = dict(
-            zip(value.__code__.co_freevars, (cell.cell_contents for cell in value.__closure__ or ()), strict=True)
-        )
+        kinds = (*kinds, int)
+        cells = (cell.cell_contents for cell in value.__closure__ or ())
+        counted = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
+        closure = zip(value.__code__.co_freevars, cells, strict=True)
+        held = {name: item for name, item in closure if name not in counted}
+        held |= {f"default {place}": item for place, item in enumerate(value.__defaults__ or ())}
+        held |= {f"default {name}": item for name, item in (value.__kwdefaults__ or {}).items()}
         if not (value.__module__ or "").startswith("dissensus."):
             held["its code"] = code_digest(value.__code__)
-    plain = {key: item for key, item in held.items() if isinstance(item, float | str | bool) or callable(item)}
+    plain = {key: item for key, item in held.items() if isinstance(item, kinds) or callable(item)}
     return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 
 
