@@ -50,6 +50,12 @@ def library(path):
     return parse(tomllib.loads(path.read_text()), name, str(path))
 
 
+def test_results_of_another_release_are_not_taken_for_this_ones(monkeypatch):
+    before = parsed().digest()
+    monkeypatch.setattr("dissensus.__version__", "9.9")
+    assert parsed().digest() != before
+
+
 def test_a_good_file_becomes_a_study():
     study = parsed()
     assert study.name == "collusion/figure-2"

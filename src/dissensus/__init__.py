@@ -22,7 +22,7 @@ from dissensus.storage import StorageError
 from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
 from dissensus.trunk import SharedTrunk
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Audit",

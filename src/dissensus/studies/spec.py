@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import dissensus
 from dissensus import checks
 
 SCALES = ("smoke", "laptop", "gpu", "paper")
@@ -180,8 +181,9 @@ class Spec:
         return _plain(self)
 
     def digest(self) -> str:
-        """A checksum of all that decides what is computed: not of words, costs and expectations."""
+        """A checksum of all that decides what is computed, and of the library's version: not of words and costs."""
         told = {key: value for key, value in self.to_dict().items() if key not in _WORDS}
+        told["version"] = dissensus.__version__
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
 
