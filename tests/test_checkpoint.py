@@ -154,11 +154,11 @@ def error_of(outputs, targets):
 
 
 def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
-    options = {"validation": 0.3, "metric": error_of}
+    options = {"validation": 0.3, "metric": error_of, "mode": "min"}
     with pytest.raises(Interrupted):
         run(tmp_path, 5, **options)
     with pytest.raises(ds.StorageError, match="belongs to another training: 'mode' differ"):
-        run(tmp_path, resume=True, mode="max", **options)
+        run(tmp_path, resume=True, **{**options, "mode": "max"})
 
 
 def test_objectives_are_known_by_what_they_hold():
@@ -214,7 +214,7 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
             ds.sweep(build, data(), objective, **options, **other)
     with pytest.raises(ds.StorageError, match="'build' differ"):
         ds.sweep(other_activation(), data(), objective, **options)
-    judged = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of}
+    judged = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of, "mode": "min"}
     ds.sweep(build, data(), objective, **judged)
     with pytest.raises(ds.StorageError, match="belongs to another sweep: 'mode' differ"):
         ds.sweep(build, data(), objective, **judged, mode="max")

@@ -318,7 +318,7 @@ CALLS = {
     "fit, argument": lambda e, x, y, d: ds.fit(e, (x, y), cross_entropy, epochs=1, lr=[0.1, 0.2]),
     "fit, targets": lambda e, x, y, d: ds.fit(e, (x, y[:3]), cross_entropy, epochs=1),
     "fit, metric": lambda e, x, y, d: ds.fit(
-        e, (x, y), cross_entropy, epochs=1, validation=(x, y), metric=objective_fails, channels_last=True
+        e, (x, y), cross_entropy, epochs=1, validation=(x, y), metric=objective_fails, mode="min", channels_last=True
     ),
     "fit, progress": lambda e, x, y, d: ds.fit(e, (x, y), cross_entropy, epochs=1, progress=lambda moment: 1 / 0),
     "fit, sequential": lambda e, x, y, d: ds.fit(e, (x, y), objective_fails, epochs=1, sequential=True),

@@ -396,7 +396,9 @@ def test_runs_are_stopped_and_kept_by_the_highest_metric_on_request():
     grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "beta": [0.3]}
     options = {"epochs": 20, "batch_size": BATCH, "validation": 0.3, "patience": 2}
     negative = partial(_negative_error, 1.0)
-    lowest = ds.sweep(build, data, augmented, grid=grid, members=2, metric=partial(_negative_error, -1.0), **options)
+    lowest = ds.sweep(
+        build, data, augmented, grid=grid, members=2, metric=partial(_negative_error, -1.0), mode="min", **options
+    )
     highest = ds.sweep(build, data, augmented, grid=grid, members=2, metric=negative, mode="max", **options)
     assert len({len(highest.history(run).epochs) for run in range(6)}) > 1, "runs stop at different epochs"
     for run, point in enumerate(highest.points):
@@ -408,3 +410,24 @@ def test_runs_are_stopped_and_kept_by_the_highest_metric_on_request():
 
 def _negative_error(sign, outputs, targets):
     return -sign * (outputs.mean(0) - targets).square().mean()
+
+
+def test_the_table_tells_the_numbers_of_the_weights_that_are_kept():
+    build, data = partial(ds.nets.mlp, 5, 1, (16,)), (torch.randn(60, 5), torch.randn(60, 1))
+    options = {"epochs": 12, "batch_size": 8, "validation": (data[0][:20], torch.randn(20, 1)), "members": 2}
+    swept = ds.sweep(build, data, augmented, grid={"lr": [0.1, 0.03], "beta": [0.5]}, **options)
+    for run, row in enumerate(swept.table(frame=False)):
+        losses = swept.history(run).column("validation")
+        assert row["validation"] == min(losses) == losses[row["best_epoch"] - 1]
+        outputs = swept.run(run).predict(options["validation"][0])
+        error = (outputs.mean(0) - options["validation"][1]).square().mean().item()
+        assert row["validation"] == pytest.approx(error, rel=1e-5)
+        assert losses[-1] > min(losses), "or the test tests nothing"
+    last = ds.sweep(build, data, augmented, grid={"lr": [0.1], "beta": [0.5]}, keep="last", **options)
+    assert last.table(frame=False)[0]["validation"] == last.history(0).column("validation")[-1]
+
+
+def test_a_compiled_ensemble_is_not_fitted(unchecked):
+    compiled = torch.compile(ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), 2), backend="eager")
+    with pytest.raises(TypeError, match="`ensemble` must not be compiled.*Fit the network itself"):
+        ds.fit(compiled, (torch.zeros(4, 5), torch.zeros(4, 1)), augmented, epochs=1)

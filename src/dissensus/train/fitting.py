@@ -79,7 +79,7 @@ def fit(
     adversarial: AdversarialTraining | None = None,
     validation: Source | float | None = None,
     metric: Metric | None = None,
-    mode: Literal["min", "max"] = "min",
+    mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -147,7 +147,7 @@ def fit(
             by probability and everything else by score. An objective of your own gives these losses as its parts
             ``ensemble`` and ``member_loss``; without ``ensemble``, a parameter ``loss`` that holds a name from
             `dissensus.losses` counts, and without such a loss its total divided by M.
-        mode: Whether a lower metric is better (``"min"``) or a higher one (``"max"``, for an accuracy, say).
+        mode: Which way ``metric`` is better, and so to be said with it: ``"min"``, or ``"max"`` as for an accuracy.
         track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
             into the history as ``validation_...`` and decide nothing.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
@@ -184,6 +184,9 @@ def fit(
     if isinstance(ensemble, SharedTrunk):
         fix = "Train trunk.heads, on trunk.features(x) or on cached features."
         checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
+    if isinstance(getattr(ensemble, "_orig_mod", None), nn.Module):
+        fix = "Fit the network itself, and compile it afterwards."
+        checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
     if not isinstance(ensemble, Ensemble):
         return _as_ensemble(ensemble, told)
     if sequential:
@@ -202,7 +205,7 @@ def fit(
     device = ensemble.device
     data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
     check_patience(patience, min_delta, held_out)
-    check_validation(held_out, track, metric, mode)
+    mode = check_validation(held_out, track, metric, mode)
     held_pair = None if held_out is None else as_pair(held_out)
     targets = Targets.of(objective, None if held_pair is None else held_pair[1])
     feed = batches(

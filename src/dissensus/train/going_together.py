@@ -4,7 +4,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -39,24 +39,32 @@ def check_resume(resume: bool, checkpoint: object) -> None:
         checks.refuse("resume", "come with `checkpoint`, the folder to go on from", "no folder")
 
 
-def check_validation(held_out: Source | float | None, track: object, metric: object, mode: str) -> None:
-    """Validation data is whole and there is some; what is to be taken on it comes with it."""
-    checks.one_of("mode", mode, ("min", "max"))
+def check_validation(
+    held_out: Source | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
+) -> Literal["min", "max"]:
+    """Validation data is whole and there is some; what is to be taken on it comes with it. Which way is better."""
+    if mode is not None:
+        checks.one_of("mode", mode, ("min", "max"))
     for name, asked in (("track", track), ("metric", metric)):
         if held_out is None and asked is not None:
             checks.refuse(name, "come with `validation` data to be taken on", "none", "Pass validation=0.2.")
+    if metric is not None and not callable(metric):
+        checks.refuse("metric", "be a function (outputs, targets) -> number", repr(metric), error=TypeError)
+    if metric is not None and mode is None:
+        fix = "A loss or an error? Pass mode='min'. An accuracy? Pass mode='max'."
+        checks.refuse("mode", "say which way `metric` is better", "nothing", fix)
     if mode == "max" and metric is None:
         checks.refuse("mode", "be 'min' without `metric`, since a loss is watched then", "'max'", "Pass `metric`.")
     pair = None if held_out is None else as_pair(held_out)
-    if pair is None:
-        return
-    x, y = pair
-    if not len(x):
-        checks.refuse("validation", "hold at least one example", "none")
-    if len(x) != len(y):
-        checks.refuse("validation", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
-    check_finite("validation x", x)
-    check_finite("validation y", y)
+    if pair is not None:
+        x, y = pair
+        if not len(x):
+            checks.refuse("validation", "hold at least one example", "none")
+        if len(x) != len(y):
+            checks.refuse("validation", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
+        check_finite("validation x", x)
+        check_finite("validation y", y)
+    return mode or "min"
 
 
 def held_out_of(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:

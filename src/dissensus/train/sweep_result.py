@@ -71,7 +71,10 @@ class Sweep:
         return self.outcomes[index].history
 
     def table(self, *, frame: bool | None = None) -> Any:
-        """One row per run: its point, how it ended, and its last numbers.
+        """One row per run: its point, how it ended, and the numbers of the epoch whose weights were kept.
+
+        That is the best epoch of a run with validation data, else the last one. (With ``watch="member"``, where each
+        member has a best epoch of its own, it is the last one too.)
 
         A pandas frame where pandas is installed, else a list of dicts; ``frame`` decides between them.
         """
@@ -88,8 +91,10 @@ class Sweep:
 
     def _row(self, index: int) -> dict[str, Any]:
         outcome = self.outcomes[index]
-        last = outcome.history.epochs[-1] if outcome.history.epochs else {}
-        numbers = {name: value for name, value in last.items() if isinstance(value, float) and name != "seconds"}
+        history = outcome.history
+        best = history.best_epoch if isinstance(history.best_epoch, int) else len(history.epochs)
+        kept = history.epochs[best - 1] if history.epochs else {}
+        numbers = {name: value for name, value in kept.items() if isinstance(value, float) and name != "seconds"}
         numbers.pop("lr", None)
         return {
             **self.points[index],

@@ -75,7 +75,7 @@ def sweep(
     active_members: int | None = None,
     validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
     metric: Metric | None = None,
-    mode: Literal["min", "max"] = "min",
+    mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
     watch: Literal["ensemble", "member"] = "ensemble",
     patience: int | None = None,
@@ -139,7 +139,7 @@ def sweep(
     x, y, folds = end_to_end("data", data)
     held, held_folds = held_out_of(validation, folds)
     check_patience(patience, min_delta, validation)
-    check_validation(held, None, metric, mode)
+    mode = check_validation(held, None, metric, mode)
     check_resume(resume, checkpoint)
     check_unlabelled(objective, unlabelled)
     check_few(objective, active_members)
