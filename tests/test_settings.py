@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import shutil
+import threading
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dissensus as ds
-from dissensus.execution import choice
+from dissensus.execution import choice, recomputation
 
 cross_entropy = functools.partial(ds.objectives.independent, loss="cross_entropy")
 
@@ -211,6 +212,115 @@ def test_activation_checkpointing_inside_members_is_refused(reentrant, backend, 
     lone = Recomputing(reentrant=False)  # the entries of torch's are in place again
     lone(x).sum().backward()
     assert lone.first.weight.grad is not None
+
+
+class Switched(nn.Module):
+    """Recomputes activations once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.on = nn.Linear(4, 4), nn.Parameter(torch.randn(4)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        def scaled(hidden: Tensor) -> Tensor:
+            return torch.tanh(hidden * self.scale)
+
+        hidden = self.layer(x)
+        return checkpoint(scaled, hidden, use_reentrant=True) if self.on else scaled(hidden)
+
+
+@pytest.mark.parametrize("backend", ["auto", "loop", "vmap"])
+def test_activation_checkpointing_that_is_switched_on_later_is_refused(backend, unchecked):
+    ensemble = ds.Ensemble(Switched, 2, backend=backend)
+    x = torch.randn(2, 4)  # as many examples as members: shapes would fit
+    ensemble(x)
+    ensemble.body.network.on = True
+    with pytest.raises(RuntimeError, match="recomputes activations"):
+        ensemble(x)
+
+
+def test_trainings_in_threads_leave_torchs_checkpointing_alone(unchecked):
+    entries = [getattr(torch.utils.checkpoint, name) for name in recomputation.ENTRIES]
+    failures = []
+
+    def work():
+        try:
+            mixed = ds.Ensemble.from_modules([nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))])
+            ds.fit(mixed, data(), cross_entropy, epochs=5, batch_size=4)
+            lone = Recomputing(reentrant=False)
+            lone(data()[0]).sum().backward()
+        except Exception as reason:
+            failures.append(reason)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [getattr(torch.utils.checkpoint, name) for name in recomputation.ENTRIES] == entries
+
+
+class Counts(nn.Module):
+    """A buffer that every training pass moves, and evaluation reads."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(6, 3), how
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.how == "in place":
+            self.count += 1
+        elif self.training and self.how == "assigned":
+            self.count = self.count + 1
+        elif self.training and self.how == "mean":
+            self.count += 1
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.layer(x + self.mean) * (self.count / 8).clamp(max=1)
+
+
+@pytest.mark.parametrize("how", ["in place", "assigned", "mean"])
+def test_buffers_that_a_pass_moves_are_moved_once_in_every_backend(how, unchecked):
+    x, y = data(examples=64)
+    found = {}
+    for backend in ("loop", "vmap", "batched", "auto", "rule"):
+        ensemble = ds.Ensemble(lambda: Counts(how), 3, seed=1, backend="auto" if backend == "rule" else backend)
+        ds.fit(ensemble, (x, y), cross_entropy, epochs=2, batch_size=16, deterministic=backend == "rule")
+        found[backend] = ensemble.body.state() | {"outputs": ensemble.predict(x)}
+        assert ensemble.body.network.count.tolist() == [8.0] * 3, backend
+    for backend, state in found.items():
+        torch.testing.assert_close(state, found["loop"], msg=lambda m, b=backend: f"{b}: {m}")
+    alone = Counts(how)
+    ds.fit(alone, (x, y), cross_entropy, epochs=2, batch_size=16)
+    assert alone.count == 8
+    if how == "mean":
+        torch.testing.assert_close(alone.mean, found["loop"]["mean"][0])
+
+
+def test_an_input_of_the_wrong_shape_does_not_settle_the_backend(unchecked):
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], 3, backend="vmap")
+    with pytest.raises(RuntimeError):
+        ensemble.predict(torch.randn(5, 7))
+    ensemble.predict(data()[0])
+    assert ensemble.body.ran == "vmap"
+
+
+def test_frozen_layers_keep_their_precision_in_a_sweep(unchecked):
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.head = nn.Linear(6, 6).double().requires_grad_(False), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.frozen(x.double()).float())
+
+    swept = ds.sweep(Mixed, data(), cross_entropy, grid={"lr": [0.1]}, members=2, epochs=2)
+    alone = ds.Ensemble(Mixed, 2)
+    ds.fit(alone, data(), cross_entropy, epochs=2, lr=0.1)
+    assert swept.run(0).body.network.frozen.weight.dtype == torch.float64
+    torch.testing.assert_close(swept.run(0).predict(data()[0]), alone.predict(data()[0]))
 
 
 class Lazy(nn.Module):

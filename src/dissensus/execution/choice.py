@@ -68,8 +68,11 @@ class Choices(dict[Mode, Choice]):
         """
         try:
             stored = json.loads(file.read_text())
-            if stored["network"] == network:
-                self.update({tuple(mode): Choice(*choice) for mode, choice in stored["choices"]})
+            made = {
+                tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
+            }
+            if stored["network"] == network and all(choice.backend in BACKENDS for choice in made.values()):
+                self.update(made)
         except (OSError, ValueError, TypeError, KeyError):
             pass
         self.file, self.network = file, network
@@ -96,14 +99,15 @@ class _Pass(NamedTuple):
     x: Tensor
     per_member: bool
 
-    def outputs(self, run: Run) -> Tensor:
+    def outputs(self, run: Run) -> tuple[Tensor, Tensors]:
+        """Outputs, and what the pass made of the buffers."""
         copies = {name: tensor.clone() for name, tensor in self.buffers.items()}
-        return run(self.skeleton, self.weights, copies, self.x, self.per_member)
+        return run(self.skeleton, self.weights, copies, self.x, self.per_member), copies
 
     def whole(self, run: Run) -> None:
         """Forward, and backward where gradients are on: as far as the inputs, whatever they were computed from."""
         x = self.x.detach().requires_grad_(self.x.requires_grad)  # a captured pass must not lead out of its graph
-        output = self._replace(x=x).outputs(run)
+        output, _ = self._replace(x=x).outputs(run)
         leaves = [*self.weights.leaves(), *([x] if x.requires_grad else [])]
         if output.requires_grad and leaves:
             torch.autograd.grad(output.sum(), leaves, allow_unused=True)
@@ -157,17 +161,19 @@ def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
     with torch.no_grad(), tf32(on=False):
-        reference, again = each.outputs(run_loop), each.outputs(run_loop)
+        (reference, buffers), (again, _) = each.outputs(run_loop), each.outputs(run_loop)
         repeatable = torch.equal(reference, again)
         candidates, refused = ["loop"], {}
         for name in ("batched", "vmap", "streams") if each.x.is_cuda else ("batched", "vmap"):
             try:
-                output = each.outputs(BACKENDS[name])
+                output, written = each.outputs(BACKENDS[name])
             except Exception as reason:  # the loop has run, so the network itself is sound
                 refused[name] = first_line(reason)
                 continue
             if repeatable and not _close(output, reference):
                 refused[name] = "its outputs differ from the loop's"
+            elif repeatable and not all(_close(written[name_of], buffers[name_of]) for name_of in buffers):
+                refused[name] = "what it writes to buffers differs from the loop's"
             else:
                 candidates.append(name)
     return candidates, refused
@@ -207,6 +213,8 @@ def _replays(each: _Pass, candidates: list[str], refused: dict[str, str], rounds
 
 
 def _close(output: Tensor, reference: Tensor) -> bool:
+    if not reference.numel() or not reference.is_floating_point():
+        return torch.equal(output, reference)
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(reference.dtype, 5e-2)
     scale = reference.detach().abs().amax().clamp_min(1e-6).item()
     return output.shape == reference.shape and torch.allclose(

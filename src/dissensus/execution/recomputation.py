@@ -34,34 +34,53 @@ def refuse_recomputation(skeleton: Skeleton, weights: Weights, buffers: Tensors,
         run_loop(skeleton, weights, copies, x, per_member)
 
 
+class _Refusing(threading.local):
+    """Whether this thread is inside `recomputation_refused`."""
+
+    depth = 0
+
+
+_refusing, _lock, _originals = _Refusing(), threading.Lock(), {}
+_inside = [0]
+"""Blocks that are open in all threads: torch's entries are guarded while there is one."""
+
+
 @contextmanager
 def recomputation_refused() -> Iterator[None]:
-    """A block in which this thread cannot checkpoint activations."""
+    """A block in which this thread cannot checkpoint activations; other threads can."""
     module: Any = torch.utils.checkpoint
-    originals = {name: getattr(module, name) for name in ENTRIES}
-    for name, original in originals.items():
-        setattr(module, name, _Guard(original))
+    with _lock:
+        if not _inside[0]:
+            _originals.update({name: getattr(module, name) for name in ENTRIES})
+            for name, original in _originals.items():
+                setattr(module, name, _Guard(original))
+        _inside[0] += 1
+    _refusing.depth += 1
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
+        _refusing.depth -= 1
+        with _lock:
+            _inside[0] -= 1
+            if not _inside[0]:
+                for name, original in _originals.items():
+                    setattr(module, name, original)
 
 
 class _Guard:
-    """Stands in for a function or an autograd function; the thread that made it cannot call it."""
+    """Stands in for a function or an autograd function; a thread that refuses recomputation cannot call it."""
 
     def __init__(self, original: Any) -> None:
-        self.original, self.thread = original, threading.get_ident()
+        self.original = original
 
-    def _unless_here(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == self.thread:
+    def _unless_refused(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if _refusing.depth:
             raise RuntimeError(MESSAGE)
         return function(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._unless_here(self.original, *args, **kwargs)
+        return self._unless_refused(self.original, *args, **kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """As an autograd function is called."""
-        return self._unless_here(self.original.apply, *args, **kwargs)
+        return self._unless_refused(self.original.apply, *args, **kwargs)

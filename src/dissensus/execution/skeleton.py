@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, fx, nn
 
 Tensors = Mapping[str, Tensor]
@@ -98,20 +99,35 @@ class Skeleton:
         return self._made[key]
 
     def trace(self) -> fx.Graph:
-        """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced."""
+        """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced.
+
+        A tracer runs the network's code. It sees tensors without values in place of weights and buffers, so that a pass
+        cannot write to them, nor go one way or the other by what they hold.
+        """
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
+        held = self.tensors()
+        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in held.items()}
         try:
-            return tracer.trace(self.network)
+            with torch.no_grad():
+                self.hang(empty)
+                graph = tracer.trace(self.network)
+            written = [name for name, tensor in empty.items() if tensor._version]
+            if written or any(now is not empty[name] for name, now in self.tensors().items()):
+                raise Unsupported(f"its forward pass writes to {(written or ['a buffer'])[0]}")
+            return graph
+        except Unsupported:
+            raise
         except Exception as reason:  # a tracer runs foreign code: anything may come out of it
             raise Unsupported(f"its forward pass cannot be traced ({first_line(reason)})") from reason
         finally:
             vars(tracer).clear()  # it is part of a cycle, and would keep the weights until that is collected
-            for module, held, buffers in before:  # a pass that keeps what it computes has kept a tracer's stand-in
+            for module, attributes, buffers in before:  # a pass that keeps something has kept a tracer's stand-in
                 vars(module).clear()
-                vars(module).update(held)
+                vars(module).update(attributes)
                 module._buffers.clear()
                 module._buffers.update(buffers)
+            self.hang(held)
 
 
 class _LeafTracer(fx.Tracer):

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch._compile import _disable_dynamo
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.choice import BACKENDS, Choice, Choices, Mode, chosen
-from dissensus.execution.recomputation import refuse_recomputation
+from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
@@ -117,7 +118,10 @@ class StackedMembers(nn.Module):
             wanted = f"[M={len(weights)}, B, ...]"
             raise ValueError(f"`x` must have shape {wanted} with per_member=True; got {list(x.shape)}.")
         self.ran = self._backend_for(weights, buffers, x, per_member)
-        outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+        # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
+        guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        with recomputation_refused() if guarded else nullcontext():
+            outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
         if isinstance(rows, Tensor):
             self._put_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
@@ -137,7 +141,7 @@ class StackedMembers(nn.Module):
         mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed, by_rule)
         if mode not in self.choices:
             self._choose(mode, weights, buffers, x, per_member, both_ways)
-        return self.choices[mode].backend
+        return self.choices[mode].backend if mode in self.choices else "loop"
 
     @_disable_dynamo  # as torch.compiler.disable does, which would load the whole compiler on import
     def _choose(
@@ -154,21 +158,23 @@ class StackedMembers(nn.Module):
                 )  # fmt: skip
             refusal = choice.refused.get("vmap") if choice.backend == "loop" and not self.by_rule else None
         else:
-            refusal = self._refusal(weights, buffers, x, per_member)
+            refusal = self._refusal(self.backend, weights, buffers, x, per_member)
+            if refusal and self._refusal("loop", weights, buffers, x, per_member):
+                return  # the input is at fault, or the network: the pass itself will say so
             choice = Choice("loop" if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
         if refusal:
             log.warning("members run in a loop: %s", refusal)
 
-    def _refusal(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
+    def _refusal(self, name: str, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
         """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""
-        if self.backend in ("loop", "streams"):
+        if name == self.backend and name in ("loop", "streams"):
             return None
         with torch.no_grad(), generators_kept(x.device):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
-                BACKENDS[self.backend](self.skeleton, weights, copies, x, per_member)
-            except Exception as reason:  # where the network itself is at fault, the loop will say so
+                BACKENDS[name](self.skeleton, weights, copies, x, per_member)
+            except Exception as reason:
                 return first_line(reason)
         return None
 

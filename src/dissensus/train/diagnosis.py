@@ -28,13 +28,3 @@ def check_names(parts: LossParts, *, judged: bool = False) -> None:
     if judged and ("member_loss" not in parts.parts or parts.parts["member_loss"].ndim < 2):
         fix = "Objectives of dissensus do; add it to the parts of your own."
         checks.refuse("objective", "tell `member_loss` [M], by which `freeze` judges", sorted(parts.parts), fix)
-
-
-def check_labels(outputs: Tensor, y: Tensor) -> None:
-    """Class labels must lie within the outputs: one look at all of them, at the first step."""
-    if y.is_floating_point() or y.ndim != 1 or outputs.ndim != 4 or outputs.shape[-1] == 1:
-        return  # whole numbers beside one output are counts or signs
-    classes, low, high = outputs.shape[-1], int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        given = f"labels from {low} to {high}"
-        checks.refuse("targets", f"lie between 0 and {classes - 1}, since members have {classes} outputs", given)

@@ -304,7 +304,11 @@ def _as_ensemble(network: nn.Module, told: dict[str, Any]) -> History:
     try:
         return fit(held, **{key: value for key, value in told.items() if key != "ensemble"})
     finally:
-        network.load_state_dict(held.member(0).state_dict())
+        trained = held.member(0)
+        network.load_state_dict(trained.state_dict())
+        buffers = dict(trained.named_buffers())
+        for name, buffer in network.named_buffers():  # those that no state_dict holds, too
+            buffer.copy_(buffers[name])
 
 
 def _history(engine: Engine) -> History:

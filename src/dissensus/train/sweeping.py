@@ -352,7 +352,8 @@ def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.
     rows = [seeds.index(run.seed) * members + m for run in runs for m in range(members)]
     body = drawn.subset(rows)
     body.set_keys([(run.seed, m) for run in runs for m in range(members)])
-    return body.to(dtype) if dtype.is_floating_point else body
+    own = {parameter.dtype for parameter in body.trainable().values()}
+    return body.to(dtype) if dtype.is_floating_point and own != {dtype} else body
 
 
 def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume: bool) -> list[list[int]]:

@@ -26,7 +26,6 @@ from dissensus.objectives import (
     trades,
 )
 from dissensus.pooling import Weights
-from dissensus.train.diagnosis import check_labels
 
 OF_CLASSES = (a2d, adp, divdis, ldr, trades)
 """Objectives of class labels: cross-entropy, and the mean of the probabilities as the ensemble's prediction."""
@@ -144,9 +143,7 @@ class Targets:
     def see(self, outputs: Tensor, targets: Tensor) -> None:
         """Take the number of classes from outputs ``[R, M, B, C]``, and look at all targets with it."""
         self.seen = True
-        if self.loss is None:
-            check_labels(outputs, targets)
-        elif outputs.ndim == 4:
+        if self.loss is not None and outputs.ndim == 4:
             self.width = outputs.shape[-1]
             self.check_all(targets)
 
