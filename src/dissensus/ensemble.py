@@ -160,7 +160,7 @@ class Ensemble(nn.Module):
                 norm.train()
             with torch.no_grad():
                 for batch in data.tensor_split(-(-len(data) // batch_size)):  # even batches: each weighs the same
-                    network(batch.to(self.device))
+                    network(batch.to(self.device, copy=True))  # it may write into what it is handed
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
         return network.train(self.training)

@@ -77,6 +77,7 @@ class SharedTrunk(nn.Module):
         """What the heads see: the output of the backbone, or of its layer ``cut``."""
         if self.backbone.training:  # someone else holds it too
             self.backbone.eval()
+        x = x.clone()  # the backbone may write into what it is handed
         found = self.backbone(x) if self.cut is None else self._until(self.cut, x)
         if not isinstance(found, Tensor):
             name, fix = ("backbone", "Name a layer to `cut` at.") if self.cut is None else ("cut", "Cut elsewhere.")

@@ -71,9 +71,10 @@ def told(verdict: Float[Tensor, "B C"]) -> Bool[Tensor, " B"]:
 
 
 def _asked(model: Model, x: Tensor) -> object:
+    """What a model says of a copy of the inputs: it may write into what it is handed."""
     if not isinstance(model, Sequence | nn.ModuleList):
-        return model(x)
-    outputs = [one(x) for one in model]
+        return model(x.clone())
+    outputs = [one(x.clone()) for one in model]
     shapes = {tuple(output.shape) for output in outputs}
     if len(shapes) != 1 or outputs[0].ndim != 2:
         checks.refuse("model", "be a list of classifiers x -> [B, C] that agree in shape", sorted(shapes))

@@ -146,9 +146,9 @@ class TensorBatches:
 
 
 def augmented(augment: Augment | Sequence[Augment], x: Tensor, generator: torch.Generator) -> Tensor:
-    """A batch ``[B, ...]`` augmented, or one per member, ``[M, B, ...]``."""
+    """A batch ``[B, ...]`` augmented, or one per member, ``[M, B, ...]``; augmentations may write into the batch."""
     if isinstance(augment, Sequence):
-        return torch.stack([own(x, generator) for own in augment])
+        return torch.stack([own(x.clone(), generator) for own in augment])
     return augment(x, generator)
 
 
@@ -233,7 +233,9 @@ class LoadedBatches:
 
     def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The batch of one step, augmented."""
-        return (x if self.augment is None else augmented(self.augment, x, self.generators[0])), y
+        if self.augment is None:
+            return x, y
+        return augmented(self.augment, x.clone(), self.generators[0]), y  # the batch may be the data set's own memory
 
 
 def as_pair(data: object) -> tuple[Tensor, Tensor] | None:

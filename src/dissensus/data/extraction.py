@@ -79,7 +79,7 @@ def _batches(job: Job) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             x, y = pair_of(batch)
             if start + len(x) > job.source.examples:
                 break
-            x = x.to(job.device, non_blocking=True)
+            x = x.to(job.device, non_blocking=True, copy=True)  # networks and augmentations may write into it
             if augment is not None:
                 generator.manual_seed(derived_seed(job.seed, Use.FEATURES, number, step))
                 x = augment(x, generator)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dissensus.execution.counting import tallied
-from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
+from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
 
 MOST_STREAMS = 32
@@ -40,8 +40,8 @@ def _jobs(
     own = weights.members()
 
     def one(index: int) -> Tensor:
-        with skeleton.lending(own(index), state[index]) as network:
-            return checked_output(network(x[index] if per_member else x))
+        with skeleton.lending(own(index), state[index]):
+            return skeleton.passed(x[index] if per_member else x)
 
     with tallied(skeleton, buffers, len(weights)) as state:
         yield [functools.partial(one, index) for index in range(len(weights))]

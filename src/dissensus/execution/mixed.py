@@ -15,7 +15,7 @@ from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
 from dissensus.execution.signature import signature
-from dissensus.execution.skeleton import Skeleton, Tensors, checked_output, members_inside
+from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
 
 
@@ -74,8 +74,8 @@ class MixedMembers(nn.Module):
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 
         def one(place: int, index: int) -> Tensor:
-            with self.skeletons[index].lending(views[place]) as network:
-                return checked_output(network(x[place] if per_member else x))
+            with self.skeletons[index].lending(views[place]):
+                return self.skeletons[index].passed(x[place] if per_member else x)
 
         jobs = [functools.partial(one, place, index) for place, index in enumerate(indices)]
         self.ran = "streams" if x.is_cuda else "loop"

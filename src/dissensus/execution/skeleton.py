@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 Tensors = Mapping[str, Tensor]
 Made = TypeVar("Made")
@@ -27,6 +28,8 @@ class Skeleton:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self._made: dict[tuple[Any, bool], Any] = {}
+        self._writes: dict[bool, bool] = {}
+        """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._empty: dict[str, tuple[dict[str, Any], str]] = {}
         """Buffers that are None."""
@@ -64,6 +67,24 @@ class Skeleton:
             self._keep_reassigned(lent)
         finally:
             self.hang(own)
+
+    def passed(self, x: Tensor) -> Tensor:
+        """One forward pass with the weights that hang in the network; ``x`` is never written to.
+
+        Members share their input, and it is the user's: a network that writes into it (``nn.ReLU(inplace=True)`` in
+        front, ``x.sub_(mean)``) gets a copy. Whether it does is seen in the first pass of a mode, made on a copy.
+        """
+        mode = self.network.training
+        if not self._writes.get(mode, True):
+            return checked_output(self.network(x))
+        own = x.clone()
+        if mode in self._writes or torch.compiler.is_compiling() or own.is_inference():  # which has no version
+            return checked_output(self.network(own))
+        memory = _innermost(own)
+        version = memory._version
+        output = checked_output(self.network(own))
+        self._writes[mode] = memory._version != version
+        return output
 
     def hang(self, tensors: Mapping[str, Tensor | None]) -> None:
         """Hang tensors at every place of their names, for good."""
@@ -137,6 +158,13 @@ class _LeafTracer(fx.Tracer):
 
 def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn", "dissensus.dropout"))
+
+
+def _innermost(tensor: Tensor) -> Tensor:
+    """The tensor inside those of ``vmap`` and ``grad``: only it counts what is written to a batch."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def checked_output(output: object) -> Tensor:

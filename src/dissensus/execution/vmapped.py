@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dissensus.execution.skeleton import Skeleton, Tensors, checked_output
+from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
 
 
@@ -11,8 +11,8 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tenso
     """Run members under ``vmap``."""
 
     def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        with skeleton.lending(own, state) as network:
-            return checked_output(network(inputs))
+        with skeleton.lending(own, state):
+            return skeleton.passed(inputs)
 
     in_dims = (0, 0, 0 if per_member else None)
     return torch.func.vmap(one, in_dims=in_dims, randomness="different")(weights.stacked(), dict(buffers), x)
