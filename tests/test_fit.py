@@ -885,6 +885,23 @@ def test_modes_that_do_not_go_together_are_refused(unchecked):
             ds.sweep(build, pair, mse, grid={"seed": [0]}, members=2, epochs=1, **options)
 
 
+def test_nothing_is_asked_of_targets_whose_loss_nobody_sees():
+    def gaussian(outputs, targets):
+        mean, log_variance = outputs.unbind(-1)
+        return ds.LossParts((log_variance + (targets - mean).square() / log_variance.exp()).mean(1).sum(), {})
+
+    ages = torch.randint(18, 90, (12,))
+    ds.fit(ds.Ensemble(partial(ds.nets.mlp, 5, 2, (4,)), 2), (X12, ages), gaussian, epochs=1)
+
+    def ignoring(outputs, targets):
+        each = [torch.nn.functional.cross_entropy(output, targets, ignore_index=-100) for output in outputs]
+        return ds.LossParts(torch.stack(each).sum(), {})
+
+    labels = torch.arange(12) % 3
+    labels[::4] = -100
+    ds.fit(ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), 2), (X12, labels), ignoring, epochs=1)
+
+
 # How tensors lie in memory
 
 IMAGES = {
