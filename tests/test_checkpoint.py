@@ -217,7 +217,7 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
     judged = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of, "mode": "min"}
     ds.sweep(build, data(), objective, **judged)
     with pytest.raises(ds.StorageError, match="belongs to another sweep: 'mode' differ"):
-        ds.sweep(build, data(), objective, **judged, mode="max")
+        ds.sweep(build, data(), objective, **{**judged, "mode": "max"})
     with pytest.raises(ValueError, match="holds a sweep already"):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 
