@@ -45,7 +45,7 @@ def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confiden
     all pairs come out the same way, DeLong's interval has no width. Then K = min(N, U) pairs without a common example
     agreed, so that with confidence 1 − α the share of all pairs that do is at least (α/2)^(1/K). DeLong's interval is
     for large samples: of 400 simulated 95 % intervals, 0.93 held the true area with 80 against 60 examples, 0.90 with
-    ten against ten, and 0.84 with five against five.
+    ten against ten, 0.84 with five against five, and 0.68 with three against thirty.
 
     >>> found = auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))
     >>> round(found.value, 3), round(found.low, 3), found.high
@@ -115,7 +115,7 @@ def ood(
     are alike, as with scores that separate the two sets, the interval is that of `auroc`. Fewer than 59 examples within
     (for 95 %) do not tell where their 95 % point ends, since 0.95⁵⁸ > 0.05: then false positives may be up to 1. Of 400
     simulated 95 % intervals, 0.91 to 0.96 held the true value for 80 examples or more on both sides, and 0.8 to 0.9
-    those of average precision for 10 to 20 examples on one of them. Without resamples (``repeats=0``) intervals are the
+    those of average precision for 10 to 20 examples on one of them, and fewer for less. Without resamples (``repeats=0``) intervals are the
     whole range.
 
     >>> found = ood(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 3.5, 4.0, 5.0]), repeats=200)
