@@ -115,8 +115,8 @@ def ood(
     are alike, as with scores that separate the two sets, the interval is that of `auroc`. Fewer than 59 examples within
     (for 95 %) do not tell where their 95 % point ends, since 0.95⁵⁸ > 0.05: then false positives may be up to 1. Of 400
     simulated 95 % intervals, 0.91 to 0.96 held the true value for 80 examples or more on both sides, and 0.8 to 0.9
-    those of average precision for 10 to 20 examples on one of them, and fewer for less. Without resamples (``repeats=0``) intervals are the
-    whole range.
+    those of average precision for 10 to 20 examples on one of them, and fewer for less. Without resamples
+    (``repeats=0``) intervals are the whole range.
 
     >>> found = ood(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 3.5, 4.0, 5.0]), repeats=200)
     >>> round(found.auroc.value, 4), round(found.fpr_at_95.value, 4)

@@ -6,8 +6,8 @@ Ends that are no numbers are left out; without any resample the ends are NaN.
 A resample adds noise to an estimate. Where noise cannot cancel (a sum of distances, a square, the largest of several),
 the estimate is biased, its resamples are biased once more, and their percentiles may lie beside the estimate and far
 from the truth. This is how often 95 % intervals held the truth in six settings of 100 or 200 simulated audits each (300
-to 1000 examples, 4 to 20 members, with and without calibration error, bias and differences between members). Percentiles
-were tried in four of the six:
+to 1000 examples, 4 to 20 members, with and without calibration error, bias and differences between members).
+Percentiles were tried in four of the six:
 
 | number | percentiles | here |
 |---|---|---|
