@@ -95,7 +95,8 @@ def main():
     kind, folder, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     random.seed(seed)
     start = time.monotonic()
-    expected = train(kind, None, resume=False)
+    # In a child, as all others: where there is a GPU, no child can run a backward pass after one of its parent's.
+    expected = attempt(kind, None, 600.0)
     alone = time.monotonic() - start
     kills, result = 0, None
     while result is None:
