@@ -104,6 +104,8 @@ def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
     if found.is_floating_point() and not bool(found.isfinite().all()):
         where = int((~found.isfinite()).flatten().nonzero()[0])
         checks.refuse("targets", "be finite", f"NaN or infinity at place {where}", "Leave such examples out.")
+    if members.grid:
+        found = _flat(found, members, task, name)
     if found.ndim == 0 or len(found) != members.examples:
         swapped = found.ndim in (1, 2) and len(found) == members.members
         fix = f"Are examples before members? Use numpy.swapaxes({name}, 0, 1)." if swapped else ""
@@ -126,3 +128,19 @@ def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:
         fix = "Do labels begin at 1? Use targets - 1." if int(found.min()) == 1 else ""
         checks.refuse("targets", f"lie between 0 and {members.width - 1}", got, fix)
     return found
+
+
+def _flat(targets: Tensor, members: Members, task: str, name: str) -> Tensor:
+    """Targets of dense outputs with one row for each pixel, as `Members` reads them."""
+    labels, values = (members.images, *members.grid), (members.images, members.width, *members.grid)
+    shape = tuple(targets.shape)
+    if task == "regression" and shape == values:
+        return targets.movedim(1, -1).reshape(-1, members.width)
+    if shape != labels:
+        wanted = values if task == "regression" and members.width > 1 else labels
+        fix = "One-hot? Use targets.argmax(1)." if shape == values else ""
+        checks.refuse(
+            "targets", f"have shape {checks.shape_text(wanted)}, one for each pixel of `{name}`",
+            checks.shape_text(shape), fix,
+        )  # fmt: skip
+    return targets.reshape(-1)

@@ -35,16 +35,16 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     blocks = len(tally.sums["count"])
     weights = _drawn(blocks, seed)
     sums = dict(tally.sums)
-    count, deviation = weights @ sums.pop("count"), sums.pop("deviation")
+    count, coarse_count = weights @ sums.pop("count"), sums.pop("coarse_count")
+    deviation, _ = sums.pop("deviation"), sums.pop("offset")
     means = {
         name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
     }
     # As many numbers as all outputs of an example, for every replicate: a few replicates at a time.
     own = weights if len(deviation) == blocks else _drawn(len(deviation), seed)
-    share = own.sum(1) * tally.examples / len(deviation)  # examples of a replicate: blocks are of equal size
     means["bias"] = torch.cat([
         (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
-        for some, n in zip(own.split(50), (count if own is weights else share).split(50), strict=True)
+        for some, n in zip(own.split(50), (own @ coarse_count).split(50), strict=True)
     ])  # fmt: skip
     found = _of_spread(tally, means)
     if "quadratic" in means:

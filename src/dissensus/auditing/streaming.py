@@ -1,5 +1,6 @@
 """Member outputs from anywhere, in slices of bounded size."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,17 +18,22 @@ _EXACT_UP_TO = 2**24
 """Numbers up to which everything is computed in float64."""
 
 Outputs = Any
-"""``[M, N, C]`` as a tensor, an array or a memory map; or M of them ``[N, C]``."""
+"""``[M, N, C]`` as a tensor, an array or a memory map, or M of them ``[N, C]``; dense outputs ``[M, N, C, *S]`` too."""
 
 
 class Members:
-    """M members' outputs for N examples, read slice by slice."""
+    """M members' outputs for N examples, read slice by slice.
+
+    Dense outputs ``[M, N, C, *S]`` (segmentation, series) hold one prediction per pixel: each pixel is an example here,
+    and the pixels of an image follow each other. `images` is N, and `grid` is the shape S of an image, ``()`` for
+    outputs that are not dense.
+    """
 
     def __init__(self, outputs: Outputs, name: str = "outputs", *, exact: bool = False) -> None:
         each: Sequence[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
         self.stacked = not isinstance(outputs, list | tuple)
         shapes = [tuple(part.shape) if hasattr(part, "shape") else None for part in each]
-        wanted = "be an array [M, N, C], or a list of M arrays [N, C]"
+        wanted = "be an array [M, N, C], or a list of M arrays [N, C]; dense outputs are [M, N, C, H, W]"
         if not each or any(shape is None for shape in shapes):
             checks.refuse(name, wanted, type(outputs).__name__, error=TypeError)
         if len(set(shapes)) > 1:
@@ -36,10 +42,13 @@ class Members:
         assert shape is not None
         if len(shape) == 2:
             shape = (*shape, 1)  # one output per example
-        if len(shape) != 3 or 0 in shape:
+        if len(shape) < 3 or 0 in shape:
             checks.refuse(name, wanted, checks.shape_text(shape), "One output per example? [M, N] will do.")
         self.each, self.name = each, name
-        self.members, self.examples, self.width = shape
+        self.members, self.images, self.width = shape[:3]
+        self.grid = tuple(shape[3:])
+        self.pixels = math.prod(self.grid)
+        self.examples = self.images * self.pixels
         few = self.members * self.examples * self.width <= _EXACT_UP_TO
         self.dtype = torch.float64 if few or exact else torch.float32  # values may be large beside their errors
 
@@ -49,10 +58,11 @@ class Members:
             return
         flat = len(self.each[0].shape) == (2 if self.stacked else 1)
         join = "stack" if flat else "concatenate"
+        axis = -1 - len(self.grid)
         fixes = [
             "Probabilities p of the second class, as predict_proba(x)[:, 1] has them? Use "
-            f"numpy.{join}([1 - p, p], -1), which are probabilities.",
-            f"Its logits f? Use numpy.{join}([numpy.zeros_like(f), f], -1).",
+            f"numpy.{join}([1 - p, p], {axis}), which are probabilities.",
+            f"Its logits f? Use numpy.{join}([numpy.zeros_like(f), f], {axis}).",
         ]
         if flat and self.stacked:
             fixes.append("One network, [N, C]? Use outputs[None].")
@@ -64,23 +74,38 @@ class Members:
 
     def slices(self) -> Iterator[tuple[slice, Tensor]]:
         """``(which examples, outputs [M, n, C])``, one after the other."""
-        widest = max(self.width, self.members, _PER_MEMBER)
-        size = max(1, NUMBERS_AT_ONCE // (self.members * widest))
-        for start in range(0, self.examples, size):
-            rows = slice(start, min(start + size, self.examples))
-            found = self._at(rows)
-            if not bool(found.isfinite().all()):
-                where = (~found.isfinite()).nonzero()[0].tolist()
-                at = f"member {where[0]}, example {start + where[1]}"
-                checks.refuse(self.name, "be finite", f"NaN or infinity at {at}", "Leave such members or examples out.")
-            yield rows, found
+        start = 0
+        for where in self._places():
+            part = self._at(where)
+            rows = slice(start, start + part.shape[1])
+            if not bool(part.isfinite().all()):
+                member, row = (~part.isfinite()).nonzero()[0, :2].tolist()
+                example = f"image {(start + row) // self.pixels}" if self.grid else f"example {start + row}"
+                got = f"NaN or infinity at member {member}, {example}"
+                checks.refuse(self.name, "be finite", got, "Leave such members or examples out.")
+            yield rows, part
+            start = rows.stop
 
-    def _at(self, rows: slice) -> Tensor:
+    def _places(self) -> Iterator[tuple[slice, ...]]:
+        """What is read at once: several images, or some lines of one that is too large."""
+        size = max(1, NUMBERS_AT_ONCE // (self.members * max(self.width, self.members, _PER_MEMBER)))
+        if self.pixels <= size or not self.grid:
+            step = size // self.pixels
+            yield from ((slice(at, min(at + step, self.images)),) for at in range(0, self.images, step))
+            return
+        lines = max(1, size * self.grid[0] // self.pixels)
+        for image in range(self.images):
+            for at in range(0, self.grid[0], lines):
+                yield slice(image, image + 1), slice(None), slice(at, min(at + lines, self.grid[0]))
+
+    def _at(self, where: tuple[slice, ...]) -> Tensor:
         if self.stacked:
-            found = as_tensor(self.each[0][:, rows], self.name)
+            part = as_tensor(self.each[0][(slice(None), *where)], self.name)
         else:
-            found = torch.stack([as_tensor(part[rows], self.name) for part in self.each])
-        return found.to(self.dtype).view(self.members, -1, self.width)
+            part = torch.stack([as_tensor(one[where], self.name) for one in self.each])
+        if self.grid:
+            part = part.movedim(2, -1)
+        return part.to(self.dtype).reshape(self.members, -1, self.width)
 
 
 def as_tensor(part: Any, name: str, fix: str = "") -> Tensor:

@@ -1,16 +1,17 @@
 """One pass over member outputs: every figure of an audit is a function of sums, kept for each of some blocks.
 
-Examples are dealt to blocks at random. Sums of all blocks give a figure, and drawing blocks with replacement gives its
-bootstrap interval, so that nothing has to be read twice and memory does not grow with the number of examples. With
-fewer examples than blocks this is the ordinary bootstrap.
+Units (examples, or groups of them that belong together) are dealt to blocks at random. Sums over all blocks give a
+figure, and drawing blocks with replacement gives its bootstrap interval, so that nothing has to be read twice and
+memory does not grow with the number of examples. With fewer units than blocks this is the ordinary bootstrap.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks, losses, scores
@@ -38,6 +39,8 @@ _MOST_HELD = 2**24
 """Numbers of the largest sum, over all blocks."""
 _DRAWS = 20_000
 """Draws of members left out that codependence takes in all, at least one per example."""
+_SUBSETS = 100
+"""Codependence visits all subsets of members where there are no more than these, and draws some of them otherwise."""
 
 
 @dataclass
@@ -51,6 +54,13 @@ class Tally:
     loss: str
     pool: Pool
     sums: dict[str, Tensor]
+    """``count`` is the number of examples of each block; ``deviation`` and ``offset`` have blocks of their own, with
+    ``coarse_count`` examples. ``deviation`` is what members differ from their mean by, in what the pool averages;
+    ``offset`` the same in probabilities, votes or values. They are one tensor but for pool "score" of a classifier."""
+    units: int = 0
+    """What the bootstrap draws: groups of examples, images of dense outputs, or examples."""
+    hard: bool = False
+    """Whether every probability was 0 or 1, as votes are."""
     scores: dict[str, Tensor] = field(default_factory=dict)
     """Per example: how much members disagree, by several scores; higher is more."""
     frequencies: Tensor | None = None
@@ -58,16 +68,31 @@ class Tally:
 
 
 def tallied(
-    members: Members, targets: Tensor | None, *, kind: Kind, loss: str, pool: Pool, keep_scores: bool = False
+    members: Members,
+    targets: Tensor | None,
+    *,
+    kind: Kind,
+    loss: str,
+    pool: Pool,
+    keep_scores: bool = False,
+    groups: Tensor | None = None,
 ) -> Tally:
-    """Read all outputs once. Without targets only what needs none is counted."""
-    blocks = max(2, min(members.examples, BLOCKS))
+    """Read all outputs once. Without targets only what needs none is counted.
+
+    Args:
+        members: Their outputs.
+        targets: One for each example, or for each pixel of dense outputs.
+        kind: What outputs are.
+        loss: The loss that is decomposed.
+        pool: How the ensemble predicts.
+        keep_scores: Whether to keep scores of every example, which detection needs.
+        groups: Whole numbers, one for each example (each image of dense outputs): examples with equal numbers are
+            resampled together. Pixels of an image always are.
+    """
+    units, dealt = _dealt(members.images, groups)
+    blocks = max(2, min(units, BLOCKS))
     coarse = max(2, min(blocks, _MOST_HELD // (members.members * members.width)))  # for sums over every output
-    positions = random_bits((members.examples,), torch.tensor(members.examples), torch.tensor(0))
-    order = positions.argsort()
-    dealt = torch.empty_like(order)
-    dealt[order] = torch.arange(members.examples) % blocks  # blocks of equal size, in random order
-    tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {})
+    tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {}, units, kind != "values")
     if kind != "values" and targets is not None:
         tally.frequencies = torch.bincount(targets, minlength=members.width).double() / len(targets)
     kept: dict[str, list[Tensor]] = {}
@@ -75,21 +100,33 @@ def tallied(
         wanted = None if targets is None else targets[rows]
         seen = _Slice(tally, members.name, outputs, wanted, rows.start, keep_scores)
         found = seen.regression() if kind == "values" else seen.classification()
-        found["count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
+        found["count"] = found["coarse_count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
+        block = dealt[torch.arange(rows.start, rows.stop) // members.pixels]
         for name, per_example in found.items():
-            count = coarse if name == "deviation" else blocks
+            count = coarse if name in ("deviation", "offset", "coarse_count") else blocks
             if name not in tally.sums:
                 tally.sums[name] = torch.zeros(count, *per_example.shape[1:], dtype=torch.float64)
             held = tally.sums[name]
-            place = dealt[rows] % count
+            place = block % count
             if per_example.ndim < 3 or per_example.dtype == torch.float64 or len(place) <= count:
                 held.index_add_(0, place, per_example.double())
             else:  # more numbers to convert than to hold: a slice is added up as it is
                 held += torch.zeros_like(held, dtype=per_example.dtype).index_add_(0, place, per_example)
         for name, values in seen.scores.items():
             kept.setdefault(name, []).append(values.float())
+    tally.sums.setdefault("offset", tally.sums["deviation"])
     tally.scores = {name: torch.cat(parts) for name, parts in kept.items()}
     return tally
+
+
+def _dealt(examples: int, groups: Tensor | None) -> tuple[int, Int[Tensor, " N"]]:
+    """The number of units, and the block of every example: units in random order, to blocks of as many units each."""
+    unit = torch.arange(examples) if groups is None else groups.unique(return_inverse=True)[1]
+    units = int(unit.max()) + 1
+    order = random_bits((units,), torch.tensor(units), torch.tensor(0)).argsort()
+    block = torch.empty_like(order)
+    block[order] = torch.arange(units) % max(2, min(units, BLOCKS))
+    return units, block[unit]
 
 
 class _Slice:
@@ -138,6 +175,9 @@ class _Slice:
         both = named.T.unsqueeze(1) == named.T.unsqueeze(2)
         found = self._spread(averaged) | {"agreements": both.to(probs.dtype)}
         found["distinct"] = distinct_predictions(log_probs)
+        if tally.pool == "score":
+            found["offset"] = _deviation(probs).transpose(0, 1)
+        tally.hard = tally.hard and _is_hard(probs if tally.kind == "logits" else self.outputs)
         if self.keep_scores:
             self.scores = {words: score(probs) for words, score in SCORES.items()}
         if self.targets is None:
@@ -187,32 +227,52 @@ class _Slice:
         return given - given.mean(-1, keepdim=True)
 
     def _spread(self, averaged: Tensor) -> dict[str, Tensor]:
-        relative = averaged - averaged[:1]  # exactly zero for members that are equal, which their mean need not be
-        deviation = relative - relative.mean(0)
+        deviation = _deviation(averaged)
         return {"spread": deviation.square().sum(-1).mean(0), "deviation": deviation.transpose(0, 1)}
 
     def _rises(self, log_probs: Tensor, labels: Tensor, whole: Tensor) -> Tensor:
-        """How the ensemble's loss rises when members are left out at random, for every share of `DROPS`."""
+        """How the ensemble's loss rises when members are left out at random, for every share of `DROPS`: exact where
+        few subsets of members are possible, otherwise the mean over subsets that are drawn anew for each example."""
         members, n, _ = log_probs.shape
-        repeats = min(100, max(1, -(-_DRAWS // self.tally.examples)))
-        generator = torch.Generator().manual_seed(self.start)
+        at_label = losses.at_label(log_probs, labels).T  # [n, M]
+        most = _SUBSETS if self.tally.pool == "probability" or self.tally.examples <= _DRAWS else 2 * members
+        orders: list[Tensor] = []
         rises = []
         for drop in DROPS:
             kept = members - int(members * drop)
             if kept == members:
                 rises.append(torch.zeros_like(whole))
                 continue
+            if math.comb(members, kept) <= most:
+                subsets = torch.tensor(list(itertools.combinations(range(members), kept)))
+                chosen = [subset.expand(n, -1) for subset in subsets]
+            else:
+                orders = orders or self._orders(members, n)
+                chosen = [order[:, :kept] for order in orders]
             total = torch.zeros_like(whole)
-            for _ in range(repeats):
-                chosen = torch.rand(members, n, generator=generator).argsort(0)[:kept]
+            for some in chosen:
                 if self.tally.pool == "probability":
-                    at_label = losses.at_label(log_probs, labels).gather(0, chosen)
-                    total += -(at_label.logsumexp(0) - math.log(kept))
+                    total += math.log(kept) - at_label.gather(1, some).logsumexp(-1)
                 else:
-                    some = log_probs.gather(0, chosen.unsqueeze(-1).expand(-1, -1, log_probs.shape[-1]))
-                    total += -losses.at_label(some.mean(0).log_softmax(-1), labels)
-            rises.append(total / repeats - whole)
+                    mean = log_probs.gather(0, some.T.unsqueeze(-1).expand(-1, -1, log_probs.shape[-1])).mean(0)
+                    total -= losses.at_label(mean.log_softmax(-1), labels)
+            rises.append(total / len(chosen) - whole)
         return torch.stack(rises, -1)
+
+    def _orders(self, members: int, n: int) -> list[Tensor]:
+        """Members in random orders ``[n, M]``, which depend on the example alone."""
+        repeats = min(_SUBSETS, max(1, -(-_DRAWS // self.tally.examples)))
+        examples = torch.arange(self.start, self.start + n)
+        return [random_bits((members,), examples, torch.full_like(examples, i)).argsort(-1) for i in range(repeats)]
+
+
+def _deviation(averaged: Float[Tensor, "M n C"]) -> Float[Tensor, "M n C"]:
+    relative = averaged - averaged[:1]  # exactly zero for members that are equal, which their mean need not be
+    return relative - relative.mean(0)
+
+
+def _is_hard(probs: Tensor) -> bool:
+    return bool(((probs == 0) | (probs == 1)).all())
 
 
 def _products(errors: Float[Tensor, "M n C"]) -> Float[Tensor, "n M M"]:

@@ -1,0 +1,237 @@
+"""How an audit reads outputs and adds them up: groups, dense outputs, slices, subsets of members."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import dissensus as ds
+from dissensus.auditing import streaming, tallying
+from dissensus.auditing.measuring import measured
+
+LOGITS = {"kind": "logits", "loss": "cross_entropy", "pool": "probability"}
+VALUES = {"kind": "values", "loss": "mse", "pool": "score"}
+
+
+def classifier(members=4, examples=300, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (examples,), generator=generator)
+    shared = torch.nn.functional.one_hot(labels, classes) * 2.0 + torch.randn(examples, classes, generator=generator)
+    logits = shared + 1.5 * torch.randn(members, examples, classes, generator=generator)
+    return logits.double(), labels
+
+
+def dense(members=3, images=12, classes=4, grid=(5, 6), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (images, *grid), generator=generator)
+    hot = torch.nn.functional.one_hot(labels, classes).movedim(-1, 1)
+    ease = 4 * torch.rand(images, *[1] * (1 + len(grid)), generator=generator)  # pixels of an image are alike
+    logits = ease * hot + torch.randn(members, images, classes, *grid, generator=generator)
+    return logits.double(), labels
+
+
+def flat(logits):
+    """``[M, N, C, *S]`` as ``[M, N · S, C]``."""
+    return logits.movedim(2, -1).reshape(len(logits), -1, logits.shape[2])
+
+
+def sums(outputs, targets, groups=None, **settings):
+    return tallying.tallied(streaming.Members(outputs), targets, groups=groups, **{**LOGITS, **settings})
+
+
+def test_rows_of_a_group_are_resampled_together():
+    """Every row three times, in any order: three times the rows, but no more evidence."""
+    logits, labels = classifier()
+    once = sums(logits, labels)
+    order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
+    rows = torch.arange(300).repeat(3)[order]
+    tripled = sums(logits[:, rows], labels[rows], groups=rows * 7 - 50)
+    assert (once.units, tripled.units, tripled.examples) == (300, 300, 900)
+    alone = sums(logits[:, rows], labels[rows])
+    assert alone.units == 900
+    expected, grouped, ungrouped = (measured(tally) for tally in (once, tripled, alone))
+    for name, figure in expected.items():
+        if not name.startswith("codependence"):
+            assert grouped[name] == pytest.approx(figure, rel=1e-9, nan_ok=True), name
+    narrow = ungrouped["accuracy"].high - ungrouped["accuracy"].low
+    assert narrow < 0.8 * (expected["accuracy"].high - expected["accuracy"].low)
+
+
+def test_groups_of_unequal_size_are_never_split():
+    logits, labels = classifier(examples=1000, classes=2)
+    groups = (torch.rand(1000, generator=torch.Generator().manual_seed(2)) ** 3 * 40).long()
+    tally = sums(logits, labels, groups=groups)
+    sizes = groups.unique(return_counts=True)[1]
+    assert tally.units == len(sizes) < 256
+    assert tally.sums["count"].sort().values.tolist() == sizes.sort().values.tolist()
+    torch.testing.assert_close(tally.sums["coarse_count"], tally.sums["count"])
+
+
+@pytest.mark.parametrize("groups", [torch.zeros(40, dtype=torch.long), torch.tensor([3, -1]).repeat(20)])
+def test_one_or_two_groups_make_two_blocks(groups):
+    logits, labels = classifier(examples=40)
+    tally = sums(logits, labels, groups=groups)
+    assert tally.units == len(groups.unique())
+    assert len(tally.sums["count"]) == 2
+    assert tally.sums["count"].sum() == 40
+
+
+def test_coarse_blocks_know_how_many_examples_they_hold(monkeypatch):
+    """Seven blocks make three coarse ones of unequal size: a constant offset is found whatever a replicate draws."""
+    monkeypatch.setattr(tallying, "_MOST_HELD", 3 * 2)
+    f = torch.zeros(2, 7, 1, dtype=torch.float64)
+    f[1] = 1.0
+    tally = sums(f, torch.zeros(7, dtype=torch.float64), **VALUES)
+    assert sorted(tally.sums["coarse_count"].tolist()) == [2, 2, 3]
+    assert measured(tally)["bias_share"] == pytest.approx((1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("grid", [(5, 6), (7,), (2, 3, 2)])
+def test_dense_outputs_are_pixels_in_groups_of_an_image(grid):
+    logits, labels = dense(grid=grid)
+    tally = sums(logits, labels.flatten())
+    assert (tally.units, tally.examples, tally.width) == (12, 12 * math.prod(grid), 4)
+    images = torch.arange(12).repeat_interleave(math.prod(grid))
+    expected = sums(flat(logits), labels.flatten(), groups=images)
+    assert tally.sums.keys() == expected.sums.keys()
+    for name, held in expected.sums.items():
+        torch.testing.assert_close(tally.sums[name], held, msg=name)
+    patients = torch.arange(12) // 3
+    by_patient = sums(logits, labels.flatten(), groups=patients)
+    expected = sums(flat(logits), labels.flatten(), groups=patients[images])
+    assert by_patient.units == 4
+    torch.testing.assert_close(by_patient.sums["products"], expected.sums["products"])
+
+
+def test_dense_outputs_are_audited(tmp_path):
+    logits, labels = dense()
+    whole = ds.audit(logits, labels, task="classification", kind="logits")
+    pixels = ds.audit(flat(logits), labels.flatten(), task="classification", kind="logits")
+    assert whole.test["nll"].value == pytest.approx(pixels.test["nll"].value)
+    assert whole.test["nll"].high - whole.test["nll"].low > 1.5 * (pixels.test["nll"].high - pixels.test["nll"].low)
+    np.save(tmp_path / "dense.npy", logits.numpy())
+    for outputs in (list(logits), logits.numpy(), np.load(tmp_path / "dense.npy", mmap_mode="r")):
+        assert ds.audit(outputs, labels.numpy(), task="classification", kind="logits").test == whole.test
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_dense_regression(width):
+    generator = torch.Generator().manual_seed(3)
+    y = torch.randn(9, width, 4, 5, generator=generator, dtype=torch.float64)
+    f = y + torch.randn(3, 9, width, 4, 5, generator=generator, dtype=torch.float64)
+    audit = ds.audit(f, y, task="regression")
+    error = (f.mean(0) - y).square().sum(1).mean()
+    assert audit.test["mse"].value == pytest.approx(float(error))
+    assert audit.facts["examples"] == 9 * 20
+    if width == 1:
+        assert ds.audit(f, y[:, 0], task="regression").test == audit.test
+
+
+@pytest.mark.parametrize("numbers", [45 * 3 * 7, 45 * 3 * 31, 45 * 3 * 100])
+def test_large_images_are_read_in_parts(monkeypatch, numbers):
+    logits, labels = dense()
+    whole = sums(logits, labels.flatten())
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
+    sizes = [rows.stop - rows.start for rows, _ in streaming.Members(logits).slices()]
+    assert sum(sizes) == 12 * 30
+    assert max(sizes) <= numbers // (45 * 3)
+    again = sums(logits, labels.flatten())
+    for name, held in whole.sums.items():
+        torch.testing.assert_close(again.sums[name], held, msg=name)
+
+
+def test_targets_of_dense_outputs_have_their_shape(unchecked):
+    logits, labels = dense()
+    for wrong in (labels[:, :-1], labels[:-1], labels.flatten(), labels[:, 0]):
+        with pytest.raises(ValueError, match=r"`targets` must have shape \[12, 5, 6\], one for each pixel"):
+            ds.audit(logits, wrong, task="classification", kind="logits")
+    one_hot = torch.nn.functional.one_hot(labels, 4).movedim(-1, 1)
+    with pytest.raises(ValueError, match=r"Use targets.argmax\(1\)"):
+        ds.audit(logits, one_hot, task="classification", kind="logits")
+    logits[1, 4, 2, 3, 3] = math.nan
+    with pytest.raises(ValueError, match="member 1, image 4"):
+        ds.audit(logits, labels, task="classification", kind="logits")
+    with pytest.raises(ValueError, match="numpy.concatenate.*, -3\\)"):
+        ds.audit(logits[:, :, :1], labels, task="classification", kind="logits")
+
+
+@pytest.mark.parametrize("pool", ["probability", "score"])
+@pytest.mark.parametrize("members", [1, 2, 5, 8])
+def test_codependence_of_few_members_is_exact(members, pool):
+    logits, labels = classifier(members=members, examples=150)
+    tally = sums(logits, labels, pool=pool)
+    pooled = {"probability": ds.pooling.mean_probability, "score": ds.pooling.mean_score}[pool]
+    whole = ds.losses.cross_entropy(pooled(logits), labels).mean()
+    for i, drop in enumerate(tallying.DROPS):
+        kept = members - int(members * drop)
+        some = [
+            ds.losses.cross_entropy(pooled(logits[list(subset)]), labels).mean()
+            for subset in itertools.combinations(range(members), kept)
+        ]
+        rise = tally.sums["rises"][:, i].sum() / 150
+        assert float(rise) == pytest.approx(float(sum(some) / len(some) - whole), abs=1e-12)
+
+
+@pytest.mark.parametrize("pool", ["probability", "score"])
+def test_codependence_of_many_members_is_drawn_by_example(monkeypatch, pool):
+    logits, labels = classifier(members=12, examples=800)
+    tally = sums(logits, labels, pool=pool)
+    rises = tally.sums["rises"].sum(0) / 800
+    monkeypatch.setattr(tallying, "_SUBSETS", 1000)  # C(12, 5) = 792: all of them
+    exact = sums(logits, labels, pool=pool).sums["rises"].sum(0) / 800
+    torch.testing.assert_close(rises, exact, rtol=0.05, atol=0)
+    assert (rises != exact).tolist() == [False, True, True]  # C(12, 10) = 66 are visited, the others drawn
+    monkeypatch.undo()
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 12 * 33)
+    again = sums(logits, labels, pool=pool).sums["rises"].sum(0) / 800
+    torch.testing.assert_close(again, rises)  # draws do not depend on how outputs are read
+
+
+def test_codependence_survives_members_that_rule_the_label_out():
+    logits, labels = classifier(members=3, examples=20)
+    logits[:2] += 5000.0 * (1 - torch.nn.functional.one_hot(labels, 3))
+    tally = sums(logits, labels)
+    expected = sum(
+        ds.losses.cross_entropy(ds.pooling.mean_probability(logits[list(pair)]), labels).mean()
+        for pair in itertools.combinations(range(3), 2)
+    ) / 3 - ds.losses.cross_entropy(ds.pooling.mean_probability(logits), labels).mean()  # fmt: skip
+    assert float(tally.sums["rises"][:, 1].sum() / 20) == pytest.approx(float(expected))
+
+
+def deviation(averaged):
+    return (averaged - averaged.mean(0)).sum(1)
+
+
+def test_offsets_are_those_of_probabilities():
+    logits, labels = classifier()
+    by_score = sums(logits, labels, pool="score").sums
+    torch.testing.assert_close(by_score["offset"].sum(0), deviation(logits.softmax(-1)))
+    torch.testing.assert_close(
+        by_score["deviation"].sum(0), deviation(logits - logits.mean(-1, keepdim=True)), atol=1e-9, rtol=1e-9
+    )
+    by_probability = sums(logits, labels).sums
+    assert by_probability["offset"] is by_probability["deviation"]
+    torch.testing.assert_close(by_probability["offset"], by_score["offset"])
+    votes = torch.nn.functional.one_hot(logits.argmax(-1), 3).double()
+    by_vote = sums(logits, labels, pool="vote", loss="zero_one").sums
+    assert by_vote["offset"] is by_vote["deviation"]
+    torch.testing.assert_close(by_vote["offset"].sum(0), deviation(votes))
+    values = sums(logits, logits.mean(0), **VALUES).sums
+    assert values["offset"] is values["deviation"]
+
+
+def test_votes_are_known_as_hard():
+    logits, labels = classifier()
+    votes = torch.nn.functional.one_hot(logits.argmax(-1), 3).double()
+    given = {"kind": "probabilities"}
+    assert sums(votes, labels, **given).hard
+    assert sums(votes.half(), labels, **given).hard
+    assert not sums(votes.lerp(torch.full_like(votes, 1 / 3), 1e-4), labels, **given).hard
+    assert not sums(logits, labels).hard
+    assert sums(1e6 * votes, labels).hard
+    late = votes.clone()
+    late[-1, -1] = torch.tensor([0.5, 0.5, 0.0])
+    assert not sums(late, labels, **given).hard
+    assert not sums(votes, votes.mean(0), **VALUES).hard
