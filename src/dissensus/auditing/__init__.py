@@ -2,18 +2,20 @@
 
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
-from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
+from dissensus.auditing.judging import LIMITS, Evidence, Judgement, Limits, Subject, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
 from dissensus.auditing.streaming import Members, Outputs, as_tensor
 from dissensus.auditing.tallying import Kind, Tally, tallied
 from dissensus.axes import Pool
 
-__all__ = ["LIMITS", "Audit", "Figure", "Judgement", "Limits", "audit", "roc_area"]
+__all__ = ["LIMITS", "Audit", "Evidence", "Figure", "Judgement", "Limits", "audit", "roc_area"]
 
 _LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
 
@@ -27,8 +29,10 @@ def audit(
     loss: str | None = None,
     pool: Pool | None = None,
     train: tuple[Outputs, Any] | None = None,
+    in_bag: Any = None,
     reference: Outputs | None = None,
     ood: Outputs | None = None,
+    groups: Any = None,
     limits: Limits = LIMITS,
     seed: int = 0,
 ) -> Audit:
@@ -44,9 +48,13 @@ def audit(
         loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"``; ``"mse"`` for regression.
         pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"``; ``"score"`` for
             regression. ``"vote"`` goes with ``"zero_one"``.
-        train: ``(outputs, targets)`` on training data: does diversity generalise?
-        reference: Outputs of an independently trained ensemble on the same examples: what is normal here?
+        train: ``(outputs, targets)`` on training data: were members trained on their own loss?
+        in_bag: Which examples of `train` each member was trained on: ``"all"``, or a mask ``[M, N]`` (bagging, shards,
+            folds). Members overstate what they say on data that they have not seen, so without this less is tested.
+        reference: Outputs of an ensemble of the same build, trained independently, on the same examples.
         ood: Outputs on shifted data: what is disagreement worth for detection?
+        groups: What belongs together, ``[N]`` (patients, images, series): resampled whole. Each image of dense outputs
+            is a group by itself.
         limits: Where the rules draw their lines.
         seed: Of the bootstrap.
 
@@ -70,33 +78,61 @@ def audit(
     known: Kind = kind if kind is not None else "values"
     told: dict[str, Any] = {"kind": known, "loss": loss, "pool": pool}
 
-    def seen(some: Outputs, wanted: Any, name: str) -> Tally:
+    def seen(some: Outputs, wanted: Any, name: str, grouped: Any = None, bag: Any = None) -> Tally:
         members = Members(some, name, exact=task == "regression")
         if kind is not None:
             members.check_classes()
         checked = None if wanted is None else _targets(wanted, members, task, name)
-        return tallied(members, checked, keep_scores=ood is not None, **told)
+        extra = {"groups": _groups(grouped, members), "in_bag": _in_bag(bag, members) if name == "train" else None}
+        return tallied(members, checked, keep_scores=ood is not None, **extra, **told)
 
-    test = seen(outputs, targets, "outputs")
+    test = seen(outputs, targets, "outputs", groups)
+    if train is None and in_bag is not None:
+        checks.refuse("in_bag", "come with `train`", "no `train`", "Give train=(outputs, targets).")
+    on_train = None if train is None else seen(*train, "train", bag=in_bag)
+    on_reference = None if reference is None else seen(reference, targets, "reference", groups)
     figures = measured(test, seed)
-    of_train = None if train is None else measured(seen(*train, "train"), seed)
-    of_reference = None if reference is None else measured(seen(reference, targets, "reference"), seed)
+    of_train = None if on_train is None else measured(on_train, seed)
+    of_reference = None if on_reference is None else measured(on_reference, seed)
     detection: dict[str, Figure] = {}
     if ood is not None:
         shifted = seen(ood, None, "ood")
         if shifted.width != test.width:
             checks.refuse("ood", f"have {test.width} outputs, as `outputs` has", shifted.width)
         detection = {name: roc_area(values, shifted.scores[name]) for name, values in test.scores.items()}
-    judgement = judged(
-        figures, of_train, of_reference, members=test.members, examples=test.examples, logits=_averages_logits(told),
-        limits=limits,
-    )  # fmt: skip
+    judgement = judged(Subject(test, on_train, on_reference, in_bag is not None), limits)
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
 
 
-def _averages_logits(told: dict[str, Any]) -> bool:
-    return told["pool"] == "score" and told["kind"] != "values"
+def _groups(groups: Any, members: Members) -> Tensor | None:
+    """Groups as whole numbers, one for each example or image."""
+    if groups is None:
+        return None
+    names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    if names.ndim != 1 or len(names) != members.images:
+        checks.refuse("groups", f"hold N={members.images} names, one for each example", checks.shape_text(names.shape))
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1])
+
+
+def _in_bag(in_bag: Any, members: Members) -> Tensor:
+    """A mask ``[M, N]`` (``[1, N]`` where all members have seen the same) of the examples that members were trained on.
+
+    Without one, everything is counted as seen; `judged` knows that this was not said.
+    """
+    if in_bag is None or (isinstance(in_bag, str) and in_bag == "all"):
+        return torch.ones(1, members.images)
+    mask = as_tensor(in_bag, "in_bag") if not isinstance(in_bag, str) else None
+    shape = (members.members, members.images)
+    if mask is None or tuple(mask.shape) != shape:
+        got = repr(in_bag) if mask is None else checks.shape_text(mask.shape)
+        checks.refuse("in_bag", f"be 'all' or a mask {checks.shape_text(shape)}", got)
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        checks.refuse("in_bag", "hold 0 and 1, or False and True", f"{float(mask.min()):g} to {float(mask.max()):g}",
+                      "Counts of a bootstrap? Use counts > 0.")  # fmt: skip
+    if bool((mask.sum(1) == 0).any()):
+        checks.refuse("in_bag", "leave every member some example", f"none for member {int(mask.sum(1).argmin())}")
+    return mask.float()
 
 
 def _targets(targets: Any, members: Members, task: str, name: str) -> Tensor:

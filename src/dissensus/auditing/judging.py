@@ -1,51 +1,94 @@
-"""The verdict: a few rules, each with its reason; `dissensus study run audit/table-1` asks how often they are right."""
+"""The verdict: a few rules on tests with stated sizes; `dissensus study run audit/table-1` asks how often they are right."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from dissensus.auditing.measuring import Figure
+from dissensus.auditing import testing
+from dissensus.auditing.tallying import Tally
+from dissensus.auditing.testing import Test
 
-HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED = "healthy", "redundant", "collusive", "dominated", "undecided"
+UNSKILLED, COLLUSIVE, DOMINATED = "unskilled", "collusive", "dominated"
+REDUNDANT, UNDECIDED, HEALTHY = "redundant", "undecided", "healthy"
+VERDICTS = (UNSKILLED, COLLUSIVE, DOMINATED, REDUNDANT, UNDECIDED, HEALTHY)
+"""In the order in which rules are asked: the first that applies is the verdict."""
 FEWEST = 20
-"""Examples below which intervals say little."""
-VERDICTS = (HEALTHY, REDUNDANT, COLLUSIVE, DOMINATED, UNDECIDED)
+"""Examples (or groups of them) below which nothing is judged."""
+FEW_EXAMPLES, FEW_MEMBERS = 200, 5
+"""Counts below which confidence is called low."""
 
 
 class Limits(NamedTuple):
-    """Where the rules draw their lines."""
+    """Where the rules draw their lines, and how sure they must be."""
 
-    gain: float = 0.01
-    """Pooling takes less than this share off the members' error: they are copies."""
-    biased: float = 0.2
-    """So much of the diversity is constant bias, where members trained alone have a few per cent."""
-    biased_logits: float = 0.25
-    """The same for averaged logits, whose size is free: members trained alone have up to so much, but err together."""
-    lost: float = 0.15
-    """Biases of logits matter once members lose this share of what knowing class frequencies alone would lose."""
-    together: float = 0.6
-    """A correlation of errors above which biases do not matter: nothing cancels."""
-    uncorrelated: float = 0.1
-    """A correlation of errors below this is not what models of the same data have, trees of a forest included."""
-    above_chance: float = 0.4
-    """Even the best member has less than this share of the ensemble's kappa: of what it is right more often than by
-    guessing with answers as frequent as its own."""
-    guessing: float = 0.1
-    """Members have on average less than this share of the ensemble's kappa: they might as well guess. (So by the
-    estimate; few examples leave its interval wide, which has to stay below `above_chance`.)"""
-    right: float = 0.8
-    """A kappa that makes an ensemble that is right. Members that guess do not add up to one, unless what they say was
-    made to."""
-    worse: float = 1.5
-    """Members' loss against that of a reference's members."""
-    carries: float = 1.25
-    """The best member alone has at most this times the ensemble's error."""
+    collusive_level: float = 0.001
+    """The chance of calling a sound ensemble collusive, over all tests together."""
+    level: float = 0.001
+    """The size of each test for dominated, and for skill."""
+    redundant_level: float = 0.01
+    """The size of the test for redundant."""
+    no_skill: tuple[float, float] = (0.05, 0.1)
+    """The share of a constant's loss that is saved, and the kappa, below which an ensemble has no skill."""
+    gain: float = 0.03
+    """Pooling takes less than this share off the members' error: they say the same."""
+    offset: float = 0.25
+    """Constant offsets that cancel in the pool make up this share of members' own loss."""
+    some_offset: float = 0.1
+    """… and this share is told, and leaves the verdict open, where diversity is mostly such offsets."""
+    mostly: float = 0.5
+    """The share of diversity that "mostly" means."""
+    weight: float = 0.75
+    """The weight of the pool's loss in what members were trained on, as training outputs reveal it."""
+    overstated: float = 0.1
+    """The share of members' own training loss that scaling their outputs down would take off."""
+    leaning: float = 0.65
+    """The share of the pool's generalisation gap that no member has."""
+    gap: float = 0.05
+    """The logarithm of the least generalisation gap that says anything."""
+    worse: float = 1.2
+    """Members' error over that of a reference's members."""
+    cancels: float = 0.4
+    """Of what members err more than the reference's, the least share that cancels in the pool."""
+    better: float = 0.98
+    """The best member's loss over the pool's, at most, for it to be better."""
     weak: float = 1.25
-    """The other members' error is at least this times the best's."""
-    needed: float = 1.1
-    """Without the best member the error grows by this factor more than it would if members were alike. (With many
-    members no one is needed: the best of fifty trees is not a forest's secret.)"""
+    """The other members' error over the best member's, at least, where the pool is no better than the best."""
+    known: float = 0.4
+    """The best member's share of the ensemble's kappa below which members know little by themselves."""
 
 
 LIMITS = Limits()
+
+
+class Evidence(NamedTuple):
+    """One question that the audit asked, and its answer."""
+
+    question: str
+    test: str
+    """How it was asked."""
+    points_to: str
+    """The verdict that a yes gives."""
+    answer: str
+    """``"yes"``, ``"no"``, or ``"open"``."""
+    value: float
+    line: float
+    above: bool
+    """Whether a yes lies above the line."""
+    error: float
+    """The value's standard error; NaN where it has none."""
+    p: float
+    """The chance of a value so far beyond the line if the truth lies on it."""
+    level: float
+    """How small `p` must be for a yes."""
+    reason: str
+    """What a yes says, in words with numbers."""
+
+    def sentence(self) -> str:
+        """The test with its numbers: what was asked, the value, the line, how sure."""
+        side = "above" if self.above else "below"
+        sure = f"p = {self.p:.2g}, below {self.level:.2g} for a yes" if not math.isnan(self.p) else "cannot be tested here"
+        spread = f" ± {self.error:.2g}" if not math.isnan(self.error) else ""
+        return f"{self.question} {self.answer}. {self.test}: {self.value:.3g}{spread}; the line is {side} {self.line:.3g} ({sure})."
 
 
 class Judgement(NamedTuple):
@@ -54,137 +97,310 @@ class Judgement(NamedTuple):
     verdict: str
     reasons: list[str]
     advice: list[str]
+    evidence: list[Evidence] = []
+    """Every question that was asked."""
+    confidence: str = ""
+    """How much the amount of data allows to be said."""
 
 
-def judged(
-    test: dict[str, Figure], train: dict[str, Figure] | None = None, reference: dict[str, Figure] | None = None,
-    *, members: int, examples: int, logits: bool = False, limits: Limits = LIMITS,
-) -> Judgement:  # fmt: skip
-    """Judge an ensemble by its figures on test data, and on training data or against a reference where there are."""
-    if members < 2:
+class Subject(NamedTuple):
+    """What is judged: outputs on test data, and what is known beside them."""
+
+    test: Tally
+    train: Tally | None = None
+    reference: Tally | None = None
+    in_bag_known: bool = False
+    """Whether it was said which training examples each member was trained on."""
+
+
+def judged(subject: Subject, limits: Limits = LIMITS) -> Judgement:
+    """Judge an ensemble. Rules are asked in the order of `VERDICTS`; the first that applies is the verdict."""
+    test = subject.test
+    if test.members < 2:
         return Judgement(UNDECIDED, ["one member has no diversity to judge"], ["Give at least two members."])
-    if examples < FEWEST:
-        return Judgement(UNDECIDED, [f"{examples} examples are too few to tell"], [f"Give at least {FEWEST}."])
-    if test["member_error"].value == 0:
+    if test.units < FEWEST:
+        what = "groups" if test.units < test.examples else "examples"
+        return Judgement(UNDECIDED, [f"{test.units} {what} are too few to tell"], [f"Give at least {FEWEST}."])
+    if float(testing.own_error(test).sum()) == 0:
         return Judgement(REDUNDANT, ["no member ever errs: one would do"], ["Keep one member, or find harder data."])
-    cancel = _collusive(test, train, reference, members, logits, limits)
-    if cancel:
-        return Judgement(COLLUSIVE, cancel, ["Train members independently, or at a smaller β, and audit again."])
-    if test["gain"].high < limits.gain:
-        why = f"pooling takes {test['gain'].value:.2%} off the members' error: they say the same"
-        return Judgement(REDUNDANT, [why], ["Keep one member, or train them from other seeds, data or settings."])
-    best, others, needed = test["best_to_ensemble"], test["others_to_best"], test["best_needed"]
-    if best.high <= limits.carries and others.low >= limits.weak and needed.low >= limits.needed:
-        why = (
-            f"the best member alone has {best.value:.2f} times the ensemble's error, the others {others.value:.1f} "
-            f"times the best's, and without it the error is {test['without_best'].value:.1f} times as large"
-        )
-        return Judgement(DOMINATED, [why], ["Try that member alone, or weigh members by their quality."])
-    doubts = _doubts(test, train, reference, members, logits, limits)
+    evidence = [*_skill(test, limits), *_collusion(subject, limits), *_dominance(test, limits), _copies(test, limits)]
+    doubts = _doubts(subject, evidence, limits)
+    verdict, reasons, advice = _verdict(subject, evidence, doubts, limits)
+    return Judgement(verdict, reasons, advice, evidence, _confidence(test, evidence, limits))
+
+
+def _verdict(
+    subject: Subject, evidence: list[Evidence], doubts: list[str], limits: Limits
+) -> tuple[str, list[str], list[str]]:
+    test = subject.test
+    skilled = any(item.answer == "yes" for item in evidence if item.points_to == "skill")
+    if not skilled and testing.small_skill(test, *limits.no_skill):
+        return UNSKILLED, [_no_skill(test)], [
+            "Check that outputs and targets belong together (order of examples, `kind`, scale), then train better members."
+        ]  # fmt: skip
+    if not skilled:
+        why = f"{_no_skill(test, shown=False)}, and {test.units:,} examples cannot show that this is more than luck"
+        return UNDECIDED, [why], ["Bring more examples."]
+    shown = {verdict: [e.reason for e in evidence if e.points_to == verdict and e.answer == "yes"] for verdict in VERDICTS}
+    if shown[COLLUSIVE]:
+        return COLLUSIVE, shown[COLLUSIVE], [_what_to_do(evidence)]
+    if shown[DOMINATED]:
+        return DOMINATED, shown[DOMINATED], ["Use that member alone, or weigh members by their quality on held-out data."]
+    if shown[REDUNDANT]:
+        return REDUNDANT, shown[REDUNDANT], ["Keep one member, or train them from other seeds, data or settings."]
     if doubts:
-        wanted = {"`train`: outputs on training data": train,
-                  "`reference`: outputs of an independently trained ensemble": reference}  # fmt: skip
-        asked = [words for words, given in wanted.items() if given is None]
-        return Judgement(UNDECIDED, doubts, [f"Add {', or '.join(asked)}."] if asked else [])
-    if "kappa" in test and test["kappa"].low <= 0:
-        why = f"the ensemble is right {test['accuracy'].value:.1%} of the time, which is no better than guessing"
-        return Judgement(UNDECIDED, [why], ["Check that outputs and labels belong together, and that `kind` is right."])
-    correlation = test["error_correlation"]
-    why = [f"errors go together as those of independent members do (correlation {correlation.value:.2f}), and pooling "
-           f"takes {test['gain'].value:.0%} off them"]  # fmt: skip
-    return Judgement(HEALTHY, why, [])
+        return UNDECIDED, doubts, [_what_to_bring(subject)]
+    return HEALTHY, _sound(test), _not_excluded(subject)
 
 
-def _collusive(
-    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, members: int,
-    logits: bool, limits: Limits,
-) -> list[str]:  # fmt: skip
-    """Reasons to say that errors cancel; any is enough."""
-    found: list[str] = []
-    if test["relative_diversity"].low > members - 1:
-        found.append(
-            f"members' errors cancel: diversity is {test['relative_diversity'].value:.3g} times the error, where "
-            f"uncorrelated errors would give M − 1 = {members - 1}"
-        )
-    if "kappa" in test and test["kappa"].low > 0:
-        share = test["above_chance"]
-        if share.high < limits.above_chance and test["error_correlation"].high < limits.together:
-            found.append(
-                f"even the best member has {max(0.0, share.value):.0%} of what the ensemble has above guessing (they "
-                f"are right {test['best_accuracy'].value:.1%} and {test['accuracy'].value:.1%} of the time)"
-            )
-    if "kappa" in test and not found and _guessing(test, limits):
-        found.append(
-            f"members are right {test['member_accuracy'].value:.1%} of the time on average, where guessing with "
-            f"answers as frequent gives {test['guessed'].value:.1%}, under an ensemble that is right "
-            f"{test['accuracy'].value:.1%} and that none of them carries"
-        )
-    biased = limits.biased_logits if logits else limits.biased
-    correlation = test["error_correlation"]
-    matters = not logits or test["lost"].low > limits.lost
-    if test["bias_share"].low > biased and correlation.high < limits.together and matters:
-        found.append(
-            f"{test['bias_share'].value:.0%} of the diversity is constant bias, which cancels in the mean, and errors "
-            f"hardly go together (correlation {correlation.value:.2f})"
-        )
-    low_on_both = train is not None and train["error_correlation"].value < limits.uncorrelated
-    if low_on_both and correlation.value < limits.uncorrelated and not found:
-        found.append(
-            f"errors go apart on test data (correlation {correlation.value:.2f}) as on training data, where models "
-            "that learnt alone have much in common"
-        )
-    if train is not None and train["error_correlation"].high < 0:
-        found.append("on training data members' errors cancel (their correlation is below zero)")
+def _skill(test: Tally, limits: Limits) -> list[Evidence]:
+    words = {
+        "loss": ("Does the ensemble lose less than the best constant prediction?", "share of the constant's loss that it saves"),
+        "kappa": ("Is it right more often than guesses as frequent?", "kappa"),
+    }
+    return [
+        _asked(*words[name], "skill", found, limits.level / 2, f"{words[name][1]} is {found.value:.2f}")
+        for name, found in testing.skill(test).items()
+    ]
+
+
+def _collusion(subject: Subject, limits: Limits) -> list[Evidence]:
+    """Tests of members that lean on each other; together they call a sound ensemble so at `limits.collusive_level`."""
+    test, train, reference = subject.test, subject.train, subject.reference
+    asked: list[Callable[[float], Evidence]] = [lambda level: _rotation(test, "test", level)]
+    if not test.hard:
+        asked.append(lambda level: _offsets(test, limits, level))
+    if train is not None:
+        asked.append(lambda level: _rotation(train, "training", level))
+        if subject.in_bag_known and testing.ownership(train, limits.weight, limits.overstated) is not None:
+            asked.append(lambda level: _ownership(train, limits, level))
+        asked.append(lambda level: _leaning(test, train, limits, level))
     if reference is not None:
-        found += _against(reference, test, limits)
+        asked.append(lambda level: _against(test, reference, limits, level))
+    return [ask(limits.collusive_level / len(asked)) for ask in asked]
+
+
+def _rotation(tally: Tally, data: str, level: float) -> Evidence:
+    found = testing.cancelling(tally)
+    return _asked(
+        f"Do errors on {data} data cancel more than independent errors do by chance?",
+        f"rotation test; (M − 1) × error / diversity on {data} data", COLLUSIVE, found, level,
+        f"members' errors on {data} data cancel: diversity is {(tally.members - 1) / max(found.value, 1e-12):.3g} times "
+        f"the pool's error, where independent errors would give M − 1 = {tally.members - 1} (rotation test, p = {found.p:.1g})",
+    )  # fmt: skip
+
+
+def _offsets(test: Tally, limits: Limits, level: float) -> Evidence:
+    found = testing.offsets(test, limits.offset)
+    where = "logits" if test.pool == "score" and test.kind != "values" else "predictions"
+    return _asked(
+        "Do constant offsets that cancel in the pool make up much of members' loss?",
+        f"share of members' loss that is constant offsets of their {where}", COLLUSIVE, found, level,
+        f"{found.value:.0%} of members' own loss is constant offsets of their {where}, which cancel in the pool",
+    )  # fmt: skip
+
+
+def _ownership(train: Tally, limits: Limits, level: float) -> Evidence:
+    found = testing.ownership(train, limits.weight, limits.overstated)
+    assert found is not None
+    weight, overstated = found
+    # Both must hold; the larger p-value is the p-value of both.
+    p = max(weight.p, overstated.p)
+    return _asked(
+        "Were members trained on the pool's loss rather than their own?",
+        "weight of the pool's loss, as the scale of training outputs reveals it", COLLUSIVE, weight._replace(p=p), level,
+        f"on training data it is the pool's loss that is at its minimum, not members': its weight in what they were "
+        f"trained on is {min(weight.value, 1.0):.2f} (0 for members trained alone), and scaling each member's outputs "
+        f"down would take {overstated.value:.0%} off its own training loss",
+    )  # fmt: skip
+
+
+def _leaning(test: Tally, train: Tally, limits: Limits, level: float) -> Evidence:
+    share, gap = testing.leaning(test, train, limits.leaning, limits.gap)
+    p = max(share.p, gap.p) if not (math.isnan(share.p) or math.isnan(gap.p)) else math.nan
+    return _asked(
+        "Does the pool fit training data that no member fits?",
+        "share of the pool's generalisation gap that no member has", COLLUSIVE, share._replace(p=p), level,
+        f"the pool fits its training data (its error is {gap.value:.1f} times as large on test data) and no member does: "
+        f"{min(share.value, 1.0):.0%} of that gap is the pool's alone, where members trained alone leave at most half",
+    )  # fmt: skip
+
+
+def _against(test: Tally, reference: Tally, limits: Limits, level: float) -> Evidence:
+    found = testing.against(test, reference, limits.worse)
+    paid = found.pool.p < 0.05  # the ensemble is better for it
+    cancels = found.cancels > limits.cancels
+    p = found.members.p if cancels and not paid else math.nan
+    return _asked(
+        "Are members worse than a reference's, for errors that cancel and a pool that is no better?",
+        "members' error over the reference's", COLLUSIVE, found.members._replace(p=p), level,
+        f"members have {found.members.value:.2f} times the error of the reference's, {min(found.cancels, 1.0):.0%} of what "
+        f"they err more cancels in the pool, and the pool is no better for it ({found.pool.value:.2f} times the "
+        "reference's error)",
+    )  # fmt: skip
+
+
+def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
+    found = testing.best_member(test, limits.better, limits.better, limits.weak)
+    worse_by_accuracy = found.accuracy is not None and found.accuracy.p > 0.99
+    by_loss = found.loss._replace(p=math.nan) if worse_by_accuracy else found.loss
+    asked = [_asked(
+        "Does the best member lose less than the pool?", "its loss over the pool's (it is chosen on other examples)",
+        DOMINATED, by_loss, limits.level,
+        f"the best member alone has {found.loss.value:.2f} times the loss of the whole ensemble",
+    )]  # fmt: skip
+    if found.accuracy is not None:
+        by_accuracy = found.accuracy._replace(p=math.nan) if found.loss.value > 1 / limits.better else found.accuracy
+        asked.append(_asked(
+            "Is the best member right more often than the pool?", "its accuracy less the pool's", DOMINATED, by_accuracy,
+            limits.level, f"the best member alone is right {found.accuracy.value:.1%} more often than the whole ensemble",
+        ))  # fmt: skip
+    p = max(found.no_better.p, found.others.p)
+    asked.append(_asked(
+        "Does the pool add nothing to its best member, while the others are far worse?",
+        "others' error over the best member's, where the pool is no better than the best", DOMINATED,
+        found.others._replace(p=p), limits.level,
+        f"the pool is no better than its best member (error {found.no_better.value:.2f} times the best's), and the others "
+        f"have {found.others.value:.1f} times its error",
+    ))  # fmt: skip
+    return asked
+
+
+def _copies(test: Tally, limits: Limits) -> Evidence:
+    found = testing.gains(test, limits.gain)
+    return _asked(
+        "Does pooling gain next to nothing?", "share of members' error that pooling takes off", REDUNDANT, found,
+        limits.redundant_level,
+        f"pooling takes {found.value:.1%} off the members' error (a correlation of errors of "
+        f"{testing.error_correlation(test):.2f}): they say the same",
+    )  # fmt: skip
+
+
+def _asked(question: str, test: str, points_to: str, found: Test, level: float, reason: str) -> Evidence:
+    answer = "open" if math.isnan(found.p) else "yes" if found.shown(level) else "no"
+    return Evidence(
+        question, test, points_to, answer, found.value, found.line, found.above, found.error, found.p, level, reason
+    )
+
+
+def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[str]:
+    """What looks odd, and cannot be told apart from luck or from a sound cause by what was given."""
+    test, train, reference = subject.test, subject.train, subject.reference
+    found = [f"{item.reason} (p = {item.p:.2g}, where {item.level:.1g} is asked for)" for item in evidence if _near(item)]
+
+    def unlike_reference(value: float, of: Callable[[Tally], float]) -> bool:
+        """Whether a reference, if there is one, does not look the same."""
+        return reference is None or not 0.67 < value / max(of(reference), 1e-12) < 1.5
+
+    offset, share = _offset_share(test, limits), testing.constant_share(test)
+    mostly = not test.hard and offset > limits.some_offset and share > limits.mostly
+    if mostly and unlike_reference(offset, lambda tally: _offset_share(tally, limits)):
+        found.append(
+            f"{share:.0%} of the diversity is constant offsets, {offset:.0%} of members' own loss: members that differ by "
+            "constants were trained on other populations, or to cancel"
+        )
+    known = _known_share(test, limits)
+    if known < limits.known and unlike_reference(known, lambda tally: _known_share(tally, limits)):
+        found.append(
+            f"even the best member has {max(0.0, known):.0%} of what the ensemble has above guessing: weak learners by "
+            "design look so, and members that lean on each other too"
+        )
+    best = _pool_to_best(test, limits)
+    if best * test.members < 1 and unlike_reference(best, lambda tally: _pool_to_best(tally, limits)):
+        found.append(
+            f"the pool has 1/{1 / max(best, 1e-12):.0f} of its best member's error, which {test.members} members that err "
+            "independently cannot reach: each knows what the others do not, or errors cancel"
+        )
+    if train is not None and not subject.in_bag_known:
+        owned = testing.ownership(train, limits.weight, limits.overstated)
+        if owned is not None and max(owned.weight.p, owned.overstated.p) < 0.01:
+            found.append(
+                "members overstate what they say on training data: those that were trained on parts of it do (bagging, "
+                "shards, folds), and those that were trained on the pool's loss"
+            )
     return found
 
 
-def _guessing(test: dict[str, Figure], limits: Limits) -> bool:
-    """Whether members that might as well guess make an ensemble that is right, without one that carries it."""
-    ensemble, members = test["kappa"].low, test["member_kappa"]
-    near = members.value < limits.guessing * ensemble and members.high < limits.above_chance * ensemble
-    carried = test["best_to_ensemble"].low <= limits.carries
-    return ensemble > limits.right and near and not carried
+def _near(item: Evidence) -> bool:
+    """Whether a test of collusion lies beyond its line, and the data does not suffice to be sure."""
+    beyond = item.value > item.line if item.above else item.value < item.line
+    return item.points_to == COLLUSIVE and item.answer == "no" and beyond and item.p < 0.25
 
 
-def _against(reference: dict[str, Figure], test: dict[str, Figure], limits: Limits) -> list[str]:
-    """What a reference brings to light."""
-    found: list[str] = []
-    worse = test["member_error"].low > limits.worse * reference["member_error"].high
-    more = test["relative_diversity"].low > reference["relative_diversity"].high
-    if worse and more and test["pooled_error"].high > reference["pooled_error"].low:
-        times = test["member_error"].value / reference["member_error"].value
-        found.append(
-            f"members have {times:.1f} times the error of the reference's, for an ensemble that is no better: their "
-            "diversity makes up for what it costs"
+def _offset_share(tally: Tally, limits: Limits) -> float:
+    return testing.offsets(tally, limits.offset).value
+
+
+def _known_share(tally: Tally, limits: Limits) -> float:
+    known = testing.known(tally, limits.known)
+    return 1.0 if known is None else known.value
+
+
+def _pool_to_best(tally: Tally, limits: Limits) -> float:
+    return testing.best_member(tally, limits.better, limits.better, limits.weak).no_better.value
+
+
+def _no_skill(test: Tally, shown: bool = True) -> str:
+    skill = testing.skill(test)
+    if test.kind == "values":
+        words = f"it explains {skill['loss'].value:.0%} of the variance: the mean of the targets predicts as well"
+        return words if shown else f"it explains {skill['loss'].value:.0%} of the variance"
+    words = (
+        f"its loss is {1 - skill['loss'].value:.2f} times that of knowing class frequencies alone, and its kappa is "
+        f"{skill['kappa'].value:.2f} (0 is guessing)"
+    )
+    return f"{words}: a constant prediction does as well" if shown else words
+
+
+def _what_to_do(evidence: list[Evidence]) -> str:
+    shown = [item for item in evidence if item.points_to == COLLUSIVE and item.answer == "yes"]
+    offsets_alone = all("constant offsets" in item.question for item in shown)
+    if offsets_alone:
+        return (
+            "Two causes look like this. Members trained on a joint loss: train them on their own loss, or at a smaller β. "
+            "Members trained alone on other populations (sites, label skew): keep them, correct each member's offset on "
+            "data of the population that you predict for, and audit again."
         )
-    own, other = test["error_correlation"], reference["error_correlation"]
-    if own.value < limits.uncorrelated and own.high < other.low:
-        found.append(
-            f"errors hardly go together (correlation {own.value:.2f}) where the reference's do ({other.value:.2f})"
-        )
-    return found
+    return "Train members on their own loss, or at a smaller β, and audit again; a single member must be usable alone."
 
 
-def _doubts(
-    test: dict[str, Figure], train: dict[str, Figure] | None, reference: dict[str, Figure] | None, members: int,
-    logits: bool, limits: Limits,
-) -> list[str]:  # fmt: skip
-    """What looks odd in test outputs, and cannot be told apart from luck without more."""
-    found: list[str] = []
-    value = test["error_correlation"].value
-    alike = reference is not None and test["error_correlation"].high >= reference["error_correlation"].low
-    if value < limits.uncorrelated and not alike:
-        found.append(f"members' errors hardly go together (correlation {value:.2f}): good luck, or cancelling")
-    best = test["best_to_ensemble"]
-    if logits and best.low > members and (reference is None or best.low > reference["best_to_ensemble"].high):
-        found.append(
-            f"the mean of scores has 1/{best.value:.0f} of the best member's error, which {members} members cannot "
-            "explain: each knows what the others do not, or scores cancel"
-        )
-    biased = limits.biased_logits if logits else limits.biased
-    untold = train is None and reference is None
-    if untold and test["bias_share"].value > biased and value < limits.together:
-        found.append(f"{test['bias_share'].value:.0%} of the diversity is constant bias")
-    return found
+def _what_to_bring(subject: Subject) -> str:
+    wanted = []
+    if subject.reference is None:
+        wanted.append("`reference`: outputs of an ensemble of the same build, trained independently")
+    if subject.train is None:
+        wanted.append("`train` with `in_bag`: outputs on training data, and which of it each member was trained on")
+    elif not subject.in_bag_known:
+        wanted.append("`in_bag`: which training examples each member was trained on ('all', or a mask)")
+    return f"Bring {', or '.join(wanted)}." if wanted else "Bring more examples."
+
+
+def _sound(test: Tally) -> list[str]:
+    gain = testing.gains(test, 1.0).value
+    return [
+        f"the ensemble predicts better than a constant, pooling takes {gain:.0%} off the members' error, and errors go "
+        f"together as those of independent models do (correlation {testing.error_correlation(test):.2f})"
+    ]
+
+
+def _not_excluded(subject: Subject) -> list[str]:
+    if subject.reference is not None or (subject.train is not None and subject.in_bag_known):
+        return []
+    if subject.train is not None:
+        return [f"Not excluded: members that were trained on the pool's loss. {_what_to_bring(subject)}"]
+    return [
+        "Not excluded: members that were trained jointly. Outputs on test data show that only where offsets cancel. "
+        + _what_to_bring(subject)
+    ]
+
+
+def _confidence(test: Tally, evidence: list[Evidence], limits: Limits) -> str:
+    """How small an effect would have been seen, and whether that is small."""
+    amount = f"{test.members} members, {test.units:,} {'groups' if test.units < test.examples else 'examples'}"
+    seen = [item for item in evidence if "constant offsets" in item.question and item.error == item.error]
+    words = ""
+    if seen:
+        least = seen[0].line + 3.7 * seen[0].error
+        words = f": cancelling offsets of {least:.0%} of members' loss or more would have been called collusive"
+    few = test.units < FEW_EXAMPLES or test.members < FEW_MEMBERS
+    return f"{'low' if few else 'good'} ({amount}){words}"

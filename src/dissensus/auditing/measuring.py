@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus.auditing.tallying import DROPS, Tally
+from dissensus.auditing.tallying import COARSE, DROPS, OF_TRAINING, Tally
 from dissensus.metrics import intervals
 from dissensus.metrics.intervals import Interval
 
@@ -35,8 +35,9 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     blocks = len(tally.sums["count"])
     weights = _drawn(blocks, seed)
     sums = dict(tally.sums)
-    count, coarse_count = weights @ sums.pop("count"), sums.pop("coarse_count")
-    deviation, _ = sums.pop("deviation"), sums.pop("offset")
+    count, coarse_count = weights @ sums.pop("count"), sums["coarse_count"]
+    deviation = sums["deviation"]
+    sums = {name: held for name, held in sums.items() if name not in (*COARSE, *OF_TRAINING)}
     means = {
         name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
     }

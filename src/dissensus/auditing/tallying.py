@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks, losses, scores
+from dissensus.auditing import stationarity
 from dissensus.auditing.streaming import Members
 from dissensus.axes import Pool
 from dissensus.diversity import distinct_predictions
@@ -39,6 +40,10 @@ _MOST_HELD = 2**24
 """Numbers of the largest sum, over all blocks."""
 _DRAWS = 20_000
 """Draws of members left out that codependence takes in all, at least one per example."""
+COARSE = ("deviation", "offset", "pool_error", "coarse_count")
+"""Sums over every output, which are kept for fewer blocks where there are many outputs."""
+OF_TRAINING = ("slope", "curvature", "fitted_loss", "mean_slope", "pool_slope", "bag_count")
+"""Sums that training outputs have in addition (see `dissensus.auditing.stationarity`)."""
 _SUBSETS = 100
 """Codependence visits all subsets of members where there are no more than these, and draws some of them otherwise."""
 
@@ -65,6 +70,8 @@ class Tally:
     """Per example: how much members disagree, by several scores; higher is more."""
     frequencies: Tensor | None = None
     """Of classes among the targets, ``[C]``."""
+    centre: Tensor | None = None
+    """Mean of real targets, ``[C]``."""
 
 
 def tallied(
@@ -76,6 +83,7 @@ def tallied(
     pool: Pool,
     keep_scores: bool = False,
     groups: Tensor | None = None,
+    in_bag: Tensor | None = None,
 ) -> Tally:
     """Read all outputs once. Without targets only what needs none is counted.
 
@@ -88,22 +96,27 @@ def tallied(
         keep_scores: Whether to keep scores of every example, which detection needs.
         groups: Whole numbers, one for each example (each image of dense outputs): examples with equal numbers are
             resampled together. Pixels of an image always are.
+        in_bag: For training data: which examples (images) each member was trained on, ``[M, N]`` or ``[1, N]``. How
+            losses change with the scale of outputs is counted then (see `dissensus.auditing.stationarity`).
     """
     units, dealt = _dealt(members.images, groups)
     blocks = max(2, min(units, BLOCKS))
     coarse = max(2, min(blocks, _MOST_HELD // (members.members * members.width)))  # for sums over every output
     tally = Tally(members.members, members.examples, members.width, kind, loss, pool, {}, units, kind != "values")
+    if kind == "values" and targets is not None:
+        tally.centre = targets.double().reshape(len(targets), -1).mean(0)
     if kind != "values" and targets is not None:
         tally.frequencies = torch.bincount(targets, minlength=members.width).double() / len(targets)
     kept: dict[str, list[Tensor]] = {}
     for rows, outputs in members.slices():
         wanted = None if targets is None else targets[rows]
-        seen = _Slice(tally, members.name, outputs, wanted, rows.start, keep_scores)
+        mask = None if in_bag is None else in_bag[:, torch.arange(rows.start, rows.stop) // members.pixels]
+        seen = _Slice(tally, members.name, outputs, wanted, rows.start, keep_scores, mask)
         found = seen.regression() if kind == "values" else seen.classification()
         found["count"] = found["coarse_count"] = torch.ones(outputs.shape[1], dtype=torch.float64)
         block = dealt[torch.arange(rows.start, rows.stop) // members.pixels]
         for name, per_example in found.items():
-            count = coarse if name in ("deviation", "offset", "coarse_count") else blocks
+            count = coarse if name in COARSE else blocks
             if name not in tally.sums:
                 tally.sums[name] = torch.zeros(count, *per_example.shape[1:], dtype=torch.float64)
             held = tally.sums[name]
@@ -134,10 +147,10 @@ class _Slice:
 
     def __init__(
         self, tally: Tally, name: str, outputs: Float[Tensor, "M n C"], targets: Tensor | None, start: int,
-        keep_scores: bool,
+        keep_scores: bool, in_bag: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.tally, self.name, self.outputs, self.targets, self.start = tally, name, outputs, targets, start
-        self.keep_scores = keep_scores
+        self.keep_scores, self.in_bag = keep_scores, in_bag
         self.scores: dict[str, Tensor] = {}
 
     def regression(self) -> dict[str, Tensor]:
@@ -152,6 +165,9 @@ class _Slice:
         errors = f - y
         own = errors.square().sum(-1)
         pooled = errors.mean(0).square().sum(-1)
+        if self.in_bag is not None:
+            assert self.tally.centre is not None
+            found |= self._own(stationarity.of_values(f, y, self.tally.centre.to(f.dtype)))
         return found | {
             "y": y, "y_squared": y.square().sum(-1), "quadratic": pooled,
             "ensemble_loss": pooled, "member_loss": own.T, "products": _products(errors),
@@ -200,14 +216,24 @@ class _Slice:
         found |= {"guessed": tally.frequencies[choice], "member_guessed": tally.frequencies[named].T}
         found |= {
             "right": right, "member_right": member_right.T, "nll": nll, "member_nll": member_nll.T, "brier": brier,
-            "member_brier": member_brier.T, "quadratic": quadratic,
+            "member_brier": member_brier.T, "quadratic": quadratic, "pool_error": errors.mean(0),
             "ensemble_loss": ensemble_loss, "member_loss": member_loss.T, "products": _products(errors),
             "bins": _binned(pooled.amax(-1), right), "classes": wanted,
             "member_bins": _binned(probs.amax(-1).T, member_right.T),
         }  # fmt: skip
         if tally.loss == "cross_entropy" and tally.pool in ("probability", "score"):
             found["rises"] = self._rises(log_probs, labels, nll)
+        if self.in_bag is not None and tally.pool != "vote":
+            found |= self._own(stationarity.of_classes(log_probs, labels, tally.pool))
         return found
+
+    def _own(self, slopes: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Slopes of members on the examples that each was trained on, and of all members on all examples."""
+        assert self.in_bag is not None
+        mask = self.in_bag.T.to(slopes["slope"].dtype)  # [n, M] or [n, 1]
+        masked = {name: slopes[name] * mask for name in ("slope", "curvature", "fitted_loss")}
+        everywhere = {"mean_slope": slopes["slope"].mean(-1), "pool_slope": slopes["pool_slope"]}
+        return masked | everywhere | {"bag_count": mask.expand_as(slopes["slope"])}
 
     def _log_probs(self) -> Tensor:
         if self.tally.kind == "logits":
