@@ -75,7 +75,7 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
     return front * (fraction - 1.0)
 
 
-def rotation_test(gram: Float[Tensor, "M M"]) -> float:
+def rotation_test(gram: Float[Tensor, "*S M M"]) -> Float[Tensor, "*S"]:
     """The probability that members' errors cancel as much as they do if members are independent and alike.
 
     `gram` holds inner products of members' error vectors. If these vectors are independent draws from one Gaussian, the
@@ -85,16 +85,14 @@ def rotation_test(gram: Float[Tensor, "M M"]) -> float:
     examples and any dependence between examples. Errors that members have in common make it larger.
 
     >>> cancelling = torch.tensor([[2.0, -0.99, -0.99], [-0.99, 2.0, -0.99], [-0.99, -0.99, 2.0]])
-    >>> rotation_test(cancelling) < 0.01, rotation_test(torch.eye(3) + 1) > 0.5
+    >>> float(rotation_test(cancelling)) < 0.01, float(rotation_test(torch.eye(3) + 1)) > 0.5
     (True, True)
     """
     gram = gram.double()
-    members = len(gram)
-    if members < 2:
-        return 1.0
+    members = gram.shape[-1]
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    pooled = (gram.sum() / members).clamp_min(0.0)
-    span = eigenvalues[-1]
-    if float(span) <= 0 or float(span - eigenvalues[0]) <= 1e-12 * float(span):
-        return 1.0  # no errors, or errors of equal size in every direction: nothing to tell
-    return float(below_zero(eigenvalues - pooled))
+    pooled = (gram.sum((-2, -1)) / members).clamp_min(0.0)
+    p = below_zero(eigenvalues - pooled.unsqueeze(-1))
+    # Without errors, or with errors of equal size in every direction, there is nothing to tell.
+    span = eigenvalues[..., -1]
+    return torch.where(span - eigenvalues[..., 0] <= 1e-12 * span, torch.ones_like(p), p)

@@ -49,10 +49,16 @@ class Limits(NamedTuple):
     """Members' error over that of a reference's members."""
     cancels: float = 0.4
     """Of what members err more than the reference's, the least share that cancels in the pool."""
+    paid: float = 0.9
+    """The pool's error over the reference's, at most, for worse members to have been worth it."""
     better: float = 0.98
     """The best member's loss over the pool's, at most, for it to be better."""
     weak: float = 1.25
     """The other members' error over the best member's, at least, where the pool is no better than the best."""
+    unequal: float = 0.2
+    """How much members' errors differ (standard deviation over mean) before it is odd, where pooling gains much."""
+    much: float = 0.35
+    """The gain of pooling that "much" means there."""
     known: float = 0.4
     """The best member's share of the ensemble's kappa below which members know little by themselves."""
 
@@ -156,10 +162,11 @@ def _verdict(
 def _skill(test: Tally, limits: Limits) -> list[Evidence]:
     words = {
         "loss": ("Does the ensemble lose less than the best constant prediction?", "share of the constant's loss that it saves"),
+        "brier": ("Is its Brier score better than the best constant's?", "share of the constant's Brier score that it saves"),
         "kappa": ("Is it right more often than guesses as frequent?", "kappa"),
     }
     return [
-        _asked(*words[name], "skill", found, limits.level / 2, f"{words[name][1]} is {found.value:.2f}")
+        _asked(*words[name], "skill", found, limits.level / 3, f"{words[name][1]} is {found.value:.2f}")
         for name, found in testing.skill(test).items()
     ]
 
@@ -228,7 +235,7 @@ def _leaning(test: Tally, train: Tally, limits: Limits, level: float) -> Evidenc
 
 def _against(test: Tally, reference: Tally, limits: Limits, level: float) -> Evidence:
     found = testing.against(test, reference, limits.worse)
-    paid = found.pool.p < 0.05  # the ensemble is better for it
+    paid = found.pool.p < 0.05 and found.pool.value < limits.paid  # the ensemble is better for it
     cancels = found.cancels > limits.cancels
     p = found.members.p if cancels and not paid else math.nan
     return _asked(
@@ -311,6 +318,13 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
             f"the pool has 1/{1 / max(best, 1e-12):.0f} of its best member's error, which {test.members} members that err "
             "independently cannot reach: each knows what the others do not, or errors cancel"
         )
+    apart, gain = testing.unequal(test), testing.gains(test, limits.gain).value
+    cleared = reference is not None or (train is not None and subject.in_bag_known)
+    if apart > limits.unequal and gain > limits.much and not cleared:
+        found.append(
+            f"members differ widely in quality (their errors by {apart:.0%}), and pooling takes {gain:.0%} off: members of "
+            "one build that were trained alone are alike, members of several builds or that lean on each other are not"
+        )
     if train is not None and not subject.in_bag_known:
         owned = testing.ownership(train, limits.weight, limits.overstated)
         if owned is not None and max(owned.weight.p, owned.overstated.p) < 0.01:
@@ -322,9 +336,10 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
 
 
 def _near(item: Evidence) -> bool:
-    """Whether a test of collusion lies beyond its line, and the data does not suffice to be sure."""
+    """Whether a test lies beyond its line, and the data does not suffice to be sure."""
     beyond = item.value > item.line if item.above else item.value < item.line
-    return item.points_to == COLLUSIVE and item.answer == "no" and beyond and item.p < 0.25
+    odd = {COLLUSIVE: 0.25, DOMINATED: 0.05}.get(item.points_to, 0.0)
+    return item.answer == "no" and beyond and item.p < odd
 
 
 def _offset_share(tally: Tally, limits: Limits) -> float:

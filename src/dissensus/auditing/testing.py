@@ -89,7 +89,10 @@ def _pooled(tally: Tally) -> Float[Tensor, " K"]:
 
 
 def skill(tally: Tally) -> dict[str, Test]:
-    """What the ensemble gains over the best constant prediction: by its loss, and for classes by kappa."""
+    """What the ensemble gains over the best constant prediction: by its loss, and for classes by kappa and Brier score.
+
+    One of them may hide it: a few labels of probability zero spoil cross-entropy, a rare class spoils kappa.
+    """
     sums = tally.sums
     counts = sums["count"]
     if tally.kind == "values":
@@ -98,14 +101,14 @@ def skill(tally: Tally) -> dict[str, Test]:
         return {"loss": _gain(constant, sums["quadratic"], counts)}
     assert tally.frequencies is not None
     prior, classes = tally.frequencies, sums["classes"]
-    if tally.loss == "cross_entropy":
-        constant = classes @ -prior.clamp_min(1e-300).log()
-    elif tally.loss == "brier":
-        constant = counts * (1 + prior.square().sum()) - 2 * classes @ prior
-    else:
-        constant = counts - classes[:, int(prior.argmax())]
+    brier = counts * (1 + prior.square().sum()) - 2 * classes @ prior
+    constant = {
+        "cross_entropy": classes @ -prior.clamp_min(1e-300).log(), "brier": brier,
+        "zero_one": counts - classes[:, int(prior.argmax())],
+    }  # fmt: skip
     kappa = _ratio_above(sums["right"] - sums["guessed"], counts - sums["guessed"], 0.0, counts)
-    return {"loss": _gain(constant, sums["ensemble_loss"], counts), "kappa": kappa}
+    found = {"loss": _gain(constant[tally.loss], sums["ensemble_loss"], counts), "kappa": kappa}
+    return found if tally.loss == "brier" else found | {"brier": _gain(brier, sums["brier"], counts)}
 
 
 def _gain(constant: Tensor, loss: Tensor, counts: Tensor) -> Test:
@@ -116,7 +119,7 @@ def _gain(constant: Tensor, loss: Tensor, counts: Tensor) -> Test:
 def small_skill(tally: Tally, loss: float, kappa: float) -> bool:
     """Whether the ensemble is no better than a constant for all that can be seen: each skill is estimated at zero or
     less, or lies below its line with a confidence of 97.5 %."""
-    lines = {"loss": loss, "kappa": kappa}
+    lines = {"loss": loss, "brier": loss, "kappa": kappa}
     return all(
         test.value <= 1e-9 or student_tail((lines[name] - test.value) / test.error, len(tally.sums["count"]) - 1) < 0.025
         for name, test in skill(tally).items()
@@ -129,7 +132,7 @@ def cancelling(tally: Tally) -> Test:
     members = tally.members
     error = float(gram.sum()) / members**2
     diversity = float(gram.diagonal().mean()) - error
-    return Test(_ratio((members - 1) * error, diversity), 1.0, rotation_test(gram), above=False)
+    return Test(_ratio((members - 1) * error, diversity), 1.0, float(rotation_test(gram)), above=False)
 
 
 def offsets(tally: Tally, line: float) -> Test:
@@ -293,15 +296,37 @@ class Against(NamedTuple):
 
 
 def against(test: Tally, reference: Tally, worse: float) -> Against:
-    """Compare members with members and pool with pool, example by example."""
+    """Compare members with members and pool with pool, example by example.
+
+    Members are samples too. If the ensemble's were trained like the reference's, the logarithms of their errors vary as
+    those of the reference's do, which adds to the standard error over examples (Welch and Satterthwaite's t).
+    """
     counts = test.sums["count"]
     more = float((own_error(test) - own_error(reference)).sum())
     pooled = float((_pooled(test) - _pooled(reference)).sum())
+    members = _ratio_above(own_error(test), own_error(reference), worse, counts)
+    spread = _member_spread(reference) * math.sqrt(1 / test.members + 1 / reference.members)
+    by_examples = _ratio(members.error, members.value)
+    p = members.p
+    if spread > 0 and members.p > 0:
+        variance = spread**2 + by_examples**2
+        degrees = variance**2 / (spread**4 / (reference.members - 1) + by_examples**4 / (len(counts) - 1))
+        p = student_tail(math.log(members.value / worse) / math.sqrt(variance), max(1, int(degrees)))
+    elif spread > 0:
+        p = student_tail(math.log(max(members.value, 1e-300) / worse) / spread, reference.members - 1)
+    members = members._replace(p=max(p, members.p))
     return Against(
         _ratio(more - pooled, more) if more > 0 else math.nan,
-        _ratio_above(own_error(test), own_error(reference), worse, counts),
+        members,
         _ratio_below(_pooled(test), _pooled(reference), 1.0, counts),
     )
+
+
+def _member_spread(tally: Tally) -> float:
+    """Standard deviation over members of the logarithm of their squared errors."""
+    if tally.members < 2:
+        return 0.0
+    return float(_squares(tally).sum(0).clamp_min(1e-300).log().std())
 
 
 def gains(tally: Tally, line: float) -> Test:
@@ -333,9 +358,15 @@ def known(tally: Tally, line: float) -> Test | None:
 
 
 def unequal(tally: Tally) -> float:
-    """How much members differ in squared error: their standard deviation over their mean."""
-    own = _squares(tally).sum(0)
-    return float(own.std(correction=0) / own.mean().clamp_min(1e-300))
+    """How much members differ in squared error, beyond what noise of the examples adds: their standard deviation over
+    their mean."""
+    own, counts = _squares(tally), tally.sums["count"]
+    total, blocks = counts.sum(), len(counts)
+    apart = (own - own.mean(-1, keepdim=True)) / total
+    mean = apart.sum(0)
+    noise = (apart - (counts / total).unsqueeze(-1) * mean).square().sum(0).mean() * blocks / (blocks - 1)
+    excess = (mean.var() - noise).clamp_min(0.0)
+    return _ratio(math.sqrt(float(excess)), float(own.mean(-1).sum() / total))
 
 
 def error_correlation(tally: Tally) -> float:
