@@ -48,6 +48,44 @@ def percentile(values: Float[Tensor, " S"], confidence: float = 0.95) -> Interva
     return _around(float(values[0]), _quantile(resamples, confidence, -1), _quantile(resamples, confidence, 1))
 
 
+def studentised(
+    value: float, left_out: Float[Tensor, " K"], weights: Float[Tensor, "S K"], confidence: float = 0.95
+) -> Interval:
+    """The bootstrap-t interval, for means and smooth functions of means of few or skewed units.
+
+    A smooth figure changes with its units as a mean of their influences u_k = (K − 1)(mean_j θ₍ⱼ₎ − θ₍ₖ₎) does, to first
+    order, where θ₍ₖ₎ is the figure without unit k. Resamples of the influences give the distribution of
+    (mean* − mean) / error*, whose quantiles replace those of Student's t: they are not symmetric where units are skewed.
+
+    Args:
+        value: What the data gives.
+        left_out: What it gives without each of its K units.
+        weights: How often every resample draws every unit.
+        confidence: Of the interval.
+
+    >>> units = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> weights = torch.tensor([[2.0, 1.0, 1.0, 0.0], [0.0, 1.0, 2.0, 1.0], [1.0, 0.0, 1.0, 2.0], [1.0, 2.0, 0.0, 1.0]])
+    >>> low, high = studentised(2.5, (10.0 - units) / 3, weights)[1:]
+    >>> low < 2.5 < high
+    True
+    """
+    if not math.isfinite(value) or not bool(left_out.isfinite().all()) or len(left_out) < 2:
+        return Interval(value, math.nan, math.nan)
+    units = len(left_out)
+    influence = (units - 1) * (left_out.mean() - left_out).double()
+    error = float(influence.std()) / math.sqrt(units)
+    if error == 0:
+        return Interval(value, value, value)
+    share = weights / weights.sum(-1, keepdim=True)
+    mean = share @ influence
+    spread = ((share @ influence.square() - mean.square()).clamp_min(0.0) / (units - 1)).sqrt()
+    t = (mean / spread)[spread > 1e-12 * error]
+    if not len(t):
+        return Interval(value, math.nan, math.nan)
+    low, high = (value - _quantile(t, confidence, end) * error for end in (1, -1))
+    return _around(value, low, high)
+
+
 def absolute_sum(gaps: Float[Tensor, "S K"], confidence: float = 0.95) -> Interval:
     """Of Σ_k |g_k|, such as an expected calibration error; too high by the noise in every g_k that is near zero.
 
