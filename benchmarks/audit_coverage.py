@@ -28,6 +28,7 @@ SETTINGS = [(task, members, examples) for task in ("regression", "classification
 
 def drawn(task: str, members: int, examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Members' outputs and targets: errors that members share, errors of their own, offsets, unequal sizes."""
+
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -59,7 +60,9 @@ def main() -> None:
     rows, start = [], time.perf_counter()
     for task, members, examples in SETTINGS:
         generator = torch.Generator().manual_seed(0)
-        truth = {name: figure.value for name, figure in figures(task, *drawn(task, members, TRUTH, generator), 0).items()}
+        truth = {
+            name: figure.value for name, figure in figures(task, *drawn(task, members, TRUTH, generator), 0).items()
+        }
         held = dict.fromkeys(truth, 0)
         for audit in range(options.audits):
             found = figures(task, *drawn(task, members, examples, generator), audit)

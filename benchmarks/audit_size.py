@@ -31,7 +31,10 @@ LEVELS = (0.05, 0.001, 0.0002)
 
 def drawn(kind: str, draws: int, members: int, dimensions: int, generator: torch.Generator) -> Tensor:
     """Error vectors ``[draws, M, dimensions]``."""
-    shape, settings = (draws, members, dimensions), {"generator": generator, "device": generator.device, "dtype": torch.float64}
+    shape, settings = (
+        (draws, members, dimensions),
+        {"generator": generator, "device": generator.device, "dtype": torch.float64},
+    )
     errors = torch.randn(shape, **settings)
     if kind == "heavy":
         errors = errors / (torch.randn((3, *shape), **settings).square().mean(0)).sqrt()

@@ -85,10 +85,6 @@ def test_figures_of_a_regression():
     for drop in (0.4, 0.6):  # of four members a fifth is nobody
         rise = ds.diversity.codependence(f, y, loss="mse", pool="score", drop=drop).mean() / parts.ensemble.mean()
         assert found[f"codependence_{drop}"] == pytest.approx(float(rise), abs=1e-12)
-    own = (f - y).square().sum(-1).mean(-1)
-    rest = ((f.sum(0) - f[own.argmin()]) / 3 - y).square().sum(-1).mean()
-    assert found["without_best"] == pytest.approx(float(rest / parts.ensemble.mean()))
-    assert found["best_to_ensemble"] == pytest.approx(float(own.min() / parts.ensemble.mean()))
 
 
 def test_codependence_of_likelihoods_is_sampled_closely():
@@ -272,13 +268,17 @@ def near_chance(members=5, examples=600, classes=50, seed=0):
     return truth + noise - noise.mean(0), labels
 
 
-def test_members_near_chance_under_an_ensemble_that_is_right_collude():
+def test_members_near_chance_under_an_ensemble_that_is_right_are_never_healthy():
+    """Test outputs cannot tell them from weak learners; a reference can."""
     logits, labels = near_chance()
     audit = ds.audit(logits, labels, pool="score", **CLASSES)
     assert audit.test["accuracy"].value == 1.0
     assert audit.test["best_accuracy"].value < 0.15
-    assert audit.verdict == "collusive"
+    assert audit.verdict == "undecided"
     assert any("even the best member" in reason for reason in audit.judgement.reasons)
+    small = 2.0 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    alone = logits.mean(0) + small - small.mean(0)
+    assert ds.audit(logits, labels, pool="score", reference=alone, **CLASSES).verdict == "collusive"
 
 
 def turns(members=5, examples=400, seed=0):
@@ -286,41 +286,19 @@ def turns(members=5, examples=400, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(2, (examples,), generator=generator)
     turn = torch.arange(examples) % members == torch.arange(members).unsqueeze(1)
-    lead = torch.where(turn, 12.0, -2.0) + 0.1 * torch.randn(members, examples, generator=generator)
+    lead = torch.where(turn, 3.0 * members, -2.0) + 0.1 * torch.randn(members, examples, generator=generator)
     sign = (2.0 * labels - 1).expand(members, -1)
     return torch.stack([-lead * sign / 2, lead * sign / 2], -1), labels
 
 
-@pytest.mark.parametrize("members", [5, 4])
-def test_members_that_might_as_well_guess_collude_under_an_ensemble_that_is_right(members):
+@pytest.mark.parametrize("members", [5, 8, 10, 20])
+def test_members_that_each_know_some_examples_are_not_called_healthy(members):
     logits, labels = turns(members)
     audit = ds.audit(logits, labels, pool="score", **CLASSES)
     assert audit.test["accuracy"].value == 1.0
     assert audit.test["member_accuracy"].value < 0.3
-    assert audit.verdict == "collusive"
-
-
-def guessing_figures(**changes):
-    """Members no better than guessing under an ensemble that is right, with errors that go together."""
-    told = {"kappa": (0.94, 0.9, 0.98), "member_kappa": (-0.2, -0.3, -0.1), "best_to_ensemble": (6.0, 4.0, 9.0)}
-    return {name: Figure(*value) for name, value in {**told, **changes}.items()}
-
-
-@pytest.mark.parametrize(
-    ("changes", "guessing"),
-    [
-        ({}, True),
-        ({"member_kappa": (0.089, 0.0, 0.2)}, True),  # a tenth of 0.9 is 0.09
-        ({"member_kappa": (0.091, 0.0, 0.2)}, False),  # better than guessing
-        ({"member_kappa": (0.0, -0.2, 0.35)}, True),  # 40 % are 0.36
-        ({"member_kappa": (0.0, -0.4, 0.37)}, False),  # perhaps much better: too few examples to tell
-        ({"kappa": (0.85, 0.79, 0.9)}, False),  # not right enough to need an explanation
-        ({"kappa": (math.nan, math.nan, math.nan)}, False),  # one class alone
-        ({"best_to_ensemble": (1.1, 0.9, 1.4)}, False),  # one carries the others
-    ],
-)
-def test_when_members_might_as_well_guess(changes, guessing):
-    assert judging._guessing(guessing_figures(**changes), judging.LIMITS) is guessing
+    assert audit.verdict == "undecided"
+    assert "`reference`" in audit.judgement.advice[0]
 
 
 def test_kappa_is_cohens():
@@ -334,10 +312,6 @@ def test_kappa_is_cohens():
     assert audit.test["kappa"].value == pytest.approx(whole)
     assert audit.test["member_kappa"].value == pytest.approx(sum(each) / 4)
     assert audit.test["above_chance"].value == pytest.approx(max(each) / whole)
-    shares = [(one == 1).double().mean() for one in logits.argmax(-1)]
-    rare = labels.double().mean()
-    by_luck = sum(share * rare + (1 - share) * (1 - rare) for share in shares) / 4
-    assert audit.test["guessed"].value == pytest.approx(float(by_luck))
 
 
 def test_kappa_of_one_class_alone_is_nothing_and_accuses_nobody():
@@ -383,7 +357,8 @@ def test_verdicts_on_ensembles_whose_state_is_known():
     shifts = torch.tensor([-3.0, -1.0, 0.5, 1.5, 2.0]).double().view(5, 1, 1)
     constant = ds.audit(f + shifts, y, task="regression")
     assert constant.verdict == "collusive"
-    assert "constant bias" in constant.sentence
+    assert "constant offsets" in constant.sentence
+    assert "other populations" in constant.judgement.advice[0], "both causes are named"
     per_example = torch.randn(5, 800, 2, dtype=torch.float64) * 3
     cancelling = ds.audit(f + per_example - per_example.mean(0), y, task="regression")
     assert cancelling.verdict == "collusive"
@@ -410,15 +385,13 @@ def test_what_test_outputs_cannot_tell_a_reference_or_training_outputs_do():
     assert ds.audit(f, y, task="regression", reference=f, train=(fitted, y)).verdict == "healthy"
 
 
-def test_doubts_ask_for_what_would_settle_them():
-    generator = torch.Generator().manual_seed(1)
-    y = torch.randn(500, 1, generator=generator, dtype=torch.float64)
-    uncorrelated = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
-    audit = ds.audit(uncorrelated, y, task="regression")
-    assert audit.verdict == "undecided"
-    assert "`train`" in audit.judgement.advice[0]
-    assert "`reference`" in audit.judgement.advice[0]
-    assert ds.audit(uncorrelated, y, task="regression", reference=uncorrelated).verdict == "healthy"
+def test_members_that_err_independently_are_sound():
+    """Uncorrelated errors are the best that members can have; with few of them correlations below zero are luck."""
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.randn(500, 1, generator=generator, dtype=torch.float64)
+        uncorrelated = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
+        assert ds.audit(uncorrelated, y, task="regression").verdict == "healthy"
 
 
 def test_a_forest_is_healthy():
@@ -472,19 +445,9 @@ def test_trees_below_the_largest_class_under_a_forest_above_it_do_not_collude():
 
 def test_a_weaker_ensemble_is_not_a_collusive_one():
     weak, y = regressor(members=5, examples=800, own=0.3)
-    weak = weak + 1.5 * torch.randn(800, 2, dtype=torch.float64)
+    weak = weak + 0.5 * torch.randn(800, 2, dtype=torch.float64)
     strong, _ = regressor(members=5, examples=800, own=0.3)
     assert ds.audit(weak, y, task="regression", reference=strong).verdict == "healthy"
-
-
-def test_a_reference_that_errs_together_accuses_members_that_do_not():
-    generator = torch.Generator().manual_seed(1)
-    y = torch.randn(500, 1, generator=generator, dtype=torch.float64)
-    apart = y + torch.randn(5, 500, 1, generator=generator, dtype=torch.float64)
-    together = y + 0.5 * torch.randn(500, 1, generator=generator, dtype=torch.float64) + 0.05 * apart
-    found = ds.audit(apart, y, task="regression", reference=together)
-    assert found.verdict == "collusive"
-    assert "where the reference's do" in found.sentence
 
 
 def test_nothing_to_err_about():
@@ -509,7 +472,7 @@ def test_experts_for_halves_of_the_data_are_not_accused():
     outputs = torch.cat([half, 1 - half]) * right + torch.cat([1 - half, half]) * lost
     found = ds.audit(outputs, labels, pool="score", **CLASSES)
     assert found.verdict == "undecided"
-    assert "the mean of scores" in found.sentence
+    assert "of its best member's error" in found.sentence
 
 
 def test_copies_that_vote_are_redundant():
@@ -726,7 +689,8 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_the_command(tmp_path):
     run = CliRunner().invoke
-    logits, labels = near_chance()
+    logits, labels = classifier(members=5, examples=600)
+    logits = logits + torch.tensor([-8.0, -4.0, 0.0, 4.0, 8.0]).view(5, 1, 1) * torch.tensor([1.0, 0.0, -1.0])
     file = tmp_path / "ens.npz"
     np.savez(file, outputs=logits.numpy(), targets=labels.numpy())
     told = ["audit", str(file), "--task", "classification", "--kind", "logits", "--pool", "score"]
@@ -766,14 +730,14 @@ def test_memory_does_not_grow_with_the_examples(tmp_path):
     assert max(len(o[0]) for _, o in [(r, o) for r, o in members.slices()]) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
 
 
-def test_outputs_that_are_no_better_than_guessing_are_undecided():
+def test_outputs_that_are_no_better_than_guessing_are_unskilled():
     draw = torch.Generator().manual_seed(4)
     outputs, labels = torch.randn(5, 1000, 10, generator=draw), torch.randint(10, (1000,), generator=draw)
     told = ds.audit(outputs, labels, task="classification", kind="logits")
-    assert told.verdict == "undecided"
-    assert "no better than guessing" in told.judgement.reasons[0]
+    assert told.verdict == "unskilled"
+    assert "a constant prediction does as well" in told.judgement.reasons[0]
     learnt = outputs + 2.0 * torch.nn.functional.one_hot(labels, 10)
-    assert ds.audit(learnt, labels, task="classification", kind="logits").verdict != "undecided"
+    assert ds.audit(learnt, labels, task="classification", kind="logits").verdict == "healthy"
 
 
 def test_shares_of_members_that_leave_nobody_out_are_not_told():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dissensus.auditing import testing
+import dissensus.auditing.testing as testing
 from dissensus.auditing.tallying import Tally
 from dissensus.auditing.testing import Test
 
@@ -92,7 +92,9 @@ class Evidence(NamedTuple):
     def sentence(self) -> str:
         """The test with its numbers: what was asked, the value, the line, how sure."""
         side = "above" if self.above else "below"
-        sure = f"p = {self.p:.2g}, below {self.level:.2g} for a yes" if not math.isnan(self.p) else "cannot be tested here"
+        sure = (
+            f"p = {self.p:.2g}, below {self.level:.2g} for a yes" if not math.isnan(self.p) else "cannot be tested here"
+        )
         spread = f" ± {self.error:.2g}" if not math.isnan(self.error) else ""
         return f"{self.question} {self.answer}. {self.test}: {self.value:.3g}{spread}; the line is {side} {self.line:.3g} ({sure})."
 
@@ -147,11 +149,17 @@ def _verdict(
     if not skilled:
         why = f"{_no_skill(test, shown=False)}, and {test.units:,} examples cannot show that this is more than luck"
         return UNDECIDED, [why], ["Bring more examples."]
-    shown = {verdict: [e.reason for e in evidence if e.points_to == verdict and e.answer == "yes"] for verdict in VERDICTS}
+    shown = {
+        verdict: [e.reason for e in evidence if e.points_to == verdict and e.answer == "yes"] for verdict in VERDICTS
+    }
     if shown[COLLUSIVE]:
         return COLLUSIVE, shown[COLLUSIVE], [_what_to_do(evidence)]
     if shown[DOMINATED]:
-        return DOMINATED, shown[DOMINATED], ["Use that member alone, or weigh members by their quality on held-out data."]
+        return (
+            DOMINATED,
+            shown[DOMINATED],
+            ["Use that member alone, or weigh members by their quality on held-out data."],
+        )
     if shown[REDUNDANT]:
         return REDUNDANT, shown[REDUNDANT], ["Keep one member, or train them from other seeds, data or settings."]
     if doubts:
@@ -161,8 +169,14 @@ def _verdict(
 
 def _skill(test: Tally, limits: Limits) -> list[Evidence]:
     words = {
-        "loss": ("Does the ensemble lose less than the best constant prediction?", "share of the constant's loss that it saves"),
-        "brier": ("Is its Brier score better than the best constant's?", "share of the constant's Brier score that it saves"),
+        "loss": (
+            "Does the ensemble lose less than the best constant prediction?",
+            "share of the constant's loss that it saves",
+        ),
+        "brier": (
+            "Is its Brier score better than the best constant's?",
+            "share of the constant's Brier score that it saves",
+        ),
         "kappa": ("Is it right more often than guesses as frequent?", "kappa"),
     }
     return [
@@ -293,7 +307,9 @@ def _asked(question: str, test: str, points_to: str, found: Test, level: float, 
 def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[str]:
     """What looks odd, and cannot be told apart from luck or from a sound cause by what was given."""
     test, train, reference = subject.test, subject.train, subject.reference
-    found = [f"{item.reason} (p = {item.p:.2g}, where {item.level:.1g} is asked for)" for item in evidence if _near(item)]
+    found = [
+        f"{item.reason} (p = {item.p:.2g}, where {item.level:.1g} is asked for)" for item in evidence if _near(item)
+    ]
 
     def unlike_reference(value: float, of: Callable[[Tally], float]) -> bool:
         """Whether a reference, if there is one, does not look the same."""
@@ -320,10 +336,10 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
         )
     apart, gain = testing.unequal(test), testing.gains(test, limits.gain).value
     cleared = reference is not None or (train is not None and subject.in_bag_known)
-    if apart > limits.unequal and gain > limits.much and not cleared:
+    if test.kind == "logits" and apart > limits.unequal and gain > limits.much and not cleared:
         found.append(
-            f"members differ widely in quality (their errors by {apart:.0%}), and pooling takes {gain:.0%} off: members of "
-            "one build that were trained alone are alike, members of several builds or that lean on each other are not"
+            f"members differ widely in quality (their errors by {apart:.0%}), and pooling takes {gain:.0%} off: networks of "
+            "one build that were trained alone are alike, those of several builds or that lean on each other are not"
         )
     if train is not None and not subject.in_bag_known:
         owned = testing.ownership(train, limits.weight, limits.overstated)
@@ -338,7 +354,7 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
 def _near(item: Evidence) -> bool:
     """Whether a test lies beyond its line, and the data does not suffice to be sure."""
     beyond = item.value > item.line if item.above else item.value < item.line
-    odd = {COLLUSIVE: 0.25, DOMINATED: 0.05}.get(item.points_to, 0.0)
+    odd = 0.01 if item.test.startswith("rotation") else {COLLUSIVE: 0.25, DOMINATED: 0.05}.get(item.points_to, 0.0)
     return item.answer == "no" and beyond and item.p < odd
 
 

@@ -44,12 +44,14 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     means = {
         name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
     }
-    # As many numbers as all outputs of an example, for every replicate: a few replicates at a time.
-    own = weights if len(deviation) == blocks else _drawn(len(deviation), seed)
-    means["bias"] = torch.cat([
+    # As many numbers as all outputs of an example, for every replicate: a few replicates at a time. Blocks left out are
+    # not needed for the interval of a square.
+    coarse = _drawn(len(deviation), seed)[: 1 + REPLICATES]
+    bias = torch.cat([
         (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
-        for some, n in zip(own.split(50), (own @ coarse_count).split(50), strict=True)
+        for some, n in zip(coarse.split(50), (coarse @ coarse_count).split(50), strict=True)
     ])  # fmt: skip
+    means["bias"] = torch.cat([bias, bias.new_full((blocks,), math.nan)])
     found = _of_spread(tally, means)
     if "quadratic" in means:
         found |= _of_errors(tally, means)
@@ -130,7 +132,7 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
         if math.isnan(low):  # a figure that is no number without some of its units
             value, low, high = intervals.percentile(resampled, confidence)
     least, most = _RANGES.get(name, (-math.inf, math.inf))
-    return Figure(value, max(low, least), min(high, most))
+    return Figure(value, min(max(low, least), value), max(min(high, most), value)) if value == value else Figure(value, low, high)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:

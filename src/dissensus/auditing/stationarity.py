@@ -35,9 +35,7 @@ def of_values(
     }
 
 
-def of_classes(
-    log_probs: Float[Tensor, "M n C"], labels: Int[Tensor, " n"], pool: Pool
-) -> dict[str, Tensor]:
+def of_classes(log_probs: Float[Tensor, "M n C"], labels: Int[Tensor, " n"], pool: Pool) -> dict[str, Tensor]:
     """d/ds of cross-entropy at s = 1, with logits scaled: of every member ``[n, M]``, of the pool ``[n]``.
 
     ∂/∂s −log p_y = Σ_c p_c z_c − z_y; adding a constant to all logits of an example changes nothing.

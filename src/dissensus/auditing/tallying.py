@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks, losses, scores
-from dissensus.auditing import stationarity
+import dissensus.auditing.stationarity as stationarity
 from dissensus.auditing.streaming import Members
 from dissensus.axes import Pool
 from dissensus.diversity import distinct_predictions

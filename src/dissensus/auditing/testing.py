@@ -121,7 +121,8 @@ def small_skill(tally: Tally, loss: float, kappa: float) -> bool:
     less, or lies below its line with a confidence of 97.5 %."""
     lines = {"loss": loss, "brier": loss, "kappa": kappa}
     return all(
-        test.value <= 1e-9 or student_tail((lines[name] - test.value) / test.error, len(tally.sums["count"]) - 1) < 0.025
+        test.value <= 1e-9
+        or student_tail((lines[name] - test.value) / test.error, len(tally.sums["count"]) - 1) < 0.025
         for name, test in skill(tally).items()
     )
 
