@@ -359,9 +359,9 @@ def test_verdicts_on_ensembles_whose_state_is_known():
     assert constant.verdict == "collusive"
     assert "constant offsets" in constant.sentence
     assert "other populations" in constant.judgement.advice[0], "both causes are named"
-    per_example = torch.randn(5, 800, 2, dtype=torch.float64) * 3
+    per_example = 3 * torch.randn(5, 800, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     cancelling = ds.audit(f + per_example - per_example.mean(0), y, task="regression")
-    assert cancelling.verdict == "collusive"
+    assert cancelling.verdict == "collusive", cancelling.sentence
     assert "M − 1 = 4" in cancelling.sentence
     strong = torch.cat([f[:1], torch.zeros(4, 800, 2)])
     assert ds.audit(strong, y, task="regression").verdict == "dominated"

@@ -329,7 +329,7 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
             "design look so, and members that lean on each other too"
         )
     best = _pool_to_best(test, limits)
-    if best * test.members < 1 and unlike_reference(best, lambda tally: _pool_to_best(tally, limits)):
+    if best * test.members < 0.5 and unlike_reference(best, lambda tally: _pool_to_best(tally, limits)):
         found.append(
             f"the pool has 1/{1 / max(best, 1e-12):.0f} of its best member's error, which {test.members} members that err "
             "independently cannot reach: each knows what the others do not, or errors cancel"
