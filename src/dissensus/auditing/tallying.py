@@ -399,30 +399,29 @@ class _Slice:
                 rises.append(torch.zeros_like(whole))
                 continue
             if math.comb(members, kept) <= most:
-                subsets = torch.tensor(list(itertools.combinations(range(members), kept)), device=whole.device)
-                chosen = subsets.expand(n, -1, -1)
+                chosen = torch.tensor(list(itertools.combinations(range(members), kept)), device=whole.device)
             else:
                 orders = self._orders(n, members) if orders is None else orders
                 chosen = orders[..., :kept]
-            rises.append(self._loss_of(chosen, log_at_labels, scores) - whole)
+            share = log_at_labels.new_zeros(*chosen.shape[:-1], members).scatter_(-1, chosen, 1 / kept)
+            rises.append(self._loss_of(share, log_at_labels, scores) - whole)
         return torch.stack(rises, -1)
 
     def _loss_of(
-        self, chosen: Int[Tensor, "n S K"], log_at_labels: Float[Tensor, "n M"], scores: Float[Tensor, "n M C"] | None
+        self,
+        share: Float[Tensor, "*n S M"],
+        log_at_labels: Float[Tensor, "n M"],
+        scores: Float[Tensor, "n M C"] | None,
     ) -> Float[Tensor, " n"]:
-        """The mean loss of ensembles of the chosen members."""
-        n, members = log_at_labels.shape
+        """The mean loss of S ensembles in which every member has its share, the same for all examples or not."""
+        if scores is None:
+            return -_log_means(log_at_labels, share).mean(-1)
+        assert self.targets is not None
         total = torch.zeros_like(log_at_labels[:, 0])
-        for some in chosen.split(members, 1):  # no more numbers at once than outputs
-            share = log_at_labels.new_zeros(n, some.shape[1], members).scatter_(2, some, 1 / some.shape[2])
-            if scores is None:
-                log_share = share.log()  # −∞ for those left out
-                total -= (log_at_labels.unsqueeze(1) + log_share).logsumexp(-1).sum(-1)
-            else:
-                assert self.targets is not None
-                mean = share @ scores
-                total += (mean.logsumexp(-1) - _at(mean, self.targets)).sum(-1)
-        return total / chosen.shape[1]
+        for some in share.split(share.shape[-1], -2):  # no more numbers at once than outputs
+            mean = some @ scores
+            total += (mean.logsumexp(-1) - _at(mean, self.targets)).sum(-1)
+        return total / share.shape[-2]
 
     def _orders(self, n: int, members: int) -> Int[Tensor, "n R M"]:
         """Members in random orders, which depend on the example alone."""
@@ -430,6 +429,20 @@ class _Slice:
         examples = torch.arange(self.start, self.start + n, device=self.outputs.device).unsqueeze(1).expand(-1, repeats)
         repeat = torch.arange(repeats, device=self.outputs.device).expand(n, -1)
         return random_bits((members,), examples, repeat).argsort(-1)
+
+
+def _log_means(logs: Float[Tensor, "n M"], share: Float[Tensor, "*n S M"]) -> Float[Tensor, "n S"]:
+    """Logarithms of weighted means of numbers that are given by their logarithms."""
+    top = logs.amax(-1, keepdim=True)
+    relative, share = (logs - top).double(), share.double()
+    numbers = relative.exp()
+    means = numbers @ share.T if share.ndim == 2 else (share * numbers.unsqueeze(1)).sum(-1)
+    logs_of_means = means.log()
+    lost = (means < 1e-290).any(-1)  # too small for a double beside the largest
+    if bool(lost.any()):
+        each = share.expand(len(logs), -1, -1)[lost]
+        logs_of_means[lost] = (relative[lost].unsqueeze(1) + each.log()).logsumexp(-1)
+    return (logs_of_means + top).to(logs.dtype)
 
 
 def _at(values: Float[Tensor, "n *M C"], index: Tensor) -> Float[Tensor, "n *M"]:
