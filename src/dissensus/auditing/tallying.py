@@ -409,7 +409,7 @@ class _Slice:
 
     def _loss_of(
         self,
-        share: Float[Tensor, "*n S M"],
+        share: Float[Tensor, "*E S M"],
         log_at_labels: Float[Tensor, "n M"],
         scores: Float[Tensor, "n M C"] | None,
     ) -> Float[Tensor, " n"]:
@@ -431,7 +431,7 @@ class _Slice:
         return random_bits((members,), examples, repeat).argsort(-1)
 
 
-def _log_means(logs: Float[Tensor, "n M"], share: Float[Tensor, "*n S M"]) -> Float[Tensor, "n S"]:
+def _log_means(logs: Float[Tensor, "n M"], share: Float[Tensor, "*E S M"]) -> Float[Tensor, "n S"]:
     """Logarithms of weighted means of numbers that are given by their logarithms."""
     top = logs.amax(-1, keepdim=True)
     relative, share = (logs - top).double(), share.double()
