@@ -3,7 +3,8 @@
 Usage: python benchmarks/audit.py [--json FILE] [--sizes 20x100000x100 5x1000000x1000] [--folder DIR] [--distinct K]
 
 With ``--distinct K`` only K members are written, and each is read as often as it takes to have M: what is read and
-computed is the same, and fifty members of 10⁶ × 1,000 logits fit on a disk that has no room for 93 GiB.
+computed is the same, and fifty members of 10⁶ × 1,000 logits fit on a disk that has no room for 93 GiB. Where there is
+a GPU, large audits are computed on it; CUDA_VISIBLE_DEVICES= keeps them on the host.
 """
 
 import argparse
@@ -58,7 +59,8 @@ def audited(folder: Path, members: int) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     over.set()
     watching.join()
-    return {"seconds": seconds, "peak_mib": max(seen), "before_mib": before, "verdict": found.verdict}
+    on = torch.cuda.get_device_name() if torch.cuda.is_initialized() else f"{torch.get_num_threads()} threads"
+    return {"seconds": seconds, "on": on, "peak_mib": max(seen), "before_mib": before, "verdict": found.verdict}
 
 
 def held_mib() -> float:

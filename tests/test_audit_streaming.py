@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -235,3 +236,139 @@ def test_votes_are_known_as_hard():
     late[-1, -1] = torch.tensor([0.5, 0.5, 0.0])
     assert not sums(late, labels, **given).hard
     assert not sums(votes, votes.mean(0), **VALUES).hard
+
+
+SETTINGS = [
+    {"kind": "logits", "loss": "cross_entropy", "pool": "probability"},
+    {"kind": "logits", "loss": "brier", "pool": "score"},
+    {"kind": "logits", "loss": "zero_one", "pool": "vote"},
+    {"kind": "probabilities", "loss": "cross_entropy", "pool": "score"},
+    {"kind": "values", "loss": "mse", "pool": "score"},
+]
+
+
+def outputs_and_targets(kind, members=4, examples=300):
+    logits, labels = classifier(members, examples)
+    outputs = logits.softmax(-1) if kind == "probabilities" else logits
+    return outputs, outputs.mean(0) * 1.1 if kind == "values" else labels
+
+
+def assert_same_sums(one, other, **tolerance):
+    assert one.sums.keys() == other.sums.keys()
+    for name, held in one.sums.items():
+        torch.testing.assert_close(other.sums[name], held, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+    assert one.scores.keys() == other.scores.keys()
+    for name, values in one.scores.items():
+        torch.testing.assert_close(other.scores[name], values, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['kind']}-{s['pool']}")
+@pytest.mark.parametrize("numbers", [1, 45 * 4 * 7, 45 * 4 * 299])
+def test_slices_of_any_size_give_equal_sums(monkeypatch, settings, numbers):
+    outputs, targets = outputs_and_targets(settings["kind"])
+    whole = sums(outputs, targets, keep_scores=True, **settings)
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
+    assert_same_sums(whole, sums(outputs, targets, keep_scores=True, **settings))
+
+
+@pytest.fixture
+def two_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['kind']}-{s['pool']}")
+def test_threads_change_nothing(monkeypatch, two_threads, settings):
+    outputs, targets = outputs_and_targets(settings["kind"], examples=200)
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 23)
+    alone = sums(outputs, targets, **settings)
+    monkeypatch.setattr(tallying, "_ALONE_UP_TO", 0)
+    together = sums(outputs, targets, **settings)
+    for name, held in alone.sums.items():
+        assert torch.equal(together.sums[name], held), f"{name} depends on which thread is first"
+    assert torch.get_num_threads() == 2, "torch has its threads back"
+
+
+def test_an_error_in_a_thread_is_told(monkeypatch, two_threads):
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 23)
+    monkeypatch.setattr(tallying, "_ALONE_UP_TO", 0)
+    logits, labels = classifier()
+    for row in (290, 117):
+        logits[2, row, 1] = math.inf
+    with pytest.raises(ValueError, match="member 2, example 117"):
+        sums(logits, labels)
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ValueError, match="`outputs` must be logits"):
+        sums(classifier()[0].softmax(-1), labels)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:4], ids=lambda s: f"{s['kind']}-{s['pool']}")
+@pytest.mark.parametrize("groups", [None, torch.arange(2000) % 3])
+def test_single_precision_agrees(monkeypatch, settings, groups):
+    outputs, targets = outputs_and_targets(settings["kind"], examples=2000)
+    outputs = outputs.float()
+    exact = sums(outputs.double(), targets, groups=groups, **settings)
+    monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 301)
+    monkeypatch.setattr(tallying, "_ADDED_UP", 3)  # many sums are carried over
+    assert_same_sums(exact, sums(outputs, targets, groups=groups, **settings), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['kind']}-{s['pool']}")
+def test_a_gpu_gives_the_same_sums(monkeypatch, settings, single):
+    outputs, targets = outputs_and_targets(settings["kind"], members=12, examples=2000)
+    monkeypatch.setattr(tallying, "_GPU_AT_ONCE", 45 * 12 * 301)
+    if single:
+        monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
+    host, card = (sums(outputs, targets, keep_scores=True, device=name, **settings) for name in ("cpu", "cuda"))
+    assert all(held.device.type == "cpu" for held in card.sums.values())
+    tolerance = (
+        {"atol": 1e-4, "rtol": 1e-5} if single and settings["kind"] != "values" else {"atol": 1e-9, "rtol": 1e-9}
+    )
+    assert_same_sums(host, card, **tolerance)
+
+
+def test_a_gpu_is_for_many_numbers(monkeypatch):
+    small, large = (streaming.Members(np.broadcast_to(np.float16(0), (50, n, 1000))) for n in (100, 100_000))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [tallying._device(some).type for some in (small, large)] == ["cpu", "cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tallying._device(large).type == "cpu"
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_memory_maps_of_half_precision_are_read_in_slices(tmp_path, monkeypatch, stacked):
+    logits, labels = classifier(members=3, examples=20_000, classes=10)
+    half = logits.half().numpy()
+    np.save(tmp_path / "o.npy", half)
+    mapped = np.load(tmp_path / "o.npy", mmap_mode="r")
+    outputs = mapped if stacked else list(mapped)
+    monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 3 * 500)
+    sizes = {(part.dtype, len(part)) for _, part in streaming.Members(outputs).parts()}
+    assert sizes == {(torch.float16, 500)}, "stored numbers are not converted before they are needed"
+    tracemalloc.start()
+    tally = sums(outputs, labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < half.nbytes / 2
+    expected = sums(half.astype(np.float64), labels)
+    torch.testing.assert_close(tally.sums["member_nll"], expected.sums["member_nll"])
+
+
+def test_outputs_are_left_as_they_are():
+    for settings in SETTINGS:
+        outputs, targets = outputs_and_targets(settings["kind"])
+        before = outputs.clone()
+        sums(outputs, targets, keep_scores=True, **settings)
+        assert torch.equal(outputs, before)
+
+
+def test_ties_of_votes_go_to_the_first_class():
+    """Two of six members for each of three classes: sums of votes are equal, whatever member comes first."""
+    votes = torch.nn.functional.one_hot(torch.tensor([2, 1, 0, 2, 1, 0]), 3).double().unsqueeze(1).expand(-1, 20, -1)
+    tally = sums(votes, torch.zeros(20, dtype=torch.long), kind="probabilities")
+    assert tally.sums["right"].sum() == 20

@@ -213,6 +213,8 @@ def _rotation(tally: Tally, data: str, level: float) -> Evidence:
 
 def _offsets(test: Tally, limits: Limits, level: float) -> Evidence:
     found = testing.offsets(test, limits.offset)
+    if testing.best_member(test, limits.better, limits.better, limits.weak).loss.shown(limits.level):
+        found = found._replace(p=math.nan)  # the pool is worse than a member: what offsets there are do not cancel in it
     where = "logits" if test.pool == "score" and test.kind != "values" else "predictions"
     return _asked(
         "Do constant offsets that cancel in the pool make up much of members' loss?",

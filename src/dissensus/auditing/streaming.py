@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dissensus import checks
 
-NUMBERS_AT_ONCE = 2**22
+NUMBERS_AT_ONCE = 2**21
 """Numbers of a slice: what bounds the memory of an audit."""
 _PER_MEMBER = 45
 """Numbers that are counted of every member and example, where outputs are fewer."""
@@ -72,23 +73,40 @@ class Members:
         wanted = "[M, N, C]" if self.stacked else "[N, C]"
         checks.refuse(self.name, f"have two columns or more, one for each class, {wanted}", shape, " ".join(fixes))
 
-    def slices(self) -> Iterator[tuple[slice, Tensor]]:
-        """``(which examples, outputs [M, n, C])``, one after the other."""
+    @property
+    def numbers(self) -> int:
+        """How many numbers all members put out."""
+        return self.members * self.examples * self.width
+
+    def slices(self) -> Iterator[tuple[slice, Float[Tensor, "M n C"]]]:
+        """``(which examples, outputs)``, one after the other, finite and in full precision."""
+        for rows, part in self.parts():
+            outputs = part.to(self.dtype)
+            self.check_finite(outputs, rows.start)
+            yield rows, outputs.transpose(0, 1)
+
+    def parts(self, at_once: int | None = None) -> Iterator[tuple[slice, Shaped[Tensor, "n M C"]]]:
+        """``(which examples, outputs as they are stored)``, about `at_once` numbers each, one after the other."""
         start = 0
-        for where in self._places():
+        for where in self._places(NUMBERS_AT_ONCE if at_once is None else at_once):
             part = self._at(where)
-            rows = slice(start, start + part.shape[1])
-            if not bool(part.isfinite().all()):
-                member, row = (~part.isfinite()).nonzero()[0, :2].tolist()
-                example = f"image {(start + row) // self.pixels}" if self.grid else f"example {start + row}"
-                got = f"NaN or infinity at member {member}, {example}"
-                checks.refuse(self.name, "be finite", got, "Leave such members or examples out.")
+            rows = slice(start, start + len(part))
             yield rows, part
             start = rows.stop
 
-    def _places(self) -> Iterator[tuple[slice, ...]]:
+    def check_finite(self, outputs: Float[Tensor, "n M C"], start: int) -> None:
+        """Refuse outputs that are not finite; `start` is the number of the first example."""
+        if bool(outputs.sum(-1).isfinite().all()):  # one pass; only a sum that is not finite needs a closer look
+            return
+        if not bool(outputs.isfinite().all()):
+            row, member = (~outputs.isfinite()).nonzero()[0, :2].tolist()
+            example = f"image {(start + row) // self.pixels}" if self.grid else f"example {start + row}"
+            got = f"NaN or infinity at member {member}, {example}"
+            checks.refuse(self.name, "be finite", got, "Leave such members or examples out.")
+
+    def _places(self, at_once: int) -> Iterator[tuple[slice, ...]]:
         """What is read at once: several images, or some lines of one that is too large."""
-        size = max(1, NUMBERS_AT_ONCE // (self.members * max(self.width, self.members, _PER_MEMBER)))
+        size = max(1, at_once // (self.members * max(self.width, self.members, _PER_MEMBER)))
         if self.pixels <= size or not self.grid:
             step = size // self.pixels
             yield from ((slice(at, min(at + step, self.images)),) for at in range(0, self.images, step))
@@ -98,14 +116,14 @@ class Members:
             for at in range(0, self.grid[0], lines):
                 yield slice(image, image + 1), slice(None), slice(at, min(at + lines, self.grid[0]))
 
-    def _at(self, where: tuple[slice, ...]) -> Tensor:
+    def _at(self, where: tuple[slice, ...]) -> Shaped[Tensor, "n M C"]:
         if self.stacked:
-            part = as_tensor(self.each[0][(slice(None), *where)], self.name)
+            part = as_tensor(self.each[0][(slice(None), *where)], self.name).transpose(0, 1)
         else:
-            part = torch.stack([as_tensor(one[where], self.name) for one in self.each])
+            part = torch.stack([as_tensor(one[where], self.name) for one in self.each], 1)
         if self.grid:
-            part = part.movedim(2, -1)
-        return part.to(self.dtype).reshape(self.members, -1, self.width)
+            part = part.flatten(3).permute(0, 3, 1, 2)
+        return part.reshape(-1, self.members, self.width)
 
 
 def as_tensor(part: Any, name: str, fix: str = "") -> Tensor:
@@ -115,6 +133,4 @@ def as_tensor(part: Any, name: str, fix: str = "") -> Tensor:
     array = np.array(part)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
-    if array.dtype == np.float16:
-        return torch.from_numpy(array.astype(np.float32))
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

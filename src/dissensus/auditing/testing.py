@@ -300,34 +300,27 @@ def against(test: Tally, reference: Tally, worse: float) -> Against:
     """Compare members with members and pool with pool, example by example.
 
     Members are samples too. If the ensemble's were trained like the reference's, the logarithms of their errors vary as
-    those of the reference's do, which adds to the standard error over examples (Welch and Satterthwaite's t).
+    those of the reference's do, which adds to the variance over examples; the degrees of freedom are the reference's.
     """
     counts = test.sums["count"]
     more = float((own_error(test) - own_error(reference)).sum())
     pooled = float((_pooled(test) - _pooled(reference)).sum())
     members = _ratio_above(own_error(test), own_error(reference), worse, counts)
-    spread = _member_spread(reference) * math.sqrt(1 / test.members + 1 / reference.members)
-    by_examples = _ratio(members.error, members.value)
     p = members.p
-    if spread > 0 and members.p > 0:
-        variance = spread**2 + by_examples**2
-        degrees = variance**2 / (spread**4 / (reference.members - 1) + by_examples**4 / (len(counts) - 1))
-        p = student_tail(math.log(members.value / worse) / math.sqrt(variance), max(1, int(degrees)))
-    elif spread > 0:
-        p = student_tail(math.log(max(members.value, 1e-300) / worse) / spread, reference.members - 1)
-    members = members._replace(p=max(p, members.p))
+    if members.value > 0 and math.isfinite(members.error):
+        if reference.members < 2:
+            p = math.nan
+        else:
+            within = float(_squares(reference).sum(0).clamp_min(1e-300).log().var())
+            variance = within * (1 / test.members + 1 / reference.members) + (members.error / members.value) ** 2
+            beyond = math.log(members.value / worse)
+            t = beyond / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, beyond)
+            p = max(p, student_tail(t, reference.members - 1))
     return Against(
         _ratio(more - pooled, more) if more > 0 else math.nan,
-        members,
+        members._replace(p=p),
         _ratio_below(_pooled(test), _pooled(reference), 1.0, counts),
     )
-
-
-def _member_spread(tally: Tally) -> float:
-    """Standard deviation over members of the logarithm of their squared errors."""
-    if tally.members < 2:
-        return 0.0
-    return float(_squares(tally).sum(0).clamp_min(1e-300).log().std())
 
 
 def gains(tally: Tally, line: float) -> Test:
