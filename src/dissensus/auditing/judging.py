@@ -213,8 +213,8 @@ def _rotation(tally: Tally, data: str, level: float) -> Evidence:
 
 def _offsets(test: Tally, limits: Limits, level: float) -> Evidence:
     found = testing.offsets(test, limits.offset)
-    if testing.best_member(test, limits.better, limits.better, limits.weak).loss.shown(limits.level):
-        found = found._replace(p=math.nan)  # the pool is worse than a member: what offsets there are do not cancel in it
+    if any(item.answer == "yes" for item in _dominance(test, limits)):
+        found = found._replace(p=math.nan)  # a member is as good as the pool: it is the others that are off
     where = "logits" if test.pool == "score" and test.kind != "values" else "predictions"
     return _asked(
         "Do constant offsets that cancel in the pool make up much of members' loss?",
