@@ -145,12 +145,12 @@ class Ensemble(nn.Module):
     def twin(self) -> "Ensemble | None":
         """The same ensemble trained without interaction, by ``fit(..., twin=True)``; None where there is none.
 
-        A reference for an audit of this ensemble. It is no submodule: ``parameters()``, ``state_dict()``, ``.to()`` and
-        ``.train()`` do not reach it, `save` does not write it (save ``ens.twin`` into a folder of its own), and
-        `subset` does not take it along. ``copy.deepcopy`` and ``pickle`` copy it with the ensemble. Every `fit`
-        without ``twin`` sets it to None, since the weights are then no longer those that the twin was trained beside.
-        Weights that change in another way leave it in place: set ``ens.twin = None`` there. ``ens.twin = other`` sets
-        a reference that was trained elsewhere, after ``ens.twin = Ensemble.load(...)`` for example.
+        It is a reference for an audit of this ensemble, and no submodule: ``parameters()``, ``state_dict()``, ``.to()``
+        and ``.train()`` do not reach it, and `subset` does not take it along. `save` does not write it; save
+        ``ens.twin`` into a folder of its own, and set ``ens.twin = Ensemble.load(...)`` after loading both.
+        ``copy.deepcopy`` and ``pickle`` copy it with the ensemble. A `fit` without ``twin`` sets it to None, since the
+        ensemble then no longer has the weights that the twin was trained beside. Other changes of weights leave it in
+        place; set ``ens.twin = None`` after those.
 
         >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=2)
         >>> ens.twin = ens.subset([0, 1])
