@@ -506,7 +506,7 @@ def test_measures_are_tracked_per_run_of_a_sweep():
         assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("way", ["fit", "fit and predict", "sweep"])
+@pytest.mark.parametrize("way", ["fit", "fit and predict", "fit with a twin", "sweep"])
 def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way):
     """Memory of a GPU does not count in Python's collector: what cycles keep may stay for long."""
     x, y = torch.randn(32, 200), torch.randint(10, (32,))
@@ -518,7 +518,10 @@ def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way
             ds.sweep(build, (x, y), alone, grid=[{"seed": 0}, {"seed": 1}], members=2, **how)
             return
         ensemble = ds.Ensemble(build, members=2)
-        ds.fit(ensemble, (x, y), alone, **how)
+        if way == "fit with a twin":
+            ds.fit(ensemble, (x, y), ds.objectives.adp, twin=True, **how)
+        else:
+            ds.fit(ensemble, (x, y), alone, **how)
         if way == "fit and predict":
             ensemble.predict(x)
 

@@ -432,6 +432,12 @@ CALLS = {
     ),
     "fit, progress": lambda e, x, y, d: ds.fit(e, (x, y), cross_entropy, epochs=1, progress=lambda moment: 1 / 0),
     "fit, sequential": lambda e, x, y, d: ds.fit(e, (x, y), objective_fails, epochs=1, sequential=True),
+    "fit, twin": lambda e, x, y, d: ds.fit(
+        e, (x, y), ds.objectives.adp, epochs=1, deterministic=True, checkpoint=d, twin=objective_fails
+    ),
+    "fit, twin's progress": lambda e, x, y, d: ds.fit(
+        e, (x, y), ds.objectives.adp, epochs=1, twin=True, progress=lambda moment: 1 / (not moment.twin)
+    ),
     "fit, pass": lambda e, x, y, d: ds.fit(e, (x, y), cross_entropy, epochs=9),
     "predict": lambda e, x, y, d: e.predict(x[:, :4]),
     "predict, file": lambda e, x, y, d: e.predict(x, file="/dev/null/outputs.npy"),

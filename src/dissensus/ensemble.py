@@ -27,6 +27,17 @@ class GreedySoup(NamedTuple):
     score: float
 
 
+class _Beside:
+    """Holds an ensemble's twin outside of its submodules, its weights and its fingerprint."""
+
+    def __init__(self, twin: "Ensemble | None" = None) -> None:
+        self.twin = twin
+
+    def fingerprint_parts(self) -> list[object]:
+        """Nothing: a twin decides no output of its sibling."""
+        return []
+
+
 class Ensemble(nn.Module):
     """M members, initialised one by one and stored stacked; ``ens(x)`` gives ``[M, B, ...]``.
 
@@ -48,6 +59,7 @@ class Ensemble(nn.Module):
 
     def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str = "auto") -> None:
         super().__init__()
+        self._beside = _Beside()
         members = checks.count("members", members)
         self.seed = seed = checks.count("seed", seed, 0)
         self.member_ids = list(range(members))
@@ -91,6 +103,7 @@ class Ensemble(nn.Module):
         """An ensemble around members that are stored already."""
         ensemble = cls.__new__(cls)
         nn.Module.__init__(ensemble)
+        ensemble._beside = _Beside()
         ensemble.seed, ensemble.member_ids, ensemble.body = seed, member_ids, body
         ensemble.train(body.training)
         ensemble._set_backend(backend)
@@ -127,6 +140,40 @@ class Ensemble(nn.Module):
     def dtype(self) -> torch.dtype:
         """The members' precision."""
         return next(self.parameters()).dtype
+
+    @property
+    def twin(self) -> "Ensemble | None":
+        """The same ensemble trained without interaction, by ``fit(..., twin=True)``; None where there is none.
+
+        It is a reference for an audit of this ensemble, and no submodule: ``parameters()``, ``state_dict()``, ``.to()``
+        and ``.train()`` do not reach it, and `subset` does not take it along. `save` does not write it; save
+        ``ens.twin`` into a folder of its own, and set ``ens.twin = Ensemble.load(...)`` after loading both.
+        ``copy.deepcopy`` and ``pickle`` copy it with the ensemble. A `fit` without ``twin`` sets it to None, since the
+        ensemble then no longer has the weights that the twin was trained beside. Other changes of weights leave it in
+        place; set ``ens.twin = None`` after those.
+
+        >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=2)
+        >>> ens.twin = ens.subset([0, 1])
+        >>> len(ens.twin), len(list(ens.parameters()))
+        (2, 2)
+        """
+        return self._beside.twin
+
+    @twin.setter
+    def twin(self, twin: "Ensemble | None") -> None:
+        if twin is not None and not isinstance(twin, Ensemble):
+            fix = "Networks? Use Ensemble.from_modules."
+            checks.refuse("twin", "be an Ensemble, or None", type(twin).__name__, fix, TypeError)
+        if twin is self:
+            checks.refuse("twin", "be another ensemble", "the ensemble itself")
+        self._beside.twin = twin
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a twin does not become a submodule, which is what `nn.Module` makes of every module."""
+        if name == "twin":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module, in the ensemble's mode (train or eval)."""

@@ -49,6 +49,7 @@ from dissensus.train.numerics import Precision, numerics
 from dissensus.train.sequence import one_by_one
 from dissensus.train.stopping import Watch
 from dissensus.train.trained_loss import Targets
+from dissensus.train.twin import Twin, siblings_progress
 from dissensus.trunk import SharedTrunk
 
 log = logging.getLogger("dissensus")
@@ -98,6 +99,7 @@ def fit(
     progress: OnProgress | None = None,
     seed: int = 0,
     split_seed: int | None = None,
+    twin: bool | Objective = False,
 ) -> History:
     """Train an ensemble in place and return the record of it.
 
@@ -175,11 +177,22 @@ def fit(
         seed: Determines data order, layers of dropout and augmentation. What a network's own code or a data set draws
             (``F.dropout``, ``torch.randn``) comes from torch's global generator, as ever.
         split_seed: Determines the validation split; by default the seed does.
+        twin: Train an independent twin as well, a reference for an audit: a copy of the members as they are now,
+            trained with the same loss, data order, seeds and settings, but without interaction between members. It is
+            trained after the ensemble, whose result it does not change, and takes as long as an independent training
+            does. It ends up as ``ensemble.twin`` and ``history.twin``, its record as ``history.twin_history``. The
+            loss of ``objective`` must be visible, as it must be for the check of targets; otherwise pass the twin's
+            objective here, ``partial(objectives.independent, loss="mse")`` for example. Data without labels is left
+            out where that objective does not take it, and ``sequential`` members are trained all at once. A
+            ``checkpoint`` holds the twin's training in a folder ``twin`` inside. Any fit without ``twin`` sets
+            ``ensemble.twin`` to None.
 
     Raises:
         TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
-            the weights from before that step, or with validation data its best ones up to then.
+            the weights from before that step, or with validation data its best ones up to then. Where that happens to
+            the twin, the error's ``twin`` is True and the ensemble keeps the result of its own training.
     """
+    frozen = list(frozen)  # a twin needs it a second time
     told = dict(locals())
     if isinstance(ensemble, SharedTrunk):
         fix = "Train trunk.heads, on trunk.features(x) or on cached features."
@@ -189,10 +202,14 @@ def fit(
         checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
     if not isinstance(ensemble, Ensemble):
         return _as_ensemble(ensemble, told)
-    if sequential:
-        return one_by_one(fit, **told)
     check_objective(objective)
     check_resume(resume, checkpoint)
+    waiting = Twin.of(twin, ensemble, told)
+    if waiting is not None:
+        progress = siblings_progress(told)
+    if sequential:
+        history = one_by_one(fit, **{**told, "progress": progress, "twin": False})
+        return history if waiting is None else waiting.train(fit, ensemble, history)
     epochs, batch_size = checks.count("epochs", epochs), checks.count("batch_size", batch_size)
     seed = checks.count("seed", seed, 0)
     checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
@@ -253,8 +270,9 @@ def fit(
         targets=targets,
     )
     check_drawn(engine)
+    held: Any = None
     if held_out is not None:
-        held: Any = _loader(held_out, batch_size) if held_pair is None else tuple(part.to(device) for part in held_pair)
+        held = _loader(held_out, batch_size) if held_pair is None else tuple(part.to(device) for part in held_pair)
         engine.validator = Validation(
             held, objective, rows=None, metric=metric, per_member=watch == "member", track=track,
             check=targets.check_held_out,
@@ -285,17 +303,26 @@ def fit(
             "freeze": None if freeze is None else str(freeze),
             "validation": recognised(held_out), "patience": patience,
             "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
-            "drop_last": drop_last,
+            "drop_last": drop_last, "twin": None if waiting is None else waiting.objective,
         }  # fmt: skip
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
+        if waiting is not None:
+            waiting.keep(checkpointer, resume)
+    before, ensemble.twin = ensemble.twin, None
     try:
         train(engine, checkpointer, resume)
+    except BaseException:
+        ensemble.twin = before if engine.steps == 0 else None  # weights that did not move keep their twin
+        raise
     finally:
         body.choices.file = None
     history = _history(engine)
     if 0 in engine.failures:
         raise TrainingDiverged(engine.failures[0], history)
-    return history
+    if waiting is None:
+        return history
+    del engine, feed, flat, held, before  # the twin takes as much memory again
+    return waiting.train(fit, ensemble, history)
 
 
 def _as_ensemble(network: nn.Module, told: dict[str, Any]) -> History:

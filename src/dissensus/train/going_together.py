@@ -107,15 +107,21 @@ def recognised(data: Tensor | Source | None) -> str | None:
     return "a loader" if pair is None else digest(*pair)
 
 
+def takes_unlabelled(objective: Callable[..., Any]) -> bool:
+    """Whether an objective takes outputs on data without labels, and nobody has bound them."""
+    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
+    return UNLABELLED in inspect.signature(objective).parameters and not bound
+
+
 def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
     """Data without labels must come with an objective that takes it, and the other way round."""
     asked = inspect.signature(objective).parameters.get(UNLABELLED)
-    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
+    takes = takes_unlabelled(objective)
     name = getattr(getattr(objective, "func", objective), "__name__", "it")
-    if unlabelled is None and asked is not None and asked.default is inspect.Parameter.empty and not bound:
+    if unlabelled is None and takes and asked is not None and asked.default is inspect.Parameter.empty:
         fix = "Pass unlabelled=x, inputs that members are to disagree on."
         checks.refuse("unlabelled", f"be given, since the objective {name} needs it", "none", fix)
-    if unlabelled is not None and (asked is None or bound):
+    if unlabelled is not None and not takes:
         fix = "objectives.a2d and objectives.divdis do."
         checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
 

@@ -1,12 +1,15 @@
 """What a training tells: while it runs, afterwards, and when it breaks."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dissensus.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Progress:
     """Runs still in training; losses are means over them."""
     frozen: list[int] = field(default_factory=list)
     """Members that have converged and stand still."""
+    twin: bool = False
+    """Whether the independent twin is in training, after the ensemble itself. Epochs then count from 1 again."""
 
     @classmethod
     def of(cls, means: Mapping[str, Tensor], **where: Any) -> "Progress":
@@ -47,10 +52,26 @@ class Progress:
         spread = f"  spread {self.spread:.3g}" if self.member_loss else ""
         runs = f"  {self.runs} runs" if self.runs > 1 else ""
         frozen = "  frozen " + ", ".join(map(str, self.frozen)) if self.frozen else ""
-        return f"epoch {self.epoch}/{self.epochs}{runs}  loss {self.loss:.4g}{parts}{spread}{frozen}"
+        twin = "twin, " if self.twin else ""
+        return f"{twin}epoch {self.epoch}/{self.epochs}{runs}  loss {self.loss:.4g}{parts}{spread}{frozen}"
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def share_of(progress: OnProgress, before: int, own: int, runs: int, *, twin: bool = False) -> OnProgress:
+    """Progress for ``own`` of several ``runs`` of equal length, after ``before`` others: steps count over all runs.
+
+    >>> moment = Progress(epoch=1, epochs=2, step=3, steps=10, loss=0.5, parts={}, member_loss=[], seconds=1.0)
+    >>> share_of(lambda moment: print(moment.step, moment.steps), before=1, own=1, runs=2)(moment)
+    13 20
+    """
+    return functools.partial(_shifted, progress, before, own, runs, twin)
+
+
+def _shifted(progress: OnProgress, before: int, own: int, runs: int, twin: bool, moment: Progress) -> None:
+    each = moment.steps // own
+    progress(replace(moment, step=before * each + moment.step, steps=runs * each, twin=twin))
 
 
 @dataclass
@@ -81,6 +102,10 @@ class History:
     precision: str = ""
     memory: str = ""
     """Members at once and about how much memory that takes, as planned before the first step."""
+    twin: Ensemble | None = field(default=None, repr=False, compare=False)
+    """With ``twin``, the independent twin, also at ``ensemble.twin``."""
+    twin_history: "History | None" = None
+    """The twin's own record; ``steps`` and ``seconds`` of this one do not include it."""
 
     def column(self, name: str) -> list[Any]:
         """One quantity over the epochs."""
@@ -89,15 +114,20 @@ class History:
         return [entry[name] for entry in self.epochs]
 
     def to_json(self) -> str:
-        """The whole record as JSON."""
-        return json.dumps(vars(self), indent=2)
+        """The whole record as JSON, that of a twin's training included; a twin's weights are not."""
+        return json.dumps(self._record(), indent=2)
+
+    def _record(self) -> dict[str, Any]:
+        record = {name: value for name, value in vars(self).items() if name not in ("twin", "twin_history")}
+        return record if self.twin_history is None else {**record, "twin_history": self.twin_history._record()}
 
     def __str__(self) -> str:
         stopped = ", stopped early" if self.stopped_early else ""
         best = "" if self.best_epoch is None else f", best epoch {self.best_epoch}"
         ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
         frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
-        return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}"
+        twin = "" if self.twin_history is None else f"; twin: {self.twin_history}"
+        return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}{twin}"
 
 
 def entry(
@@ -135,13 +165,19 @@ class TrainingDiverged(RuntimeError):
     """Training met NaN or infinity and stopped; the ensemble holds the last good weights (the best, if validated).
 
     ``step`` counts from 0, ``part`` names what was not finite, ``members`` whose it was, ``history`` holds the epochs
-    before.
+    before. With ``twin`` the training that failed is that of the independent twin: the ensemble is trained, and
+    ``history`` is its own, with the twin's epochs as ``twin_history``.
     """
 
-    def __init__(self, failure: Failure, history: History) -> None:
+    def __init__(self, failure: Failure, history: History, *, twin: bool = False) -> None:
         held = "the weights from before that step" if history.best_epoch is None else "its best weights up to then"
+        if twin:
+            what, held = "the training of the independent twin", "the result of its own training, which went well"
+        else:
+            what = "training"
         super().__init__(
-            f"training met {failure}. The ensemble holds {held}. "
+            f"{what} met {failure}. The ensemble holds {held}. "
             "A smaller `lr`, `clip_norm=1.0` or scaled inputs usually help."
         )
-        self.step, self.part, self.members, self.history = failure.step, failure.part, failure.members, history
+        self.failure, self.history, self.twin = failure, history, twin
+        self.step, self.part, self.members = failure.step, failure.part, failure.members

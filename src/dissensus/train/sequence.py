@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.ensemble import Ensemble
 from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
-from dissensus.train.history import History, OnProgress, Progress
+from dissensus.train.history import History, share_of
 
 PER_MEMBER = ("lr", "weight_decay", "momentum", "clip_norm", "augment")
 
@@ -33,12 +33,14 @@ def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> 
         if told["checkpoint"] is not None:
             stage["checkpoint"] = Path(told["checkpoint"]) / f"member-{member}"
         if told["progress"] is not None:
-            stage["progress"] = functools.partial(_shifted, told["progress"], member, ensemble.members)
+            stage["progress"] = share_of(told["progress"], member, 1, ensemble.members)
         some = ensemble.subset(range(member + 1))
+        some.twin = ensemble.twin
         try:
             stages.append(fit(some, **{name: value for name, value in stage.items() if name != "ensemble"}))
         finally:
             _take(ensemble, some, member)
+            ensemble.twin = some.twin  # None once a stage has begun to train
     return _joined(stages)
 
 
@@ -74,8 +76,3 @@ def _joined(stages: list[History]) -> History:
         precision=last.precision,
         memory=last.memory,
     )
-
-
-def _shifted(progress: OnProgress, stage: int, stages: int, moment: Progress) -> None:
-    more = {"step": stage * moment.steps + moment.step, "steps": stages * moment.steps}
-    progress(Progress(**{**vars(moment), **more}))

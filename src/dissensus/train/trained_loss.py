@@ -61,24 +61,24 @@ def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
     >>> trained_loss(lambda outputs, targets: independent(outputs, targets, loss="brier")) is None
     True
     """
-    function, bound = _unwrapped(objective)
+    function, bound = unwrapped(objective)
     ours = function in OURS
     if function in OF_CLASSES:
         return TrainedLoss("cross_entropy", "probability", None, ours)
     if function is gradient_adjusted:
         return TrainedLoss("mse", "score", None, ours)
-    loss = _named(_setting("loss", function, bound))
+    loss = _named(setting("loss", function, bound))
     if isinstance(loss, str) and loss in losses.LOSSES:
         natural: Pool = "probability" if losses.named(loss).takes == "logits" else "score"
     elif ours and callable(loss):
         natural = "score"
     else:
         return None
-    pool = "score" if function in OF_SCORES else _setting("pool", function, bound)
+    pool = "score" if function in OF_SCORES else setting("pool", function, bound)
     return TrainedLoss(loss, pool if pool in POOLS else natural, bound.get("weights") if ours else None, ours)
 
 
-def _unwrapped(objective: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def unwrapped(objective: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function inside of partials, and the keywords that they bind, of which outer ones win."""
     bound: dict[str, Any] = {}
     while isinstance(objective, functools.partial):
@@ -93,7 +93,7 @@ def _named(loss: Any) -> str | PerExampleLoss | None:
     return names[0] if names else loss
 
 
-def _setting(name: str, function: Callable[..., Any], bound: dict[str, Any]) -> Any:
+def setting(name: str, function: Callable[..., Any], bound: dict[str, Any]) -> Any:
     """A keyword as it is bound, or its default; None where there is neither."""
     if name in bound:
         return bound[name]
