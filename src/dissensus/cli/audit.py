@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import check_drawn, check_file, console, fail, table, written
+from dissensus.cli.screen import check_drawn, check_file, console, fail, keep, table
 
-COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
+COLOURS = {"good": "green", "fair": "yellow", "none": "cyan", "bad": "red"}
+"""By the kind of news that a verdict is."""
 
 
 def audit(
@@ -62,13 +63,11 @@ def audit(
     except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
     _print(result)
-
-    def html() -> str:
-        from dissensus.studies import audit_page
-
-        return audit_page.html(result, files[0].stem)
-
-    written(json_file, result.to_json, page, html)
+    if json_file is not None:
+        keep(json_file, (result.to_json() + "\n").encode())
+    if page is not None:
+        keep(page, lambda file: result.page(file, files[0].stem))
+        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)
 
@@ -94,7 +93,9 @@ def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
 
 
 def _print(result: Any) -> None:
-    colour = COLOURS[result.verdict]
+    from dissensus.auditing.page import KINDS
+
+    colour = COLOURS[KINDS[result.verdict]]
     words = "\n".join(escape(line) for line in ("; ".join(result.judgement.reasons) + ".", *result.judgement.advice))
     console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
     facts = result.facts
