@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
+from dissensus.auditing.inputs import prepared
 from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
@@ -23,7 +24,8 @@ def audit(
     targets: Any,
     *,
     task: Literal["classification", "regression"],
-    kind: Literal["logits", "probabilities"] | None = None,
+    kind: Literal["logits", "probabilities", "labels"] | None = None,
+    classes: Any = None,
     loss: str | None = None,
     pool: Pool | None = None,
     train: tuple[Outputs, Any] | None = None,
@@ -37,13 +39,20 @@ def audit(
     Outputs are read once, in slices: memory does not grow with the number of examples, so they may lie in memory maps.
 
     Args:
-        outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output), or M arrays ``[N, C]``.
+        outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output or for labels), or M arrays,
+            frames or lists ``[N, C]``. A single frame has examples in rows and one column per member; it holds labels,
+            or values for targets ``[N]``. Rows count by their position, not by a frame's index.
         targets: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
         task: ``"classification"`` or ``"regression"``.
-        kind: What outputs of a classifier are: ``"logits"`` or ``"probabilities"``. Never guessed.
-        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"``; ``"mse"`` for regression.
-        pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"``; ``"score"`` for
-            regression. ``"vote"`` goes with ``"zero_one"``.
+        kind: What outputs of a classifier are: ``"logits"``, ``"probabilities"`` or ``"labels"`` (hard votes, whole
+            numbers or names). Never guessed.
+        classes: The label of every column, in the columns' order, as ``estimator.classes_``. Without it, whole numbers
+            are columns (0 to C − 1), and names stand for the columns that frames give them, or else for columns in
+            sorted order. With ``kind="labels"`` the default is all labels that occur, sorted.
+        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"`` (default for labels); ``"mse"`` for
+            regression.
+        pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"`` (default for labels);
+            ``"score"`` for regression. ``"vote"`` goes with ``"zero_one"``.
         train: ``(outputs, targets)`` on training data: does diversity generalise?
         reference: Outputs of an independently trained ensemble on the same examples: what is normal here?
         ood: Outputs on shifted data: what is disagreement worth for detection?
@@ -57,10 +66,20 @@ def audit(
     'collusive'
     """
     checks.one_of("task", task, tuple(_LOSSES))
-    if task == "classification" and kind not in ("logits", "probabilities"):
-        checks.refuse("kind", "be 'logits' or 'probabilities'", repr(kind), "It is not guessed from values.")
+    if task == "classification" and kind not in ("logits", "probabilities", "labels"):
+        wanted = "be 'logits' or 'probabilities', or 'labels' for hard votes"
+        checks.refuse("kind", wanted, repr(kind), "It is not guessed from values.")
     if task == "regression" and kind is not None:
         checks.refuse("kind", "be left out for regression", repr(kind))
+    outputs, targets, train, reference, ood = prepared(
+        outputs, targets, train, reference, ood, task=task, kind=kind, classes=classes
+    )
+    stated = kind or "values"
+    if kind == "labels":
+        loss, pool = loss or "zero_one", pool or "vote"
+        checks.one_of("loss", loss, ("zero_one", "brier"))  # a vote for a wrong class has no finite likelihood
+        checks.one_of("pool", pool, ("vote", "probability"))
+        kind = "probabilities"
     loss = loss or _LOSSES[task][0]
     checks.one_of("loss", loss, _LOSSES[task])
     pool = pool or ("score" if task == "regression" else "probability")
@@ -92,6 +111,7 @@ def audit(
         limits=limits,
     )  # fmt: skip
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
+    facts["kind"] = stated
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
 
 
