@@ -1,11 +1,13 @@
 """Is an ensemble's diversity real? Bring any ensemble's outputs, get figures and a verdict."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
+from dissensus.auditing.estimators import estimated
 from dissensus.auditing.inputs import prepared
 from dissensus.auditing.judging import LIMITS, Judgement, Limits, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
@@ -14,7 +16,7 @@ from dissensus.auditing.streaming import Members, Outputs, as_tensor
 from dissensus.auditing.tallying import Kind, Tally, tallied
 from dissensus.axes import Pool
 
-__all__ = ["LIMITS", "Audit", "Figure", "Judgement", "Limits", "audit", "roc_area"]
+__all__ = ["LIMITS", "Audit", "Figure", "Judgement", "Limits", "audit", "audit_estimator", "roc_area"]
 
 _LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
 
@@ -113,6 +115,59 @@ def audit(
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
     facts["kind"] = stated
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
+
+
+def audit_estimator(
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    train: tuple[Any, Any] | None = None,
+    reference: Any = None,
+    ood: Any = None,
+    task: Literal["classification", "regression"] | None = None,
+    kind: Literal["logits", "probabilities", "labels"] | None = None,
+    pool: Pool | None = None,
+    classes: Any = None,
+    staged: bool = False,
+    **settings: Any,
+) -> Audit:
+    """Judge a fitted model by its members' outputs on data; outputs are computed here.
+
+    The pooled outputs are compared with the model's own prediction: ``audit.facts["matches_own_prediction"]`` is True,
+    or a sentence that tells the difference, which `Audit.summary` and `Audit.page` show as well. Members that are given
+    as a list, as a callable or as a dissensus Ensemble have no prediction but the pooled one.
+
+    Args:
+        model: A fitted scikit-learn ensemble (forests, bagging, voting, stacking, AdaBoost, calibrated classifiers),
+            alone, at the end of a pipeline or in a search; a list or dictionary of fitted estimators, torch modules or
+            callables, each of them a member; one module or callable that returns ``[M, N, C]``; or an Ensemble.
+        X: Inputs of the test data, as the model takes them.
+        y: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
+        train: ``(X, y)`` of the training data.
+        reference: A model of independently trained members, or their outputs on ``X``. An Ensemble that was trained
+            with a twin has it as its reference.
+        ood: Inputs of shifted data.
+        task: ``"classification"`` or ``"regression"``, for a model that is no scikit-learn estimator.
+        kind: What callables and modules return (Ensembles: logits). Of estimators it chooses what is read:
+            ``"probabilities"`` (the default where all members have ``predict_proba``) or ``"labels"``.
+        pool: As for `audit`; the default is what fits ``kind``.
+        classes: The label of every column, where the model does not know it or ``y`` has more classes than the model.
+        staged: Take the predictions after each stage of a boosted model as its members. A boosted model adds up its
+            stages and has no other members, so it is refused without this.
+        settings: The other settings of `audit`: ``loss``, ``limits``, ``seed``.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(40.0), np.arange(40.0)
+    >>> audit_estimator([lambda x: x + 3, lambda x: x - 1, lambda x: x - 2], X, y, task="regression").verdict
+    'collusive'
+    """
+    found = estimated(
+        model, X, y, train=train, reference=reference, ood=ood, task=task, kind=kind, pool=pool, classes=classes,
+        staged=staged,
+    )  # fmt: skip
+    result = audit(found.outputs, found.targets, **found.settings, **settings)
+    return replace(result, facts=result.facts | found.facts)
 
 
 def _averages_logits(told: dict[str, Any]) -> bool:

@@ -97,6 +97,15 @@ def prepared(
     return _votes(given, classes) if kind == "labels" else _scores(given, classes)
 
 
+def union(parts: list[Any], name: str) -> Any:
+    """All labels that occur in any of several sets, sorted.
+
+    >>> union([["b", "a"], ["c", "a"]], "targets").tolist()
+    ['a', 'b', 'c']
+    """
+    return _unique(np.concatenate(_one_type([_unique(_labels(part, name), name) for part in parts])), name)
+
+
 def _values(given: Inputs) -> Inputs:
     """Outputs and targets of a regression. A single frame has one column per member."""
     columns = _columns(given.targets) or _first_columns(given.outputs)
@@ -148,7 +157,7 @@ def _read_classes(given: Inputs) -> Classes | None:
     numeric = all(isinstance(part, Tensor) or part.dtype.kind in "fiub" for part in targets)
     if numeric and columns is None:
         return None
-    labels = _unique(_joined([_unique(_labels(part, "targets"), "targets") for part in targets]), "targets")
+    labels = union(targets, "targets")
     if columns is not None and set(labels.tolist()) <= set(columns):
         return Classes(columns)
     if numeric:
@@ -168,9 +177,7 @@ def _votes(given: Inputs, names: Any) -> Inputs:
     votes = {name: _voted(part, name) for name, part in sets.items() if part is not None}
     targets = [_labels(_narrow(part), "targets") for part in _all_targets(given)]
     if names is None:
-        each = [_unique(part, "targets") for part in targets]
-        each += [_unique(_labels(piece, name), name) for name, part in votes.items() for piece in _pieces(part)]
-        classes = Classes(_unique(_joined(each), "outputs"))
+        classes = Classes(union([*targets, *(piece for part in votes.values() for piece in _pieces(part))], "outputs"))
     else:
         classes = Classes(names)
     if len(classes.labels) < 2:
@@ -292,10 +299,6 @@ def _one_type(parts: list[Any]) -> list[Any]:
     """Arrays that numpy may join: it would turn numbers beside strings into strings."""
     mixed = len({_is_text(part) for part in parts}) > 1
     return [part.astype(object) for part in parts] if mixed else parts
-
-
-def _joined(parts: list[Any]) -> Any:
-    return np.concatenate(_one_type(parts))
 
 
 def _is_text(labels: Any) -> bool:
