@@ -241,6 +241,10 @@ def test_frames_of_a_regression():
         ({"outputs": np.eye(3)[[[0, 1]]]}, r"be votes \[M, N\].*got \[1, 2, 3\].*Say kind='probabilities'"),
         ({"outputs": np.zeros(5, int)}, r"be votes \[M, N\].*got \[5\].*Give \[votes\]"),
         ({"outputs": []}, r"be votes \[M, N\]"),
+        ({"outputs": None}, "`outputs` must be an array, a frame or a list; got None"),
+        ({"outputs": "votes.npz"}, "`outputs` must be an array, a frame or a list; got 'votes.npz'"),
+        ({"outputs": iter([])}, r"be votes \[M, N\].*; got list_iterator"),
+        ({"targets": None}, "`targets` must be an array, a frame or a list; got None"),
         ({"outputs": ["ant", "bee"]}, r"be votes \[M, N\]"),
         ({"outputs": [[0, 1], [0]]}, r"a vote of every member for every example; got members of shapes \[1\], \[2\]"),
         ({"outputs": np.full((4, 200), 0.5)}, "be labels: whole numbers or names; got numbers with fractions"),
@@ -277,6 +281,7 @@ def test_odd_names_are_refused(unchecked):
         (frames, named, {"classes": ["ant", "bee", "dog"]}, "`outputs` must have the columns 'ant', 'bee', 'dog'"),
         (frames[0], named, {}, r"a list of frames \[N, C\], one per member; got one frame"),
         ([[[0.1, 0.9], [1.0]]], [0, 1], {}, "rows of one length"),
+        ([named, named], named, {}, "`outputs` must be numbers; got names. Hard votes"),
         (logits, np.where(labels == 0, None, named), {}, "labels of one type"),
     ]  # fmt: skip
     for outputs, targets, told, message in cases:
@@ -394,13 +399,12 @@ REGRESSORS = {
 }
 
 
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("model", REGRESSORS.values(), ids=REGRESSORS)
-def test_pooled_outputs_are_what_the_regressor_predicts(model, width):
-    if isinstance(model, ensemble.VotingRegressor) and width > 1:
-        pytest.skip("scikit-learn's takes one output")
+@pytest.mark.parametrize(
+    ("name", "width"), [(name, width) for name in REGRESSORS for width in (1, 3) if (name, width) != ("voting", 3)]
+)
+def test_pooled_outputs_are_what_the_regressor_predicts(name, width):
     x, x_test, y, y_test = values_data(width)
-    model = clone(model).fit(x, y)
+    model = clone(REGRESSORS[name]).fit(x, y)
     found = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=5 * x_test)
     assert found.facts[MATCH] is True
     apart = (model.predict(x_test) - y_test).reshape(80, -1)
@@ -640,7 +644,9 @@ def test_what_is_no_ensemble_is_refused(unchecked):
         (ensemble.IsolationForest(n_estimators=2).fit(x), {}, "IsolationForest, which has no members"),
         (ensemble.RandomForestClassifier, {}, "got the class RandomForestClassifier"),
         ([ensemble.RandomForestClassifier], {}, "got the class RandomForestClassifier"),
-        (several, {}, "`model` must have one output; got RandomForestClassifier with 2 outputs"),
+        (several, {}, "`model` must have one output; got 2 outputs of classes"),
+        ([tree.DecisionTreeClassifier().fit(x, two)], {}, "`model` must have one output; got 2 outputs of classes"),
+        (forest(x, 0 * y), {}, "`model` must know two classes or more; got one that was fitted to 0 alone"),
         ([], {}, "`model` must hold at least one model; got an empty list"),
         ([single, values], {}, "classifiers or regressors, not both"),
         ([single, len], {}, "estimators with `predict`, or callables, not both; got builtin"),

@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 _SORTS = "be a fitted scikit-learn ensemble, a list of models, a callable or a dissensus Ensemble"
 
 
-class Members(NamedTuple):
+class ModelMembers(NamedTuple):
     """How a model's members are read."""
 
     task: str | None
@@ -68,7 +68,7 @@ def estimated(
     pool = pool or _POOLS[known]
     wanted = members.classes if classes is None else classes
 
-    def read(some: Members, raw: Any, name: str) -> Any:
+    def read(some: ModelMembers, raw: Any, name: str) -> Any:
         """Outputs with the columns that the audit has."""
         if known != PROBABILITIES or some.classes is None or wanted is None:
             return raw
@@ -94,7 +94,7 @@ def estimated(
 
 def members_of(
     model: Any, name: str, *, task: str | None = None, kind: str | None = None, staged: bool = False
-) -> Members:
+) -> ModelMembers:
     """How the members of a model are read.
 
     Args:
@@ -114,7 +114,7 @@ def members_of(
     if isinstance(model, nn.Module):
         return _network(model, task, kind)
     if callable(model) and not hasattr(model, "predict"):
-        return Members(task, kind, lambda X: _on_host(model(X)))
+        return ModelMembers(task, kind, lambda X: _on_host(model(X)))
     _check_fitted(model, name)
     inner, prepare = _unwrapped(model)
     known = _task_of(inner)
@@ -126,9 +126,7 @@ def members_of(
     if parts is None:
         _refuse_single(inner, name)
     classes = getattr(inner, "classes_", None)
-    if isinstance(classes, list):
-        fix = "Give a list of models with one output each."
-        checks.refuse(name, "have one output", f"{type(inner).__name__} with {len(classes)} outputs of classes", fix)
+    _check_classes(classes, name)
     read = "values" if known == "regression" else _kind_of(parts.members, kind, name, votes=parts.votes)
 
     def outputs(X: Any) -> list[Any]:
@@ -142,7 +140,7 @@ def members_of(
             for member, own in zip(parts.members, columns, strict=True)
         ]
 
-    return Members(known, read, outputs, classes, model, parts.way)
+    return ModelMembers(known, read, outputs, classes, model, parts.way)
 
 
 class _Parts(NamedTuple):
@@ -212,7 +210,7 @@ def _unwrapped(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     return last, prepare if len(steps) == 1 else lambda X: prepare(model[:-1].transform(X))
 
 
-def _stages(model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | None, kind: str | None) -> Members:
+def _stages(model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | None, kind: str | None) -> ModelMembers:
     """The predictions after each stage as members."""
     if not hasattr(inner, "staged_predict"):
         checks.refuse("staged", "be left out for a model without stages", type(inner).__name__)
@@ -223,15 +221,15 @@ def _stages(model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | N
     def outputs(X: Any) -> list[Any]:
         return [np.array(stage) for stage in staged(prepare(X))]
 
-    return Members(task, read, outputs, getattr(inner, "classes_", None), model, "is that of its last stage")
+    return ModelMembers(task, read, outputs, getattr(inner, "classes_", None), model, "is that of its last stage")
 
 
-def _several(models: list[Any], name: str, task: str | None, kind: str | None) -> Members:
+def _several(models: list[Any], name: str, task: str | None, kind: str | None) -> ModelMembers:
     """Estimators, networks or callables, each of them a member."""
     if not models:
         checks.refuse(name, "hold at least one model", "an empty list")
     if all(callable(each) and (isinstance(each, nn.Module) or not hasattr(each, "predict")) for each in models):
-        return Members(task, kind, lambda X: [_called(each, X) for each in models])
+        return ModelMembers(task, kind, lambda X: [_called(each, X) for each in models])
     for each in models:
         if isinstance(each, type) or not hasattr(each, "predict"):
             sort = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
@@ -244,13 +242,14 @@ def _several(models: list[Any], name: str, task: str | None, kind: str | None) -
     if task not in (None, known):
         checks.refuse("task", f"be {known!r} for these models", repr(task))
     if known != "classification":
-        return Members(known, kind, lambda X: [_output(each, X, VALUES, None) for each in models])
+        return ModelMembers(known, kind, lambda X: [_output(each, X, VALUES, None) for each in models])
     own = [each.classes_ for each in models if getattr(each, "classes_", None) is not None]
-    if any(isinstance(classes, list) for classes in own):
-        checks.refuse(name, "hold models with one output", "models with several outputs of classes")
+    for each in own:
+        _check_classes(each, name, 1)
     classes = union(own, name) if own else None
+    _check_classes(classes, name)
     read = _kind_of(models, kind, name)
-    return Members(known, read, lambda X: [_output(each, X, read, classes) for each in models], classes)
+    return ModelMembers(known, read, lambda X: [_output(each, X, read, classes) for each in models], classes)
 
 
 def _kind_of(members: list[Any], kind: str | None, name: str, *, votes: bool = False) -> str:
@@ -329,6 +328,15 @@ def _check_fitted(model: Any, name: str) -> None:
         checks.refuse(name, "be fitted", f"a {type(model).__name__} that is not", fix)
 
 
+def _check_classes(classes: Any, name: str, least: int = 2) -> None:
+    """Refuse several outputs of classes, and too few classes."""
+    if isinstance(classes, list):
+        fix = "Give models with one output each, and audit every output by itself."
+        checks.refuse(name, "have one output", f"{len(classes)} outputs of classes", fix)
+    if classes is not None and len(classes) < least:
+        checks.refuse(name, "know two classes or more", f"one that was fitted to {classes[0]} alone")
+
+
 def _is_model(given: Any) -> bool:
     """Whether this is a model, or several, and not outputs."""
     if isinstance(given, dict):
@@ -338,13 +346,13 @@ def _is_model(given: Any) -> bool:
     return not hasattr(given, "to_numpy") and (hasattr(given, "predict") or callable(given))
 
 
-def _network(model: nn.Module, task: str | None, kind: str | None) -> Members:
+def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembers:
     """A network that returns all members' outputs ``[M, N, C]``; those of a dissensus Ensemble are logits."""
     predict = getattr(model, "predict", None)
     if callable(predict) and hasattr(model, "members"):
         kind = kind or (LOGITS if task == "classification" else None)
-        return Members(task, kind, lambda X: predict(_tensor(X, model) if _is_array(X) else X))
-    return Members(task, kind, lambda X: _called(model, X, axis=1))
+        return ModelMembers(task, kind, lambda X: predict(_tensor(X, model) if _is_array(X) else X))
+    return ModelMembers(task, kind, lambda X: _called(model, X, axis=1))
 
 
 def _called(model: Callable[[Any], Any], X: Any, axis: int = 0) -> Any:
@@ -381,7 +389,7 @@ def _tensor(X: Any, model: nn.Module) -> Tensor:
     return found.to(weight.dtype) if found.is_floating_point() and weight is not None else found
 
 
-def _compared(members: Members, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
+def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
     """Whether pooled outputs are what the model predicts: True, or a sentence that says how they differ."""
     if kind == VALUES:
         pooled, own = np.mean(np.asarray(outputs), 0), _flat(members.own.predict(X))
@@ -408,5 +416,5 @@ def _compared(members: Members, outputs: list[Any], X: Any, kind: str, pool: str
     return True if share == 0 else _differs(members, words, f"{share:.1%} of labels differ")
 
 
-def _differs(members: Members, pooled: str, how: str) -> str:
+def _differs(members: ModelMembers, pooled: str, how: str) -> str:
     return f"the model's own prediction {members.way}; the audit takes their plain {pooled}: {how}."

@@ -89,6 +89,10 @@ def prepared(
     """
     if train is not None and (not isinstance(train, tuple | list) or len(train) != 2):
         checks.refuse("train", "be a pair (outputs, targets)", type(train).__name__, error=TypeError)
+    for name, part in (("outputs", outputs), ("targets", targets)):
+        if part is None or isinstance(part, str):
+            got = "None" if part is None else repr(part)
+            checks.refuse(name, "be an array, a frame or a list", got, error=TypeError)
     given = Inputs(outputs, targets, None if train is None else (train[0], train[1]), reference, ood)
     if task == "regression":
         if classes is not None:
@@ -132,6 +136,9 @@ def _scores(given: Inputs, names: Any) -> Inputs:
 
     def read(outputs: Outputs, name: str) -> Outputs:
         found = _members(outputs, name, columns)
+        parts = found if isinstance(found, list) else [found]
+        if any(isinstance(part, np.ndarray) and part.dtype.kind in "OUS" for part in parts):
+            checks.refuse(name, "be numbers", "names", "Hard votes? Say kind='labels' (--kind labels).", TypeError)
         width = _width(found)
         if classes is not None and width not in (None, len(classes.labels)):
             wanted = f"have {len(classes.labels)} columns, one for each class: {_listed(classes.labels)}"
@@ -202,7 +209,9 @@ def _voted(outputs: Any, name: str) -> Any:
         found = np.stack(_one_type(rows)) if rows else np.empty(0)
     else:
         found = outputs.detach().cpu().numpy() if isinstance(outputs, Tensor) else outputs
-    shape = tuple(getattr(found, "shape", ()))
+    if not hasattr(found, "shape"):
+        checks.refuse(name, "be votes [M, N], or a list of M lists of labels", type(found).__name__, error=TypeError)
+    shape = tuple(found.shape)
     if len(shape) != 2 or 0 in shape:
         fix = "Probabilities? Say kind='probabilities'." if len(shape) == 3 else "One member? Give [votes]."
         checks.refuse(name, "be votes [M, N], or a list of M lists of labels", checks.shape_text(shape), fix)
