@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 import dissensus as ds
-from dissensus.studies import audit_page, figures, finding, report_figures
+from dissensus.auditing.page import drawings
+from dissensus.pages import figures
+from dissensus.studies import finding, report_figures
 from dissensus.studies.results import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
@@ -82,7 +84,7 @@ def audit() -> bytes:
     found = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
     print(found.sentence)
     print(found.test["accuracy"], found.test["member_accuracy"])
-    return side_by_side([figures.as_png(figure) for figure, _ in audit_page.drawings(found)[:3]])
+    return side_by_side([figures.as_png(figure) for figure, _ in drawings(found)[:3]])
 
 
 def masks() -> bytes:

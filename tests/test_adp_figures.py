@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.studies import features, figures, finding, report_figures, report_page, results
+from dissensus.pages import figures
+from dissensus.studies import features, finding, report_figures, report_page, results
 from dissensus.studies.spec import resolved
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus.auditing import judging, reading, roc_area, streaming, tallying
 from dissensus.auditing.measuring import Figure
+from dissensus.auditing.page import drawings, html
 from dissensus.cli import app
 
 CLASSES = {"task": "classification", "kind": "logits"}
@@ -497,22 +498,18 @@ def test_precision_does_not_decide(monkeypatch):
 
 
 def test_pages_of_odd_ensembles():
-    from dissensus.studies import audit_page
-
     logits, labels = classifier()
     perfect = 50.0 * torch.nn.functional.one_hot(labels, 3).double()
     for outputs in (logits[:1], perfect.expand(3, -1, -1)):
-        assert "<svg" in audit_page.html(ds.audit(outputs, labels, **CLASSES), "odd")
+        assert "<svg" in html(ds.audit(outputs, labels, **CLASSES), "odd")
     f, y = regressor()
-    assert audit_page.html(ds.audit(f, y, task="regression"), "values").count("<figure>") == 3
+    assert html(ds.audit(f, y, task="regression"), "values").count("<figure>") == 3
 
 
 def test_the_page_draws_the_plane_of_the_library():
-    from dissensus.studies import audit_page
-
     logits, labels = classifier(members=5, scale=2.5)
     audit = ds.audit(logits, labels, **CLASSES)
-    figure = next(figure for figure, words in audit_page.drawings(audit) if "plane" in words)
+    figure = next(figure for figure, words in drawings(audit) if "plane" in words)
     (axes,) = figure.axes
     best = max(audit.by_member["accuracy"])
     lines = {line.get_label(): torch.tensor(line.get_xydata()) for line in axes.lines}

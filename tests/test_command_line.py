@@ -113,7 +113,7 @@ REFUSED = [
     (f"audit in.npy --targets floats.npy {SAVED}", 1, "got [40] float64. Use targets.astype(int)."),
     (f"audit in.npy --targets one-hot.npy {SAVED}", 1, "got [40, 4] int64. One-hot? Use targets.argmax(-1)."),
     (f"audit in.npy --targets column.npy {SAVED}", 1, "A column? Use targets[:, 0]."),
-    (f"audit in.npy --targets names.npy {SAVED}", 1, "Names of classes? Use numpy.unique"),
+    (f"audit in.npy --targets names.npy {SAVED}", 1, "Name the label of every column"),
     (f"audit examples-first.npy --targets labels.npy {SAVED}", 1, "Are examples before members? Use numpy.swapaxes"),
     ("audit in.npy --targets labels.npy --task regression", 1, "`targets` must have shape [N, 4]"),
     (f"audit nothing.npy --targets labels.npy {SAVED}", 1, "got [3, 0, 4]"),

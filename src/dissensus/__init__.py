@@ -15,7 +15,7 @@ from dissensus import (
     train,
     trunk,
 )
-from dissensus.auditing import Audit, audit
+from dissensus.auditing import Audit, audit, audit_estimator
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
@@ -38,6 +38,7 @@ __all__ = [
     "TrainingDiverged",
     "attacks",
     "audit",
+    "audit_estimator",
     "auditing",
     "data",
     "diversity",

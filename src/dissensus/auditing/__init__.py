@@ -1,5 +1,6 @@
 """Is an ensemble's diversity real? Bring any ensemble's outputs, get figures and a verdict."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
+from dissensus.auditing.estimators import estimated
+from dissensus.auditing.inputs import prepared
 from dissensus.auditing.judging import LIMITS, Evidence, Judgement, Limits, Subject, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
@@ -15,7 +18,9 @@ from dissensus.auditing.streaming import Members, Outputs, as_tensor
 from dissensus.auditing.tallying import Kind, Tally, tallied
 from dissensus.axes import Pool
 
-__all__ = ["LIMITS", "Audit", "Evidence", "Figure", "Judgement", "Limits", "audit", "roc_area"]
+__all__ = [
+    "LIMITS", "Audit", "Evidence", "Figure", "Judgement", "Limits", "audit", "audit_estimator", "roc_area",
+]  # fmt: skip
 
 _LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
 
@@ -25,7 +30,8 @@ def audit(
     targets: Any,
     *,
     task: Literal["classification", "regression"],
-    kind: Literal["logits", "probabilities"] | None = None,
+    kind: Literal["logits", "probabilities", "labels"] | None = None,
+    classes: Any = None,
     loss: str | None = None,
     pool: Pool | None = None,
     train: tuple[Outputs, Any] | None = None,
@@ -41,13 +47,20 @@ def audit(
     Outputs are read once, in slices: memory does not grow with the number of examples, so they may lie in memory maps.
 
     Args:
-        outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output), or M arrays ``[N, C]``.
+        outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output or for labels), or M arrays,
+            frames or lists ``[N, C]``. A single frame has examples in rows and one column per member; it holds labels,
+            or values for targets ``[N]``. Rows count by their position, not by a frame's index.
         targets: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
         task: ``"classification"`` or ``"regression"``.
-        kind: What outputs of a classifier are: ``"logits"`` or ``"probabilities"``. Never guessed.
-        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"``; ``"mse"`` for regression.
-        pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"``; ``"score"`` for
-            regression. ``"vote"`` goes with ``"zero_one"``.
+        kind: What outputs of a classifier are: ``"logits"``, ``"probabilities"`` or ``"labels"`` (hard votes, whole
+            numbers or names). Never guessed.
+        classes: The label of every column, in the columns' order, as ``estimator.classes_``. Without it, whole numbers
+            are columns (0 to C − 1), and names stand for the columns that frames give them, or else for columns in
+            sorted order. With ``kind="labels"`` the default is all labels that occur, sorted.
+        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"`` (default for labels); ``"mse"`` for
+            regression.
+        pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"`` (default for labels);
+            ``"score"`` for regression. ``"vote"`` goes with ``"zero_one"``.
         train: ``(outputs, targets)`` on training data: were members trained on their own loss?
         in_bag: Which examples of `train` each member was trained on: ``"all"``, or a mask ``[M, N]`` (bagging, shards,
             folds). Members overstate what they say on data that they have not seen, so without this less is tested.
@@ -65,10 +78,20 @@ def audit(
     'collusive'
     """
     checks.one_of("task", task, tuple(_LOSSES))
-    if task == "classification" and kind not in ("logits", "probabilities"):
-        checks.refuse("kind", "be 'logits' or 'probabilities'", repr(kind), "It is not guessed from values.")
+    if task == "classification" and kind not in ("logits", "probabilities", "labels"):
+        wanted = "be 'logits' or 'probabilities', or 'labels' for hard votes"
+        checks.refuse("kind", wanted, repr(kind), "It is not guessed from values.")
     if task == "regression" and kind is not None:
         checks.refuse("kind", "be left out for regression", repr(kind))
+    outputs, targets, train, reference, ood = prepared(
+        outputs, targets, train, reference, ood, task=task, kind=kind, classes=classes
+    )
+    stated = kind or "values"
+    if kind == "labels":
+        loss, pool = loss or "zero_one", pool or "vote"
+        checks.one_of("loss", loss, ("zero_one", "brier"))  # a vote for a wrong class has no finite likelihood
+        checks.one_of("pool", pool, ("vote", "probability"))
+        kind = "probabilities"
     loss = loss or _LOSSES[task][0]
     checks.one_of("loss", loss, _LOSSES[task])
     pool = pool or ("score" if task == "regression" else "probability")
@@ -102,7 +125,62 @@ def audit(
         detection = {name: roc_area(values, shifted.scores[name]) for name, values in test.scores.items()}
     judgement = judged(Subject(test, on_train, on_reference, in_bag is not None), limits)
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
+    facts["kind"] = stated
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)
+
+
+def audit_estimator(
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    train: tuple[Any, Any] | None = None,
+    reference: Any = None,
+    ood: Any = None,
+    task: Literal["classification", "regression"] | None = None,
+    kind: Literal["logits", "probabilities", "labels"] | None = None,
+    pool: Pool | None = None,
+    classes: Any = None,
+    staged: bool = False,
+    **settings: Any,
+) -> Audit:
+    """Judge a fitted model by its members' outputs on data; outputs are computed here.
+
+    The pooled outputs are compared with the model's own prediction: ``audit.facts["matches_own_prediction"]`` is True,
+    or a sentence that tells the difference, which `Audit.summary` and `Audit.page` show as well. Members that are given
+    as a list, as a callable or as a dissensus Ensemble have no prediction but the pooled one.
+
+    Args:
+        model: A fitted scikit-learn ensemble (forests, bagging, voting, stacking, AdaBoost, calibrated classifiers),
+            alone, at the end of a pipeline or in a search; a list or dictionary of fitted estimators, torch modules or
+            callables, each of them a member; one module or callable that returns ``[M, N, C]``; or an Ensemble.
+        X: Inputs of the test data, as the model takes them.
+        y: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
+        train: ``(X, y)`` of the training data.
+        reference: A model of independently trained members, or their outputs on ``X``. An Ensemble that was trained
+            with a twin has it as its reference.
+        ood: Inputs of shifted data.
+        task: ``"classification"`` or ``"regression"``, for a model that is no scikit-learn estimator.
+        kind: What callables and modules return (Ensembles: logits). Of estimators it chooses what is read:
+            ``"probabilities"`` (the default where all members have ``predict_proba``) or ``"labels"``.
+        pool: As for `audit`; the default is what fits ``kind``.
+        classes: The label of every column, where the model does not know it or ``y`` has more classes than the model.
+        staged: Take the predictions after each stage of a boosted model as its members. A boosted model adds up its
+            stages and has no other members, so it is refused without this.
+        settings: The other settings of `audit`: ``in_bag``, ``loss``, ``groups``, ``limits``, ``seed``. Where the model
+            knows which training examples its members were fitted to, `in_bag` need not be given.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(40.0), np.arange(40.0)
+    >>> audit_estimator([lambda x: x + 3, lambda x: x - 1, lambda x: x - 2], X, y, task="regression").verdict
+    'collusive'
+    """
+    found = estimated(
+        model, X, y, train=train, reference=reference, ood=ood, task=task, kind=kind, pool=pool, classes=classes,
+        staged=staged,
+    )  # fmt: skip
+    result = audit(found.outputs, found.targets, **(found.settings | settings))
+    return replace(result, facts=result.facts | found.facts)
 
 
 def _groups(groups: Any, members: Members) -> Tensor | None:

@@ -3,10 +3,13 @@
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from dissensus import checks, storage
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
+from dissensus.auditing.page import difference, html, one_figure
 from dissensus.auditing.tallying import DROPS
 
 TITLES = {
@@ -90,10 +93,33 @@ class Audit:
         }  # fmt: skip
         return json.dumps(told, indent=1, ensure_ascii=False)
 
+    def page(self, path: str | Path, title: str = "") -> Path:
+        """Write a self-contained HTML page, as ``dissensus audit --page`` does, and return its path.
+
+        Args:
+            path: The file; folders above it are made.
+            title: What the page calls the ensemble; the file's name where it is left out.
+        """
+        file = Path(path)
+        if file.is_dir():
+            checks.refuse("path", "name a file", f"the folder {file}", "Add a name, such as audit.html.", OSError)
+        text = html(self, title or file.stem)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_atomically(file, text.encode())
+        except OSError as reason:
+            got = f"{file} ({reason.strerror or reason})"
+            checks.refuse("path", "be a file that can be written", got, "Choose another folder.", OSError)
+        return file
+
+    def plot(self) -> Any:
+        """The pictures of the page in one matplotlib figure: ``audit.plot().savefig("audit.png")``."""
+        return one_figure(self)
+
     def summary(self) -> str:
         """One screen of plain text."""
         facts = self.facts
-        lines = [self.sentence, *self.judgement.advice, "",
+        lines = [self.sentence, *self.judgement.advice, *filter(None, [difference(facts)]), "",
                  f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"]  # fmt: skip
         group = ""
         for finding in self.findings:

@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import check_drawn, check_file, console, fail, table, written
+from dissensus.cli.screen import check_drawn, check_file, console, fail, keep, table
 
-COLOURS = {"healthy": "green", "redundant": "yellow", "dominated": "yellow", "undecided": "cyan", "collusive": "red"}
+COLOURS = {"good": "green", "fair": "yellow", "none": "cyan", "bad": "red"}
+"""By the kind of news that a verdict is."""
 
 
 def audit(
@@ -21,7 +22,11 @@ def audit(
         ),
     ],
     task: Annotated[str, typer.Option(help="classification or regression.")],
-    kind: Annotated[str | None, typer.Option(help="What a classifier's outputs are: logits or probabilities.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="What a classifier's outputs are: logits, probabilities, or labels (hard votes [M, N])."),
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="The labels of the columns, in their order: ant,bee,cat.")] = None,
     targets: Annotated[Path | None, typer.Option(help="Labels or values: .npy, .csv or .parquet.")] = None,
     train: Annotated[
         Path | None, typer.Option(help="Outputs on training data: .npz or .safetensors with `outputs`, `targets`.")
@@ -38,7 +43,9 @@ def audit(
         list[str] | None, typer.Option("--fail-on", help="Leave with code 3 at this verdict; repeatable.")
     ] = None,
 ) -> None:
-    """Judge an ensemble by its members' outputs: healthy, redundant, collusive, dominated or undecided.
+    """Judge an ensemble by its members' outputs.
+
+    Verdicts: healthy, redundant, dominated, collusive, unskilled or undecided.
 
     Codes: 0 when the verdict is none of `--fail-on`, 3 when it is one, 1 or 2 when something is wrong with the call.
     """
@@ -56,21 +63,27 @@ def audit(
         wanted = reading.array(targets) if targets is not None else held.get("targets")
         if wanted is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
-        told: dict[str, Any] = {"task": task, "kind": kind, "loss": loss, "pool": pool}
+        told: dict[str, Any] = {"task": task, "kind": kind, "classes": _names(classes), "loss": loss, "pool": pool}
         result = ds.audit(held["outputs"], wanted, train=_train(held, train), reference=_more(held, "reference",
                           reference), ood=_more(held, "ood", ood), **told)  # fmt: skip
     except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
     _print(result)
-
-    def html() -> str:
-        from dissensus.studies import audit_page
-
-        return audit_page.html(result, files[0].stem)
-
-    written(json_file, result.to_json, page, html)
+    if json_file is not None:
+        keep(json_file, (result.to_json() + "\n").encode())
+    if page is not None:
+        keep(page, lambda file: result.page(file, files[0].stem))
+        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)
+
+
+def _names(text: str | None) -> list[Any] | None:
+    """Names between commas; whole numbers where all of them are."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else words
 
 
 def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
@@ -94,7 +107,9 @@ def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
 
 
 def _print(result: Any) -> None:
-    colour = COLOURS[result.verdict]
+    from dissensus.auditing.page import KINDS
+
+    colour = COLOURS[KINDS[result.verdict]]
     words = "\n".join(escape(line) for line in ("; ".join(result.judgement.reasons) + ".", *result.judgement.advice))
     console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
     facts = result.facts

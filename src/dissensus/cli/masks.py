@@ -46,7 +46,7 @@ def masks(
         ]
         console.print(table(f"{network}, {count} masks, {each:g} times the {words} of one network", header, cells))
     if figure is not None:
-        from dissensus.studies import figures
+        from dissensus.pages import figures
 
         try:
             drawn = figures.budgets(budgets, plans, words)

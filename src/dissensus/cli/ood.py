@@ -95,7 +95,7 @@ def _draw(
     if figure is None and gallery is None:
         return
     try:
-        from dissensus.studies import figures
+        from dissensus.pages import figures
 
         if figure is not None:
             drawn = figures.detection(scores[WITHIN], {name: own for name, own in scores.items() if name != WITHIN})

@@ -145,7 +145,7 @@ def check_folder(option: str, folder: Path | None, given: Path | None = None) ->
         fail(f"{option} {given}: {nearest} may not be written to", WRONG_USE)
 
 
-def keep(file: Path, payload: bytes | Callable[[Path], None]) -> None:
+def keep(file: Path, payload: bytes | Callable[[Path], object]) -> None:
     """Write a file, or have it written, with the folders above it; what goes wrong is told of the file's own name."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

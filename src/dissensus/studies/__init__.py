@@ -1,1 +1,1 @@
-"""Studies: what is trained, what is drawn, and the page that shows it."""
+"""Studies: what is trained, what is measured, and the pages that show it."""

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dissensus.studies import figures, page, verdicts
+from dissensus.pages import figures, layout
+from dissensus.studies import verdicts
 from dissensus.studies.demo import epochs_of
 
 Run = dict[str, Any]
@@ -83,7 +84,8 @@ def problem_panels(result: dict[str, Any], problem: dict[str, Any]) -> list[tupl
     name, loss = problem["name"], problem["loss_name"]
 
     def line(label: str, quantity: str) -> figures.Line:
-        return figures.over_seeds(label, over_seeds(result, name, QUANTITIES[quantity]))
+        each = [verdicts.mean_and_error(values) for values in over_seeds(result, name, QUANTITIES[quantity])]
+        return figures.Line(label, [mean for mean, _ in each], [error for _, error in each])
 
     parts = [line("members on their own", "member"), line("ensemble", "ensemble"), line("diversity", "diversity")]
     rises = [line(f"drop {drop:.0%}", f"rise {i}") for i, drop in enumerate(result["settings"]["drops"])]
@@ -141,15 +143,15 @@ def html(result: dict[str, Any]) -> str:
     settings, made = result["settings"], result["made"]
     members, seeds = settings["members"], len(settings["seeds"])
     body = [
-        page.heading("What joint training does to an ensemble's diversity", 1),
-        page.paragraph(
+        layout.heading("What joint training does to an ensemble's diversity", 1),
+        layout.paragraph(
             f"An ensemble of {members} networks predicts by its average. One can train each network on its own, or "
             "train the average itself. The second sounds better. But then networks are free to err in opposite "
             "directions, since their errors cancel on the training data. That is called collusion: it looks like "
             "diversity and helps little.",
             "lead",
         ),
-        page.paragraph(
+        layout.paragraph(
             "The knob β goes from one to the other. At β = 0 every member is trained alone; at β = 1 only the "
             f"average counts; in between, diversity is rewarded by β. Every point below is the mean of {seeds} "
             "trainings with other splits of the data and other initial weights; bands are one standard error to either "
@@ -158,15 +160,15 @@ def html(result: dict[str, Any]) -> str:
     ]
     for problem in result["problems"]:
         body += [
-            page.heading(problem["title"]),
-            page.paragraph(finding(result, problem["name"]), "finding"),
-            page.figures(
+            layout.heading(problem["title"]),
+            layout.paragraph(finding(result, problem["name"]), "finding"),
+            layout.figures(
                 [(figures.as_svg(fig, spoken), text) for fig, spoken, text in problem_figures(result, problem)]
             ),
-            page.table(TABLE_HEADER, table_rows(result, problem["name"])),
+            layout.table(TABLE_HEADER, table_rows(result, problem["name"])),
         ]
-    body += [page.heading("How this page was made"), page.facts(_provenance(result, made))]
-    return page.page("dissensus: what joint training does to diversity", body)
+    body += [layout.heading("How this page was made"), layout.facts(_provenance(result, made))]
+    return layout.page("dissensus: what joint training does to diversity", body)
 
 
 TABLE_HEADER = ("β", "ensemble", "members", "diversity", "div/err", "gap", "bias %", "drop 20%")

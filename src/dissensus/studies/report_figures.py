@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from dissensus.studies import figures, problems
+from dissensus.pages import figures
+from dissensus.studies import problems
 from dissensus.studies.attack_measures import BINS, suite_of
 from dissensus.studies.shift_measures import AUROC, taken_apart
 from dissensus.studies.spec import Figure, Spec

@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from dissensus.studies import figures, finding, page, problems, report_figures, results, verdicts
+from dissensus.pages import figures, layout
+from dissensus.studies import finding, problems, report_figures, results, verdicts
 from dissensus.studies.attack_measures import of_the_paper, suite_of, within
 from dissensus.studies.ingredients import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value
@@ -36,8 +37,8 @@ def html(names: list[str], root: Path) -> str:
     """The whole page."""
     studies = [(finding.load(name), results.found(name, root)) for name in names]
     body = [
-        page.heading("What the papers say, and what we measured", 1),
-        page.paragraph(
+        layout.heading("What the papers say, and what we measured", 1),
+        layout.paragraph(
             "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our "
             "numbers: agrees, agrees in direction (the right way, but by another amount or within the spread over "
             "seeds), disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; "
@@ -49,26 +50,26 @@ def html(names: list[str], root: Path) -> str:
     for paper, title in PAPERS.items():
         own = [(spec, result) for spec, result in studies if spec.paper == paper]
         if own:
-            body += [page.heading(title), _overview(own)]
+            body += [layout.heading(title), _overview(own)]
             body += [part for spec, result in own if result is not None for part in _study(spec, result)]
-    return page.page("dissensus: studies", body)
+    return layout.page("dissensus: studies", body)
 
 
 def _counts(studies: list[tuple[Spec, dict[str, Any] | None]]) -> str:
     run = [state_of(spec, result) for spec, result in studies if result is not None]
     parts = [f"{run.count(verdict)} {verdict}" for verdict in KINDS if run.count(verdict)]
-    return page.paragraph(f"{len(run)} of {len(studies)} studies have results: {', '.join(parts) or 'none yet'}.")
+    return layout.paragraph(f"{len(run)} of {len(studies)} studies have results: {', '.join(parts) or 'none yet'}.")
 
 
 def _overview(own: list[tuple[Spec, dict[str, Any] | None]]) -> str:
     rows = []
     for spec, result in own:
         state = state_of(spec, result)
-        name = page.link(f"#{_anchor(spec)}", spec.reference) if result is not None else page.Html(spec.reference)
+        name = layout.link(f"#{_anchor(spec)}", spec.reference) if result is not None else layout.Html(spec.reference)
         scale = result["scale"] if result is not None else ""
-        badge = page.badge(state, KINDS.get(state, "none"))
-        rows.append([name, badge, _agreeing(result), scale, page.Wrapped(spec.claim)])
-    return page.table(("study", "verdict", "statements", "scale", "claim"), rows, cards=True)
+        badge = layout.badge(state, KINDS.get(state, "none"))
+        rows.append([name, badge, _agreeing(result), scale, layout.Wrapped(spec.claim)])
+    return layout.table(("study", "verdict", "statements", "scale", "claim"), rows, cards=True)
 
 
 def _agreeing(result: dict[str, Any] | None) -> str:
@@ -103,17 +104,17 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         *([("note", spec.note)] if spec.note else []),
     ]
     return [
-        page.heading(f"{spec.reference}: {spec.title}", 3, _anchor(spec)),
-        page.paragraph(spec.claim),
-        *([page.figures(drawn)] if drawn else []),
-        *([page.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
+        layout.heading(f"{spec.reference}: {spec.title}", 3, _anchor(spec)),
+        layout.paragraph(spec.claim),
+        *([layout.figures(drawn)] if drawn else []),
+        *([layout.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
         *_worst_case(result),
-        *([page.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
-        *([page.folded(_left_out(len(others)), page.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
+        *([layout.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
+        *([layout.folded(_left_out(len(others)), layout.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
         *_measured(result),
         *_audits(result),
         *_flags(result),
-        page.facts(told),
+        layout.facts(told),
     ]
 
 
@@ -152,8 +153,8 @@ def _measured(result: dict[str, Any]) -> list[str]:
         said = [point.get("audited") for point in points]
         if any(said):
             words = [", ".join(f"{word} {n}" for word, n in (own or {}).items()) for own in said]
-            rows.append(["the audit says", *map(page.Wrapped, words)])
-        found.append(page.folded(f"{data}: every measure, mean ± standard error", page.table(header, rows)))
+            rows.append(["the audit says", *map(layout.Wrapped, words)])
+        found.append(layout.folded(f"{data}: every measure, mean ± standard error", layout.table(header, rows)))
     return found
 
 
@@ -175,7 +176,7 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
                 table.append([words, examples, *(_share(point, name) for point in points.values())])
             header, *rows = table if len(points) < len(table) else [list(row) for row in zip(*table, strict=True)]
             words = f"{data}, at ε = {epsilon}: {_plainly(points, single, worst)}"
-            found += [page.paragraph(words), page.table(header, rows)]
+            found += [layout.paragraph(words), layout.table(header, rows)]
     return found
 
 
@@ -222,7 +223,7 @@ def _audits(result: dict[str, Any]) -> list[str]:
         for title, point in _titled(result).items()
         if point.get("audit_reasons")
     ]
-    return [page.paragraph("What the audit says of each ensemble:"), page.facts(lines)] if lines else []
+    return [layout.paragraph("What the audit says of each ensemble:"), layout.facts(lines)] if lines else []
 
 
 def _flags(result: dict[str, Any]) -> list[str]:
@@ -233,7 +234,7 @@ def _flags(result: dict[str, Any]) -> list[str]:
             raised = [(name.replace("_", " "), names) for name, names in point["flags"].items() if names]
             words = "; ".join(f"{', '.join(names)} ({suite})" for suite, names in raised)
             lines.append((title, f"flags raised: {words or 'none'}"))
-    return [page.facts(lines)] if lines else []
+    return [layout.facts(lines)] if lines else []
 
 
 def _name(point: dict[str, Any], axes: list[str]) -> str:
@@ -263,7 +264,7 @@ def _verdict_row(verdict: dict[str, Any], seeds: int) -> list[Any]:
         span = "one seed"
     word = verdict["verdict"]
     return [
-        page.Wrapped(verdict["says"]), page.badge(word, KINDS[word]), verdict["data"], verdict["paper"],
+        layout.Wrapped(verdict["says"]), layout.badge(word, KINDS[word]), verdict["data"], verdict["paper"],
         _number(verdict["ours"]), span, _number(verdict["difference"]),
     ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dissensus.attacks import Flag, Robustness
 from dissensus.attacks.robustness import HEADER, Point
-from dissensus.studies import figures, page
+from dissensus.pages import figures, layout
 
 NORMS = {"linf": "L∞", "l2": "L2"}
 
@@ -16,22 +16,22 @@ def html(result: Robustness, title: str) -> str:
     drawn = [(figures.as_svg(figure, words), words) for figure, words in drawings(result)]
     ball = f"{facts['epsilon']:.4g} in {NORMS[facts['norm']]}"
     body = [
-        page.heading(f"Robustness: {title}", 1),
-        f"<p>{page.badge(_flags(result), 'bad' if result.flags else 'none')}</p>",
-        page.paragraph(f"{result.sentence}, at ε = {ball}.", "lead"),
-        *(page.paragraph(_told(flag), "finding") for flag in result.flags),
-        page.figures(drawn),
-        page.heading("Every attack"),
-        *(page.paragraph(note) for note in result.notes()),
-        page.table(HEADER, result.table()),
-        page.heading("Every check"),
-        page.paragraph(
+        layout.heading(f"Robustness: {title}", 1),
+        f"<p>{layout.badge(_flags(result), 'bad' if result.flags else 'none')}</p>",
+        layout.paragraph(f"{result.sentence}, at ε = {ball}.", "lead"),
+        *(layout.paragraph(_told(flag), "finding") for flag in result.flags),
+        layout.figures(drawn),
+        layout.heading("Every attack"),
+        *(layout.paragraph(note) for note in result.notes()),
+        layout.table(HEADER, result.table()),
+        layout.heading("Every check"),
+        layout.paragraph(
             "Attacks that are too weak make a model look robust. These are the signs of it that were looked for; that"
             " none is raised means that none was seen, and no more."
         ),
-        page.table(("check", "flag", "seen", "what it would mean"), [_row(flag) for flag in result.checks], cards=True),
-        page.heading("What was evaluated"),
-        page.facts([
+        layout.table(("check", "flag", "seen", "what it would mean"), [_row(f) for f in result.checks], cards=True),
+        layout.heading("What was evaluated"),
+        layout.facts([
             ("suite", facts["suite"]), ("ε", ball), ("examples", f"{facts['examples']:,}"),
             ("of these for curves and checks", f"the first {facts['probed']:,}"), ("members", str(facts["members"])),
             ("classes", str(facts["classes"])), ("pooled by", str(facts["pool"])),
@@ -39,7 +39,7 @@ def html(result: Robustness, title: str) -> str:
             ("time", f"{facts['seconds']:,.0f} s"),
         ]),
     ]  # fmt: skip
-    return page.page(f"Robustness: {title}", body)
+    return layout.page(f"Robustness: {title}", body)
 
 
 def _flags(result: Robustness) -> str:
@@ -52,8 +52,8 @@ def _told(flag: Flag) -> str:
 
 
 def _row(flag: Flag) -> list[str]:
-    mark = page.badge("raised", "bad") if flag.raised else "not raised"
-    return [flag.name, mark, page.Wrapped(flag.seen), page.Wrapped(flag.meaning)]
+    mark = layout.badge("raised", "bad") if flag.raised else "not raised"
+    return [flag.name, mark, layout.Wrapped(flag.seen), layout.Wrapped(flag.meaning)]
 
 
 def drawings(result: Robustness) -> list[tuple[Any, str]]:

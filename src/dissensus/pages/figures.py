@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from dissensus import diversity, metrics
-from dissensus.studies.verdicts import mean_and_error
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
@@ -43,11 +42,6 @@ class Line(NamedTuple):
     name: str
     mean: Sequence[float]
     error: Sequence[float]
-
-
-def over_seeds(name: str, values: Sequence[Sequence[float]]) -> Line:
-    """A line from the values over seeds at every x."""
-    return Line(name, [mean_and_error(v)[0] for v in values], [mean_and_error(v)[1] for v in values])
 
 
 class Panel(NamedTuple):
@@ -116,33 +110,38 @@ def _legend_height(names: Sequence[str]) -> float:
     return 0.25 * max(0, -(-len(names) // _beside(names)) - 2)
 
 
-def scatter(
-    clouds: Sequence[tuple[str, Sequence[Sequence[float]]]],
-    curves: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    x_label: str, y_label: str, title: str,
-) -> Any:  # fmt: skip
-    """Clouds of points ``[x, y]`` with a name each, and curves to read them by."""
+Cloud = tuple[str, Sequence[Sequence[float]]]
+"""Points ``[x, y]`` and their name."""
+Curve = tuple[str, Sequence[float], Sequence[float]]
+"""A name, all x and all y."""
+
+
+def scatter(clouds: Sequence[Cloud], curves: Sequence[Curve], x_label: str, y_label: str, title: str) -> Any:
+    """A figure with clouds of points, and curves to read them by."""
     with styled():
         from matplotlib.figure import Figure
 
         names = [name for name, *_ in (*curves, *clouds)]
         figure = Figure(figsize=(5.6, 3.6 + _legend_height(names)), layout="constrained")
-        axes = figure.subplots()
-        for (name, x, y), dash in zip(curves, DASHES[1:], strict=False):
-            axes.plot(x, y, linestyle=dash, color=INK, alpha=0.5, linewidth=1.5, label=name)
-        for (name, points), colour, mark in zip(clouds, cycle(COLOURS), cycle(MARKS), strict=False):
-            x, y = zip(*points, strict=True)
-            axes.scatter(x, y, color=colour, marker=mark, s=28, label=name)
-        axes.set(xlabel=x_label, ylabel=y_label, title=title)
-        axes.set_ylim(bottom=0)
+        draw_scatter(figure.subplots(), clouds, curves, x_label, y_label, title)
         figure.legend(loc="outside lower center", ncols=_beside(names))
     return figure
 
 
-def plane(
-    clouds: Sequence[tuple[str, Sequence[Sequence[float]]]], best: float, classes: int, x_label: str, y_label: str,
-    title: str = "",
-) -> Any:  # fmt: skip
+def draw_scatter(
+    axes: Any, clouds: Sequence[Cloud], curves: Sequence[Curve], x_label: str, y_label: str, title: str = ""
+) -> None:
+    """Draw clouds of points and curves on axes that exist."""
+    for (name, x, y), dash in zip(curves, DASHES[1:], strict=False):
+        axes.plot(x, y, linestyle=dash, color=INK, alpha=0.5, linewidth=1.5, label=name)
+    for (name, points), colour, mark in zip(clouds, cycle(COLOURS), cycle(MARKS), strict=False):
+        x, y = zip(*points, strict=True)
+        axes.scatter(x, y, color=colour, marker=mark, s=28, label=name)
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    axes.set_ylim(bottom=0)
+
+
+def plane(clouds: Sequence[Cloud], best: float, classes: int, x_label: str, y_label: str, title: str = "") -> Any:
     """Pairs of members on the plane of accuracy and diversity, between the curves of `dissensus.diversity`.
 
     Args:
@@ -153,16 +152,20 @@ def plane(
         y_label: What is up.
         title: Of the figure.
     """
+    return scatter(clouds, plane_curves(clouds, best, classes), x_label, y_label, title)
+
+
+def plane_curves(clouds: Sequence[Cloud], best: float, classes: int) -> list[Curve]:
+    """The curves of `plane`: independent errors above, flipped predictions below."""
     low = min((pair[0] for _, pairs in clouds for pair in pairs), default=best)
     others = torch.linspace(max(0.0, low - 0.3 * (best - low) - 0.01), best, 41, dtype=torch.float64)
     others = others[others < 1]  # a network that never errs has no place on the plane
     left, diversities = diversity.flipped(best, torch.linspace(0, 1, 401, dtype=torch.float64), classes)
     shown = (left >= others[0]) & (left < 1)
-    curves = [
+    return [
         ("independent errors", others.tolist(), diversity.independent_errors(best, others, classes).tolist()),
         ("flipped predictions", left[shown].tolist(), diversities[shown].tolist()),
     ]
-    return scatter(clouds, curves, x_label, y_label, title)
 
 
 def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) -> Any:

@@ -1,4 +1,4 @@
-"""Pages: one self-contained HTML file, no network, no script."""
+"""The parts of a page: one self-contained HTML file, no network, no script."""
 
 from collections.abc import Sequence
 from html import escape

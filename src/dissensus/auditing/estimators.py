@@ -1,0 +1,443 @@
+"""Members of fitted models: their outputs on data, and whether pooling them is what the model itself does."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dissensus import checks
+from dissensus.auditing.inputs import Classes, union
+
+PROBABILITIES, LABELS, LOGITS, VALUES = "probabilities", "labels", "logits", "values"
+_TASKS = {"classifier": "classification", "regressor": "regression"}
+_POOLS = {PROBABILITIES: "probability", LOGITS: "probability", LABELS: "vote", VALUES: "score"}
+_BATCH = 1024
+"""Examples that a network sees at once."""
+_ROUNDING = 1e-6
+"""Differences of probabilities, or of values beside the largest one, that count as none."""
+_SORTS = "be a fitted scikit-learn ensemble, a list of models, a callable or a dissensus Ensemble"
+
+
+class ModelMembers(NamedTuple):
+    """How a model's members are read."""
+
+    task: str | None
+    kind: str | None
+    """``probabilities``, ``labels``, ``logits`` or ``values``; None where nobody has said it."""
+    outputs: Callable[[Any], Any]
+    """Members' outputs for inputs: one array ``[M, N, C]``, or a list of M."""
+    classes: Any = None
+    """The label of every column, where it is known."""
+    own: Any = None
+    """What predicts as the model does; None for members that only an audit pools."""
+    way: str = ""
+    """How the model itself predicts, in words."""
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """What `dissensus.audit` is called with for a model, and what it cannot know."""
+
+    outputs: Any
+    targets: Any
+    settings: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def estimated(
+    model: Any, X: Any, y: Any, *, train: Any = None, reference: Any = None, ood: Any = None, task: str | None = None,
+    kind: str | None = None, pool: str | None = None, classes: Any = None, staged: bool = False,
+) -> Estimated:  # fmt: skip
+    """Members' outputs on all data. The arguments are those of `dissensus.audit_estimator`."""
+    if train is not None and (not isinstance(train, tuple | list) or len(train) != 2):
+        checks.refuse("train", "be a pair (X, y)", type(train).__name__, error=TypeError)
+    if task is not None:
+        checks.one_of("task", task, _TASKS.values())
+    members = members_of(model, "model", task=task, kind=kind, staged=staged)
+    if members.task is None:
+        fix = "Say task='classification' or task='regression'."
+        checks.refuse("task", "be given for a model that does not tell it", "None", fix)
+    known = VALUES if members.task == "regression" else members.kind
+    if known is None:
+        fix = "Say kind='logits', kind='probabilities' or kind='labels'."
+        checks.refuse("kind", "be given for a model that does not tell it", "None", fix)
+    pool = pool or _POOLS[known]
+    wanted = members.classes if classes is None else classes
+
+    def read(some: ModelMembers, raw: Any, name: str) -> Any:
+        """Outputs with the columns that the audit has."""
+        if known != PROBABILITIES or some.classes is None or wanted is None:
+            return raw
+        return [_padded(part, some.classes, wanted, name) for part in raw]
+
+    raw = members.outputs(X)
+    settings: dict[str, Any] = {"task": members.task, "pool": pool}
+    settings |= {"kind": kind, "classes": classes} if known == VALUES else {"kind": known, "classes": wanted}
+    facts: dict[str, Any] = {}
+    if members.own is not None:
+        facts["matches_own_prediction"] = _compared(members, raw, X, known, pool)
+    if reference is None and getattr(model, "twin", None) is not None:
+        reference, facts["reference"] = model.twin, "the ensemble's twin"
+    if _is_model(reference):
+        asked = None if known == VALUES else known
+        other = members_of(reference, "reference", task=members.task, kind=asked, staged=staged)
+        reference = read(other, other.outputs(X), "reference")
+    settings["reference"] = reference
+    if train is not None:
+        settings["train"] = (read(members, members.outputs(train[0]), "train"), train[1])
+        settings["in_bag"] = _in_bag(model, len(train[1]))
+    settings["ood"] = None if ood is None else read(members, members.outputs(ood), "ood")
+    return Estimated(read(members, raw, "model"), y, settings, facts)
+
+
+def _in_bag(model: Any, examples: int) -> Any:
+    """Which training examples each member was fitted to, where the model knows: "all", a mask ``[M, N]``, or None.
+
+    A model's own record is by position, so it is read only for as many examples as the model was fitted to.
+    """
+    if hasattr(model, "twin"):  # a dissensus Ensemble: every member sees all data
+        return "all"
+    if isinstance(model, dict | list | tuple) or not hasattr(model, "predict"):
+        return None
+    inner = _unwrapped(model)[0]
+    if type(inner).__name__.startswith(("Voting", "Stacking")):
+        return "all"
+    samples = getattr(inner, "estimators_samples_", None)
+    if samples is None or max(int(np.max(rows)) for rows in samples) >= examples:
+        return None
+    mask = np.zeros((len(samples), examples), dtype=bool)
+    for member, rows in enumerate(samples):
+        mask[member, rows] = True
+    return "all" if mask.all() else mask if mask.any(0).mean() > 0.5 else None
+
+
+def members_of(
+    model: Any, name: str, *, task: str | None = None, kind: str | None = None, staged: bool = False
+) -> ModelMembers:
+    """How the members of a model are read.
+
+    Args:
+        model: See `dissensus.audit_estimator`.
+        name: What messages call it.
+        task: For a model that does not tell its task.
+        kind: What to read of estimators, or what a callable returns.
+        staged: Take the predictions after each stage of a boosted model as its members.
+    """
+    if isinstance(model, type):
+        fix = f"Write {model.__name__}(...), and fit it."
+        checks.refuse(name, _SORTS, f"the class {model.__name__}", fix, TypeError)
+    if isinstance(model, dict):
+        model = list(model.values())
+    if isinstance(model, list | tuple):
+        return _several(list(model), name, task, kind)
+    if isinstance(model, nn.Module):
+        return _network(model, task, kind)
+    if callable(model) and not hasattr(model, "predict"):
+        return ModelMembers(task, kind, lambda X: _on_host(model(X)))
+    _check_fitted(model, name)
+    inner, prepare = _unwrapped(model)
+    known = _task_of(inner)
+    if task is not None and known is not None and task != known:
+        checks.refuse("task", f"be {known!r} for {type(inner).__name__}", repr(task))
+    if staged:
+        return _stages(model, inner, prepare, known, kind)
+    parts = _parts_of(inner)
+    if parts is None:
+        _refuse_single(inner, name)
+    classes = getattr(inner, "classes_", None)
+    _check_classes(classes, name)
+    read = "values" if known == "regression" else _kind_of(parts.members, kind, name, votes=parts.votes)
+
+    def outputs(X: Any) -> list[Any]:
+        ready = prepare(X)
+        if parts.bare:
+            inner.predict(_first(ready))  # this checks the columns and their names
+            ready = _bare(ready)
+        columns = parts.features or [None] * len(parts.members)
+        return [
+            _output(member, ready if own is None else ready[:, own], read, classes, coded=parts.coded)
+            for member, own in zip(parts.members, columns, strict=True)
+        ]
+
+    return ModelMembers(known, read, outputs, classes, model, parts.way)
+
+
+class _Parts(NamedTuple):
+    """The members of a scikit-learn ensemble, and how it uses them."""
+
+    members: list[Any]
+    way: str
+    """How it predicts."""
+    coded: bool = False
+    """Whether members know classes by their number."""
+    bare: bool = False
+    """Whether members get inputs as arrays, without names of columns."""
+    votes: bool = False
+    """Whether it counts labels."""
+    features: list[Any] | None = None
+    """Columns of the inputs that each member gets."""
+
+
+def _parts_of(inner: Any) -> _Parts | None:
+    """Members of those ensembles of scikit-learn that pool whole predictions; None for anything else."""
+    if "sklearn" not in sys.modules:  # then the model is none of its estimators
+        return None
+    from sklearn import calibration, ensemble
+
+    forests = (ensemble.RandomForestClassifier, ensemble.ExtraTreesClassifier, ensemble.RandomForestRegressor,
+               ensemble.ExtraTreesRegressor)  # fmt: skip
+    if isinstance(inner, forests):
+        return _Parts(list(inner.estimators_), "averages its members", coded=True, bare=True)
+    if isinstance(inner, ensemble.BaggingClassifier | ensemble.BaggingRegressor):
+        features = list(inner.estimators_features_)
+        return _Parts(inner.estimators_, "averages its members", coded=True, bare=True, features=features)
+    if isinstance(inner, ensemble.VotingClassifier | ensemble.VotingRegressor):
+        votes = getattr(inner, "voting", "soft") == "hard"
+        way = "averages its members" if inner.weights is None else "weighs its members"
+        return _Parts(list(inner.estimators_), way, coded=True, votes=votes)
+    if isinstance(inner, ensemble.StackingClassifier | ensemble.StackingRegressor):
+        way = "comes from a final estimator on top of its members"
+        return _Parts(list(inner.estimators_), way, coded=inner.cv != "prefit")
+    if isinstance(inner, ensemble.AdaBoostClassifier):
+        return _Parts(list(inner.estimators_), "weighs its members", bare=True, votes=True)
+    if isinstance(inner, ensemble.AdaBoostRegressor):
+        return _Parts(list(inner.estimators_), "is the weighted median of its members", bare=True)
+    if isinstance(inner, calibration.CalibratedClassifierCV):
+        return _Parts(list(inner.calibrated_classifiers_), "averages its members")
+    return None
+
+
+def _refuse_single(inner: Any, name: str) -> NoReturn:
+    """Say why a model has no members that could be audited."""
+    sort = type(inner).__name__
+    fix = "Give a list of models, each of them a member."
+    if any(word in sort for word in ("Boost", "XGB", "LGBM")):
+        fix = f"A boosted model adds up stages, which are not members that it averages. {fix}"
+        if hasattr(inner, "staged_predict"):
+            fix += " To audit the predictions after each stage all the same, say staged=True."
+    checks.refuse(name, _SORTS, f"{sort}, which has no members", fix, TypeError)
+
+
+def _unwrapped(model: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The best estimator of a search and the last one of a pipeline, and what is done to inputs before it."""
+    if hasattr(model, "best_estimator_"):
+        return _unwrapped(model.best_estimator_)
+    steps = getattr(model, "steps", None)
+    if not isinstance(steps, list):
+        return model, lambda X: X
+    last, prepare = _unwrapped(steps[-1][1])
+    return last, prepare if len(steps) == 1 else lambda X: prepare(model[:-1].transform(X))
+
+
+def _stages(model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | None, kind: str | None) -> ModelMembers:
+    """The predictions after each stage as members."""
+    if not hasattr(inner, "staged_predict"):
+        checks.refuse("staged", "be left out for a model without stages", type(inner).__name__)
+    proba = task == "classification" and kind != LABELS
+    staged = inner.staged_predict_proba if proba else inner.staged_predict
+    read = PROBABILITIES if proba else LABELS if task == "classification" else VALUES
+
+    def outputs(X: Any) -> list[Any]:
+        return [np.array(stage) for stage in staged(prepare(X))]
+
+    return ModelMembers(task, read, outputs, getattr(inner, "classes_", None), model, "is that of its last stage")
+
+
+def _several(models: list[Any], name: str, task: str | None, kind: str | None) -> ModelMembers:
+    """Estimators, networks or callables, each of them a member."""
+    if not models:
+        checks.refuse(name, "hold at least one model", "an empty list")
+    if all(callable(each) and (isinstance(each, nn.Module) or not hasattr(each, "predict")) for each in models):
+        return ModelMembers(task, kind, lambda X: [_called(each, X) for each in models])
+    for each in models:
+        if isinstance(each, type) or not hasattr(each, "predict"):
+            sort = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+            checks.refuse(name, "hold estimators with `predict`, or callables, not both", sort, error=TypeError)
+        _check_fitted(each, name)
+    tasks = {known for each in models if (known := _task_of(each)) is not None}
+    if len(tasks) > 1:
+        checks.refuse(name, "hold classifiers or regressors, not both", ", ".join(type(m).__name__ for m in models))
+    known = next(iter(tasks), task)
+    if task not in (None, known):
+        checks.refuse("task", f"be {known!r} for these models", repr(task))
+    if known != "classification":
+        return ModelMembers(known, kind, lambda X: [_output(each, X, VALUES, None) for each in models])
+    own = [each.classes_ for each in models if getattr(each, "classes_", None) is not None]
+    for each in own:
+        _check_classes(each, name, 1)
+    classes = union(own, name) if own else None
+    _check_classes(classes, name)
+    read = _kind_of(models, kind, name)
+    return ModelMembers(known, read, lambda X: [_output(each, X, read, classes) for each in models], classes)
+
+
+def _kind_of(members: list[Any], kind: str | None, name: str, *, votes: bool = False) -> str:
+    """What is read of classifiers: probabilities, unless a member has none or the ensemble counts labels."""
+    without = [type(each).__name__ for each in members if not hasattr(each, "predict_proba")]
+    if kind is None:
+        return LABELS if votes or without else PROBABILITIES
+    if kind not in (PROBABILITIES, LABELS):
+        checks.refuse("kind", "be 'probabilities' or 'labels' for estimators", repr(kind))
+    if kind == PROBABILITIES and without:
+        fix = "Say kind='labels' to audit hard votes."
+        checks.refuse(name, "have members with predict_proba for kind 'probabilities'", without[0], fix)
+    return kind
+
+
+def _output(member: Any, X: Any, kind: str, classes: Any, *, coded: bool = False) -> Any:
+    """One member's values ``[N]`` or ``[N, C]``, labels ``[N]``, or probabilities with a column for each class."""
+    if kind == VALUES:
+        return _flat(member.predict(X))
+    if kind == PROBABILITIES:
+        probs, own = np.asarray(member.predict_proba(X)), getattr(member, "classes_", None)
+        if own is None or classes is None:
+            return probs
+        own = np.asarray(classes)[np.asarray(own).astype(int)] if coded else own
+        return _padded(probs, own, classes, "model")
+    if not hasattr(member, "predict"):  # a calibrated classifier inside its ensemble
+        return np.asarray(classes)[np.asarray(member.predict_proba(X)).argmax(-1)]
+    labels = _flat(member.predict(X))
+    return np.asarray(classes)[labels.astype(int)] if coded else labels
+
+
+def _padded(probs: Any, own: Any, classes: Any, name: str) -> Any:
+    """Probabilities with a column for each of ``classes``: zero for those that a member has never seen."""
+    if np.array_equal(own, classes):
+        return probs
+    found = np.zeros((len(probs), len(classes)), dtype=probs.dtype)
+    found[:, Classes(classes).columns(Classes(own).labels, name)] = probs
+    return found
+
+
+def _flat(values: Any) -> Any:
+    """A single column as a plain array."""
+    found = np.asarray(values)
+    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+
+
+def _first(X: Any) -> Any:
+    """The first example."""
+    return X.iloc[:1] if hasattr(X, "iloc") else X.tocsr()[:1] if hasattr(X, "tocsr") else X[:1]
+
+
+def _bare(X: Any) -> Any:
+    """Inputs without names of columns, as ensembles hand them to their members."""
+    if hasattr(X, "tocsr"):
+        return X.tocsr()
+    return X.to_numpy() if hasattr(X, "to_numpy") else np.asarray(X)
+
+
+def _task_of(model: Any) -> str | None:
+    """What scikit-learn's tags say."""
+    tags = getattr(model, "__sklearn_tags__", None)
+    sort = tags().estimator_type if tags is not None else getattr(model, "_estimator_type", None)
+    return _TASKS.get(str(sort))
+
+
+def _check_fitted(model: Any, name: str) -> None:
+    if not hasattr(model, "fit") or "sklearn" not in sys.modules:
+        return
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    try:
+        check_is_fitted(model)
+    except NotFittedError:
+        fix = "Call fit(X_train, y_train) first."
+        checks.refuse(name, "be fitted", f"a {type(model).__name__} that is not", fix)
+
+
+def _check_classes(classes: Any, name: str, least: int = 2) -> None:
+    """Refuse several outputs of classes, and too few classes."""
+    if isinstance(classes, list):
+        fix = "Give models with one output each, and audit every output by itself."
+        checks.refuse(name, "have one output", f"{len(classes)} outputs of classes", fix)
+    if classes is not None and len(classes) < least:
+        checks.refuse(name, "know two classes or more", f"one that was fitted to {classes[0]} alone")
+
+
+def _is_model(given: Any) -> bool:
+    """Whether this is a model, or several, and not outputs."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list | tuple):
+        return bool(given) and all(_is_model(part) for part in given)
+    return not hasattr(given, "to_numpy") and (hasattr(given, "predict") or callable(given))
+
+
+def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembers:
+    """A network that returns all members' outputs ``[M, N, C]``; those of a dissensus Ensemble are logits."""
+    predict = getattr(model, "predict", None)
+    if callable(predict) and hasattr(model, "members"):
+        kind = kind or (LOGITS if task == "classification" else None)
+        return ModelMembers(task, kind, lambda X: predict(_tensor(X, model) if _is_array(X) else X))
+    return ModelMembers(task, kind, lambda X: _called(model, X, axis=1))
+
+
+def _called(model: Callable[[Any], Any], X: Any, axis: int = 0) -> Any:
+    """What a callable returns, on the host; a network runs in evaluation mode and in batches, joined along ``axis``."""
+    if not isinstance(model, nn.Module):
+        return _on_host(model(X))
+    inputs = _tensor(X, model)
+    modes = [(module, module.training) for module in model.modules()]
+    weight = next(model.parameters(), inputs)
+    try:
+        model.eval()
+        with torch.no_grad():
+            found = [_on_host(model(batch.to(weight.device))) for batch in inputs.split(_BATCH)]
+    finally:
+        for module, training in modes:
+            module.training = training
+    return torch.cat(found, axis)
+
+
+def _on_host(found: Any) -> Any:
+    return found.detach().cpu() if isinstance(found, Tensor) else found
+
+
+def _is_array(X: Any) -> bool:
+    return not isinstance(X, torch.utils.data.Dataset | torch.utils.data.DataLoader)
+
+
+def _tensor(X: Any, model: nn.Module) -> Tensor:
+    """Inputs as a tensor; floats in the precision of the network."""
+    if hasattr(X, "tocsr"):
+        checks.refuse("X", "be dense for a network", "a sparse matrix", "Use X.toarray().", TypeError)
+    found = X if isinstance(X, Tensor) else torch.as_tensor(np.array(X.to_numpy() if hasattr(X, "to_numpy") else X))
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    return found.to(weight.dtype) if found.is_floating_point() and weight is not None else found
+
+
+def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
+    """Whether pooled outputs are what the model predicts: True, or a sentence that says how they differ."""
+    if kind == VALUES:
+        pooled, own = np.mean(np.asarray(outputs), 0), _flat(members.own.predict(X))
+        apart = np.abs(pooled - own)
+        if float(apart.max()) <= _ROUNDING * float(np.abs(own).max()):
+            return True
+        return _differs(members, "mean", f"they differ by {np.sqrt(np.mean(apart**2)):.3g} (root mean square)")
+    classes = np.asarray(members.classes)
+    probs = np.asarray(outputs) if kind == PROBABILITIES else None
+    if probs is not None and pool == "probability":
+        pooled, words = probs.mean(0), "mean of probabilities"
+    elif probs is not None and pool == "score":
+        logs = np.log(np.maximum(probs, np.finfo(probs.dtype).tiny)).mean(0)
+        pooled, words = np.exp(logs) / np.exp(logs).sum(-1, keepdims=True), "mean of log-probabilities"
+    else:
+        columns = probs.argmax(-1) if probs is not None else Classes(classes).columns(np.asarray(outputs), "model")
+        pooled, words = np.eye(len(classes))[columns].mean(0), "majority vote"
+    share = float((classes[pooled.argmax(-1)] != members.own.predict(X)).mean())
+    if kind == PROBABILITIES and pool != "vote" and hasattr(members.own, "predict_proba"):
+        most = float(np.abs(pooled - members.own.predict_proba(X)).max())
+        if most <= _ROUNDING:
+            return True
+        return _differs(members, words, f"{share:.1%} of labels differ, and probabilities by up to {most:.2g}")
+    return True if share == 0 else _differs(members, words, f"{share:.1%} of labels differ")
+
+
+def _differs(members: ModelMembers, pooled: str, how: str) -> str:
+    return f"the model's own prediction {members.way}; the audit takes their plain {pooled}: {how}."
