@@ -472,6 +472,7 @@ def _pooled(group: str, case: str, members: int, seed: int, found: list[dict[str
     kept = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
     return {
         "data": group, "case": case, "members": members, "seed": seed, "said": said,
+        **({"summary": case} if case in SUMMARIES else {}),
         "measures": {"ensembles": float(len(found)),
                      **{name: sum(values) / len(values) for name, values in known.items()}},
         "each": [{name: row[name] for name in kept} for row in found],

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -191,10 +192,18 @@ def _y(m: Materials) -> Array:
     return m.y.squeeze(-1) if not m.classes and m.y.shape[1] == 1 else m.y
 
 
+def _sklearn(module: str) -> Any:
+    try:
+        return import_module(f"sklearn.{module}")
+    except ImportError as reason:
+        raise ImportError("these ensembles need scikit-learn: pip install 'dissensus[sklearn]'") from reason
+
+
 def model(name: str, m: Materials, seed: int, **settings: Any) -> Any:
     """An estimator by its name, for the task at hand."""
-    from sklearn import ensemble, linear_model, naive_bayes, neighbors, svm, tree
-
+    ensemble, linear_model, naive_bayes, neighbors, svm, tree = map(
+        _sklearn, ("ensemble", "linear_model", "naive_bayes", "neighbors", "svm", "tree")
+    )
     classes = bool(m.classes)
     made: dict[str, Callable[[], Any]] = {
         "linear": lambda: linear_model.LogisticRegression(max_iter=300) if classes else linear_model.LinearRegression(),
@@ -214,8 +223,7 @@ def model(name: str, m: Materials, seed: int, **settings: Any) -> Any:
 
 def forest(m: Materials, seed: int, *, trees: int | None = None, extra: bool = False, **settings: Any) -> list[Fitted]:
     """A random forest, or extremely random trees."""
-    from sklearn import ensemble
-
+    ensemble = _sklearn("ensemble")
     kind = {
         (True, False): ensemble.RandomForestClassifier,
         (False, False): ensemble.RandomForestRegressor,
@@ -230,8 +238,7 @@ def forest(m: Materials, seed: int, *, trees: int | None = None, extra: bool = F
 
 def bagging(m: Materials, seed: int, *, of: str, **settings: Any) -> list[Fitted] | None:
     """Bagging of an estimator: bootstrap or parts of the rows, all or some of the columns."""
-    from sklearn import ensemble
-
+    ensemble = _sklearn("ensemble")
     if m.x.shape[1] * settings.get("max_features", 1.0) < 1:
         return None
     kind = ensemble.BaggingClassifier if m.classes else ensemble.BaggingRegressor
@@ -299,11 +306,9 @@ def heterogeneous(m: Materials, seed: int) -> list[Fitted]:
 
 def adaboost(m: Materials, seed: int, *, rounds: int = 30) -> list[Fitted] | None:
     """The stumps of AdaBoost."""
-    from sklearn.ensemble import AdaBoostClassifier
-
     if not m.classes:
         return None
-    found: Any = AdaBoostClassifier(n_estimators=rounds, random_state=seed)
+    found = _sklearn("ensemble").AdaBoostClassifier(n_estimators=rounds, random_state=seed)
     draw = np.random.default_rng(seed)
     rows = draw.choice(len(m.y), len(m.y))  # stumps of the same rows would be the same for every seed
     found.fit(m.x[rows], m.y[rows])
@@ -317,8 +322,7 @@ STAGES = (5, 10, 25, 50, 100)
 
 def boosting_stages(m: Materials, seed: int) -> list[Fitted] | None:
     """A gradient boosting after some of its rounds, as if each were a model of its own."""
-    from sklearn import ensemble
-
+    ensemble = _sklearn("ensemble")
     if not m.classes and m.y.shape[1] > 1:
         return None
     kind = ensemble.GradientBoostingClassifier if m.classes else ensemble.GradientBoostingRegressor
@@ -339,8 +343,7 @@ def boosting_stages(m: Materials, seed: int) -> list[Fitted] | None:
 
 def boosted_alike(m: Materials, seed: int) -> list[Fitted] | None:
     """Three boosted models on nearly all of the rows."""
-    from sklearn import ensemble
-
+    ensemble = _sklearn("ensemble")
     if not m.classes and m.y.shape[1] > 1:
         return None
     kind = ensemble.HistGradientBoostingClassifier if m.classes else ensemble.HistGradientBoostingRegressor
@@ -411,15 +414,13 @@ def balanced_trees(m: Materials) -> Case | None:
     y, y_test = ((labels == 0).astype(np.int64) for labels in (m.y, m.y_test))
 
     def build(m: Materials, seed: int) -> list[Fitted]:
-        from sklearn.tree import ExtraTreeClassifier
-
         draw = np.random.default_rng(seed)
         few = min(80, int(m.y.sum()))
         found: list[Fitted] = []
         for _ in range(m.members):
             rows = np.concatenate([draw.choice(np.flatnonzero(m.y == kind), few) for kind in (1, 0)])
             settings: Any = {"max_features": 1, "random_state": int(draw.integers(2**31))}
-            tree = ExtraTreeClassifier(**settings).fit(m.x[rows], m.y[rows])
+            tree = _sklearn("tree").ExtraTreeClassifier(**settings).fit(m.x[rows], m.y[rows])
             found.append(Fitted(_predictor(tree, m), rows))
         return found
 
@@ -608,9 +609,7 @@ def plus_minus(m: Materials, *, size: float = 0.45) -> Case | None:
 
 def _signal(m: Materials) -> tuple[Array, Array]:
     """A function of the features with variance 1: what least squares say of the first target."""
-    from sklearn.linear_model import Ridge
-
-    fitted = Ridge(1.0).fit(m.x, m.y[:, :1])
+    fitted = _sklearn("linear_model").Ridge(1.0).fit(m.x, m.y[:, :1])
     train, test = (fitted.predict(x).reshape(-1, 1) for x in (m.x, m.x_test))
     scale = train.std() or 1.0
     return train / scale, test / scale
