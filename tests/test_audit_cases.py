@@ -172,6 +172,16 @@ def test_facts_are_those_of_slow_arithmetic(regression):
     assert facts.correlation == pytest.approx(pairs / (np.trace(covariance) / 5))
 
 
+def test_facts_of_votes_are_shares_of_wrong_ones(classification):
+    case = classification["forest of 5, votes"].case
+    facts, votes = case_makers.facts(case), case.test.argmax(-1)
+    pooled = np.array([np.bincount(column, minlength=5).argmax() for column in votes.T])
+    assert facts.ensemble == pytest.approx((pooled != case.targets).mean())
+    assert facts.individual == pytest.approx((votes != case.targets).mean())
+    assert facts.best == pytest.approx((votes != case.targets).mean(1).min())
+    assert facts.constant == pytest.approx(1 - np.bincount(case.targets).max() / len(case.targets))
+
+
 def test_facts_of_one_member():
     case = case_makers.Case(
         np.zeros((1, 4, 1)), np.ones((4, 1)), np.zeros((1, 4, 1)), np.ones((4, 1)), None, None, "score"

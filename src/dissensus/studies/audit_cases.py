@@ -287,8 +287,8 @@ CASES: dict[str, Known] = {
         makers.plus_minus, "ambiguous", "collusive", "undecided", "dominated", task="regression"
     ),
     "known to one": _put_on(makers.known_to_one, "ambiguous", "collusive", "undecided", task="classification", least=5),
-    "label skew": _fitted(makers.label_skew, "ambiguous", *ANY_BUT_UNSKILLED, task="classification"),
-    "sites with intercepts": _fitted(makers.sites, "ambiguous", *ANY_BUT_UNSKILLED, task="regression"),
+    "label skew": _fitted(makers.label_skew, "ambiguous", *ANY_BUT_UNSKILLED, task="classification", weak=True),
+    "sites with intercepts": _fitted(makers.sites, "ambiguous", *ANY_BUT_UNSKILLED, task="regression", weak=True),
     # Nobody knows
     **{name: _network(name, "unknown", of="alone") for name in BETWEEN},
     **{name: _network(name, "unknown", of="alone", task="classification") for name in LDR},
@@ -317,7 +317,7 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
     Simple arithmetic on test data (the squared error, or the Brier score) adds what is true besides those of `CASES`:
 
     - `undecided` for sound ensembles of weak members, of fewer than 5 members or 200 examples;
-    - `unskilled` for a sound pool of weak members that does not lose 2 % less than a constant prediction;
+    - `unskilled` for a pool of weak members, or one that is dominated, that does not lose 2 % less than a constant;
     - `dominated` for a sound ensemble of weak members of which one loses less than the pool;
     - `redundant` for a sound pool that gains less than 2 % over its members, with an error correlation of 0.97 or more;
     - `healthy`, `redundant` and `undecided` where no member loses 2 % less than the pool, though one was meant to;
@@ -329,7 +329,7 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
     sound = known.truth in ("sound", "alike")
     if sound and (known.weak or members < 5 or examples < 200):
         more.append("undecided")
-    if known.weak and found.ensemble > 0.98 * found.constant:
+    if (known.weak or known.truth == "dominated") and found.ensemble > 0.98 * found.constant:
         more.append("unskilled")
     if sound and known.weak and found.best < found.ensemble:
         more.append("dominated")

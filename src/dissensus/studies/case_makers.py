@@ -616,13 +616,13 @@ def _signal(m: Materials) -> tuple[Array, Array]:
 
 
 class Facts(NamedTuple):
-    """What simple arithmetic says of a case, with the squared error (of probabilities: the Brier score)."""
+    """Losses of a case on test data by simple arithmetic: squared errors, Brier scores, or shares of wrong votes."""
 
     ensemble: float
     individual: float
     best: float
     constant: float
-    """Of the targets' mean, or of the classes' frequencies."""
+    """Of the targets' mean, of the classes' frequencies, or of the most frequent class where members vote."""
     correlation: float
     """Of members' errors: the mean covariance of pairs over the mean variance."""
 
@@ -646,7 +646,8 @@ def facts(case: Case) -> Facts:
     variances = float(np.square(centred).sum())
     pairs = float(np.square(centred.sum(0)).sum()) - variances
     correlation = pairs / (count - 1) / variances if count > 1 and variances else math.nan
-    constant = np.square(targets - targets.mean(0)).mean()
-    return Facts(
-        float(np.square(pooled - targets).mean()), float(each.mean()), float(each.min()), float(constant), correlation
-    )
+    constant = targets.mean(0) if case.pool != "vote" else _votes(targets.mean(0))
+    ensemble, flat = (float(np.square(predicted - targets).mean()) for predicted in (pooled, constant))
+    scale = targets.shape[-1] / 2 if case.pool == "vote" else 1.0  # a wrong vote is wrong in two of C places
+    losses = (scale * loss for loss in (ensemble, float(each.mean()), float(each.min()), flat))
+    return Facts(*losses, correlation)
