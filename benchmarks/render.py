@@ -6,6 +6,7 @@ Usage: python benchmarks/render.py [--check]
 import json
 import sys
 import tomllib
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -320,23 +321,45 @@ def rendered() -> str:
 DOCS, SHIPPED = ROOT / "docs", ROOT / "src/dissensus/studies/results"
 END = "<!-- end -->"
 VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
+EVIDENCE = {"alone": "test outputs alone", "train": "with training outputs", "reference": "with a reference"}
 
 
 def confusion() -> str:
-    """What the audit said of ensembles whose state is known, over all data sets, members and seeds."""
+    """What the audit said of ensembles whose truth is known, over all data sets, members and seeds."""
     result = shipped("audit/table-1.paper")
+    by_evidence = set(result["points"][0]["said"]) == set(EVIDENCE)
+    lines = _verdicts_by_evidence(result) if by_evidence else _verdicts(result)
+    data = ", ".join(dict.fromkeys(point["data"] for point in result["points"]))
+    made = result["made"]
+    words = (f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
+             f"{made['seconds'] / 60:.1f} minutes*")  # fmt: skip
+    return "\n".join(lines) + f"\n\n{words}\n"
+
+
+def _verdicts_by_evidence(result: dict[str, Any]) -> list[str]:
+    """One line per case: how many ensembles, and the verdicts by what the audit was given."""
+    said: dict[str, dict[str, Counter[str]]] = {}
+    for point in result["points"]:
+        if point.get("members"):  # without a number of members it is a summary of several cases
+            row = said.setdefault(point["case"], {by: Counter() for by in EVIDENCE})
+            for by, counts in point["said"].items():
+                row[by].update(counts)
+    lines = [f"| how it was made | ensembles | {' | '.join(EVIDENCE.values())} |", "|---|---|" + "---|" * len(EVIDENCE)]
+    for case, row in said.items():
+        cells = [", ".join(f"{count} {verdict}" for verdict, count in row[by].most_common()) for by in EVIDENCE]
+        lines.append(f"| {case} | {row['alone'].total()} | {' | '.join(cells)} |")
+    return lines
+
+
+def _verdicts(result: dict[str, Any]) -> list[str]:
+    """One line per case, of a result with one verdict for each ensemble."""
     said: dict[str, dict[str, int]] = {}
     for point in result["points"]:
         row = said.setdefault(point["case"], dict.fromkeys(VERDICTS, 0))
         for verdict, count in point["said"].items():
             row[verdict] += count
     lines = [f"| how it was made | {' | '.join(VERDICTS)} |", "|---|" + "---|" * len(VERDICTS)]
-    lines += [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
-    data = ", ".join(dict.fromkeys(point["data"] for point in result["points"]))
-    made = result["made"]
-    words = (f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
-             f"{made['seconds'] / 60:.1f} minutes*")  # fmt: skip
-    return "\n".join(lines) + f"\n\n{words}\n"
+    return lines + [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
 
 
 def shipped(name: str) -> dict[str, Any]:

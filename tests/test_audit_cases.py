@@ -1,97 +1,322 @@
 """The ensembles of known making that `audit/table-1` shows to the audit."""
 
 import json
+import tempfile
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dissensus as ds
-from dissensus.studies import calibration, finding, results, running, spec
+from dissensus.studies import audit_cases, case_makers, finding, results, running, spec
+from dissensus.studies.audit_cases import CASES, Unit
 from dissensus.studies.problems import Problem, problem
 
 STUDY = "audit/table-1"
-UNSCORED = {*calibration.BETWEEN, *calibration.LDR, *calibration.ADP}
-(ADP,) = calibration.ADP
+UNKNOWN = {*audit_cases.BETWEEN, *audit_cases.LDR, *audit_cases.ADP}
+VERDICTS = {"unskilled", "collusive", "dominated", "redundant", "undecided", "healthy"}
+(ADP,) = audit_cases.ADP
 
 
 def at_scale(scale, **changes):
     return spec.resolved(finding.load(STUDY), scale, changes, STUDY)
 
 
-def rows_of(**changes):
-    told = at_scale("smoke", **{"optimisation.epochs": 1, **changes})
-    return [row for unit in calibration.units(told) for row in calibration.rows(told, unit)]
+def quick(**changes):
+    return at_scale("smoke", **{"optimisation.epochs": 1, "optimisation.examples": 400, **changes})
 
 
-@pytest.mark.parametrize("scale", ["laptop", "paper"])
-def test_every_case_is_shown(scale):
-    assert set(at_scale(scale).grid["case"]) == set(calibration.CASES)
+def made_of(data, cases=tuple(CASES), seed=0):
+    return {one.name: one for one in audit_cases.made(quick(), Unit(data, data, seed, 5, first=True), cases)}
 
 
-def test_cases_of_known_making_are_scored_and_the_others_told(tmp_path):
-    folder = running.run(STUDY, "smoke", root=tmp_path)
-    rows = json.loads((folder / "report.json").read_text())["rows"]
-    cases = {data: {row["case"] for row in rows if row["data"] == data} for data in ("diabetes", "digits")}
-    assert cases["digits"] == set(at_scale("smoke").grid["case"])
-    assert cases["digits"] - cases["diabetes"] == {*calibration.LDR, *calibration.ADP, "balanced trees"}, (
-        "they are for classes"
+@pytest.fixture(scope="module")
+def regression():
+    return made_of("friedman-200")
+
+
+@pytest.fixture(scope="module")
+def classification():
+    return made_of("five-classes-500")
+
+
+def brier(probs, labels):
+    return float(np.square(probs - np.eye(probs.shape[-1])[labels]).mean())
+
+
+def softmax(logits):
+    return torch.from_numpy(np.asarray(logits)).double().softmax(-1).numpy()
+
+
+def test_every_case_can_be_made(regression, classification):
+    assert {*regression, *classification} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classification):
+    for one in (held[name] for held in (regression, classification) if name in held):
+        case = one.case
+        members, examples, width = case.test.shape
+        assert members == (CASES[name].own_count or 5)
+        assert case.reference is not None
+        assert case.reference.shape == case.test.shape
+        assert case.train.shape == (members, len(case.train_targets), width)
+        assert len(case.targets) == examples
+        assert np.isfinite(case.test).all()
+        assert np.isfinite(case.train).all()
+        if case.kind == "probabilities":
+            np.testing.assert_allclose(case.test.sum(-1), 1, atol=1e-6)
+        if case.fitted_to is not None:
+            assert case.fitted_to.shape == case.train.shape[:2]
+        assert audit_cases.audited(case, "alone").verdict in VERDICTS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_allowed_verdicts_are_verdicts_and_only_the_unknown_has_none(name, regression, classification):
+    one = regression.get(name) or classification[name]
+    for by in audit_cases.EVIDENCE:
+        assert set(one.allowed[by]) <= VERDICTS
+        assert bool(one.allowed[by]) == (name not in UNKNOWN)
+        if one.truth in ("sound", "alike"):
+            assert "healthy" in one.allowed[by]
+            assert "collusive" not in one.allowed[by]
+
+
+def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
+    names = ("networks alone", "forest of 5", "biases per example, 1 times", "few-shot, 20 rows, ridge")
+    again, other = (made_of("friedman-200", names, seed) for seed in (0, 1))
+    for name in names:
+        np.testing.assert_array_equal(again[name].case.test, regression[name].case.test)
+        assert not np.array_equal(other[name].case.test, regression[name].case.test)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", ["constant biases", "biases per example"])
+def test_biases_cancel_and_are_as_large_as_their_name_says(kind, size, regression, classification):
+    name = f"{kind}, {size} times"
+    plain, biased = regression["networks alone"].case, regression[name].case
+    np.testing.assert_allclose(biased.test.mean(0), plain.test.mean(0), atol=1e-5)
+    np.testing.assert_allclose(biased.train.mean(0), plain.train.mean(0), atol=1e-5)
+    np.testing.assert_array_equal(biased.reference, plain.reference)
+    error = float(np.square(plain.test.mean(0) - plain.targets).mean())
+    rise = float(np.square(biased.test - plain.targets).mean() - np.square(plain.test - plain.targets).mean())
+    assert rise == pytest.approx(size * error, rel=1e-3)
+    if name in classification:
+        plain, biased = classification["networks alone"].case, classification[name].case
+        np.testing.assert_allclose(biased.test.mean(0), plain.test.mean(0), atol=1e-4)
+        rise = brier(softmax(biased.test), plain.targets) - brier(softmax(plain.test), plain.targets)
+        assert rise == pytest.approx(size * brier(softmax(plain.test.mean(0)), plain.targets), rel=1e-3)
+
+
+def test_constant_biases_are_constant(regression):
+    shift = regression["constant biases, 3 times"].case.test - regression["networks alone"].case.test
+    np.testing.assert_allclose(shift, shift[:, :1].repeat(shift.shape[1], 1), atol=1e-5)
+    assert np.ptp(shift[:, 0]) > 0.1
+
+
+def test_biases_that_no_classifier_can_have_are_no_case():
+    x, y = torch.randn(60, 4), torch.randint(3, (60,))
+    outputs = case_makers.Outputs(*(10 * np.eye(3)[(y.numpy() + 1) % 3][None].repeat(5, 0) for _ in range(2)))
+    held = {"alone": outputs}
+    m = case_makers.Materials(Problem("wrong", (x, y), (x, y), 3), 0, 5, held, held)
+    assert case_makers.constant_biases(m, size=3.0) is None
+
+
+def test_each_example_is_known_to_one_member_at_chance(classification):
+    case = classification["known to one"].case
+    right = case.test.argmax(-1) == case.targets
+    assert (case.test.mean(0).argmax(-1) == case.targets).mean() > 0.99
+    assert right.mean(1).max() < 0.55  # of five members each knows a fifth, and guesses the rest
+    np.testing.assert_array_equal((case.test.max(-1) > 5).sum(0), 1)
+
+
+def test_plus_minus_hides_under_noise_of_one(regression):
+    case = regression["f ± 0.45 under noise"].case
+    errors = case.test - case.targets
+    assert np.square(errors.mean(0)).mean() == pytest.approx(1, abs=0.3)
+    np.testing.assert_allclose(errors.mean((1, 2)) - errors.mean(), [0.45, -0.45, 0.45, -0.45, 0], atol=0.03)
+
+
+def test_shards_are_disjoint_and_bags_are_not(regression):
+    shards = regression["linear models on shards"].case.fitted_to
+    np.testing.assert_array_equal(shards.sum(0), 1)
+    bags = regression["forest of 50"].case.fitted_to
+    assert 0.6 < bags.mean() < 0.66
+    assert regression["networks alone"].case.fitted_to is None
+
+
+def test_votes_are_votes(classification):
+    case = classification["forest of 50, votes"].case
+    assert set(np.unique(case.test)) == {0.0, 1.0}
+    assert (case.pool, case.loss) == ("vote", "zero_one")
+
+
+def test_imbalanced_data_has_one_in_twenty(classification):
+    case = classification["imbalanced forest of 50"].case
+    assert case.targets.mean() == pytest.approx(0.05, abs=0.003)
+    assert case.train_targets.mean() == pytest.approx(0.05, abs=0.003)
+
+
+def test_facts_are_those_of_slow_arithmetic(regression):
+    case = regression["forest of 5"].case
+    facts = case_makers.facts(case)
+    errors = (case.test - case.targets)[..., 0]
+    assert facts.ensemble == pytest.approx(np.mean(errors.mean(0) ** 2))
+    assert facts.individual == pytest.approx(np.mean(errors**2))
+    assert facts.best == pytest.approx(min(np.mean(e**2) for e in errors))
+    assert facts.constant == pytest.approx(case.targets.var())
+    covariance = np.cov(errors, bias=True)
+    pairs = (covariance.sum() - np.trace(covariance)) / (5 * 4)
+    assert facts.correlation == pytest.approx(pairs / (np.trace(covariance) / 5))
+
+
+def test_facts_of_votes_are_shares_of_wrong_ones(classification):
+    case = classification["forest of 5, votes"].case
+    facts, votes = case_makers.facts(case), case.test.argmax(-1)
+    pooled = np.array([np.bincount(column, minlength=5).argmax() for column in votes.T])
+    assert facts.ensemble == pytest.approx((pooled != case.targets).mean())
+    assert facts.individual == pytest.approx((votes != case.targets).mean())
+    assert facts.best == pytest.approx((votes != case.targets).mean(1).min())
+    assert facts.constant == pytest.approx(1 - np.bincount(case.targets).max() / len(case.targets))
+
+
+def test_facts_of_one_member():
+    case = case_makers.Case(
+        np.zeros((1, 4, 1)), np.ones((4, 1)), np.zeros((1, 4, 1)), np.ones((4, 1)), None, None, "score"
     )
-    assert {row["case"] for row in rows if "right" not in row["measures"]} == cases["digits"] & UNSCORED
-    assert all("collusive" in row["measures"] for row in rows)
+    facts = case_makers.facts(case)
+    assert (facts.ensemble, facts.individual, facts.best, facts.constant) == (1, 1, 1, 0)
+    assert np.isnan(facts.correlation)
 
 
-def test_only_what_nobody_knows_is_not_scored():
-    assert {case for case, known in calibration.CASES.items() if not known.right} == UNSCORED
+def test_arithmetic_allows_what_is_true_besides(regression):
+    case = regression["forest, depth 1"].case
+    flat = case._replace(test=np.broadcast_to(case.targets.mean(0), case.test.shape))
+    assert "unskilled" not in audit_cases.allowed("forest of 5", flat)["alone"]
+    assert "unskilled" in audit_cases.allowed("forest, depth 1", flat)["alone"]
+    assert "unskilled" not in audit_cases.allowed("forest, depth 1", case)["alone"]
+    few = regression["networks alone"].case._replace(
+        test=regression["networks alone"].case.test[:, :50], targets=regression["networks alone"].case.targets[:50]
+    )
+    assert "undecided" in audit_cases.allowed("networks alone", few)["train"]
 
 
-def test_adp_needs_three_classes():
-    cases = [calibration.ALONE, *calibration.LDR, ADP]
-    rows = rows_of(**{"data": ["breast-cancer"], "grid.case": cases})
-    assert [row["case"] for row in rows] == [calibration.ALONE, *calibration.LDR]
+def test_outcomes():
+    assert audit_cases.outcome("healthy", ["healthy"]) == "right"
+    assert audit_cases.outcome("undecided", ["collusive"]) == "undecided"
+    assert audit_cases.outcome("healthy", ["collusive"]) == "wrong"
+    assert audit_cases.outcome("healthy", []) == "unknown"
 
 
 @pytest.fixture(scope="module")
 def trained():
     """Ten members, more than ADP's nine classes beside the label can hold apart."""
     told = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
-    return calibration._trained(told, problem("digits", 0, told), 0, 10, [*calibration.LDR, ADP])
+    data = problem("digits", 0, told)
+    return audit_cases.materials(
+        told, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("case", "objective", "pool"),
+    ("name", "objective", "pool"),
     [
         ("LDR, λ = 0.1", partial(ds.objectives.ldr, strength=0.1), "score"),
         ("LDR, λ = 5", partial(ds.objectives.ldr, strength=5.0), "score"),
         (ADP, partial(ds.objectives.adp, alpha=2.0, beta=0.5), "probability"),
-        (calibration.ALONE, partial(ds.objectives.independent, loss="cross_entropy"), "score"),
+        ("networks alone", partial(ds.objectives.independent, loss="cross_entropy"), "score"),
+        (
+            "networks jointly, probabilities",
+            partial(ds.objectives.joint, loss="cross_entropy", pool="probability"),
+            "probability",
+        ),
     ],
 )
-def test_a_case_is_what_its_name_says(trained, case, objective, pool):
+def test_networks_are_trained_as_their_name_says(trained, name, objective, pool):
     (x, y), (test, _) = ((part[0].flatten(1), part[1]) for part in (trained.data.train, trained.data.test))
     members = ds.Ensemble(partial(ds.nets.mlp, 64, 10, (30, 30)), 10, seed=0)
     ds.fit(members, (x, y), objective, epochs=2, batch_size=32, lr=2e-3, seed=0)
-    made = calibration.CASES[case].make(trained)
-    torch.testing.assert_close(torch.from_numpy(made.test), members.predict(test), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.from_numpy(made.train), members.predict(x), rtol=1e-4, atol=1e-4)
-    assert (made.kind, made.pool) == ("logits", pool)
+    case = CASES[name].make(trained)
+    torch.testing.assert_close(torch.from_numpy(case.test), members.predict(test), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(case.train), members.predict(x), rtol=1e-4, atol=1e-4)
+    assert (case.kind, case.pool) == ("logits", pool)
+    np.testing.assert_array_equal(case.reference, trained.twins["alone"].test)
+    assert not np.allclose(case.reference, trained.networks["alone"].test)
 
 
 def test_only_what_is_asked_for_is_trained(trained):
-    assert set(trained.of) == {calibration.ALONE, *calibration.LDR, ADP}
+    assert set(trained.networks) == {"alone", "jointly, probabilities", *audit_cases.LDR, ADP}
+    assert set(trained.twins) == {"alone"}
+
+
+def test_adp_needs_three_classes():
+    assert set(made_of("two-blobs-100", [*audit_cases.LDR, ADP])) == set(audit_cases.LDR)
 
 
 def test_a_training_that_fails_is_no_case():
     x, y = torch.ones(40, 3), torch.full((40, 1), 1e30)  # whose square is no float
-    with pytest.raises(RuntimeError, match="training failed on broken, seed 0: "):
-        calibration._trained(at_scale("smoke"), Problem("broken", (x, y), (x, y), 1), 0, 2, [])
+    with pytest.raises(RuntimeError, match="training failed on broken: "):
+        audit_cases.materials(at_scale("smoke"), Problem("broken", (x, y), (x, y), 1), 0, 2, ["alone"], [])
 
 
-def test_the_shipped_table_has_every_case_and_accuses_nobody_who_learnt_alone():
-    held = json.loads((results.SHIPPED / f"{STUDY}.paper.json").read_text())
-    said = {}
-    for point in held["points"]:
-        said.setdefault(point["case"], set()).update(point["said"])
-    assert set(said) == set(calibration.CASES)
-    for case in (calibration.ALONE, "masksembles", *(name for name, known in calibration.CASES.items() if known.trees)):
-        assert "collusive" not in said[case]
+def test_cases_with_a_number_of_their_own_are_made_once():
+    units = audit_cases.units(at_scale("paper", **{"data": ["diabetes"], "grid.seed": [7]}))
+    assert [(unit.members, unit.first) for unit in units] == [(5, True), (10, False)]
+    data = problem("diabetes", 0, at_scale("smoke"))
+    assert not audit_cases.fits("forest of 50", data, 10, first=False)
+    assert audit_cases.fits("forest, depth 1", data, 10, first=False)
+    assert not audit_cases.fits("one strong among guesses", data, 2)
+
+
+def test_groups_of_data_sets_are_taken_apart_and_sizes_have_members_of_their_own():
+    units = audit_cases.units(at_scale("paper"))
+    assert {unit.group for unit in units} == {"audit-judged", "audit-sizes"}
+    assert {unit.members for unit in units if (unit.group, unit.data) == ("audit-sizes", "friedman")} == {2, 20, 100}
+    design = {unit.data for unit in audit_cases.units(at_scale("laptop"))}
+    assert not design & {unit.data for unit in units if unit.group == "audit-judged"}
+
+
+def test_rows_are_pooled_over_data_sets_and_summarised():
+    def row(data, truth, verdict, right):
+        verdicts = dict.fromkeys(audit_cases.EVIDENCE, verdict)
+        return {
+            "group": "g", "data": data, "case": "forest of 5", "members": 5, "seed": 0, "count": 5, "examples": 600,
+            "truth": truth, "verdicts": verdicts, "allowed": {}, "measures": {"right_alone": right},
+        }  # fmt: skip
+
+    found = audit_cases.pooled([row("a", "sound", "healthy", 1.0), row("b", "sound", "collusive", 0.0)])
+    assert [(one["data"], one["case"], one["members"]) for one in found] == [
+        ("g", "forest of 5", 5), ("g", "every sound ensemble", 0)
+    ]  # fmt: skip
+    assert found[0]["said"]["train"] == {"healthy": 1, "collusive": 1}
+    assert found[0]["measures"] == {"ensembles": 2.0, "right_alone": 0.5}
+
+
+def test_the_study_runs_and_says_what_is_allowed(tmp_path):
+    folder = running.run(STUDY, "smoke", root=tmp_path)
+    report = json.loads((folder / "report.json").read_text())
+    cases = {data: {row["case"] for row in report["rows"] if row["data"] == data} for data in ("diabetes", "digits")}
+    assert cases["digits"] - cases["diabetes"] >= {"known to one", ADP}, "they are for classes"
+    for row in report["rows"]:
+        assert set(row["said"]) == set(audit_cases.EVIDENCE)
+        assert ("right_train" in row["measures"]) == (row["case"] not in UNKNOWN)
+        assert "collusive_either" in row["measures"]
+    points = results.summary(report)["points"]
+    assert all(set(point["said"]) == set(audit_cases.EVIDENCE) for point in points)
+
+
+def test_a_case_survives_a_file(regression):
+    one = regression["forest of 5"]
+    arrays, meta = audit_cases.as_arrays(Unit("friedman", "friedman", 0, 5, first=True), one)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "case.npz"
+        np.savez(file, **arrays, meta=np.array(json.dumps(meta)))
+        with np.load(file) as held:
+            kept = {name: held[name] for name in held.files}
+    again = audit_cases.from_arrays(kept, json.loads(str(kept.pop("meta"))))
+    assert again.allowed == one.allowed
+    assert again.case.task == "regression"
+    np.testing.assert_allclose(again.case.test, one.case.test, rtol=1e-6)
+    np.testing.assert_array_equal(again.case.fitted_to, one.case.fitted_to)

@@ -32,6 +32,18 @@ def png(array, mode="RGB"):
     return buffer.getvalue()
 
 
+KEEL = """@relation small
+@attribute Sex {M, F}
+@attribute 'Body mass' real [0.0, 9.5]
+@attribute Age integer[1,99]
+% a comment
+@inputs Sex, 'Body mass', Age
+@data
+M, 1.5, 30
+F,2.5,40
+"""
+
+
 def written(folder):
     """One whole file of every format, and the function that reads it."""
     images, labels = pictures(5, 28, 28), np.arange(5)
@@ -50,6 +62,7 @@ def written(folder):
         "labels.json": (json.dumps(labels.tolist()).encode(), formats.json_labels),
         "train_32x32.mat": (matlab.getvalue(), formats.svhn),
         "table.csv": (b"a,b,c\n" + b"10,20,30\n" * 3, formats.csv_columns),
+        "table.dat": (KEEL.encode(), formats.keel_columns),
         "arrays.npz": (numbers.getvalue(), lambda path: formats.npz(path, ["x", "y"])),
     }
     for name, (data, _) in files.items():
@@ -58,7 +71,7 @@ def written(folder):
 
 
 NAMES = ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "sheet.png", "labels.json", "train_32x32.mat",
-         "table.csv", "arrays.npz"]  # fmt: skip
+         "table.csv", "table.dat", "arrays.npz"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,6 +133,37 @@ def test_formats_with_a_checksum_notice_a_changed_byte(name, tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=f"{name}` must "):
         reader(tmp_path / name)
+
+
+def test_keel_names_its_columns(tmp_path):
+    (tmp_path / "a.dat").write_text(KEEL)
+    assert formats.keel_columns(tmp_path / "a.dat") == {
+        "Sex": ["M", "F"], "Body mass": ["1.5", "2.5"], "Age": ["30", "40"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("@data\n1,2\n", "must name its columns in lines '@attribute NAME TYPE'; got none"),
+        ("@attribute a real\n1,2\n", "must have a line '@data' before its rows"),
+        ("@attribute a real\n@attribute a real\n@data\n1,2\n", "must name its columns differently"),
+        ("@attribute a real\n@data\n1\n1,2\n", "must have 1 fields in row 2; got 2"),
+    ],
+)
+def test_odd_keel_files_are_refused(text, message, tmp_path):
+    (tmp_path / "a.dat").write_text(text)
+    with pytest.raises(DataError, match=message):
+        formats.keel_columns(tmp_path / "a.dat")
+
+
+def test_blanks_separate_columns(tmp_path):
+    (tmp_path / "a.txt").write_text("1  2.5\tx \n\n 3 4 y\n")
+    assert formats.spaced_columns(tmp_path / "a.txt", ("a", "b", "c")) == {
+        "a": ["1", "3"], "b": ["2.5", "4"], "c": ["x", "y"]
+    }  # fmt: skip
+    with pytest.raises(DataError, match="must have 2 fields in row 1; got 3"):
+        formats.spaced_columns(tmp_path / "a.txt", ("a", "b"))
 
 
 def test_idx_of_any_shape(tmp_path):

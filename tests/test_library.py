@@ -32,7 +32,7 @@ OBJECTIVES = {
     "independent", "joint", "augmented", "gradient_adjusted", "negative_correlation", "adp", "a2d", "divdis", "ldr",
     "learner_dropout",
 }  # fmt: skip
-BESIDE_THE_GRID = {"epoch", "members", "data"}
+BESIDE_THE_GRID = {"epoch", "members", "data", "summary"}
 
 every_study = pytest.mark.parametrize("name", REQUIRED)
 

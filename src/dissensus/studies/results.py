@@ -40,8 +40,8 @@ def _beside(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is kept of a point's rows beside their measures: counts and sets over seeds, pictures of the first one."""
     first = rows[0]
     kept: dict[str, Any] = {}
-    if "verdict" in first:
-        kept["said"] = dict(Counter(row["verdict"] for row in rows))
+    if "said" in first:
+        kept["said"] = {by: dict(sum((Counter(row["said"][by]) for row in rows), Counter())) for by in first["said"]}
     if "audit" in first:
         kept["audited"] = dict(Counter(row["audit"]["verdict"] for row in rows if "audit" in row))
         if len(rows) == 1:

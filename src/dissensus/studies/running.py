@@ -23,7 +23,7 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import calibration, finding, formulas, overlaps, problems, training, under_attack
+from dissensus.studies import audit_cases, finding, formulas, overlaps, problems, training, under_attack
 from dissensus.studies.ingredients import ATTACKED, TRAINED, check, waits_for
 from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 
@@ -117,19 +117,19 @@ _WITHOUT_TRAINING: dict[str, Callable[[Spec], list[dict[str, Any]]]] = {
 
 def _audited(spec: Spec, jobs: int, say: OnStudy) -> list[dict[str, Any]]:
     """Rows of ensembles whose state is known, and what the audit says of them."""
-    units = calibration.units(spec)
+    units = audit_cases.units(spec)
     if jobs <= 1:
         found = []
         for done, unit in enumerate(units):
             say(str(unit), done / len(units))
-            found.append(calibration.rows(spec, unit))
+            found.append(audit_cases.rows(spec, unit))
     else:
         with _workers(jobs) as pool:
-            pending = [pool.submit(calibration.rows, spec, unit) for unit in units]
+            pending = [pool.submit(audit_cases.rows, spec, unit) for unit in units]
             for done, _ in enumerate(as_completed(pending), 1):
                 say(f"{done} of {len(units)} are audited, in {jobs} processes", done / len(units))
             found = [one.result() for one in pending]
-    return [row for rows in found for row in rows]
+    return audit_cases.pooled([row for rows in found for row in rows])
 
 
 def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,173 @@
+"""Ensembles whose truth is known: made, kept in files, and shown to the audit.
+
+Usage:
+    python benchmarks/audit_cases.py make --sets design --seeds 0 1 --members 5 10 --out FOLDER [--jobs 2] [--cases C]
+    python benchmarks/audit_cases.py judge FOLDER/*.npz [--jobs 2] [--json FILE]
+    python benchmarks/audit_cases.py run --sets judged --seeds 50 51 --members 5 10 --jobs 16 --json FILE
+
+`make` writes one file per data set, case, seed and number of members. `judge` audits files in three ways: outputs on
+test data alone, with those on training data, with those of a reference. `run` does both without files. A set is a data
+set of the studies, or `design`, `judged` or `sizes`: those that rules are set on, those that they are judged on, and
+drawn data of 20 to 10⁵ test rows with 2 to 100 members.
+
+A file holds `outputs` [M, N, C], `targets`, `train_outputs`, `train_targets`, `reference` [M, N, C], `fitted_to` [M, K]
+(which training rows each member was fitted to; without it: all), and `meta`, a JSON text with the allowed verdicts.
+"""
+
+import argparse
+import json
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dissensus.storage import write_atomically
+from dissensus.studies import audit_cases, finding
+from dissensus.studies.audit_cases import EVIDENCE, Unit
+from dissensus.studies.problems import GROUPS
+from dissensus.studies.spec import Spec, resolved
+
+
+def spec_of(args: argparse.Namespace) -> Spec:
+    """The study of the library with these data sets, seeds and members."""
+    data = [f"audit-{name}" if f"audit-{name}" in GROUPS else name for name in args.sets]
+    changes = {
+        "data": data, "grid.members": args.members, "grid.seed": args.seeds,
+        "grid.case": args.cases or [audit_cases.EVERY],
+    }  # fmt: skip
+    changes |= {
+        "optimisation.examples": args.train,
+        "optimisation.epochs": args.epochs,
+        "evaluation.examples": args.test,
+    }
+    return resolved(finding.load("audit/table-1"), "paper", changes, "audit/table-1.toml")
+
+
+def make_unit(spec: Spec, unit: Unit, folder: Path) -> int:
+    """Write the files of a unit; the number of them."""
+    count = 0
+    for one in audit_cases.made(spec, unit, audit_cases.cases_of(spec)):
+        arrays, meta = audit_cases.as_arrays(unit, one)
+        words = (unit.data, one.name, f"s{unit.seed}", f"m{unit.members}")
+        name = "_".join(re.sub(r"[^\w=.+±-]+", "-", word) for word in words)
+        hidden = folder / f".{name}.npz"
+        held: Any = {**arrays, "meta": np.array(json.dumps(meta))}
+        np.savez(hidden, **held)
+        os.replace(hidden, folder / f"{name}.npz")
+        count += 1
+    return count
+
+
+def judge_file(path: Path) -> dict[str, Any]:
+    """A file's row."""
+    with np.load(path) as held:
+        arrays = {name: held[name] for name in held.files}
+    meta = json.loads(str(arrays.pop("meta")))
+    unit = Unit("files", meta["data"], meta["seed"], meta["members"], first=True)
+    return {
+        **audit_cases.row_of(unit, audit_cases.from_arrays(arrays, meta)),
+        "facts": meta["facts"],
+        "file": path.name,
+    }
+
+
+def in_parallel(jobs: int, work: Any, tasks: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """Results as they come; one thread for each process."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=audit_cases.one_thread) as pool:
+        pending = {pool.submit(work, *task): task for task in tasks}
+        for done, finished in enumerate(as_completed(pending), 1):
+            try:
+                yield finished.result()
+            except Exception as reason:  # one that fails must not lose the others
+                print(f"FAILED {pending[finished][-2:]}: {type(reason).__name__}: {reason}", flush=True)
+            if done % 50 == 0 or done == len(tasks):
+                print(f"{done} of {len(tasks)}", flush=True)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Verdicts by case and evidence; those that are not allowed are marked."""
+    by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_case[row["case"]].append(row)
+    lines: list[str] = []
+    totals: Counter[str] = Counter()
+    for name in [name for name in audit_cases.CASES if name in by_case]:
+        group = by_case[name]
+        lines.append(f"{name} ({group[0]['truth']}, {len(group)} ensembles)")
+        for by in EVIDENCE:
+            said: Counter[tuple[str, str]] = Counter()
+            for row in group:
+                if by in row["verdicts"]:
+                    verdict = row["verdicts"][by]
+                    said[verdict, audit_cases.outcome(verdict, row["allowed"][by])] += 1
+            marks = {"right": "", "undecided": "?", "wrong": "!", "unknown": "~"}
+            text = ", ".join(f"{count} {verdict}{marks[how]}" for (verdict, how), count in said.most_common())
+            lines.append(f"    {by:10} {text}")
+            for (verdict, how), count in said.items():
+                totals[f"{group[0]['truth']} {by} {verdict} {how}"] += count
+    lines.append("")
+    lines += [f"{key}: {count}" for key, count in sorted(totals.items())]
+    for row in audit_cases.pooled(rows):
+        if row["case"] in audit_cases.SUMMARIES:
+            shares = ", ".join(f"{name} {value:.4g}" for name, value in row["measures"].items())
+            lines.append(f"{row['data']}, seed {row['seed']}, {row['case']}: {shares}")
+    return "\n".join(lines)
+
+
+def gathered(results: Iterator[Any], file: Path | None) -> None:
+    """Print the table of rows as they come to an end, and keep them meanwhile: a run may be broken off."""
+    rows: list[dict[str, Any]] = []
+    for number, found in enumerate(results):
+        rows += found if isinstance(found, list) else [found]
+        if file is not None and number % 20 == 0:
+            write_atomically(file, json.dumps(rows).encode())
+    rows.sort(key=lambda row: (row["group"], row["data"], row["case"], row["members"], row["seed"]))
+    print(table(rows))
+    if file is not None:
+        write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    made, judged, run = (verbs.add_parser(verb) for verb in ("make", "judge", "run"))
+    for one in (made, run):
+        one.add_argument("--sets", nargs="+", default=["design"])
+        one.add_argument("--seeds", nargs="+", type=int, default=[0])
+        one.add_argument("--members", nargs="+", type=int, default=[5])
+        one.add_argument("--cases", nargs="+")
+        one.add_argument("--epochs", type=int, default=60)
+        one.add_argument("--train", type=int, default=1000)
+        one.add_argument("--test", type=int, default=2000)
+    made.add_argument("--out", type=Path, required=True)
+    judged.add_argument("files", type=Path, nargs="+")
+    for one in (judged, run):
+        one.add_argument("--json", type=Path)
+    for one in (made, judged, run):
+        one.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
+    started = time.perf_counter()
+    if args.verb == "judge":
+        gathered(in_parallel(args.jobs, judge_file, [(file,) for file in args.files]), args.json)
+    else:
+        spec = spec_of(args)
+        units = audit_cases.units(spec)
+        if args.verb == "make":
+            args.out.mkdir(parents=True, exist_ok=True)
+            count = sum(in_parallel(args.jobs, make_unit, [(spec, unit, args.out) for unit in units]))
+            print(f"{count} files in {args.out}")
+        else:
+            gathered(in_parallel(args.jobs, audit_cases.rows, [(spec, unit) for unit in units]), args.json)
+    print(f"{time.perf_counter() - started:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

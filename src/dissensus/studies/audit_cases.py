@@ -1,0 +1,536 @@
+"""The procedure "audit": ensembles whose truth is known by how they were made, and what the audit says of them.
+
+`CASES` lists every case with the verdicts that are allowed for it, by the evidence that the audit is given: outputs on
+test data alone, with outputs on training data, with those of a reference. The lists do not depend on the audit's rules.
+For members trained at a β between 0 and 1, or to disagree by LDR or ADP, nobody knows what is right: their verdicts are
+recorded, and not called right or wrong.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from dissensus import masks, objectives
+from dissensus.auditing import Audit, audit
+from dissensus.axes import LossParts
+from dissensus.studies import case_makers as makers
+from dissensus.studies.case_makers import TWIN, Case, Facts, Materials, Outputs
+from dissensus.studies.ingredients import build_of
+from dissensus.studies.optimising import training_arguments
+from dissensus.studies.problems import DRAWN_SIZED, GROUPS, Problem, problem
+from dissensus.studies.spec import Spec
+from dissensus.train import sweep
+
+Evidence = Literal["alone", "train", "reference"]
+EVIDENCE: tuple[Evidence, ...] = ("alone", "train", "reference")
+Make = Callable[[Materials], Case | None]
+
+# Trainings of networks
+
+
+class Training(NamedTuple):
+    """How an ensemble of networks is trained."""
+
+    objective: Literal["score", "probability", "ldr", "adp", "masksembles"]
+    """Of `augmented`, how outputs are pooled; or another objective."""
+    value: float
+    """β of `augmented` and ADP, λ of LDR."""
+    rate: float = 1.0
+    """Times the study's learning rate."""
+    classes: int = 0
+    """How many the data must have, at least."""
+
+
+BETWEEN = {f"β = {beta:g}": Training("score", beta) for beta in (0.25, 0.5, 0.75, 0.9)}
+LDR = {f"LDR, λ = {strength:g}": Training("ldr", strength, classes=2) for strength in (0.1, 5.0)}
+ADP = {"ADP, α = 2, β = 0.5": Training("adp", 0.5, classes=3)}
+TRAININGS: dict[str, Training] = {
+    "alone": Training("score", 0.0),
+    "alone, under-trained": Training("score", 0.0, 0.05),
+    "alone, over-trained": Training("score", 0.0, 5.0),
+    "jointly": Training("score", 1.0),
+    "jointly, over-trained": Training("score", 1.0, 5.0),
+    "jointly, probabilities": Training("probability", 1.0, classes=2),
+    "masksembles": Training("masksembles", 0.0),
+    **BETWEEN,
+    **LDR,
+    **ADP,
+}
+"""Networks' trainings by name."""
+
+
+def materials(
+    spec: Spec, data: Problem, seed: int, members: int, trainings: Iterable[str], twins: Iterable[str]
+) -> Materials:
+    """Outputs of all networks that cases need, with the seed or with that of the twin; stacked wherever they can be."""
+    points = [*((name, seed) for name in trainings), *((name, seed + TWIN) for name in twins)]
+    found: dict[tuple[str, int], Outputs] = {}
+    for objective in dict.fromkeys(TRAININGS[name].objective for name, _ in points):
+        chosen = [point for point in points if TRAININGS[point[0]].objective == objective]
+        made = _trained(spec, data, members, [(TRAININGS[name], at) for name, at in chosen])
+        found |= zip(chosen, made, strict=True)
+    own, twin = ({name: outputs for (name, at), outputs in found.items() if at == when} for when in (seed, seed + TWIN))
+    return Materials(data, seed, members, own, twin)
+
+
+def _trained(spec: Spec, data: Problem, members: int, points: list[tuple[Training, int]]) -> list[Outputs]:
+    """Outputs of trainings with one objective, by training and seed."""
+    how = training_arguments(spec.optimisation)
+    kind = points[0][0].objective
+    loss = "cross_entropy" if _classes(data) else "mse"
+    build: Callable[..., nn.Module] = build_of(spec, data)
+    known: dict[str, tuple[Callable[..., LossParts], str]] = {
+        "score": (partial(objectives.augmented, loss=loss, pool="score"), "beta"),
+        "probability": (partial(objectives.augmented, loss=loss, pool="probability"), "beta"),
+        "ldr": (objectives.ldr, "strength"),
+        "adp": (partial(objectives.adp, alpha=2.0), "beta"),
+        "masksembles": (partial(objectives.independent, loss=loss), ""),
+    }
+    objective, name = known[kind]
+    if kind == "masksembles":  # as many masks as members, over a network whose members are as wide as the others
+        build, members = partial(_masked, build, members), 1
+    grid = [
+        {**({name: training.value} if name else {}), "lr": training.rate * how["lr"], "seed": seed}
+        for training, seed in points
+    ]
+    swept = sweep(build, data.train, objective, grid=grid, members=members, **how)
+    failed = [outcome.reason for outcome in swept.outcomes if outcome.status == "failed"]
+    if failed:  # what is left of a training that broke off is no case of anything
+        raise RuntimeError(f"training failed on {data.name}: {'; '.join(failed)}")
+    runs = [swept.run(i) for i in range(len(swept))]
+    return [Outputs(run.predict(data.test[0]).numpy(), run.predict(data.train[0]).numpy()) for run in runs]
+
+
+def _masked(build: Callable[[], nn.Module], count: int) -> nn.Module:
+    return masks.convert(build(), count, 2.0, widen=True)
+
+
+def _classes(data: Problem) -> int:
+    return 0 if data.train[1].is_floating_point() else data.outputs
+
+
+# Cases
+
+
+class Known(NamedTuple):
+    """A case, and which verdicts are allowed for it."""
+
+    make: Make
+    truth: str
+    """In a word: sound, alike, unskilled, dominated, redundant, collusive, ambiguous, unknown."""
+    allowed: Mapping[Evidence, tuple[str, ...]]
+    """By evidence; empty where nobody knows."""
+    trainings: tuple[str, ...] = ()
+    """Networks that it is made from."""
+    twins: tuple[str, ...] = ()
+    """Networks whose twins it needs."""
+    own_count: int | None = None
+    """Its own number of members, where it does not take the study's."""
+    least: int = 2
+    """Members that it needs at least."""
+    task: str = ""
+    """The only task that it is for."""
+    weak: bool = False
+    """Whether its members are weak by design: then `undecided` is allowed too."""
+
+
+def _case(
+    make: Make, truth: str, *allowed: str, alone: tuple[str, ...] = (), train: tuple[str, ...] = (),
+    networks: tuple[str, ...] = (), twins: tuple[str, ...] = (), **more: Any,
+) -> Known:  # fmt: skip
+    """A case whose verdicts are the same by all evidence, but for those that are allowed with less."""
+    by = {"alone": (*allowed, *alone), "train": (*allowed, *train), "reference": allowed}
+    return Known(make, truth, by, networks, twins, **more)  # pyright: ignore[reportArgumentType]
+
+
+def _network(name: str, truth: str, *allowed: str, pool: Any = "score", of: str = "", **more: Any) -> Known:
+    make: Any = partial(makers.network, name, pool=pool, alone=of)
+    return _case(make, truth, *allowed, networks=(name,), twins=(of or name,), **more)
+
+
+def _fitted(build: Any, truth: str, *allowed: str, votes: bool = False, **more: Any) -> Known:
+    make: Any = partial(makers.estimators, build, votes=votes)
+    return _case(make, truth, *allowed, **{"task": "classification" if votes else "", **more})
+
+
+def _put_on(make: Any, truth: str, *allowed: str, **more: Any) -> Known:
+    return _case(make, truth, *allowed, networks=("alone",), twins=("alone",), **more)
+
+
+SOUND = "sound"
+COLLUSIVE = "collusive"
+ANY_BUT_UNSKILLED = ("healthy", "collusive", "dominated", "redundant", "undecided")
+HIDDEN: Any = {"alone": ("undecided", "healthy")}
+"""Verdicts that are allowed where test outputs alone cannot show collusion."""
+
+CASES: dict[str, Known] = {
+    # Members trained alone
+    "networks alone": _network("alone", SOUND, "healthy"),
+    "networks alone, probabilities": _network("alone", SOUND, "healthy", pool="probability", task="classification"),
+    "networks alone, under-trained": _network("alone, under-trained", "alike", "healthy", "redundant", weak=True),
+    "networks alone, over-trained": _network("alone, over-trained", SOUND, "healthy"),
+    "masksembles": _network("masksembles", SOUND, "healthy"),
+    **{
+        f"forest of {trees}": _fitted(partial(makers.forest, trees=trees), SOUND, "healthy", own_count=trees)
+        for trees in (5, 50, 100)
+    },
+    **{
+        f"forest of {trees}, votes": _fitted(
+            partial(makers.forest, trees=trees), SOUND, "healthy", votes=True, own_count=trees, weak=trees == 5
+        )
+        for trees in (5, 50, 100)
+    },
+    **{
+        f"forest, depth {depth}{', votes' * votes}": _fitted(
+            partial(makers.forest, max_depth=depth), SOUND, "healthy", votes=votes, weak=True
+        )
+        for depth in (1, 2, 4)
+        for votes in (False, True)
+    },
+    **{
+        f"extra trees of one feature, depth {depth}{', votes' * votes}": _fitted(
+            partial(makers.forest, extra=True, max_depth=depth, max_features=1),
+            SOUND,
+            "healthy",
+            votes=votes,
+            weak=True,
+        )
+        for depth in (1, 2, 3)
+        for votes in (False, True)
+    },
+    "bagged linear models": _fitted(partial(makers.bagging, of="linear"), "alike", "healthy", "redundant"),
+    "bagged nearest neighbours": _fitted(partial(makers.bagging, of="knn"), "alike", "healthy", "redundant"),
+    "bagged trees": _fitted(partial(makers.bagging, of="tree"), SOUND, "healthy"),
+    "trees on halves": _fitted(partial(makers.bagging, of="tree", max_samples=0.5, bootstrap=False), SOUND, "healthy"),
+    "random subspaces of trees": _fitted(
+        partial(makers.bagging, of="tree", max_features=0.5, bootstrap=False), SOUND, "healthy", weak=True
+    ),
+    "random subspaces of linear models": _fitted(
+        partial(makers.bagging, of="linear", max_features=0.5, bootstrap=False), SOUND, "healthy", weak=True
+    ),
+    "linear models on shards": _fitted(makers.shards, SOUND, "healthy", weak=True),
+    "trees on shards": _fitted(partial(makers.shards, of="tree"), SOUND, "healthy", weak=True),
+    "unbiased models on shards": _case(makers.unbiased_shards, SOUND, "healthy", weak=True),
+    "families of models": _fitted(makers.heterogeneous, SOUND, "healthy", "dominated", own_count=6),
+    **{
+        f"few-shot, {rows} rows, {of}": _fitted(partial(makers.few_shot, rows=rows, of=of), SOUND, "healthy", weak=True)
+        for rows, of in ((10, "ridge"), (20, "ridge"), (30, "tree"))
+    },
+    "imbalanced forest of 50": _case(
+        partial(makers.imbalanced, partial(makers.forest, trees=50)),
+        SOUND,
+        "healthy",
+        task="classification",
+        own_count=50,
+        weak=True,
+    ),
+    "balanced trees": _case(makers.balanced_trees, SOUND, "healthy", task="classification", own_count=20, weak=True),
+    "stumps of AdaBoost, votes": _fitted(
+        makers.adaboost,
+        "ambiguous",
+        "healthy",
+        "undecided",
+        "dominated",
+        "redundant",
+        votes=True,
+        own_count=30,
+        weak=True,
+    ),
+    # Members that know nothing
+    "noise": _case(makers.noise, "unskilled", "unskilled"),
+    "minus the target": _case(
+        partial(makers.wrong_values, slope=-1.0, shift=0.0), "unskilled", "unskilled", task="regression"
+    ),
+    "the target plus three": _case(
+        partial(makers.wrong_values, slope=1.0, shift=3.0), "unskilled", "unskilled", task="regression"
+    ),
+    "one class each": _case(makers.one_class_each, "unskilled", "unskilled", task="classification"),
+    "random probabilities": _case(makers.guesses, "unskilled", "unskilled", task="classification"),
+    "the prior": _case(makers.prior, "unskilled", "unskilled"),
+    # One member that is better than all together
+    "one strong among guesses": _put_on(makers.one_strong_among_guesses, "dominated", "dominated", least=5),
+    "one strong among weak": _fitted(makers.one_strong_among_weak, "dominated", "dominated", least=5),
+    "stages of a boosting": _fitted(makers.boosting_stages, "dominated", "dominated", own_count=5),
+    # Members that are the same
+    "copies": _put_on(makers.copies, "redundant", "redundant"),
+    "copies with noise": _put_on(partial(makers.copies, noise=1e-3), "redundant", "redundant"),
+    "boosted models alike": _fitted(makers.boosted_alike, "redundant", "redundant", own_count=3),
+    # Members that lean on each other
+    "networks jointly": _network("jointly", COLLUSIVE, COLLUSIVE, of="alone", **HIDDEN),
+    "networks jointly, over-trained": _network(
+        "jointly, over-trained", COLLUSIVE, COLLUSIVE, of="alone, over-trained", **HIDDEN
+    ),
+    "networks jointly, probabilities": _network(
+        "jointly, probabilities", COLLUSIVE, COLLUSIVE, of="alone", pool="probability", task="classification", **HIDDEN
+    ),
+    **{
+        f"constant biases, {size:g} times": _put_on(partial(makers.constant_biases, size=size), COLLUSIVE, COLLUSIVE)
+        for size in (1.0, 3.0)
+    },
+    **{
+        f"biases per example, {size:g} times": _put_on(
+            partial(makers.biases_per_example, size=size),
+            COLLUSIVE,
+            COLLUSIVE,
+            train=("undecided", "healthy"),
+            **HIDDEN,
+        )
+        for size in (1.0, 3.0)
+    },
+    # Which of several verdicts is right is a matter of words
+    "f ± 0.45 under noise": _case(
+        makers.plus_minus, "ambiguous", "collusive", "undecided", "dominated", task="regression"
+    ),
+    "known to one": _put_on(makers.known_to_one, "ambiguous", "collusive", "undecided", task="classification", least=5),
+    "label skew": _fitted(makers.label_skew, "ambiguous", *ANY_BUT_UNSKILLED, task="classification", weak=True),
+    "sites with intercepts": _fitted(makers.sites, "ambiguous", *ANY_BUT_UNSKILLED, task="regression", weak=True),
+    # Nobody knows
+    **{name: _network(name, "unknown", of="alone") for name in BETWEEN},
+    **{name: _network(name, "unknown", of="alone", task="classification") for name in LDR},
+    **{name: _network(name, "unknown", of="alone", pool="probability", task="classification") for name in ADP},
+}
+"""Cases by name."""
+
+
+MANY = 20_000
+"""Test rows above which only ensembles of up to 20 members are made."""
+
+
+def fits(name: str, data: Problem, members: int, *, first: bool = True) -> bool:
+    """Whether a case can be made of data with M members; one with a number of its own is made with the first M only."""
+    known = CASES[name]
+    task = "classification" if _classes(data) else "regression"
+    enough = all(TRAININGS[training].classes <= _classes(data) for training in known.trainings)
+    if len(data.test[0]) > MANY and (known.own_count or members) > 20:
+        return False
+    return known.task in ("", task) and enough and (first if known.own_count else members >= known.least)
+
+
+def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
+    """The verdicts that are allowed for a case, by evidence; an empty list where nobody knows.
+
+    Simple arithmetic on test data (the squared error, or the Brier score) adds what is true besides those of `CASES`:
+
+    - `undecided` for sound ensembles of weak members, of fewer than 5 members or 200 examples;
+    - `unskilled` for a pool of weak members, or one that is dominated, that does not lose 2 % less than a constant;
+    - `dominated` for a sound ensemble of weak members of which one loses less than the pool;
+    - `redundant` for a sound pool that gains less than 2 % over its members, with an error correlation of 0.97 or more;
+    - `healthy`, `redundant` and `undecided` where no member loses 2 % less than the pool, though one was meant to;
+    - `healthy` and `undecided` where errors of members that were meant to be alike are correlated by less than 0.97.
+    """
+    known, found = CASES[name], makers.facts(case)
+    members, examples = case.test.shape[:2]
+    more: list[str] = []
+    sound = known.truth in ("sound", "alike")
+    if sound and (known.weak or members < 5 or examples < 200):
+        more.append("undecided")
+    if (known.weak or known.truth == "dominated") and found.ensemble > 0.98 * found.constant:
+        more.append("unskilled")
+    if sound and known.weak and found.best < found.ensemble:
+        more.append("dominated")
+    if sound and found.ensemble > 0.98 * found.individual and found.correlation >= 0.97:
+        more.append("redundant")
+    if known.truth == "dominated" and found.best > 0.98 * found.ensemble:
+        more += ["healthy", "redundant", "undecided"]
+    if known.truth == "redundant" and found.correlation < 0.97:
+        more += ["healthy", "undecided"]
+    return {by: [*words, *(word for word in more if word not in words)] if words else []
+            for by, words in known.allowed.items()}  # fmt: skip
+
+
+def audited(case: Case, by: Evidence) -> Audit:
+    """What the audit says of a case, given outputs on test data and what else is to be had."""
+    settings: dict[str, Any] = {"task": case.task, "kind": case.kind, "pool": case.pool, "loss": case.loss}
+    if by == "train":
+        settings["train"] = (case.train, case.train_targets)
+    if by == "reference":
+        settings["reference"] = case.reference
+    return audit(case.test, case.targets, **settings)
+
+
+def outcome(verdict: str, words: list[str]) -> str:
+    """``"right"``, ``"undecided"`` (which is not right, and honest), ``"wrong"``, or ``"unknown"``."""
+    if not words:
+        return "unknown"
+    if verdict in words:
+        return "right"
+    return "undecided" if verdict == "undecided" else "wrong"
+
+
+class Made(NamedTuple):
+    """A case of some data, with what is known of it."""
+
+    name: str
+    case: Case
+    truth: str
+    allowed: dict[Evidence, list[str]]
+    facts: Facts
+
+
+def made(spec: Spec, unit: "Unit", cases: Iterable[str]) -> Iterator[Made]:
+    """All cases of a unit that its data allows, one after the other: those with many examples are large."""
+    data = _problem(spec, unit)
+    names = [name for name in cases if fits(name, data, unit.members, first=unit.first)]
+    own = dict.fromkeys(training for name in names for training in CASES[name].trainings)
+    twins = dict.fromkeys(training for name in names for training in CASES[name].twins)
+    m = materials(spec, data, unit.seed, unit.members, own, twins)
+    for name in names:
+        case = CASES[name].make(m)
+        if case is not None:
+            yield Made(name, case, CASES[name].truth, allowed(name, case), makers.facts(case))
+
+
+def _problem(spec: Spec, unit: "Unit") -> Problem:
+    data = problem(unit.data, unit.seed, spec)
+    x, y = data.test
+    most = len(x) if unit.data in DRAWN_SIZED else spec.evaluation.examples or len(x)
+    return Problem(data.name, data.train, (x[:most], y[:most]), data.outputs)
+
+
+class Unit(NamedTuple):
+    """Work that depends on nothing else."""
+
+    group: str
+    """The study's name for the data sets that are shown together."""
+    data: str
+    seed: int
+    members: int
+    first: bool
+    """Whether cases with a number of members of their own are among its own."""
+
+    def __str__(self) -> str:
+        return f"{self.data}, seed {self.seed}, {self.members} members"
+
+
+EVERY = "all"
+"""In a study's grid: every case."""
+MORE_MEMBERS = {("audit-sizes", "friedman"): (2, 20, 100), ("audit-sizes", "five-classes"): (2, 20, 100)}
+"""Numbers of members instead of the study's own, by group and data set."""
+
+
+def units(spec: Spec) -> list[Unit]:
+    """All of a study's work."""
+    assert spec.members is not None
+    counts = tuple(int(count) for count in spec.grid.get("members", [spec.members.count]))
+    seeds = [int(seed) for seed in spec.grid["seed"]]
+    return [
+        Unit(group, name, seed, m, m == MORE_MEMBERS.get((group, name), counts)[0])
+        for seed in seeds  # a run that is broken off has all data sets with its first seeds
+        for group in spec.data
+        for name in GROUPS.get(group, (group,))
+        for m in MORE_MEMBERS.get((group, name), counts)
+    ]
+
+
+def cases_of(spec: Spec) -> list[str]:
+    """The cases that a study asks for."""
+    return list(CASES) if EVERY in spec.grid["case"] else list(spec.grid["case"])
+
+
+def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
+    """One row per case: the verdicts by evidence, and whether each is allowed."""
+    return [row_of(unit, one) for one in made(spec, unit, cases_of(spec))]
+
+
+def _clear(row: dict[str, Any]) -> bool:
+    return row["count"] >= 5 and row["examples"] >= 500
+
+
+SUMMARIES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "every sound ensemble": lambda row: row["truth"] in ("sound", "alike"),
+    "every ensemble of guessers": lambda row: row["truth"] == "unskilled",
+    "constant biases as large as the error": lambda row: row["case"] == "constant biases, 1 times" and _clear(row),
+    "biases per example as large as the error": lambda row: (
+        row["case"] == "biases per example, 1 times" and _clear(row)
+    ),
+    "every jointly trained ensemble": lambda row: row["case"].startswith("networks jointly") and _clear(row),
+}
+"""Rows that are shown together, over all cases and numbers of members; biases and joint training for five members and
+500 examples or more."""
+
+
+def pooled(each: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a study: one per group of data sets, case, number of members and seed, and for `SUMMARIES`."""
+    groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
+    for row in each:
+        groups.setdefault((row["group"], row["case"], row["members"], row["seed"]), []).append(row)
+    for name, holds in SUMMARIES.items():
+        for row in filter(holds, each):
+            groups.setdefault((row["group"], name, 0, row["seed"]), []).append(row)
+    return [_pooled(*key, found) for key, found in groups.items()]
+
+
+def _pooled(group: str, case: str, members: int, seed: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+    said = {by: dict(Counter(row["verdicts"][by] for row in found if by in row["verdicts"])) for by in EVIDENCE}
+    names = dict.fromkeys(name for row in found for name in row["measures"])
+    known = {name: [row["measures"][name] for row in found if name in row["measures"]] for name in names}
+    kept = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
+    return {
+        "data": group, "case": case, "members": members, "seed": seed, "said": said,
+        **({"summary": case} if case in SUMMARIES else {}),
+        "measures": {"ensembles": float(len(found)),
+                     **{name: sum(values) / len(values) for name, values in known.items()}},
+        "each": [{name: row[name] for name in kept} for row in found],
+    }  # fmt: skip
+
+
+def row_of(unit: Unit, one: Made) -> dict[str, Any]:
+    """An ensemble's row.
+
+    Measures are 1 or 0, by evidence: ``right`` (the verdict is allowed), ``wrong`` (neither allowed nor undecided),
+    ``collusive`` and ``healthy`` (the verdict is that), ``belittled`` (`redundant` or `dominated` where that is not
+    allowed). ``collusive_either``: with outputs on training data or with the reference.
+    """
+    evidence: list[Evidence] = [by for by in EVIDENCE if by != "reference" or one.case.reference is not None]
+    verdicts: dict[str, str] = {by: audited(one.case, by).verdict for by in evidence}
+    measures: dict[str, float] = {}
+    for by in evidence:
+        verdict, how = verdicts[by], outcome(verdicts[by], one.allowed[by])
+        if how != "unknown":
+            measures |= {f"right_{by}": float(how == "right"), f"wrong_{by}": float(how == "wrong")}
+            measures[f"belittled_{by}"] = float(how == "wrong" and verdict in ("redundant", "dominated"))
+        measures |= {f"{word}_{by}": float(verdict == word) for word in ("collusive", "healthy")}
+    measures["collusive_either"] = float("collusive" in (verdicts["train"], verdicts.get("reference")))
+    return {
+        "group": unit.group, "data": unit.data, "case": one.name, "members": unit.members, "seed": unit.seed,
+        "verdicts": verdicts, "truth": one.truth, "allowed": one.allowed, "count": len(one.case.test),
+        "examples": len(one.case.targets), "measures": measures,
+    }  # fmt: skip
+
+
+def as_arrays(unit: Unit, one: Made) -> tuple[dict[str, makers.Array], dict[str, Any]]:
+    """A case as arrays to be kept in a file, and what else is to be known of it."""
+    case = one.case
+    arrays: dict[str, Any] = {
+        "outputs": case.test.astype(np.float32), "targets": case.targets,
+        "train_outputs": case.train.astype(np.float32), "train_targets": case.train_targets,
+    }  # fmt: skip
+    if case.reference is not None:
+        arrays["reference"] = case.reference.astype(np.float32)
+    if case.fitted_to is not None:
+        arrays["fitted_to"] = case.fitted_to
+    meta = {
+        "data": unit.data, "case": one.name, "seed": unit.seed, "members": len(case.test),
+        "truth": one.truth, "allowed": one.allowed, "task": case.task, "kind": case.kind, "pool": case.pool,
+        "loss": case.loss, "facts": one.facts._asdict(),
+    }  # fmt: skip
+    return arrays, meta
+
+
+def from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Made:
+    """A case that was kept in a file."""
+    case = Case(
+        arrays["outputs"], arrays["targets"], arrays["train_outputs"], arrays["train_targets"],
+        arrays.get("reference"), meta["kind"], meta["pool"], arrays.get("fitted_to"),
+    )  # fmt: skip
+    return Made(meta["case"], case, meta["truth"], dict(meta["allowed"]), Facts(**meta["facts"]))
+
+
+def one_thread() -> None:
+    """Set a process up that is one of several."""
+    torch.set_num_threads(1)
