@@ -55,8 +55,8 @@ def size(kind: str, members: int, dimensions: int, draws: int, generator: torch.
         errors = drawn(kind, min(at_once, draws - start), members, dimensions, generator)
         p = rotation_test(errors @ errors.mT)
         below += torch.stack([(p < level).sum() for level in LEVELS])
-    return {"kind": kind, "members": members, "dimensions": dimensions, "draws": draws,
-            "below": {str(level): float(count) / draws for level, count in zip(LEVELS, below.tolist(), strict=True)}}  # fmt: skip
+    shares = {str(level): count / draws for level, count in zip(LEVELS, below.tolist(), strict=True)}
+    return {"kind": kind, "members": members, "dimensions": dimensions, "draws": draws, "below": shares}
 
 
 def main() -> None:
@@ -75,8 +75,13 @@ def main() -> None:
             for dimensions in options.dimensions:
                 rows.append(size(kind, members, dimensions, options.draws, generator))
                 print(rows[-1], flush=True)
-    made = {"command": command_line(), "seconds": time.perf_counter() - start, "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(), **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "seconds": time.perf_counter() - start,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        **library(),
+    }
     if options.json:
         options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 

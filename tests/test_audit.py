@@ -13,8 +13,7 @@ from sklearn.tree import ExtraTreeClassifier
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus.auditing import judging, reading, roc_area, streaming, tallying
-from dissensus.auditing.measuring import Figure
+from dissensus.auditing import reading, roc_area, streaming, tallying
 from dissensus.auditing.page import drawings, html
 from dissensus.cli import app
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.auditing.detection import roc_area
 from dissensus.auditing.estimators import estimated
+from dissensus.auditing.evidence import LIMITS, Evidence, Limits, Subject
 from dissensus.auditing.inputs import prepared
-from dissensus.auditing.judging import LIMITS, Evidence, Judgement, Limits, Subject, judged
+from dissensus.auditing.judging import Judgement, judged
 from dissensus.auditing.measuring import Figure, by_member, measured
 from dissensus.auditing.record import Audit
 from dissensus.auditing.streaming import Members, Outputs, as_tensor

@@ -80,9 +80,9 @@ def rotation_test(gram: Float[Tensor, "*S M M"]) -> Float[Tensor, "*S"]:
 
     `gram` holds inner products of members' error vectors. If these vectors are independent draws from one Gaussian, the
     direction (1, …, 1)/√M of member space, along which the pool takes its mean, is as good as any other: given the
-    eigenvalues λ of `gram`, it is uniform on the sphere. The p-value is P(Σ_i λ_i u_i² ≤ s) over uniform unit vectors u,
-    with the pool's own s = 1ᵀG1/M; small values say that members cancel more than chance does. It holds for any number of
-    examples and any dependence between examples. Errors that members have in common make it larger.
+    eigenvalues λ of `gram`, it is uniform on the sphere. The p-value is P(Σ_i λ_i u_i² ≤ s) over uniform unit vectors
+    u, with the pool's own s = 1ᵀG1/M; small values say that members cancel more than chance does. It holds for any
+    number of examples and any dependence between examples. Errors that members have in common make it larger.
 
     >>> cancelling = torch.tensor([[2.0, -0.99, -0.99], [-0.99, 2.0, -0.99], [-0.99, -0.99, 2.0]])
     >>> float(rotation_test(cancelling)) < 0.01, float(rotation_test(torch.eye(3) + 1)) > 0.5

@@ -109,16 +109,20 @@ _INTERVALS: dict[str, Callable[[Tensor, float], Interval]] = {
     "above_chance": intervals.largest,
 }  # fmt: skip
 """How figures that are biased get their intervals; all others are means or ratios of means."""
-_SHARE, _POSITIVE = (0.0, 1.0), (0.0, math.inf)
+_SHARES = (
+    "bias_share", "ece", "member_ece", "accuracy", "member_accuracy", "best_accuracy", "worst_accuracy", "disagreement",
+)  # fmt: skip
+_AT_LEAST_ZERO = (
+    "spread", "ensemble", "individual", "mse", "member_mse", "nll", "member_nll", "brier", "member_brier",
+    "member_error", "pooled_error", "lost", "best_member", "worst_member",
+)  # fmt: skip
+_AT_MOST_ONE = ("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation")
 _RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("bias_share", "ece", "member_ece", "accuracy", "member_accuracy", "best_accuracy", "worst_accuracy",
-                     "disagreement"), _SHARE),
-    **dict.fromkeys(("spread", "ensemble", "individual", "mse", "member_mse", "nll", "member_nll", "brier", "member_brier",
-                     "member_error", "pooled_error", "lost", "best_member", "worst_member"), _POSITIVE),
-    **dict.fromkeys(("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation"),
-                    (-math.inf, 1.0)),
+    **dict.fromkeys(_SHARES, (0.0, 1.0)),
+    **dict.fromkeys(_AT_LEAST_ZERO, (0.0, math.inf)),
+    **dict.fromkeys(_AT_MOST_ONE, (-math.inf, 1.0)),
     "distinct": (1.0, math.inf),
-}  # fmt: skip
+}
 """Where figures can lie; intervals do not leave it."""
 
 
@@ -132,7 +136,9 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
         if math.isnan(low):  # a figure that is no number without some of its units
             value, low, high = intervals.percentile(resampled, confidence)
     least, most = _RANGES.get(name, (-math.inf, math.inf))
-    return Figure(value, min(max(low, least), value), max(min(high, most), value)) if value == value else Figure(value, low, high)
+    if math.isnan(value):
+        return Figure(value, low, high)
+    return Figure(value, min(max(low, least), value), max(min(high, most), value))
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ class Tally:
     sums: dict[str, Tensor]
     """``count`` is the number of examples of each block; ``deviation`` and ``offset`` have blocks of their own, with
     ``coarse_count`` examples. ``deviation`` is what members differ from their mean by, in what the pool averages;
-    ``offset`` the same in probabilities, votes or values. They are one tensor but for pool "score" of a classifier, which
-    also has ``pool_error``: mean probabilities of members less the label."""
+    ``offset`` the same in probabilities, votes or values. They are one tensor but for pool "score" of a classifier,
+    which also has ``pool_error``: mean probabilities of members less the label."""
     units: int = 0
     """What the bootstrap draws: groups of examples, images of dense outputs, or examples."""
     hard: bool = False

@@ -1,7 +1,7 @@
 """Tests behind an audit's verdict: each asks whether a mean lies above a line, and how sure that is.
 
-Everything is a function of the sums that `tallying` keeps for each block of examples. A block is an independent unit (or
-many), so a mean over examples has the standard error that its blocks show, and Student's t says how far it is from a
+Everything is a function of the sums that `tallying` keeps for each block of examples. A block is an independent unit,
+or many, so a mean over examples has the standard error that its blocks show, and Student's t says how far it is from a
 line. Ratios are tested as differences: a/b > line is a − line · b > 0.
 """
 
@@ -28,10 +28,6 @@ class Test(NamedTuple):
     """The number's standard error, where it has one."""
 
     __test__ = False  # for pytest, which collects classes of this name
-
-    def shown(self, level: float) -> bool:
-        """Whether the number lies beyond its line at this level."""
-        return self.p < level
 
 
 class Mean(NamedTuple):
@@ -139,9 +135,9 @@ def cancelling(tally: Tally) -> Test:
 def offsets(tally: Tally, line: float) -> Test:
     """Which share of members' own loss is constant offsets from the pool, less what noise of the examples adds.
 
-    With δ_i the mean of member i's deviation from the pool and g_i the mean gradient of its loss, taking the offset away
-    saves ½ g_i · δ_i to second order. For squared error and the Brier score that is |δ_i|², exactly; where logits are
-    averaged, offsets are those of logits and the loss is cross-entropy.
+    With δ_i the mean of member i's deviation from the pool and g_i the mean gradient of its loss, taking the offset
+    away saves ½ g_i · δ_i to second order. For squared error and the Brier score that is |δ_i|², exactly; where logits
+    are averaged, offsets are those of logits and the loss is cross-entropy.
     """
     sums, counts = tally.sums, tally.sums["coarse_count"]
     of_logits = tally.pool == "score" and tally.kind != "values"
@@ -223,6 +219,7 @@ def leaning(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, T
 
 
 def own_error(tally: Tally) -> Float[Tensor, " K"]:
+    """Members' mean squared error (Brier score of classifiers), summed by block."""
     return _squares(tally).mean(-1)
 
 

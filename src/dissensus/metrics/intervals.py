@@ -53,9 +53,10 @@ def studentised(
 ) -> Interval:
     """The bootstrap-t interval, for means and smooth functions of means of few or skewed units.
 
-    A smooth figure changes with its units as a mean of their influences u_k = (K − 1)(mean_j θ₍ⱼ₎ − θ₍ₖ₎) does, to first
-    order, where θ₍ₖ₎ is the figure without unit k. Resamples of the influences give the distribution of
-    (mean* − mean) / error*, whose quantiles replace those of Student's t: they are not symmetric where units are skewed.
+    A smooth figure changes with its units as a mean of their influences u_k = (K − 1)(mean_j θ₍ⱼ₎ − θ₍ₖ₎) does, to
+    first order, where θ₍ₖ₎ is the figure without unit k. Resamples of the influences give the distribution of
+    (mean* − mean) / error*, whose quantiles replace those of Student's t: they are not symmetric where units are
+    skewed.
 
     Args:
         value: What the data gives.

@@ -319,7 +319,7 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
     - `undecided` for sound ensembles of weak members, of fewer than 5 members or 200 examples;
     - `unskilled` for a pool of weak members, or one that is dominated, that does not lose 2 % less than a constant;
     - `dominated` for a sound ensemble of weak members of which one loses less than the pool;
-    - `redundant` for a sound pool that gains less than 2 % over its members, with an error correlation of 0.97 or more;
+    - `redundant` for a sound pool that gains less than 3 % over its members: that is what the word means;
     - `healthy`, `redundant` and `undecided` where no member loses 2 % less than the pool, though one was meant to;
     - `healthy` and `undecided` where errors of members that were meant to be alike are correlated by less than 0.97.
     """
@@ -333,7 +333,7 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
         more.append("unskilled")
     if sound and known.weak and found.best < found.ensemble:
         more.append("dominated")
-    if sound and found.ensemble > 0.98 * found.individual and found.correlation >= 0.97:
+    if sound and found.ensemble > 0.97 * found.individual:
         more.append("redundant")
     if known.truth == "dominated" and found.best > 0.98 * found.ensemble:
         more += ["healthy", "redundant", "undecided"]
@@ -347,7 +347,10 @@ def audited(case: Case, by: Evidence) -> Audit:
     """What the audit says of a case, given outputs on test data and what else is to be had."""
     settings: dict[str, Any] = {"task": case.task, "kind": case.kind, "pool": case.pool, "loss": case.loss}
     if by == "train":
-        settings["train"] = (case.train, case.train_targets)
+        settings |= {
+            "train": (case.train, case.train_targets),
+            "in_bag": "all" if case.fitted_to is None else case.fitted_to,
+        }
     if by == "reference":
         settings["reference"] = case.reference
     return audit(case.test, case.targets, **settings)
