@@ -5,9 +5,9 @@ images, random crops, flips and rotations, batch 128, weight decay 5e-4; the las
 trains for 80 epochs with three cuts of the learning rate, and keeps the best epoch on held-out data.) Each unit leaves
 one file with member outputs in half precision: of all test images, and of the first 10,000 training images as they are.
 
-`summary` computes every measure from these files: accuracies, the decomposition, and the audit with and without
-training outputs and with the ensemble of β = 0 of the same seed as reference. `--keep` leaves the outputs of the first
-2,000 test and 1,000 training images in a file per unit, for audits to come.
+`summary` computes every measure from these files: accuracies and the decomposition. `--keep` leaves the outputs of the
+first 2,000 test and 1,000 training images in a file per unit; of these, units of earlier runs included, it tells what the
+audit says, with and without training outputs and with the ensemble of β = 0 of the same seed as reference.
 
 Usage: python benchmarks/collusion_cifar10.py train --beta 0 0.5 --seed 0 --to FOLDER [--epochs 30]
        python benchmarks/collusion_cifar10.py summary FOLDER --json benchmarks/results/collusion_cifar10.json \
@@ -85,38 +85,52 @@ def measures(outputs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def summary(options: argparse.Namespace) -> None:
+    """Measures of new units from all their outputs; audits of all units, old and new, from what is kept of them."""
     labels, train_labels = (ds.data.sources.load("cifar10", part)[1] for part in ("test", "train"))
     units: dict[tuple[float, int], dict[str, Any]] = {}
-    stored: dict[tuple[float, int], tuple[Tensor, Tensor]] = {}
+    if options.json.exists():
+        for unit in json.loads(options.json.read_text())["units"]:
+            units[unit["made"]["beta"], unit["made"]["seed"]] = unit
+    options.keep.mkdir(parents=True, exist_ok=True)
     for file in sorted(options.folder.glob("beta-*.npz")):
         held = np.load(file)
         made = json.loads(str(held["made"]))
-        key = made["beta"], made["seed"]
-        outputs, of_train = (torch.from_numpy(held[name]).float() for name in ("outputs", "train_outputs"))
-        stored[key] = outputs, of_train
         made["command"] = made["command"].partition(" --to")[0]  # nobody's business where it went
-        units[key] = {"made": made, "test": measures(stored[key][0], labels)}
-        if options.keep:
-            options.keep.mkdir(parents=True, exist_ok=True)
-            cut = {"outputs": held["outputs"][:, :KEPT], "train_outputs": held["train_outputs"][:, : KEPT // 2]}
-            np.savez_compressed(options.keep / file.name, **cut)
-        units[key]["train"] = measures(stored[key][1], train_labels[:OF_TRAIN])
+        outputs, of_train = (torch.from_numpy(held[name]).float() for name in ("outputs", "train_outputs"))
+        units[made["beta"], made["seed"]] = {
+            "made": made,
+            "test": measures(outputs, labels),
+            "train": measures(of_train, train_labels[:OF_TRAIN]),
+        }
+        np.savez_compressed(
+            options.keep / file.name,
+            outputs=held["outputs"][:, :KEPT],
+            targets=labels[:KEPT].numpy(),
+            train_outputs=held["train_outputs"][:, : KEPT // 2],
+            train_targets=train_labels[: KEPT // 2].numpy(),
+        )
     for (beta, seed), unit in sorted(units.items()):
-        outputs, of_train = stored[beta, seed]
-        alone, seen = stored.get((0.0, seed)), (of_train, train_labels[:OF_TRAIN])
-        ways: dict[str, dict[str, Any]] = {"alone": {}, "with training outputs": {"train": seen}}
-        if alone is not None and beta != 0:
-            ways["with a reference"] = {"reference": alone[0]}
-            ways["with both"] = {"train": seen, "reference": alone[0]}
-        unit["audit"] = {}
-        for way, more in ways.items():
-            found = ds.audit(outputs, labels, task="classification", kind="logits", **more)
-            unit["audit"][way] = {"verdict": found.verdict, "reasons": found.judgement.reasons}
-        verdicts = ", ".join(f"{way}: {held['verdict']}" for way, held in unit["audit"].items())
+        unit["audit"] = audits(options.keep, beta, seed)
+        verdicts = ", ".join(f"{way}: {found['verdict']}" for way, found in unit["audit"].items())
         print(f"β = {beta:g}, seed {seed}: {unit['test']['accuracy']:.4f}; {verdicts}")
-    if options.json:
-        ordered = [unit for _, unit in sorted(units.items())]
-        options.json.write_text(json.dumps({"units": ordered}, indent=1) + "\n")
+    ordered = [unit for _, unit in sorted(units.items())]
+    options.json.write_text(json.dumps({"units": ordered}, indent=1) + "\n")
+
+
+def audits(folder: Path, beta: float, seed: int) -> dict[str, dict[str, Any]]:
+    """What the audit says of a unit: alone, with training outputs, with β = 0 of the same seed as reference."""
+    kept = np.load(folder / f"beta-{beta:g}-seed-{seed}.npz")
+    train = {"train": (kept["train_outputs"], kept["train_targets"]), "in_bag": "all"}
+    ways: dict[str, dict[str, Any]] = {"alone": {}, "with training outputs": train}
+    alone = folder / f"beta-0-seed-{seed}.npz"
+    if beta != 0 and alone.exists():
+        ways["with a reference"] = {"reference": np.load(alone)["outputs"]}
+        ways["with both"] = ways["with a reference"] | train
+    found = {}
+    for way, more in ways.items():
+        audit = ds.audit(kept["outputs"], kept["targets"], task="classification", kind="logits", **more)
+        found[way] = {"verdict": audit.verdict, "reasons": audit.judgement.reasons}
+    return found
 
 
 def main() -> None:
@@ -130,8 +144,8 @@ def main() -> None:
     training.set_defaults(run=train)
     telling = commands.add_parser("summary")
     telling.add_argument("folder", type=Path)
-    telling.add_argument("--json", type=Path)
-    telling.add_argument("--keep", type=Path)
+    telling.add_argument("--json", type=Path, required=True)
+    telling.add_argument("--keep", type=Path, required=True)
     telling.set_defaults(run=summary)
     options = parser.parse_args()
     options.run(options)

@@ -93,9 +93,10 @@ class Evidence(NamedTuple):
     def numbers(self) -> str:
         """The value, its error, the line and how sure the answer is."""
         spread = "" if math.isnan(self.error) else f" ± {self.error:.2g}"
-        line = f"{'above' if self.above else 'below'} {self.line:.3g}"
-        sure = "not tested" if math.isnan(self.p) else f"p = {self.p:.2g} (below {self.level:.2g} for a yes)"
-        return f"{self.value:.3g}{spread}; yes is {line}; {sure}"
+        line = f"a yes is {'above' if self.above else 'below'} {self.line:.3g}"
+        if math.isnan(self.p):
+            return f"{self.value:.3g}{spread}; {line}; not tested"
+        return f"{self.value:.3g}{spread}; {line}, with p below {self.level:.2g}; p = {self.p:.2g}"
 
 
 class Subject(NamedTuple):

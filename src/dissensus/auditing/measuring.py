@@ -116,6 +116,8 @@ _AT_LEAST_ZERO = (
     "spread", "ensemble", "individual", "mse", "member_mse", "nll", "member_nll", "brier", "member_brier",
     "member_error", "pooled_error", "lost", "best_member", "worst_member",
 )  # fmt: skip
+_POSITIVE = (*_AT_LEAST_ZERO, "diversity", "relative_diversity", "of_uncorrelated", "codependence", "plane_diversity")
+"""Figures whose intervals are taken of their logarithms, which are less skewed."""
 _AT_MOST_ONE = ("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation")
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARES, (0.0, 1.0)),
@@ -131,6 +133,9 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
     confidence = expanded_confidence(len(left_out))
     if name in _INTERVALS:
         value, low, high = _INTERVALS[name](resampled, confidence)
+    elif name.startswith(_POSITIVE) and float(values[0]) > 0 and bool((left_out > 0).all()):
+        ends = intervals.studentised(math.log(float(values[0])), left_out.log(), resamples)
+        value, low, high = float(values[0]), math.exp(ends.low), math.exp(ends.high)
     else:
         value, low, high = intervals.studentised(float(values[0]), left_out, resamples)
         if math.isnan(low):  # a figure that is no number without some of its units

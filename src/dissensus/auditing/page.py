@@ -16,8 +16,8 @@ _MOST_DRAWN = 60
 """Members beyond which a matrix of pairs is too fine to be looked at."""
 
 
-def html(audit: Any, title: str) -> str:
-    """The whole page."""
+def html(audit: Any, title: str, meaning: str) -> str:
+    """The whole page, with what the verdict means in plain words."""
     facts = audit.facts
     told = f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"
     drawn = [(figures.as_svg(figure, words), words) for figure, words in drawings(audit)]
@@ -25,9 +25,11 @@ def html(audit: Any, title: str) -> str:
         layout.heading(f"Audit: {title}", 1),
         f"<p>{layout.badge(audit.verdict, KINDS[audit.verdict])}</p>",
         layout.paragraph(f"{_capital('; '.join(audit.judgement.reasons))}.", "lead"),
+        layout.paragraph(meaning),
         *(layout.paragraph(advice, "finding") for advice in audit.judgement.advice),
         *([layout.paragraph(_capital(words))] if (words := difference(facts)) else []),
         layout.figures(drawn),
+        *_evidence(audit.judgement),
         layout.heading("Every figure"),
         layout.paragraph("Intervals are bootstrap intervals of 95 % over examples."),
         *_tables(audit),
@@ -55,6 +57,26 @@ def _own_prediction(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _evidence(judgement: Any) -> list[str]:
+    """Every question that was asked, with its answer and its numbers."""
+    if not judgement.evidence:
+        return []
+    rows = [
+        [layout.Wrapped(item.question), item.answer, layout.Wrapped(item.measure), layout.Wrapped(item.numbers())]
+        for item in judgement.evidence
+    ]
+    words = (
+        "The verdict is the first of unskilled, collusive, dominated, redundant, undecided and healthy that applies. "
+        "Each question is a test: p is the chance of a number so far beyond its line if the truth lies on the line."
+    )
+    return [
+        layout.heading("What the verdict rests on"),
+        layout.paragraph(words),
+        layout.table(("question", "answer", "what was measured", "numbers"), rows),
+        layout.paragraph(f"Confidence: {judgement.confidence}."),
+    ]
 
 
 def _tables(audit: Any) -> list[str]:

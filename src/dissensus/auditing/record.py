@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from dissensus import checks, storage
+from dissensus.auditing.evidence import as_json
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
 from dissensus.auditing.page import difference, html, one_figure
 from dissensus.auditing.tallying import DROPS
 
+MEANINGS = {
+    "healthy": "The members are models in their own right. They disagree, and their mean is better for it.",
+    "redundant": "The members say nearly the same, so one of them would do almost as well as all together.",
+    "dominated": "One member is as good as the whole ensemble, or better. The others cost time and may cost quality.",
+    "collusive": "The members lean on each other. Each is worse than a model trained alone would be, and their errors "
+    "cancel in the mean. Such diversity looks large, and need not hold up on other data or when a member is missing.",
+    "unskilled": "The ensemble predicts no better than a constant answer would. There is nothing to judge yet.",
+    "undecided": "What was given does not suffice for a verdict.",
+}
+"""Every verdict in plain words."""
 TITLES = {
     "accuracy": "accuracy", "nll": "negative log-likelihood", "brier": "Brier score", "ece": "calibration error",
     "mse": "squared error", "explained": "variance explained",
@@ -20,15 +31,15 @@ TITLES = {
     "best_accuracy": "best member's accuracy", "worst_accuracy": "worst member's accuracy",
     "ensemble": "ensemble's loss", "individual": "members' loss", "diversity": "diversity",
     "best_member": "best member's loss", "worst_member": "worst member's loss",
-    "dominance": "spread of members' losses (standard deviation / mean)",
-    "relative_diversity": "diversity / error", "of_uncorrelated": "… as a share of M − 1",
-    "error_covariance": "mean error covariance", "error_correlation": "mean error correlation",
-    "gain": "error that pooling takes off", "bias_share": "constant bias in diversity",
-    **{f"codependence_{share}": f"rise of loss without {share:.0%} of members" for share in DROPS},
-    "disagreement": "pairs that disagree", "distinct": "distinct predictions",
-    "lost": "members' Brier score, of that of class frequencies",
-    "plane_diversity": "disagreement / error rate", "above_chance": "best member's kappa, of the ensemble's",
-    "kappa": "kappa: 0 is guessing, 1 is all right", "member_kappa": "kappa",
+    "dominance": "standard deviation / mean of members' losses",
+    "relative_diversity": "diversity / error (by squares)", "of_uncorrelated": "… as a share of M − 1",
+    "error_covariance": "mean covariance of errors", "error_correlation": "mean correlation of errors",
+    "gain": "share of error that pooling takes off", "bias_share": "share of diversity that is constant",
+    **{f"codependence_{share}": f"relative rise of loss without {share:.0%} of members" for share in DROPS},
+    "disagreement": "share of pairs that disagree", "distinct": "distinct predictions per example",
+    "lost": "members' Brier score / that of class frequencies",
+    "plane_diversity": "disagreement / error rate", "above_chance": "best member's kappa / the ensemble's",
+    "kappa": "kappa (0 is guessing, 1 is all right)", "member_kappa": "kappa",
 }  # fmt: skip
 GROUPS = {
     "ensemble": ("accuracy", "kappa", "nll", "brier", "ece", "mse", "explained"),
@@ -56,11 +67,12 @@ class Audit:
     by_member: dict[str, list[Any]] = field(default_factory=dict)
     """Losses, accuracies, and how pairs go together."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Members, examples, outputs, kind, loss and pool."""
+    """Members, examples, outputs, kind, loss and pool; of a model, ``matches_own_prediction``: True, or how the pooled
+    outputs differ from its own prediction."""
 
     @property
     def verdict(self) -> str:
-        """``healthy``, ``redundant``, ``collusive``, ``dominated`` or ``undecided``."""
+        """``unskilled``, ``collusive``, ``dominated``, ``redundant``, ``undecided`` or ``healthy``."""
         return self.judgement.verdict
 
     @property
@@ -86,6 +98,7 @@ class Audit:
         """Everything, as JSON."""
         told = {
             "verdict": self.verdict, "reasons": self.judgement.reasons, "advice": self.judgement.advice,
+            "confidence": self.judgement.confidence, "evidence": [as_json(item) for item in self.judgement.evidence],
             "facts": self.facts, "findings": self.findings,
             "by_member": self.by_member,
             "figures": {name: _numbers(figure) for name, figure in self.test.items()},
@@ -103,7 +116,7 @@ class Audit:
         file = Path(path)
         if file.is_dir():
             checks.refuse("path", "name a file", f"the folder {file}", "Add a name, such as audit.html.", OSError)
-        text = html(self, title or file.stem)
+        text = html(self, title or file.stem, MEANINGS[self.verdict])
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             storage.write_atomically(file, text.encode())
@@ -117,10 +130,15 @@ class Audit:
         return one_figure(self)
 
     def summary(self) -> str:
-        """One screen of plain text."""
-        facts = self.facts
-        lines = [self.sentence, *self.judgement.advice, *filter(None, [difference(facts)]), "",
-                 f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"]  # fmt: skip
+        """Verdict, evidence and figures as plain text."""
+        facts, judgement = self.facts, self.judgement
+        lines = [self.sentence, *judgement.advice, *filter(None, [difference(facts)])]
+        if judgement.confidence:
+            lines.append(f"Confidence: {judgement.confidence}.")
+        if judgement.evidence:
+            lines += ["", "what was asked"]
+            lines += [f"  {item.answer:4s} {item.question}\n         {item.numbers()}" for item in judgement.evidence]
+        lines += ["", f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"]
         group = ""
         for finding in self.findings:
             if finding["group"] != group:

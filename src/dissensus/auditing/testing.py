@@ -192,7 +192,8 @@ def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | Non
     influence = ((sums["slope"] * scale) * step).mean(-1) - 0.5 * ((sums["curvature"] * scale) * step.square()).mean(-1)
     losses = (sums["fitted_loss"] * scale).mean(-1)
     beyond = mean_above_zero(influence - overstated * losses, counts)
-    return Ownership(revealed, Test(_ratio(gain, loss), overstated, beyond.p, True, _ratio(beyond.error, loss)))
+    share = gain / loss if loss > 0 else 0.0  # members that never err overstate nothing
+    return Ownership(revealed, Test(share, overstated, beyond.p, True, _ratio(beyond.error, loss)))
 
 
 def leaning(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, Test]:

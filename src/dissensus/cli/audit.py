@@ -31,6 +31,15 @@ def audit(
     train: Annotated[
         Path | None, typer.Option(help="Outputs on training data: .npz or .safetensors with `outputs`, `targets`.")
     ] = None,
+    in_bag: Annotated[
+        str | None,
+        typer.Option(
+            "--in-bag", help="Which training examples each member was trained on: all, or a .npy mask [M, N]."
+        ),
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(help="What belongs together (patients, series), one for each example: .npy or .csv.")
+    ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Outputs of an independently trained ensemble on the same examples.")
     ] = None,
@@ -63,9 +72,13 @@ def audit(
         wanted = reading.array(targets) if targets is not None else held.get("targets")
         if wanted is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
-        told: dict[str, Any] = {"task": task, "kind": kind, "classes": _names(classes), "loss": loss, "pool": pool}
-        result = ds.audit(held["outputs"], wanted, train=_train(held, train), reference=_more(held, "reference",
-                          reference), ood=_more(held, "ood", ood), **told)  # fmt: skip
+        settings: dict[str, Any] = {
+            "task": task, "kind": kind, "classes": _names(classes), "loss": loss, "pool": pool,
+            "train": _train(held, train), "in_bag": _in_bag(held, in_bag),
+            "groups": reading.array(groups) if groups is not None else held.get("groups"),
+            "reference": _more(held, "reference", reference), "ood": _more(held, "ood", ood),
+        }  # fmt: skip
+        result = ds.audit(held["outputs"], wanted, **settings)
     except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
     _print(result)
@@ -100,6 +113,14 @@ def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
     return None if parts[0] is None else (parts[0], parts[1])
 
 
+def _in_bag(held: dict[str, Any], given: str | None) -> Any:
+    from dissensus.auditing import reading
+
+    if given is None:
+        return held.get("train_in_bag")
+    return given if given == "all" else reading.array(given)
+
+
 def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
     from dissensus.auditing import reading
 
@@ -110,8 +131,15 @@ def _print(result: Any) -> None:
     from dissensus.auditing.page import KINDS
 
     colour = COLOURS[KINDS[result.verdict]]
-    words = "\n".join(escape(line) for line in ("; ".join(result.judgement.reasons) + ".", *result.judgement.advice))
+    judgement = result.judgement
+    lines = ["; ".join(judgement.reasons) + ".", *judgement.advice]
+    if judgement.confidence:
+        lines.append(f"Confidence: {judgement.confidence}.")
+    words = "\n".join(escape(line) for line in lines)
     console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
+    if judgement.evidence:
+        asked = [[escape(item.question), item.answer, escape(item.numbers())] for item in judgement.evidence]
+        console.print(table("what was asked", ("question", "answer", "numbers"), asked, left=(0, 2)))
     facts = result.facts
     extra = [name for name in ("train", "reference") if getattr(result, name) is not None]
     rows, group = [], ""
