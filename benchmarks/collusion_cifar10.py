@@ -6,7 +6,7 @@ trains for 80 epochs with three cuts of the learning rate, and keeps the best ep
 one file with member outputs in half precision: of all test images, and of the first 10,000 training images as they are.
 
 `summary` computes every measure from these files: accuracies and the decomposition. `--keep` leaves the outputs of the
-first 2,000 test and 1,000 training images in a file per unit; of these, units of earlier runs included, it tells what the
+first 2,000 test and 1,000 training images in a file per unit; of these, earlier units included, it tells what the
 audit says, with and without training outputs and with the ensemble of β = 0 of the same seed as reference.
 
 Usage: python benchmarks/collusion_cifar10.py train --beta 0 0.5 --seed 0 --to FOLDER [--epochs 30]

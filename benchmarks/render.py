@@ -362,6 +362,38 @@ def _verdicts(result: dict[str, Any]) -> list[str]:
     return lines + [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
 
 
+def rotation_size() -> str:
+    """How often the rotation test's p-value lies below a level for independent members, by kind and dimensions."""
+    result = json.loads((RESULTS / "audit_size.json").read_text())
+    kinds = dict.fromkeys(row["kind"] for row in result["rows"])
+    dimensions = sorted({row["dimensions"] for row in result["rows"]})
+    lines = ["| errors | dimensions | below 0.05 | below 0.001 |", "|---|---|---|---|"]
+    for kind in kinds:
+        for wide, words in (
+            (False, f"{dimensions[0]} to {dimensions[2]}"),
+            (True, f"{dimensions[3]} to {dimensions[-1]}"),
+        ):
+            rows = [row["below"] for row in result["rows"]
+                    if row["kind"] == kind and (row["dimensions"] > dimensions[2]) == wide]  # fmt: skip
+            spans = [(min(row[level] for row in rows), max(row[level] for row in rows)) for level in ("0.05", "0.001")]
+            lines.append(
+                f"| {kind} | {words} | " + " | ".join(f"{low:.4f} to {high:.4f}" for low, high in spans) + " |"
+            )
+    return "\n".join(lines) + f"\n\n{header(result['made'])}\n"
+
+
+def coverage() -> str:
+    """How often intervals held the truth: the mean over figures, and the lowest figure."""
+    result = json.loads((RESULTS / "audit_coverage.json").read_text())
+    lines = ["| task | members | examples | held, mean over figures | lowest |", "|---|---|---|---|---|"]
+    for row in result["rows"]:
+        held = row["held"]
+        worst = min(held, key=held.__getitem__)
+        lines.append(f"| {row['task']} | {row['members']} | {row['examples']:,} | {fmean(held.values()):.3f} | "
+                     f"{held[worst]:.2f} ({worst}) |")  # fmt: skip
+    return "\n".join(lines) + f"\n\n{header(result['made'])}\n"
+
+
 def shipped(name: str) -> dict[str, Any]:
     """A study's result."""
     return json.loads((SHIPPED / f"{name}.json").read_text())
@@ -639,7 +671,7 @@ def _attack(measure: str) -> str:
 
 TABLES = {
     "detection.md": {"ood": ood, "audited": audited},
-    "audit.md": {"audit": confusion},
+    "audit.md": {"audit": confusion, "size": rotation_size, "coverage": coverage},
     "diversity.md": {"uci": uci, "networks": networks, "converged": converged},
     "masks.md": {"methods": methods},
     "robustness.md": {

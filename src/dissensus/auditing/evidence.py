@@ -124,8 +124,9 @@ def _asked(question: str, measure: str, points_to: str, found: Test, level: floa
     )
 
 
-def _untested(found: Test) -> Test:
-    return found._replace(p=math.nan)
+def _ruled_out(found: Test) -> Test:
+    """A test whose other conditions do not hold."""
+    return found._replace(p=1.0)
 
 
 def _both(one: Test, other: Test) -> float:
@@ -186,7 +187,7 @@ def _offsets(test: Tally, limits: Limits, level: float, carried: bool) -> Eviden
         "Do constant offsets that cancel in the pool make up much of members' loss?",
         f"share of members' loss that is constant offsets of their {where}",
         COLLUSIVE,
-        _untested(found) if carried else found,  # one member is as good as the pool: it is the others that are off
+        _ruled_out(found) if carried else found,  # one member is as good as the pool: it is the others that are off
         level,
         f"{found.value:.0%} of members' own loss is constant offsets of their {where}, which cancel in the pool",
     )
@@ -228,7 +229,7 @@ def _against(test: Tally, reference: Tally, limits: Limits, level: float) -> Evi
         "Are members worse than a reference's, for errors that cancel and a pool that is no better?",
         "members' error over the reference's",
         COLLUSIVE,
-        found.members if tested else _untested(found.members),
+        found.members if tested else _ruled_out(found.members),
         level,
         f"members have {found.members.value:.2f} times the error of the reference's, {min(found.cancels, 1.0):.0%} of "
         f"what they err more cancels in the pool, and the pool is no better for it ({found.pool.value:.2f} times the "
@@ -244,7 +245,7 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
             "Does the best member lose less than the pool?",
             "its loss over the pool's (it is chosen on other examples)",
             DOMINATED,
-            _untested(best.loss) if less_often_right else best.loss,
+            _ruled_out(best.loss) if less_often_right else best.loss,
             limits.level,
             f"the best member alone has {best.loss.value:.2f} times the loss of the whole ensemble",
         )
@@ -255,7 +256,7 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
                 "Is the best member right more often than the pool?",
                 "its accuracy less the pool's (it is chosen on other examples)",
                 DOMINATED,
-                _untested(best.accuracy) if best.loss.value > 1 / limits.better else best.accuracy,
+                _ruled_out(best.accuracy) if best.loss.value > 1 / limits.better else best.accuracy,
                 limits.level,
                 f"the best member alone is right in {best.accuracy.value:.1%} more cases than the whole ensemble",
             )

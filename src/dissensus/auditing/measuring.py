@@ -135,7 +135,7 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
         value, low, high = _INTERVALS[name](resampled, confidence)
     elif name.startswith(_POSITIVE) and float(values[0]) > 0 and bool((left_out > 0).all()):
         ends = intervals.studentised(math.log(float(values[0])), left_out.log(), resamples)
-        value, low, high = float(values[0]), math.exp(ends.low), math.exp(ends.high)
+        value, low, high = float(values[0]), math.exp(ends.low), math.exp(min(ends.high, 700.0))
     else:
         value, low, high = intervals.studentised(float(values[0]), left_out, resamples)
         if math.isnan(low):  # a figure that is no number without some of its units

@@ -24,8 +24,8 @@ def html(audit: Any, title: str, meaning: str) -> str:
     body = [
         layout.heading(f"Audit: {title}", 1),
         f"<p>{layout.badge(audit.verdict, KINDS[audit.verdict])}</p>",
-        layout.paragraph(f"{_capital('; '.join(audit.judgement.reasons))}.", "lead"),
-        layout.paragraph(meaning),
+        layout.paragraph(meaning, "lead"),
+        *(layout.paragraph(f"{_capital(reason)}.") for reason in audit.judgement.reasons),
         *(layout.paragraph(advice, "finding") for advice in audit.judgement.advice),
         *([layout.paragraph(_capital(words))] if (words := difference(facts)) else []),
         layout.figures(drawn),

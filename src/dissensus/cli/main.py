@@ -81,7 +81,8 @@ def demo(
 
     Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes under two minutes on two cores.
 
-    Writes `report.html`, one file to open in any browser, `overview.png`, and `results.json`, the numbers behind them.
+    Writes `report.html`, one file to open in any browser, `audit.html`, the audit of a jointly trained ensemble,
+    `overview.png`, and `results.json`, the numbers behind them.
     """
     from dissensus.studies import demo as study_of_demo
     from dissensus.studies import demo_page
@@ -89,22 +90,27 @@ def demo(
     check_folder("--out", out)
     check_installed("scipy", "matplotlib", "sklearn")
     started = time.perf_counter()
+    audits: study_of_demo.Audits = {}
     try:
         with shown() as bar:
             result = study_of_demo.run(
                 study_of_demo.FAST if fast else study_of_demo.Settings(),
                 lambda label, share, progress: bar.update(label, share, str(progress)),
+                audits,
             )
         report, overview = demo_page.html(result), demo_page.overview(result)
     except ImportError as reason:
         fail(str(reason))
     keep(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
     keep(out / "report.html", report.encode())
+    keep(out / "audit.html", lambda file: audits["digits, scores", 1.0].page(file, "digits, trained jointly"))
     keep(out / "overview.png", overview)
     for problem in result["problems"]:
         console.print(table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
         console.print(demo_page.finding(result, problem["name"]), highlight=False)
         console.print()
+    titles = ("β", *(problem["name"] for problem in result["problems"]))
+    console.print(table("What the audit says", titles, demo_page.verdict_rows(result)))
     console.print(f"{result['made']['networks']} networks in {time.perf_counter() - started:.0f} s. Open ", end="")
     console.print(f"{out / 'report.html'}", style="bold", soft_wrap=True)
 

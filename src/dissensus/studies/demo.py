@@ -13,6 +13,7 @@ from torch import Tensor
 
 import dissensus
 from dissensus import nets
+from dissensus.auditing import Audit, audit
 from dissensus.auditing.tallying import DROPS
 from dissensus.axes import Pool
 from dissensus.data import samples
@@ -71,11 +72,18 @@ OnStep = Callable[[str, float, Progress], None]
 """Called with what is being trained, the share of the whole demo that is done, and the training's progress."""
 
 
-def run(settings: Settings, on_step: OnStep | None = None) -> dict[str, Any]:
+Audits = dict[tuple[str, float], Audit]
+"""Audits of the first seed's ensembles, by problem and β."""
+
+
+def run(settings: Settings, on_step: OnStep | None = None, audits: Audits | None = None) -> dict[str, Any]:
     """Train every ensemble of the demo; the result holds numbers only and goes into a JSON file as it is.
 
-    Each seed has a split of the data of its own; on it, all values of β are one sweep.
+    Each seed has a split of the data of its own; on it, all values of β are one sweep. Ensembles of the first seed are
+    audited, with their outputs on training data and with the ensemble of β = 0 as reference; audits are put into
+    `audits`, if given.
     """
+    audits = {} if audits is None else audits
     started = time.perf_counter()
     sweeps = [(problem, seed) for problem in PROBLEMS for seed in settings.seeds]
     runs: list[dict[str, Any]] = []
@@ -85,11 +93,14 @@ def run(settings: Settings, on_step: OnStep | None = None) -> dict[str, Any]:
             if on_step is not None:
                 on_step(label, (done + p.step / p.steps) / len(sweeps), p)
 
-        runs += _swept(problem, seed, settings, report)
+        runs += _swept(problem, seed, settings, report, audits)
     return {
         "settings": {**asdict(settings), "drops": DROPS},
         "problems": [asdict(problem) for problem in PROBLEMS],
         "runs": runs,
+        "verdicts": [
+            {"problem": name, "beta": beta, "verdict": audit.verdict} for (name, beta), audit in audits.items()
+        ],
         "made": {
             "version": dissensus.__version__,
             "python": platform.python_version(),
@@ -107,7 +118,9 @@ def epochs_of(problem: dict[str, Any], settings: dict[str, Any]) -> int:
     return max(1, round(problem["epochs"] * settings["epoch_share"]))
 
 
-def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Progress], None]) -> list[dict[str, Any]]:
+def _swept(
+    problem: Problem, seed: int, settings: Settings, report: Callable[[Progress], None], audits: Audits
+) -> list[dict[str, Any]]:
     sample = samples.load(problem.data, seed=seed)
     build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
     objective = partial(augmented, loss=problem.loss, pool=problem.pool)
@@ -126,7 +139,19 @@ def _swept(problem: Problem, seed: int, settings: Settings, report: Callable[[Pr
             parts = decompose(outputs[part][i], y, loss=problem.loss, pool=problem.pool)
             result[part] = {name: float(value.mean()) for name, value in parts._asdict().items()}
         results.append({**result, **_collusion(outputs["test"][i], sample.test[1], problem)})
+    if seed == settings.seeds[0]:
+        audits |= {(problem.name, beta): _audited(problem, sample, outputs, i) for i, beta in enumerate(settings.betas)}
     return results
+
+
+def _audited(problem: Problem, sample: Any, outputs: dict[str, Tensor], i: int) -> Audit:
+    """What the audit says of the i-th ensemble; the first one, of β = 0, is the others' reference."""
+    classes = problem.loss == "cross_entropy"
+    return audit(
+        outputs["test"][i], sample.test[1], task="classification" if classes else "regression",
+        kind="logits" if classes else None, pool=problem.pool, train=(outputs["train"][i], sample.train[1]),
+        in_bag="all", reference=outputs["test"][0] if i else None,
+    )  # fmt: skip
 
 
 def _collusion(outputs: Tensor, y: Tensor, problem: Problem) -> dict[str, Any]:

@@ -167,8 +167,28 @@ def html(result: dict[str, Any]) -> str:
             ),
             layout.table(TABLE_HEADER, table_rows(result, problem["name"])),
         ]
-    body += [layout.heading("How this page was made"), layout.facts(_provenance(result, made))]
+    body += [
+        layout.heading("What the audit says"),
+        layout.paragraph(
+            "The audit judges an ensemble by what its members say, here with their outputs on training data and with the "
+            "ensemble of β = 0 as reference. Healthy members are models in their own right. Collusive ones lean on each "
+            "other: each is worse than a model trained alone, and only the mean of all is right. audit.html, beside this "
+            "page, is the whole audit of one that is trained jointly."
+        ),
+        layout.table(
+            ("β", *(layout.Wrapped(problem["title"]) for problem in result["problems"])), verdict_rows(result)
+        ),
+        layout.heading("How this page was made"),
+        layout.facts(_provenance(result, made)),
+    ]
     return layout.page("dissensus: what joint training does to diversity", body)
+
+
+def verdict_rows(result: dict[str, Any]) -> list[list[str]]:
+    """What the audit says of the first seed's ensembles: a row for each β, a column for each problem."""
+    said = {(found["problem"], found["beta"]): found["verdict"] for found in result["verdicts"]}
+    problems = [problem["name"] for problem in result["problems"]]
+    return [[f"{beta:g}", *(said[name, beta] for name in problems)] for beta in result["settings"]["betas"]]
 
 
 TABLE_HEADER = ("β", "ensemble", "members", "diversity", "div/err", "gap", "bias %", "drop 20%")
