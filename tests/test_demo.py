@@ -46,6 +46,16 @@ def test_result_holds_every_run_and_decomposes(result):
             assert part["individual"] - part["diversity"] == pytest.approx(part["ensemble"], rel=1e-5)
 
 
+def test_every_ensemble_of_the_first_seed_is_audited(result):
+    audits = {}
+    again = demo.run(TINY, audits=audits)
+    assert again["verdicts"] == result["verdicts"]
+    assert len(audits) == len(result["verdicts"]) == 3 * 5
+    assert audits["digits, scores", 1.0].reference is not None
+    assert audits["digits, scores", 0.0].reference is None, "it is the reference"
+    assert [row[0] for row in demo_page.verdict_rows(result)] == ["0", "0.5", "0.75", "0.9", "1"]
+
+
 def test_runs_are_reproducible(result):
     again = demo.run(TINY)
     for one, other in zip(result["runs"], again["runs"], strict=True):

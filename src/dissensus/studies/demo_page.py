@@ -170,10 +170,10 @@ def html(result: dict[str, Any]) -> str:
     body += [
         layout.heading("What the audit says"),
         layout.paragraph(
-            "The audit judges an ensemble by what its members say, here with their outputs on training data and with the "
-            "ensemble of β = 0 as reference. Healthy members are models in their own right. Collusive ones lean on each "
-            "other: each is worse than a model trained alone, and only the mean of all is right. audit.html, beside this "
-            "page, is the whole audit of one that is trained jointly."
+            "The audit judges an ensemble by what its members say, here with their outputs on training data and with "
+            "the ensemble of β = 0 as reference. Healthy members are models in their own right. Collusive ones lean on "
+            "each other: each is worse than a model trained alone, and only the mean of all is right. audit.html, "
+            "beside this page, is the whole audit of one that is trained jointly."
         ),
         layout.table(
             ("β", *(layout.Wrapped(problem["title"]) for problem in result["problems"])), verdict_rows(result)
