@@ -175,8 +175,8 @@ def _rotation(tally: Tally, data: str, level: float) -> Evidence:
         COLLUSIVE,
         found,
         level,
-        f"members' errors on {data} data cancel: diversity is {times:.3g} times the pool's error, where independent "
-        f"errors would give M − 1 = {independent}",
+        f"members' errors on {data} data cancel: diversity is {times:.3g} times the ensemble's error, where "
+        f"independent errors would give M − 1 = {independent}",
     )
 
 
@@ -184,25 +184,25 @@ def _offsets(test: Tally, limits: Limits, level: float, carried: bool) -> Eviden
     found = testing.offsets(test, limits.offset)
     where = "logits" if test.pool == "score" and test.kind != "values" else "predictions"
     return _asked(
-        "Do constant offsets that cancel in the pool make up much of members' loss?",
+        "Do constant offsets that cancel in the ensemble make up much of members' loss?",
         f"share of members' loss that is constant offsets of their {where}",
         COLLUSIVE,
         _ruled_out(found) if carried else found,  # one member is as good as the pool: it is the others that are off
         level,
-        f"{found.value:.0%} of members' own loss is constant offsets of their {where}, which cancel in the pool",
+        f"{found.value:.0%} of members' own loss is constant offsets of their {where}, which cancel in the ensemble",
     )
 
 
 def _ownership(owned: testing.Ownership, level: float) -> Evidence:
     weight, overstated = owned
     return _asked(
-        "Were members trained on the pool's loss rather than their own?",
-        "weight of the pool's loss, as the scale of training outputs reveals it",
+        "Were members trained on the ensemble's loss rather than their own?",
+        "weight of the ensemble's loss, as the scale of training outputs reveals it",
         COLLUSIVE,
         weight._replace(p=_both(weight, overstated)),
         level,
-        "on training data the pool's loss is at its minimum, and members' own is not: the pool's weight in what they "
-        f"were trained on is {min(weight.value, 1.0):.2f} (0 for members trained alone), and scaling each member's "
+        "on training data the ensemble's loss is at its minimum, and members' own is not: the ensemble's weight in "
+        f"what they were trained on is {min(weight.value, 1.0):.2f} (0 for members trained alone), and scaling each member's "
         f"outputs down would take {overstated.value:.0%} off its own training loss",
     )
 
@@ -210,14 +210,14 @@ def _ownership(owned: testing.Ownership, level: float) -> Evidence:
 def _leaning(test: Tally, train: Tally, limits: Limits, level: float) -> Evidence:
     share, gap = testing.leaning(test, train, limits.leaning, limits.gap)
     return _asked(
-        "Does the pool fit training data that no member fits?",
-        "share of the pool's generalisation gap that no member has",
+        "Does the ensemble fit training data that no member fits?",
+        "share of the ensemble's generalisation gap that no member has",
         COLLUSIVE,
         share._replace(p=_both(share, gap)),
         level,
-        f"the pool fits its training data (its error is {gap.value:.3g} times as large on test data) and no member "
-        f"does: {min(share.value, 1.0):.0%} of that gap is the pool's alone, where members trained alone leave at most "
-        "half",
+        f"the ensemble fits its training data (its error is {gap.value:.3g} times as large on test data) and no member "
+        f"does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained alone leave at "
+        "most half",
     )
 
 
@@ -226,14 +226,14 @@ def _against(test: Tally, reference: Tally, limits: Limits, level: float) -> Evi
     paid = found.pool.p < 0.05 and found.pool.value < limits.paid
     tested = found.cancels > limits.cancels and not paid
     return _asked(
-        "Are members worse than a reference's, for errors that cancel and a pool that is no better?",
+        "Are members worse than a reference's, for errors that cancel and an ensemble that is no better?",
         "members' error over the reference's",
         COLLUSIVE,
         found.members if tested else _ruled_out(found.members),
         level,
         f"members have {found.members.value:.2f} times the error of the reference's, {min(found.cancels, 1.0):.0%} of "
-        f"what they err more cancels in the pool, and the pool is no better for it ({found.pool.value:.2f} times the "
-        "reference's error)",
+        f"what they err more cancels in the ensemble, and the ensemble is no better for it ({found.pool.value:.2f} "
+        "times the reference's error)",
     )
 
 
@@ -242,8 +242,8 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
     less_often_right = best.accuracy is not None and best.accuracy.p > 0.99
     found = [
         _asked(
-            "Does the best member lose less than the pool?",
-            "its loss over the pool's (it is chosen on other examples)",
+            "Does the best member lose less than the ensemble?",
+            "its loss over the ensemble's (it is chosen on other examples)",
             DOMINATED,
             _ruled_out(best.loss) if less_often_right else best.loss,
             limits.level,
@@ -253,8 +253,8 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
     if best.accuracy is not None:
         found.append(
             _asked(
-                "Is the best member right more often than the pool?",
-                "its accuracy less the pool's (it is chosen on other examples)",
+                "Is the best member right more often than the ensemble?",
+                "its accuracy less the ensemble's (it is chosen on other examples)",
                 DOMINATED,
                 _ruled_out(best.accuracy) if best.loss.value > 1 / limits.better else best.accuracy,
                 limits.level,
@@ -263,13 +263,13 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
         )
     found.append(
         _asked(
-            "Does the pool add nothing to its best member, while the others are far worse?",
-            "the others' error over the best member's, where the pool is no better than the best",
+            "Does the ensemble add nothing to its best member, while the others are far worse?",
+            "the others' error over the best member's, where the ensemble is no better than the best",
             DOMINATED,
             best.others._replace(p=_both(best.no_better, best.others)),
             limits.level,
-            f"the pool is no better than its best member (its error is {best.no_better.value:.2f} times the best's), "
-            f"and the others have {best.others.value:.1f} times the best's error",
+            f"the ensemble is no better than its best member (its error is {best.no_better.value:.2f} times the "
+            f"best's), and the others have {best.others.value:.1f} times the best's error",
         )
     )
     return found

@@ -174,8 +174,8 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
         )
     if beside_best(test) * test.members < 0.5 and odd(beside_best):
         doubts.append(
-            f"the pool has 1/{1 / max(beside_best(test), 1e-12):.0f} of its best member's error, which {test.members} "
-            "members that err independently do not reach: each knows what the others do not, or errors cancel"
+            f"the ensemble has 1/{1 / max(beside_best(test), 1e-12):.0f} of its best member's error, which "
+            f"{test.members} members that err independently do not reach: each knows what the others do not, or errors cancel"
         )
     apart, gain = testing.unequal(test), testing.gains(test, limits.gain).value
     told = reference is not None or (train is not None and subject.in_bag_known)
@@ -190,7 +190,7 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
         if owned is not None and max(owned.weight.p, owned.overstated.p) < 0.01:
             doubts.append(
                 "members overstate what they say on training data: those that were trained on parts of it do (bagging, "
-                "shards, folds), and those that were trained on the pool's loss"
+                "shards, folds), and those that were trained on the ensemble's loss"
             )
     return doubts
 
