@@ -95,38 +95,51 @@ def test_edges_of_the_rotation_test():
 # Whose loss was minimised
 
 
+def derivatives(loss, scales):
+    """First and second derivatives of every entry of ``loss [n, M]`` or ``[n]`` in each of ``scales [M]``."""
+    members = len(scales)
+    first, second = [], []
+    for i in range(members):
+        column = loss[:, i] if loss.ndim == 2 else loss
+        for entry in column:
+            (slope,) = torch.autograd.grad(entry, scales, create_graph=True)
+            first.append(slope[i])
+            second.append(torch.autograd.grad(slope[i], scales, retain_graph=True)[0][i])
+    return (torch.stack(each).view(members, -1).T.detach() for each in (first, second))
+
+
 def test_slopes_are_derivatives():
     f, y = normal(6, 3, 2), normal(6, 2, seed=1)
     centre = y.mean(0)
-    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-    scaled = centre + scale * (f - centre)
+    scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    scaled = centre + scales.view(3, 1) * (f - centre)
     found = stationarity.of_values(f, y, centre)
     own = (scaled - y.unsqueeze(1)).square().sum(-1) / 2
     pool = (scaled.mean(1) - y).square().sum(-1) / 2
-    for expected, name in ((own, "slope"), (pool, "pool_slope")):
-        wanted = [torch.autograd.grad(e, scale, retain_graph=True)[0] for e in expected.flatten()]
-        torch.testing.assert_close(found[name].flatten(), torch.stack(wanted))
+    for loss, prefix in ((own, ""), (pool, "pool_")):
+        slope, curvature = derivatives(loss, scales)
+        torch.testing.assert_close(found[f"{prefix}slope"], slope)
+        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
+    torch.testing.assert_close(found["fitted_loss"], own.detach())
+    torch.testing.assert_close(found["pool_loss"], pool.detach())
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
 def test_slopes_of_likelihoods_are_derivatives(pool):
     logits, labels = 2 * normal(6, 3, 4) + 1.0, torch.randint(4, (6,), generator=draw(1))
-    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-    log_probs = (scale * logits).log_softmax(-1)
-    at = labels.view(-1, 1).expand(-1, 3)
-    own = -log_probs.gather(-1, at.unsqueeze(-1)).squeeze(-1)
-    mean = log_probs.logsumexp(1) if pool == "probability" else (scale * logits).mean(1).log_softmax(-1)
+    scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    scaled = scales.view(3, 1) * logits
+    log_probs = scaled.log_softmax(-1)
+    own = -log_probs.gather(-1, labels.view(-1, 1, 1).expand(-1, 3, 1)).squeeze(-1)
+    mean = log_probs.logsumexp(1) - math.log(3) if pool == "probability" else scaled.mean(1).log_softmax(-1)
     ensemble = -mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
         found = stationarity.of_classes(logits, logits.softmax(-1), -own, labels, pool)
-    for expected, name in ((own, "slope"), (ensemble, "pool_slope")):
-        wanted = [torch.autograd.grad(e, scale, create_graph=True)[0] for e in expected.flatten()]
-        torch.testing.assert_close(found[name].flatten(), torch.stack(wanted).detach())
-    second = [
-        torch.autograd.grad(torch.autograd.grad(e, scale, create_graph=True)[0], scale, retain_graph=True)[0]
-        for e in own.flatten()
-    ]
-    torch.testing.assert_close(found["curvature"].flatten(), torch.stack(second))
+    for loss, prefix in ((own, ""), (ensemble, "pool_")):
+        slope, curvature = derivatives(loss, scales)
+        torch.testing.assert_close(found[f"{prefix}slope"], slope)
+        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
+    torch.testing.assert_close(found["pool_loss"], ensemble.detach())
 
 
 def trained_at(beta, examples=80, members=4, features=6):
@@ -151,7 +164,7 @@ def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     f, y = trained_at(beta)
     # Members have no intercept, so that only scaling about zero is stationary.
     centred = stationarity.of_values(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
-    own, pool = centred["slope"].mean(), centred["pool_slope"].mean()
+    own, pool = centred["slope"].mean(), centred["pool_slope"].sum(1).mean()
     assert float(own / (own - pool)) == pytest.approx(beta, abs=1e-9)
 
 

@@ -124,7 +124,8 @@ def audit(
         if shifted.width != test.width:
             checks.refuse("ood", f"have {test.width} outputs, as `outputs` has", shifted.width)
         detection = {name: roc_area(values, shifted.scores[name]) for name, values in test.scores.items()}
-    judgement = judged(Subject(test, on_train, on_reference, in_bag is not None), limits)
+    seen_all = isinstance(in_bag, str)
+    judgement = judged(Subject(test, on_train, on_reference, in_bag is not None, seen_all), limits)
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **told}
     facts["kind"] = stated
     return Audit(judgement, figures, of_train, of_reference, detection, by_member(test), facts)

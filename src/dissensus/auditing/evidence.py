@@ -35,10 +35,16 @@ class Limits(NamedTuple):
     """The share of diversity that "mostly" means."""
     weight: float = 0.75
     """The weight of the pool's loss in what members were trained on, as training outputs reveal it."""
-    overstated: float = 0.1
+    together: float = 0.8
+    """The share of members that overstate what they say on training data, at least."""
+    settled: float = 0.03
+    """The share of the pool's own training loss that scaling each member would take off, at most: it is at its
+    minimum."""
+    overstated: float = 0.35
     """The share of members' own training loss that scaling their outputs down would take off."""
-    leaning: float = 0.65
-    """The share of the pool's generalisation gap that no member has."""
+    leaning: tuple[float, float] = (0.35, 0.65)
+    """The share of the pool's generalisation gap that no member has: where all members have seen all training data, and
+    where they may have seen parts of it."""
     gap: float = 0.05
     """The logarithm of the least generalisation gap that says anything."""
     worse: float = 1.2
@@ -107,6 +113,8 @@ class Subject(NamedTuple):
     reference: Tally | None = None
     in_bag_known: bool = False
     """Whether it was said which training examples each member was trained on."""
+    seen_all: bool = False
+    """Whether it was said that all members were trained on all of them."""
 
 
 def gathered(subject: Subject, limits: Limits) -> list[Evidence]:
@@ -156,11 +164,11 @@ def _collusion(subject: Subject, limits: Limits, carried: bool) -> list[Evidence
     if train is not None:
         questions += [
             lambda level: _rotation(train, "training", level),
-            lambda level: _leaning(test, train, limits, level),
+            lambda level: _leaning(test, train, limits, level, subject.seen_all),
         ]
         owned = testing.ownership(train, limits.weight, limits.overstated)
-        if subject.in_bag_known and owned is not None:
-            questions.append(lambda level: _ownership(owned, level))
+        if subject.in_bag_known and owned is not None and test.kind != "probabilities":
+            questions.append(lambda level: _ownership(owned, limits, level))
     if reference is not None:
         questions.append(lambda level: _against(test, reference, limits, level))
     return [ask(limits.collusive_level / len(questions)) for ask in questions]
@@ -193,22 +201,24 @@ def _offsets(test: Tally, limits: Limits, level: float, carried: bool) -> Eviden
     )
 
 
-def _ownership(owned: testing.Ownership, level: float) -> Evidence:
-    weight, overstated = owned
+def _ownership(owned: testing.Ownership, limits: Limits, level: float) -> Evidence:
+    tested = owned.members >= limits.together and owned.pool <= limits.settled
+    weight = owned.weight._replace(p=_both(owned.weight, owned.overstated))
     return _asked(
         "Were members trained on the ensemble's loss rather than their own?",
         "weight of the ensemble's loss, as the scale of training outputs reveals it",
         COLLUSIVE,
-        weight._replace(p=_both(weight, overstated)),
+        weight if tested else _ruled_out(weight),
         level,
-        "on training data the ensemble's loss is at its minimum, and members' own is not: the ensemble's weight in "
-        f"what they were trained on is {min(weight.value, 1.0):.2f} (0 for members trained alone), and scaling each member's "
-        f"outputs down would take {overstated.value:.0%} off its own training loss",
+        "on training data the ensemble's loss is at its minimum, and members' own is not, as after joint training: the "
+        f"weight that this reveals is {min(weight.value, 1.0):.2f} (0 for members trained alone), and scaling each "
+        f"member's outputs down would take {owned.overstated.value:.0%} off its own training loss",
     )
 
 
-def _leaning(test: Tally, train: Tally, limits: Limits, level: float) -> Evidence:
-    share, gap = testing.leaning(test, train, limits.leaning, limits.gap)
+def _leaning(test: Tally, train: Tally, limits: Limits, level: float, seen_all: bool) -> Evidence:
+    share, gap = testing.leaning(test, train, limits.leaning[0 if seen_all else 1], limits.gap)
+    usual = "next to none" if seen_all else "at most half"
     return _asked(
         "Does the ensemble fit training data that no member fits?",
         "share of the ensemble's generalisation gap that no member has",
@@ -216,8 +226,8 @@ def _leaning(test: Tally, train: Tally, limits: Limits, level: float) -> Evidenc
         share._replace(p=_both(share, gap)),
         level,
         f"the ensemble fits its training data (its error is {gap.value:.3g} times as large on test data) and no member "
-        f"does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained alone leave at "
-        "most half",
+        f"does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained alone leave "
+        f"{usual}",
     )
 
 

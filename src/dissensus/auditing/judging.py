@@ -175,7 +175,8 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
     if beside_best(test) * test.members < 0.5 and odd(beside_best):
         doubts.append(
             f"the ensemble has 1/{1 / max(beside_best(test), 1e-12):.0f} of its best member's error, which "
-            f"{test.members} members that err independently do not reach: each knows what the others do not, or errors cancel"
+            f"{test.members} members that err independently do not reach: each knows what the others do not, or "
+            "errors cancel"
         )
     apart, gain = testing.unequal(test), testing.gains(test, limits.gain).value
     told = reference is not None or (train is not None and subject.in_bag_known)
@@ -185,12 +186,17 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
             "networks of one build that were trained alone are alike, those of several builds or that lean on each "
             "other are not"
         )
-    if train is not None and not subject.in_bag_known:
-        owned = testing.ownership(train, limits.weight, limits.overstated)
-        if owned is not None and max(owned.weight.p, owned.overstated.p) < 0.01:
+    owned = None if train is None else testing.ownership(train, limits.weight, limits.overstated)
+    if owned is not None and owned.members >= limits.together and max(owned.weight.p, owned.overstated.p) < 0.01:
+        if not subject.in_bag_known:
             doubts.append(
                 "members overstate what they say on training data: those that were trained on parts of it do (bagging, "
                 "shards, folds), and those that were trained on the ensemble's loss"
+            )
+        elif test.kind != "probabilities":
+            doubts.append(
+                "members overstate what they say on training data: those that were trained on the ensemble's loss do, "
+                "and those whose training did not settle or minimised another loss"
             )
     return doubts
 

@@ -11,6 +11,8 @@ exactly their diversity, and members trained alone make a pool that understates 
 early, weight decay, augmentation, label smoothing and dropout all leave outputs too small, which makes β too small.
 """
 
+import math
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,16 +22,19 @@ from dissensus.axes import Pool
 def of_values(
     outputs: Float[Tensor, "n M C"], targets: Float[Tensor, "n C"], centre: Float[Tensor, " C"]
 ) -> dict[str, Tensor]:
-    """d/ds of ½|f − y|² at s = 1, with outputs scaled about `centre`: of every member ``[n, M]``, of the pool ``[n]``.
+    """d/ds and d²/ds² of ½|f − y|² at s = 1, with outputs of a member scaled about `centre`: of its own loss and of the
+    pool's, both ``[n, M]``.
 
     Constant offsets are stationary too, so any centre will do.
     """
-    errors, centred = outputs - targets.unsqueeze(1), outputs - centre
+    errors, centred, members = outputs - targets.unsqueeze(1), outputs - centre, outputs.shape[1]
     return {
         "slope": (errors * centred).sum(-1),
-        "pool_slope": (errors.mean(1) * centred.mean(1)).sum(-1),
+        "pool_slope": (errors.mean(1, keepdim=True) * centred).sum(-1) / members,
         "curvature": centred.square().sum(-1),
+        "pool_curvature": centred.square().sum(-1) / members**2,
         "fitted_loss": errors.square().sum(-1) / 2,
+        "pool_loss": errors.mean(1).square().sum(-1) / 2,
     }
 
 
@@ -40,24 +45,36 @@ def of_classes(
     labels: Int[Tensor, " n"],
     pool: Pool,
 ) -> dict[str, Tensor]:
-    """d/ds of cross-entropy at s = 1, with logits scaled: of every member ``[n, M]``, of the pool ``[n]``.
+    """d/ds and d²/ds² of cross-entropy at s = 1, with logits of a member scaled: of its own loss and of the pool's.
+
+    All are ``[n, M]``; the sum of the pool's slopes over members is that of scaling all of them.
 
     ∂/∂s −log p_y = Σ_c p_c z_c − z_y; adding a constant to all logits of an example changes nothing.
     """
     logits = logits - logits.amax(-1, keepdim=True)
     mean = (probs * logits).sum(-1)
     slope = mean - _at(logits, labels)
+    curvature = ((probs * logits.square()).sum(-1) - mean.square()).clamp_min(0.0)
+    members = logits.shape[1]
     if pool == "probability":
         shares = log_at_labels.softmax(-1)  # of members in the pooled probability of the label
-        pool_slope = (shares * slope).sum(-1)
+        pool_slope = shares * slope
+        pool_curvature = shares * (curvature - slope.square()) + pool_slope.square()
+        pool_loss = math.log(members) - log_at_labels.logsumexp(-1)
     else:
         pooled = logits.mean(1, keepdim=True)
-        pool_slope = ((pooled.softmax(-1) * pooled).sum(-1) - _at(pooled, labels)).squeeze(1)
+        weights = pooled.softmax(-1)
+        average = (weights * logits).sum(-1)
+        pool_slope = (average - _at(logits, labels)) / members
+        pool_curvature = ((weights * logits.square()).sum(-1) - average.square()).clamp_min(0.0) / members**2
+        pool_loss = -_at(pooled.log_softmax(-1), labels).squeeze(1)
     return {
         "slope": slope,
         "pool_slope": pool_slope,
-        "curvature": ((probs * logits.square()).sum(-1) - mean.square()).clamp_min(0.0),
+        "curvature": curvature,
+        "pool_curvature": pool_curvature,
         "fitted_loss": -log_at_labels,
+        "pool_loss": pool_loss,
     }
 
 

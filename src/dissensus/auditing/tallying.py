@@ -48,7 +48,9 @@ _SUBSETS = 100
 """Codependence visits all subsets of members where there are no more than these, and draws some of them otherwise."""
 COARSE = ("deviation", "offset", "pool_error", "coarse_count")
 """Sums over every output, which are kept for fewer blocks where there are many outputs."""
-OF_TRAINING = ("slope", "curvature", "fitted_loss", "mean_slope", "pool_slope", "bag_count")
+OF_TRAINING = (
+    "slope", "curvature", "fitted_loss", "mean_slope", "pool_slope", "pool_curvature", "pool_loss", "bag_count",
+)  # fmt: skip
 """Sums that training outputs have in addition (see `dissensus.auditing.stationarity`)."""
 _ADDED_UP = 64
 """Examples of a block that are added up in single precision before their sum is added in double precision."""
@@ -383,7 +385,8 @@ class _Slice:
         assert self.in_bag is not None
         mask = self.in_bag.to(slopes["slope"].dtype)
         masked = {name: slopes[name] * mask for name in ("slope", "curvature", "fitted_loss")}
-        everywhere = {"mean_slope": slopes["slope"].mean(-1), "pool_slope": slopes["pool_slope"]}
+        everywhere = {name: slopes[name] for name in ("pool_slope", "pool_curvature", "pool_loss")}
+        everywhere["mean_slope"] = slopes["slope"].mean(-1)
         return masked | everywhere | {"bag_count": mask.expand_as(slopes["slope"])}
 
     def _check(self) -> None:

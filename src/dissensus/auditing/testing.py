@@ -6,6 +6,7 @@ line. Ratios are tested as differences: a/b > line is a − line · b > 0.
 """
 
 import math
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -169,9 +170,14 @@ class Ownership(NamedTuple):
     """What training outputs say of the loss that members were trained on."""
 
     weight: Test
-    """On the pool's loss, 0 for members trained alone, 1 for members trained jointly."""
+    """On the pool's loss: 0 for members trained alone, 1 for members trained jointly."""
     overstated: Test
     """The share of members' own training loss that scaling each member's outputs down would take off."""
+    members: float
+    """The share of members that overstate what they say, each at 5 %."""
+    pool: float
+    """The share of the pool's training loss that scaling each member's outputs would take off, added up; infinite where
+    the loss has no minimum nearby."""
 
 
 def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | None:
@@ -179,21 +185,25 @@ def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | Non
     if "pool_slope" not in tally.sums:
         return None
     sums, counts = tally.sums, tally.sums["count"]
-    scale = counts.sum() / sums["bag_count"].sum(0).clamp_min(1.0)  # examples over those that a member has seen
-    own = (sums["slope"] * scale).mean(-1)
-    difference = sums["mean_slope"] - sums["pool_slope"]
-    revealed = _ratio_above(own, difference, weight, counts)
     seen = sums["bag_count"].sum(0).clamp_min(1.0)
+    scale = counts.sum() / seen  # examples over those that a member has seen
+    revealed = _ratio_above(
+        (sums["slope"] * scale).mean(-1), sums["mean_slope"] - sums["pool_slope"].sum(-1), weight, counts
+    )
     slope, curvature = sums["slope"].sum(0) / seen, (sums["curvature"].sum(0) / seen).clamp_min(1e-300)
-    loss = float((sums["fitted_loss"].sum(0) / seen).mean())
     # To second order a member gains slope² / (2 curvature), by scaling with 1 − slope / curvature (not below zero).
     step = (slope / curvature).clamp(0.0, 1.0)
-    gain = float((slope * step - 0.5 * curvature * step.square()).mean())
-    influence = ((sums["slope"] * scale) * step).mean(-1) - 0.5 * ((sums["curvature"] * scale) * step.square()).mean(-1)
+    gains = ((sums["slope"] * step - 0.5 * sums["curvature"] * step.square()) * scale).mean(-1)
     losses = (sums["fitted_loss"] * scale).mean(-1)
-    beyond = mean_above_zero(influence - overstated * losses, counts)
-    share = gain / loss if loss > 0 else 0.0  # members that never err overstate nothing
-    return Ownership(revealed, Test(share, overstated, beyond.p, True, _ratio(beyond.error, loss)))
+    own = _ratio_above(gains, losses, overstated, counts)
+    if float(losses.sum()) <= 0:  # members that never err overstate nothing
+        own = own._replace(value=0.0)
+    each = [mean_above_zero(member, counts).p < 0.05 for member in sums["slope"].unbind(-1)]
+    pool_slope, pool_curvature = sums["pool_slope"].sum(0), sums["pool_curvature"].sum(0)
+    pool_loss = float(sums["pool_loss"].sum())
+    settled = pool_loss > 0 and bool((pool_curvature > 0).all())
+    pool = float((pool_slope.square() / (2 * pool_curvature)).sum()) / pool_loss if settled else math.inf
+    return Ownership(revealed, own, fmean(each), pool)
 
 
 def leaning(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, Test]:
