@@ -225,17 +225,24 @@ def test_noise_is_no_offset():
 # Fitting, best members, references
 
 
-def test_members_that_have_seen_parts_leave_half_of_the_gap():
-    """Interpolating members with equal errors elsewhere: I = 1/q and P = 1/q² for a share q that each has not seen."""
+def test_members_that_have_seen_parts_do_not_lean():
+    """Interpolating members alone have half of the pool's gap (1/q of 1/q²), what they have in common all of it."""
     errors = normal(20_000, 1)
     unseen = torch.rand(40, 20_000, 1, generator=draw(1)) < 0.4
     y = torch.zeros(20_000, 1, dtype=torch.float64)
-    share, gap = testing.leaning(
-        values_tally(errors.expand(40, -1, -1), y), values_tally(errors * unseen, y), 0.65, 0.05
-    )
-    assert share.value == pytest.approx(0.5, abs=0.03)
+    test, train = values_tally(errors.expand(40, -1, -1), y), values_tally(errors * unseen, y)
+    share, gap = testing.leaning(test, train, 0.35, 0.05)
     assert gap.value == pytest.approx(1 / 0.4**2, rel=0.1)
+    assert share.value < 0.05
     assert share.p > 0.99
+
+
+def test_noise_of_members_own_around_a_pool_that_memorises_is_no_leaning():
+    y, t = 2 * normal(2, 1000, 1)
+    test, train = y + normal(1000, 1, seed=1), t + 0.05 * normal(1000, 1, seed=2)
+    tallies = [values_tally(f + normal(50, 1000, 1, seed=3 + i), x) for i, (f, x) in enumerate(((test, y), (train, t)))]
+    share, _ = testing.leaning(*tallies, 0.35, 0.05)
+    assert share.value < 0.1
 
 
 def test_a_pool_that_fits_alone_has_all_of_the_gap():

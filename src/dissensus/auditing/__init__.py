@@ -114,6 +114,9 @@ def audit(
     if train is None and in_bag is not None:
         checks.refuse("in_bag", "come with `train`", "no `train`", "Give train=(outputs, targets).")
     on_train = None if train is None else seen(*train, "train", bag=in_bag)
+    if on_train is not None and (on_train.members, on_train.width) != (test.members, test.width):
+        wanted = f"have {test.members} members and {test.width} outputs, as `outputs` has"
+        checks.refuse("train", wanted, f"{on_train.members} members and {on_train.width} outputs")
     on_reference = None if reference is None else seen(reference, targets, "reference", groups)
     figures = measured(test, seed)
     of_train = None if on_train is None else measured(on_train, seed)
@@ -190,6 +193,8 @@ def _groups(groups: Any, members: Members) -> Tensor | None:
     if groups is None:
         return None
     names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    if names.dtype == object:
+        names = names.astype(str)
     if names.ndim != 1 or len(names) != members.images:
         checks.refuse("groups", f"hold N={members.images} names, one for each example", checks.shape_text(names.shape))
     return torch.from_numpy(np.unique(names, return_inverse=True)[1])

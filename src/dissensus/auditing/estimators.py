@@ -107,7 +107,7 @@ def _in_bag(model: Any, examples: int) -> Any:
     if type(inner).__name__.startswith(("Voting", "Stacking")):
         return "all"
     samples = getattr(inner, "estimators_samples_", None)
-    if samples is None or max(int(np.max(rows)) for rows in samples) >= examples:
+    if samples is None or not 0.98 * examples <= max(int(np.max(rows)) for rows in samples) + 1 <= examples:
         return None
     mask = np.zeros((len(samples), examples), dtype=bool)
     for member, rows in enumerate(samples):

@@ -10,6 +10,8 @@ from dissensus.auditing.testing import Test
 
 UNSKILLED, COLLUSIVE, DOMINATED = "unskilled", "collusive", "dominated"
 REDUNDANT, UNDECIDED, HEALTHY = "redundant", "undecided", "healthy"
+FEWEST = 20
+"""Examples (or groups of them) below which nothing is judged."""
 SKILL = "skill"
 """What a test points to that shows an ensemble to be better than a constant."""
 
@@ -61,7 +63,7 @@ class Limits(NamedTuple):
     """How much networks' errors differ (standard deviation over mean) before it is odd, where pooling gains much."""
     much: float = 0.35
     """The gain of pooling that "much" means there."""
-    known: float = 0.4
+    known: float = 0.55
     """The best member's share of the ensemble's kappa below which members know little by themselves."""
 
 
@@ -77,7 +79,7 @@ class Evidence(NamedTuple):
     points_to: str
     """The verdict that a yes speaks for, or `SKILL`."""
     answer: str
-    """``"yes"``, ``"no"``, or ``"open"`` where it cannot be tested."""
+    """``"yes"``, ``"not shown"``, or ``"open"`` where it cannot be tested."""
     value: float
     line: float
     above: bool
@@ -126,7 +128,7 @@ def gathered(subject: Subject, limits: Limits) -> list[Evidence]:
 
 
 def _asked(question: str, measure: str, points_to: str, found: Test, level: float, reason: str) -> Evidence:
-    answer = "open" if math.isnan(found.p) else "yes" if found.p < level else "no"
+    answer = "open" if math.isnan(found.p) else "yes" if found.p < level else "not shown"
     return Evidence(
         question, measure, points_to, answer, found.value, found.line, found.above, found.error, found.p, level, reason
     )
@@ -161,7 +163,7 @@ def _collusion(subject: Subject, limits: Limits, carried: bool) -> list[Evidence
     questions: list[Callable[[float], Evidence]] = [lambda level: _rotation(test, "test", level)]
     if not test.hard:
         questions.append(lambda level: _offsets(test, limits, level, carried))
-    if train is not None:
+    if train is not None and train.units >= FEWEST:
         questions += [
             lambda level: _rotation(train, "training", level),
             lambda level: _leaning(test, train, limits, level, subject.seen_all),
@@ -242,7 +244,7 @@ def _against(test: Tally, reference: Tally, limits: Limits, level: float) -> Evi
         found.members if tested else _ruled_out(found.members),
         level,
         f"members have {found.members.value:.2f} times the error of the reference's, {min(found.cancels, 1.0):.0%} of "
-        f"what they err more cancels in the ensemble, and the ensemble is no better for it ({found.pool.value:.2f} "
+        f"what they err more cancels in the ensemble, and the ensemble is not better for it ({found.pool.value:.2f} "
         "times the reference's error)",
     )
 
@@ -268,7 +270,8 @@ def _dominance(test: Tally, limits: Limits) -> list[Evidence]:
                 DOMINATED,
                 _ruled_out(best.accuracy) if best.loss.value > 1 / limits.better else best.accuracy,
                 limits.level,
-                f"the best member alone is right in {best.accuracy.value:.1%} more cases than the whole ensemble",
+                "the best member alone is right more often than the ensemble, by "
+                f"{100 * best.accuracy.value:.1f} points",
             )
         )
     found.append(

@@ -10,6 +10,7 @@ import dissensus.auditing.testing as testing
 from dissensus.auditing.evidence import (
     COLLUSIVE,
     DOMINATED,
+    FEWEST,
     HEALTHY,
     LIMITS,
     REDUNDANT,
@@ -25,8 +26,6 @@ from dissensus.auditing.tallying import Tally
 
 VERDICTS = (UNSKILLED, COLLUSIVE, DOMINATED, REDUNDANT, UNDECIDED, HEALTHY)
 """In the order in which rules are asked: the first that applies is the verdict."""
-FEWEST = 20
-"""Examples (or groups of them) below which nothing is judged."""
 FEW_EXAMPLES, FEW_MEMBERS = 200, 5
 """Counts below which confidence is called low."""
 
@@ -63,7 +62,7 @@ def _verdict(subject: Subject, evidence: list[Evidence], limits: Limits) -> tupl
     if not any(item.points_to == SKILL for item in shown):
         if testing.small_skill(test, *limits.no_skill):
             advice = "Check that outputs and targets belong together (order of examples, `kind`, scale)."
-            return UNSKILLED, [f"a constant prediction does as well: {_skill_in_words(test)}"], [advice]
+            return UNSKILLED, [f"a constant prediction does as well or better: {_skill_in_words(test)}"], [advice]
         why = f"{_amount(test)} cannot show that the ensemble is better than a constant: {_skill_in_words(test)}"
         return UNDECIDED, [why], ["Bring more examples."]
     for verdict, advice in (
@@ -79,8 +78,8 @@ def _verdict(subject: Subject, evidence: list[Evidence], limits: Limits) -> tupl
         return UNDECIDED, doubts, [_what_to_bring(subject)]
     gain, correlation = testing.gains(test, limits.gain).value, testing.error_correlation(test)
     why = (
-        f"the ensemble predicts better than a constant, pooling takes {gain:.0%} off the members' error, and errors go "
-        f"together as those of independent models do (correlation {correlation:.2f})"
+        f"the ensemble predicts better than a constant, pooling takes {gain:.0%} off the members' error, and no test "
+        f"speaks against members that were trained independently (their errors have a correlation of {correlation:.2f})"
     )
     return HEALTHY, [why], _not_excluded(subject)
 
@@ -88,9 +87,12 @@ def _verdict(subject: Subject, evidence: list[Evidence], limits: Limits) -> tupl
 def _skill_in_words(test: Tally) -> str:
     skill = testing.skill(test)
     if test.kind == "values":
-        return f"it explains {skill['loss'].value:.0%} of the variance"
+        return f"the ensemble explains {max(skill['loss'].value, -99.0):.0%} of the variance"
     loss, kappa = 1 - skill["loss"].value, skill["kappa"].value
-    return f"its loss is {loss:.2f} times that of class frequencies alone, and its kappa is {kappa:.2f} (0 is guessing)"
+    return (
+        f"the ensemble's loss is {loss:.2f} times that of class frequencies alone, and its kappa is {kappa:.2f} (0 is "
+        "guessing)"
+    )
 
 
 def _what_to_do(shown: list[Evidence]) -> str:
@@ -132,7 +134,7 @@ def _confidence(test: Tally, evidence: list[Evidence]) -> str:
     for item in evidence:
         if "constant offsets" in item.measure and item.error == item.error:
             least = item.line + 3.5 * item.error
-            words += f": offsets that make up {least:.0%} of members' loss or more would have been called collusive"
+            words += f"; constant offsets are called collusive here from {least:.0%} of members' loss on"
     return words
 
 
@@ -186,7 +188,9 @@ def _doubts(subject: Subject, evidence: list[Evidence], limits: Limits) -> list[
             "networks of one build that were trained alone are alike, those of several builds or that lean on each "
             "other are not"
         )
-    owned = None if train is None else testing.ownership(train, limits.weight, limits.overstated)
+    owned = (
+        None if train is None or train.units < FEWEST else testing.ownership(train, limits.weight, limits.overstated)
+    )
     if owned is not None and owned.members >= limits.together and max(owned.weight.p, owned.overstated.p) < 0.01:
         if not subject.in_bag_known:
             doubts.append(
@@ -206,4 +210,4 @@ def _near(item: Evidence) -> bool:
     odd = {COLLUSIVE: 0.25, DOMINATED: 0.05}.get(item.points_to, 0.0)
     if "rotation" in item.measure:  # half of all independent members lie beyond that line
         odd = 0.01
-    return item.answer == "no" and item.beyond and item.p < odd
+    return item.answer == "not shown" and item.beyond and item.p < odd

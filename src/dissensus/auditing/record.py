@@ -14,7 +14,8 @@ from dissensus.auditing.page import difference, html, one_figure
 from dissensus.auditing.tallying import DROPS
 
 MEANINGS = {
-    "healthy": "The members are models in their own right. They disagree, and their mean is better for it.",
+    "healthy": "For all that this data can tell, the members are models in their own right. They disagree, and their "
+    "mean is better for it.",
     "redundant": "The members say nearly the same, so one of them would do almost as well as all together.",
     "dominated": "One member is as good as the whole ensemble, or better. The others cost time and may cost quality.",
     "collusive": "The members lean on each other. Each is worse than a model trained alone would be, and their errors "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -171,6 +172,28 @@ def _workers(members: Members) -> int:
     return min(torch.get_num_threads(), _MOST_WORKERS) if members.numbers > _ALONE_UP_TO else 0
 
 
+class _OneThread:
+    """Torch's number of threads is one as long as anybody is inside, and what it was afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = Lock(), 0, 1
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = torch.get_num_threads()
+            self.inside += 1
+            torch.set_num_threads(1)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            torch.set_num_threads(self.before if self.inside == 0 else 1)
+
+
+_ONE_THREAD = _OneThread()
+
+
 def _in_order(
     function: Callable[[slice, Tensor], "_Result"], calls: Iterable[tuple[slice, Tensor]], workers: int
 ) -> Iterator["_Result"]:
@@ -182,8 +205,7 @@ def _in_order(
     if workers == 0:
         yield from itertools.starmap(function, calls)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    _ONE_THREAD.enter()
     pool = ThreadPoolExecutor(workers, "dissensus-audit", initializer=partial(torch.set_num_threads, 1))
     waiting: deque[Future[_Result]] = deque()
     try:
@@ -195,7 +217,7 @@ def _in_order(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+        _ONE_THREAD.leave()
 
 
 @dataclass
@@ -315,12 +337,13 @@ class _Slice:
         y = losses.as_values(f.transpose(0, 1), self.targets)
         errors = f - y.unsqueeze(1)
         pooled = errors.mean(1).square().sum(-1)
+        assert self.tally.centre is not None
+        centred = y - self.tally.centre.to(y)  # squares of targets far from zero would lose their differences
         counts.each |= {
-            "y": y, "y_squared": y.square().sum(-1), "quadratic": pooled,
+            "y": centred, "y_squared": centred.square().sum(-1), "quadratic": pooled,
             "ensemble_loss": pooled, "member_loss": errors.square().sum(-1), "products": _products(errors),
         }  # fmt: skip
         if self.in_bag is not None:
-            assert self.tally.centre is not None
             counts.each |= self._in_bag(stationarity.of_values(f, y, self.tally.centre.to(f)))
         return counts
 

@@ -46,7 +46,7 @@ def mean_above_zero(sums: Float[Tensor, " K"], counts: Float[Tensor, " K"]) -> M
     True
     """
     sums, counts = sums.double(), counts.double()
-    if not bool(sums.isfinite().all()):
+    if not bool(sums.isfinite().all()) or not bool((counts > 0).all()):
         return Mean(math.nan, math.nan, math.nan)
     total, blocks = float(counts.sum()), len(sums)
     mean = float(sums.sum()) / total
@@ -159,11 +159,18 @@ def offsets(tally: Tally, line: float) -> Test:
     own_total = float(sums["count"].sum())
     loss = float(own.sum()) / own_total
     own_influence = (own - sums["count"] * loss) / own_total
-    variance = float(influence.square().sum()) * blocks / (blocks - 1)
-    variance += line**2 * float(own_influence.square().sum()) * len(own) / (len(own) - 1)
+    if len(own_influence) == blocks:
+        variance = _variance(influence - line * own_influence)
+    else:  # blocks of another number: as if independent
+        variance = _variance(influence) + line**2 * _variance(own_influence)
     excess = saved - noise - line * loss
     p = student_tail(excess / math.sqrt(variance), blocks - 1) if variance > 0 else float(excess <= 0)
     return Test(_ratio(max(0.0, saved - noise), loss), line, p, True, _ratio(math.sqrt(variance), loss))
+
+
+def _variance(influence: Float[Tensor, " K"]) -> float:
+    """Of a sum of blocks' influences."""
+    return float(influence.square().sum()) * len(influence) / (len(influence) - 1)
 
 
 class Ownership(NamedTuple):
@@ -209,24 +216,35 @@ def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | Non
 def leaning(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, Test]:
     """Which share of the pool's generalisation gap no member has, and the pool's gap itself.
 
-    With gaps P = error on test data / error on training data of the pool and I_i of members, the share is
-    1 − max_i log I_i / log P: about 0 where members fit training data as well as their pool, ½ at most for members that
-    were trained alone on parts of the data, 1 where only the pool fits.
+    With gaps P = error on test data / error on training data of the pool, and I_i of each member and of what members'
+    errors have in common (their mean covariance), the share is 1 − max_i log I_i / log P: about 0 where members fit
+    training data as well as their pool, ½ at most for members that were trained alone on parts of the data, 1 where
+    only the pool fits. The common error counts because noise of each member's own cancels in any mean.
     """
     pool, pool_error = _log_gaps(_pooled(test).unsqueeze(-1), _pooled(train).unsqueeze(-1), test, train)
-    own, own_error = _log_gaps(_squares(test), _squares(train), test, train)
+    own, own_error = _log_gaps(_fits(test), _fits(train), test, train)
     log_p, error_p = float(pool), float(pool_error)
     if not math.isfinite(log_p):
         return Test(math.nan, line, math.nan), Test(math.nan, math.exp(gap), math.nan)
-    own, own_error = own.nan_to_num(math.inf), own_error.nan_to_num(0.0)  # a member that never errs fits
+    # A member that never errs on training data fits it.
+    never = _squares(train).sum(0) <= 0
+    own = own.nan_to_num(-math.inf)  # a covariance below zero is no fit: errors cancel
+    own[:-1] = torch.where(never, torch.full_like(own[:-1], math.inf), own[:-1])
     best = int(own.argmax())
-    log_i, error_i = float(own[best]), float(own_error[best])
+    log_i, error_i = float(own[best]), float(own_error.nan_to_num(0.0)[best])
     # share > line ⇔ (1 − line) log P − log I > 0; errors of the two logarithms are added as if they were independent
     excess, spread = (1 - line) * log_p - log_i, math.hypot((1 - line) * error_p, error_i)
     p_share = _normal_tail(excess / spread) if spread > 0 and math.isfinite(excess) else float(excess <= 0)
     p_gap = _normal_tail((log_p - gap) / error_p) if error_p > 0 else float(log_p <= gap)
     share = 1 - log_i / log_p if log_p > 0 else math.nan
     return Test(share, line, p_share if log_p > 0 else math.nan), Test(math.exp(log_p), math.exp(gap), p_gap)
+
+
+def _fits(tally: Tally) -> Float[Tensor, "K S"]:
+    """Members' squared errors, and the mean covariance of their errors."""
+    products, squares = tally.sums["products"], _squares(tally)
+    common = (products.sum((-1, -2)) - squares.sum(-1)) / max(1, tally.members * (tally.members - 1))
+    return torch.cat([squares, common.unsqueeze(-1)], -1)
 
 
 def own_error(tally: Tally) -> Float[Tensor, " K"]:
@@ -287,9 +305,14 @@ def best_member(tally: Tally, loss: float, no_better: float, others: float) -> B
 
 
 def _chosen(values: Float[Tensor, "K M"], by: Float[Tensor, "K M"]) -> Float[Tensor, " K"]:
-    """Each block's value of the member that is smallest by all other blocks."""
-    elsewhere = by.sum(0, keepdim=True) - by
-    return values.double().gather(-1, elsewhere.argmin(-1, keepdim=True)).squeeze(-1)
+    """Each block's value of the member that is smallest by the other half of the blocks.
+
+    Half of the data chooses: with all blocks but one, the chosen member still carries the luck of its own examples.
+    """
+    halves = by[::2].sum(0), by[1::2].sum(0)
+    best = torch.empty(len(by), 1, dtype=torch.long)
+    best[::2], best[1::2] = halves[1].argmin(), halves[0].argmin()
+    return values.double().gather(-1, best).squeeze(-1)
 
 
 class Against(NamedTuple):
@@ -314,16 +337,14 @@ def against(test: Tally, reference: Tally, worse: float) -> Against:
     more = float((own_error(test) - own_error(reference)).sum())
     pooled = float((_pooled(test) - _pooled(reference)).sum())
     members = _ratio_above(own_error(test), own_error(reference), worse, counts)
-    p = members.p
-    if members.value > 0 and math.isfinite(members.error):
-        if reference.members < 2:
-            p = math.nan
-        else:
-            within = float(_squares(reference).sum(0).clamp_min(1e-300).log().var())
-            variance = within * (1 / test.members + 1 / reference.members) + (members.error / members.value) ** 2
-            beyond = math.log(members.value / worse)
-            t = beyond / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, beyond)
-            p = max(p, student_tail(t, reference.members - 1))
+    if not (members.value > 0 and math.isfinite(members.value)) or reference.members < 2:
+        p = math.nan  # nothing to compare with: a reference that never errs, or one member
+    else:
+        within = float(_squares(reference).sum(0).clamp_min(1e-300).log().var())
+        variance = within * (1 / test.members + 1 / reference.members) + (members.error / members.value) ** 2
+        beyond = math.log(members.value / worse)
+        t = beyond / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, beyond)
+        p = max(members.p, student_tail(t, reference.members - 1))
     return Against(
         _ratio(more - pooled, more) if more > 0 else math.nan,
         members._replace(p=p),
