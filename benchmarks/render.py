@@ -362,12 +362,30 @@ def _verdicts(result: dict[str, Any]) -> list[str]:
     return lines + [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
 
 
+def first_judgement() -> str:
+    """How often sound ensembles were accused and others caught, before the rules were changed."""
+    result = json.loads((RESULTS / "audit_judged_first.json").read_text())
+    kinds = {
+        "sound": "called collusive", "unskilled": "called healthy", "networks jointly": "called collusive",
+        "constant biases, 1 times": "called collusive",
+    }  # fmt: skip
+    lines = [f"| ensembles | | {' | '.join(EVIDENCE.values())} |", "|---|---|" + "---|" * len(EVIDENCE)]
+    for kind, words in kinds.items():
+        truths = ("sound", "alike") if kind == "sound" else (kind,)
+        rows = [row for row in result["rows"] if row["truth"] in truths or row["case"] == kind]
+        verdict = words.split()[-1]
+        counts = [sum(row["said"][by].get(verdict, 0) for row in rows) for by in EVIDENCE]
+        total = sum(row["ensembles"] for row in rows)
+        lines.append(f"| {total:,} {kind} | {words} | " + " | ".join(str(count) for count in counts) + " |")
+    return "\n".join(lines) + f"\n\n{header(result['made'])}\n"
+
+
 def rotation_size() -> str:
     """How often the rotation test's p-value lies below a level for independent members, by kind and dimensions."""
     result = json.loads((RESULTS / "audit_size.json").read_text())
     kinds = dict.fromkeys(row["kind"] for row in result["rows"])
-    dimensions = sorted({row["dimensions"] for row in result["rows"]})
-    lines = ["| errors | dimensions | below 0.05 | below 0.001 |", "|---|---|---|---|"]
+    titles = ("errors", "members", "dimensions", "below 0.05", "below 0.001", "below 0.0002")
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for kind in kinds:
         for wide, words in (
             (False, f"{dimensions[0]} to {dimensions[2]}"),
@@ -465,7 +483,7 @@ def converged() -> str:
         members = [share for unit in same for share in unit["test"]["member_accuracy"]]
         losses = [f"{fmean(unit['test'][key] for unit in same):.3f}" for key in ("error", "individual", "diversity")]
         ways = [f"{way}: {', '.join(dict.fromkeys(unit['audit'][way]['verdict'] for unit in same))}"
-                for way in ("alone", "with a reference") if way in same[0]["audit"]]  # fmt: skip
+                for way in ("alone", "with training outputs", "with a reference") if way in same[0]["audit"]]  # fmt: skip
         cells = [accuracies, f"{100 * fmean(members):.1f} %", *losses, "; ".join(ways)]
         lines.append(f"| {beta:g} | {' | '.join(cells)} |")
     first, seconds = units[0]["made"], sum(unit["made"]["seconds"] for unit in units)
@@ -671,7 +689,7 @@ def _attack(measure: str) -> str:
 
 TABLES = {
     "detection.md": {"ood": ood, "audited": audited},
-    "audit.md": {"audit": confusion, "size": rotation_size, "coverage": coverage},
+    "audit.md": {"audit": confusion, "first": first_judgement, "size": rotation_size, "coverage": coverage},
     "diversity.md": {"uci": uci, "networks": networks, "converged": converged},
     "masks.md": {"methods": methods},
     "robustness.md": {

@@ -678,3 +678,30 @@ def test_what_is_no_ensemble_is_refused(unchecked):
 
     with pytest.raises(TypeError, match="be dense for a network"):
         ds.audit_estimator([torch.nn.Linear(6, 3)], csr_matrix(x_test), y_test, **CLASSES)
+
+
+def test_numbers_are_no_labels_of_a_model_that_knows_names():
+    from sklearn.ensemble import RandomForestClassifier
+
+    x = np.random.default_rng(0).normal(size=(120, 3))
+    names = np.where(x[:, 0] > 0, "benign", "malignant")
+    forest = RandomForestClassifier(5, random_state=0).fit(x, names)
+    with pytest.raises(ValueError, match="`y` must hold names of classes"):
+        ds.audit_estimator(forest, x, (x[:, 0] <= 0).astype(int))
+    assert ds.audit_estimator(forest, x, names).test["accuracy"].value > 0.9
+
+
+def test_votes_of_models_with_labels_that_are_objects():
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.tree import DecisionTreeClassifier
+
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    names = np.where(x[:, 0] + 0.3 * x[:, 1] > 0, "benign", "malignant").astype(object)
+    members = [
+        ("a", LogisticRegression()),
+        ("b", DecisionTreeClassifier(max_depth=1)),
+        ("c", LogisticRegression(C=0.1)),
+    ]
+    model = VotingClassifier(members, voting="hard").fit(x[:100], names[:100])
+    assert ds.audit_estimator(model, x[100:], names[100:]).facts["matches_own_prediction"] is True

@@ -326,9 +326,7 @@ def test_a_gpu_gives_the_same_sums(monkeypatch, settings, single):
         monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
     host, card = (sums(outputs, targets, keep_scores=True, device=name, **settings) for name in ("cpu", "cuda"))
     assert all(held.device.type == "cpu" for held in card.sums.values())
-    tolerance = (
-        {"atol": 1e-4, "rtol": 1e-5} if single and settings["kind"] != "values" else {"atol": 1e-9, "rtol": 1e-9}
-    )
+    tolerance = {"atol": 1e-4, "rtol": 1e-5} if single else {"atol": 1e-9, "rtol": 1e-9}
     assert_same_sums(host, card, **tolerance)
 
 

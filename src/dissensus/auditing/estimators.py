@@ -67,6 +67,8 @@ def estimated(
         checks.refuse("kind", "be given for a model that does not tell it", "None", fix)
     pool = pool or _POOLS[known]
     wanted = members.classes if classes is None else classes
+    if classes is None and wanted is not None:
+        _check_labels(wanted, y, "y")
 
     def read(some: ModelMembers, raw: Any, name: str) -> Any:
         """Outputs with the columns that the audit has."""
@@ -92,6 +94,15 @@ def estimated(
         settings["in_bag"] = _in_bag(model, len(train[1]))
     settings["ood"] = None if ood is None else read(members, members.outputs(ood), "ood")
     return Estimated(read(members, raw, "model"), y, settings, facts)
+
+
+def _check_labels(classes: Any, labels: Any, name: str) -> None:
+    """Refuse numbers as labels of a model that knows its classes by name: which number stands for which is a guess."""
+    names, given = np.asarray(classes).dtype.kind in "OUS", np.asarray(labels)
+    if names and given.dtype.kind in "iufb":
+        known = ", ".join(repr(str(one)) for one in list(classes)[:4])
+        fix = "Give the names that it was fitted to, or say with `classes` which label each column has."
+        checks.refuse(name, f"hold names of classes, as the model does ({known})", "numbers", fix)
 
 
 def _in_bag(model: Any, examples: int) -> Any:

@@ -54,6 +54,7 @@ class Classes:
 
     def columns(self, labels: Any, name: str) -> Any:
         """The column of every label."""
+        labels = _typed(labels) if labels.dtype == object else labels
         if _is_text(labels) != _is_text(self.labels):
             unknown, place = np.ones(labels.shape, bool), np.zeros(labels.shape, int)
         else:
