@@ -482,8 +482,8 @@ def converged() -> str:
         accuracies = ", ".join(f"{100 * unit['test']['accuracy']:.2f} %" for unit in same)
         members = [share for unit in same for share in unit["test"]["member_accuracy"]]
         losses = [f"{fmean(unit['test'][key] for unit in same):.3f}" for key in ("error", "individual", "diversity")]
-        ways = [f"{way}: {', '.join(dict.fromkeys(unit['audit'][way]['verdict'] for unit in same))}"
-                for way in ("alone", "with training outputs", "with a reference") if way in same[0]["audit"]]  # fmt: skip
+        said = {way: [unit["audit"][way]["verdict"] for unit in same] for way in same[0]["audit"] if way != "with both"}
+        ways = [f"{way}: {', '.join(dict.fromkeys(verdicts))}" for way, verdicts in said.items()]
         cells = [accuracies, f"{100 * fmean(members):.1f} %", *losses, "; ".join(ways)]
         lines.append(f"| {beta:g} | {' | '.join(cells)} |")
     first, seconds = units[0]["made"], sum(unit["made"]["seconds"] for unit in units)

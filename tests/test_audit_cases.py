@@ -320,3 +320,19 @@ def test_a_case_survives_a_file(regression):
     assert again.case.task == "regression"
     np.testing.assert_allclose(again.case.test, one.case.test, rtol=1e-6)
     np.testing.assert_array_equal(again.case.fitted_to, one.case.fitted_to)
+
+
+def test_units_that_are_done_are_not_audited_again(tmp_path, monkeypatch):
+    asked = []
+
+    def rows(spec, unit):
+        asked.append(str(unit))
+        return [{"group": unit.group, "case": "copies", "members": unit.members, "seed": unit.seed, "data": unit.data,
+                 "truth": "redundant", "count": 5, "examples": 100, "verdicts": {}, "allowed": {}, "measures": {}}]  # fmt: skip
+
+    monkeypatch.setattr(audit_cases, "rows", rows)
+    study = at_scale("smoke")
+    first = running._audited(study, tmp_path, 1, lambda text, share: None)
+    assert len(asked) == len(audit_cases.units(study)) > 1
+    assert running._audited(study, tmp_path, 1, lambda text, share: None) == first
+    assert len(asked) == len(audit_cases.units(study))

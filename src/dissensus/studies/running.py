@@ -96,7 +96,7 @@ def _run(
         elif spec.procedure in TRAINED:
             rows = [row for unit in units for row in _rows(spec, unit, folder, base)]
         elif spec.procedure == "audit":
-            rows = _audited(spec, jobs, say)
+            rows = _audited(spec, folder, jobs, say)
         else:
             rows = _WITHOUT_TRAINING[spec.procedure](spec)
     report = {
@@ -115,21 +115,29 @@ _WITHOUT_TRAINING: dict[str, Callable[[Spec], list[dict[str, Any]]]] = {
 """Procedures that train nothing."""
 
 
-def _audited(spec: Spec, jobs: int, say: OnStudy) -> list[dict[str, Any]]:
-    """Rows of ensembles whose state is known, and what the audit says of them."""
+def _audited(spec: Spec, folder: Path, jobs: int, say: OnStudy) -> list[dict[str, Any]]:
+    """Rows of ensembles whose truth is known, and what the audit says of them. Units that are done are kept."""
     units = audit_cases.units(spec)
     if jobs <= 1:
         found = []
         for done, unit in enumerate(units):
             say(str(unit), done / len(units))
-            found.append(audit_cases.rows(spec, unit))
+            found.append(_audited_unit(spec, unit, folder))
     else:
         with _workers(jobs) as pool:
-            pending = [pool.submit(audit_cases.rows, spec, unit) for unit in units]
+            pending = [pool.submit(_audited_unit, spec, unit, folder) for unit in units]
             for done, _ in enumerate(as_completed(pending), 1):
                 say(f"{done} of {len(units)} are audited, in {jobs} processes", done / len(units))
             found = [one.result() for one in pending]
     return audit_cases.pooled([row for rows in found for row in rows])
+
+
+def _audited_unit(spec: Spec, unit: audit_cases.Unit, folder: Path) -> list[dict[str, Any]]:
+    file = folder / "units" / f"{unit.group}, {unit}.json"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, json.dumps(audit_cases.rows(spec, unit)).encode())
+    return json.loads(file.read_text())
 
 
 def _rows(spec: Spec, unit: training.Unit, folder: Path, base: Path) -> list[dict[str, Any]]:
