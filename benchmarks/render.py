@@ -320,15 +320,13 @@ def rendered() -> str:
 
 DOCS, SHIPPED = ROOT / "docs", ROOT / "src/dissensus/studies/results"
 END = "<!-- end -->"
-VERDICTS = ("healthy", "redundant", "collusive", "dominated", "undecided")
 EVIDENCE = {"alone": "test outputs alone", "train": "with training outputs", "reference": "with a reference"}
 
 
 def confusion() -> str:
     """What the audit said of ensembles whose truth is known, over all data sets, members and seeds."""
     result = shipped("audit/table-1.paper")
-    by_evidence = set(result["points"][0]["said"]) == set(EVIDENCE)
-    lines = _verdicts_by_evidence(result) if by_evidence else _verdicts(result)
+    lines = _verdicts_by_evidence(result)
     data = ", ".join(dict.fromkeys(point["data"] for point in result["points"]))
     made = result["made"]
     words = (f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
@@ -349,17 +347,6 @@ def _verdicts_by_evidence(result: dict[str, Any]) -> list[str]:
         cells = [", ".join(f"{count} {verdict}" for verdict, count in row[by].most_common()) for by in EVIDENCE]
         lines.append(f"| {case} | {row['alone'].total()} | {' | '.join(cells)} |")
     return lines
-
-
-def _verdicts(result: dict[str, Any]) -> list[str]:
-    """One line per case, of a result with one verdict for each ensemble."""
-    said: dict[str, dict[str, int]] = {}
-    for point in result["points"]:
-        row = said.setdefault(point["case"], dict.fromkeys(VERDICTS, 0))
-        for verdict, count in point["said"].items():
-            row[verdict] += count
-    lines = [f"| how it was made | {' | '.join(VERDICTS)} |", "|---|" + "---|" * len(VERDICTS)]
-    return lines + [f"| {case} | {' | '.join(str(row[v] or '') for v in VERDICTS)} |" for case, row in said.items()]
 
 
 def first_judgement() -> str:
@@ -387,16 +374,15 @@ def rotation_size() -> str:
     titles = ("errors", "members", "dimensions", "below 0.05", "below 0.001", "below 0.0002")
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     for kind in kinds:
-        for wide, words in (
-            (False, f"{dimensions[0]} to {dimensions[2]}"),
-            (True, f"{dimensions[3]} to {dimensions[-1]}"),
-        ):
-            rows = [row["below"] for row in result["rows"]
-                    if row["kind"] == kind and (row["dimensions"] > dimensions[2]) == wide]  # fmt: skip
-            spans = [(min(row[level] for row in rows), max(row[level] for row in rows)) for level in ("0.05", "0.001")]
-            lines.append(
-                f"| {kind} | {words} | " + " | ".join(f"{low:.4f} to {high:.4f}" for low, high in spans) + " |"
-            )
+        rows = [row for row in result["rows"] if row["kind"] == kind]
+        members, wide = ({row[name] for row in rows} for name in ("members", "dimensions"))
+        spans = [
+            f"{min(row['below'][level] for row in rows):.5f} to {max(row['below'][level] for row in rows):.5f}"
+            for level in ("0.05", "0.001", "0.0002")
+        ]
+        lines.append(
+            f"| {kind} | {min(members)} to {max(members)} | {min(wide)} to {max(wide):,} | {' | '.join(spans)} |"
+        )
     return "\n".join(lines) + f"\n\n{header(result['made'])}\n"
 
 

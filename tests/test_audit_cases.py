@@ -271,7 +271,7 @@ def test_cases_with_a_number_of_their_own_are_made_once():
 
 
 def test_groups_of_data_sets_are_taken_apart_and_sizes_have_members_of_their_own():
-    units = audit_cases.units(at_scale("paper"))
+    units = audit_cases.units(at_scale("paper", data=["audit-judged", "audit-sizes"]))
     assert {unit.group for unit in units} == {"audit-judged", "audit-sizes"}
     assert {unit.members for unit in units if (unit.group, unit.data) == ("audit-sizes", "friedman")} == {2, 20, 100}
     design = {unit.data for unit in audit_cases.units(at_scale("laptop"))}
@@ -327,8 +327,10 @@ def test_units_that_are_done_are_not_audited_again(tmp_path, monkeypatch):
 
     def rows(spec, unit):
         asked.append(str(unit))
-        return [{"group": unit.group, "case": "copies", "members": unit.members, "seed": unit.seed, "data": unit.data,
-                 "truth": "redundant", "count": 5, "examples": 100, "verdicts": {}, "allowed": {}, "measures": {}}]  # fmt: skip
+        known = {"group": unit.group, "data": unit.data, "members": unit.members, "seed": unit.seed, "case": "copies"}
+        return [
+            known | {"truth": "redundant", "count": 5, "examples": 100, "verdicts": {}, "allowed": {}, "measures": {}}
+        ]
 
     monkeypatch.setattr(audit_cases, "rows", rows)
     study = at_scale("smoke")
@@ -336,3 +338,16 @@ def test_units_that_are_done_are_not_audited_again(tmp_path, monkeypatch):
     assert len(asked) == len(audit_cases.units(study)) > 1
     assert running._audited(study, tmp_path, 1, lambda text, share: None) == first
     assert len(asked) == len(audit_cases.units(study))
+
+
+def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
+    held = json.loads((results.SHIPPED / "audit/table-1.paper.json").read_text())
+    cases = {point["case"] for point in held["points"]}
+    assert set(CASES) <= cases
+    sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
+    accused = sum(
+        point["said"][by].get("collusive", 0)
+        for point in held["points"] if point["case"] in sound and point["members"]
+        for by in point["said"]
+    )  # fmt: skip
+    assert accused == 0

@@ -649,5 +649,5 @@ def facts(case: Case) -> Facts:
     constant = targets.mean(0) if case.pool != "vote" else _votes(targets.mean(0))
     ensemble, flat = (float(np.square(predicted - targets).mean()) for predicted in (pooled, constant))
     scale = targets.shape[-1] / 2 if case.pool == "vote" else 1.0  # a wrong vote is wrong in two of C places
-    losses = (scale * loss for loss in (ensemble, float(each.mean()), float(each.min()), flat))
-    return Facts(*losses, correlation)
+    individual, best = float(each.mean()), float(each.min())
+    return Facts(scale * ensemble, scale * individual, scale * best, scale * flat, correlation)
