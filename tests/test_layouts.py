@@ -790,6 +790,7 @@ ROOMS = {
     "randomness": randomness, "dropout": dropout, "fingerprint": fingerprint, "storage": storage, "checks": checks,
 }  # fmt: skip
 LEFT_OUT = {
+    "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "losses.check_trainable": "takes a loss",
     "storage.check_match": "looks at shapes",

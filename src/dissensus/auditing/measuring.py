@@ -68,7 +68,7 @@ def expanded_confidence(units: int) -> float:
     Gaussian rather than of Student's t: both make intervals of few units too short (Hesterberg, 2015).
 
     >>> round(expanded_confidence(20), 3), round(expanded_confidence(256), 3)
-    (0.968, 0.951)
+    (0.968, 0.952)
     """
     low, high = 0.0, 100.0
     for _ in range(60):

@@ -77,7 +77,7 @@ def studentised(
     error = float(influence.std()) / math.sqrt(units)
     if error == 0:
         return Interval(value, value, value)
-    share = weights / weights.sum(-1, keepdim=True)
+    share = (weights / weights.sum(-1, keepdim=True)).double()
     mean = share @ influence
     spread = ((share @ influence.square() - mean.square()).clamp_min(0.0) / (units - 1)).sqrt()
     t = (mean / spread)[spread > 1e-12 * error]
