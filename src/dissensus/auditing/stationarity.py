@@ -6,9 +6,10 @@ data. Members trained on (1 − β) mean_i L_i + β L_pool have
 
     (1 − β) mean_i dL_i/ds + β dL_pool/ds = 0,   so   β = mean_i dL_i/ds / (mean_i dL_i/ds − dL_pool/ds).
 
-For squared error the denominator is twice the diversity: members trained jointly (β = 1) overstate what they say by
-exactly their diversity, and members trained alone make a pool that understates it by as much. What ends a training
-early, weight decay, augmentation, label smoothing and dropout all leave outputs too small, which makes β too small.
+For squared error (½|f − y|²) the denominator is the diversity: members trained jointly (β = 1) overstate what they say
+by exactly their diversity, and members trained alone make a pool that understates it by as much. What ends a training
+early, weight decay, augmentation, label smoothing and dropout all leave outputs too small, which makes β too small. A
+training that did not settle, or that minimised another loss, can make it large.
 """
 
 import math
