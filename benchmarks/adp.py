@@ -35,9 +35,15 @@ def milliseconds(x: torch.Tensor, y: torch.Tensor, members: int, batch: int, obj
     """Of one step."""
     ensemble = ds.Ensemble(partial(ds.nets.resnet20, 10), members, backend="streams").to(x.device)
     history = ds.fit(
-        ensemble, (x, y), objective, epochs=3, batch_size=batch, optimizer="adam", lr=1e-3,
+        ensemble,
+        (x, y),
+        objective,
+        epochs=3,
+        batch_size=batch,
+        optimizer="adam",
+        lr=1e-3,
         drop_last=True,
-    )  # fmt: skip
+    )
     at = history.column("seconds")
     return 1e3 * statistics.median(b - a for a, b in itertools.pairwise(at)) / (len(x) // batch)
 
@@ -57,8 +63,13 @@ def main() -> None:
     x = torch.randn(examples, 3, 32, 32, generator=generator).to(device)
     y = torch.randint(10, (examples,), generator=generator).to(device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
-    made = {"command": command_line(), "device": name, "python": platform.python_version(),
-            "torch": torch.__version__, **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "device": name,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+    }
     rows: list[dict[str, Any]] = []
     for members in told.members:
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -67,8 +78,16 @@ def main() -> None:
                 taken[way].append(milliseconds(x, y, members, told.batch, objective))
         found = {way: statistics.median(times) for way, times in taken.items()}
         added = {way: found[way] / found["plain"] - 1 for way in WAYS if way != "plain"}
-        rows.append({"members": members, "batch": told.batch, "milliseconds": found, "rounds": taken, "added": added,
-                     "paper_added": PAPER.get(members)})  # fmt: skip
+        rows.append(
+            {
+                "members": members,
+                "batch": told.batch,
+                "milliseconds": found,
+                "rounds": taken,
+                "added": added,
+                "paper_added": PAPER.get(members),
+            }
+        )
         print(rows[-1], flush=True)
         if told.json is not None:
             told.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")

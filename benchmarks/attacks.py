@@ -120,8 +120,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     network, x, y, ensemble = trained(given.examples)
-    made = {"command": command_line(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "torch": torch.__version__, **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        **library(),
+    }
     rows: list[dict[str, Any]] = []
     for name, ways in contestants(network, x, y).items():
         rows.append({"attack": name, "examples": len(x), "milliseconds": medians(ways, given.repeats)})

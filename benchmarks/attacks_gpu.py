@@ -95,10 +95,16 @@ def row(name: str, ensemble: ds.Ensemble, x: Tensor, y: Tensor, repeats: int) ->
             times[way].append(milliseconds)
     medians = {way: statistics.median(found) for way, found in times.items()}
     return {
-        "attack": name, "members": len(ensemble), "examples": len(x), "milliseconds": medians,
-        "speed_up": medians["eager"] / medians["captured"], "captures": counts.captures, "replays": counts.replays,
-        "success": success, "n": len(times["eager"]),
-    }  # fmt: skip
+        "attack": name,
+        "members": len(ensemble),
+        "examples": len(x),
+        "milliseconds": medians,
+        "speed_up": medians["eager"] / medians["captured"],
+        "captures": counts.captures,
+        "replays": counts.replays,
+        "success": success,
+        "n": len(times["eager"]),
+    }
 
 
 def main() -> None:
@@ -110,8 +116,10 @@ def main() -> None:
     examples, repeats, sizes = (64, 1, (1,)) if given.quick else (EXAMPLES, REPEATS, (1, 3, 5))
     made = {
         "command": f"python benchmarks/attacks_gpu.py{' --quick' * given.quick}",
-        "machine": torch.cuda.get_device_name(DEVICE), "torch": torch.__version__, **library(),
-    }  # fmt: skip
+        "machine": torch.cuda.get_device_name(DEVICE),
+        "torch": torch.__version__,
+        **library(),
+    }
     x = torch.rand(examples, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     rows: list[dict[str, Any]] = []
     for members in sizes:

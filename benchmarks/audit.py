@@ -89,11 +89,24 @@ def main() -> None:
             write_outputs(Path(name), distinct, examples, classes)
             command = [sys.executable, __file__, "--one", name, "--members", str(members)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append({"members": members, "distinct": distinct, "examples": examples, "classes": classes,
-                     "gib_read": members * examples * classes * 2 / 2**30, **json.loads(done.stdout)})  # fmt: skip
+        rows.append(
+            {
+                "members": members,
+                "distinct": distinct,
+                "examples": examples,
+                "classes": classes,
+                "gib_read": members * examples * classes * 2 / 2**30,
+                **json.loads(done.stdout),
+            }
+        )
         print(rows[-1], flush=True)
-    made = {"command": command_line(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(), "torch": torch.__version__, **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+    }
     if options.json:
         options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 

@@ -39,9 +39,11 @@ def spec_of(args: argparse.Namespace) -> Spec:
     """The study of the library with these data sets, seeds and members."""
     data = [f"audit-{name}" if f"audit-{name}" in GROUPS else name for name in args.sets]
     changes = {
-        "data": data, "grid.members": args.members, "grid.seed": args.seeds,
+        "data": data,
+        "grid.members": args.members,
+        "grid.seed": args.seeds,
         "grid.case": args.cases or [audit_cases.EVERY],
-    }  # fmt: skip
+    }
     changes |= {
         "optimisation.examples": args.train,
         "optimisation.epochs": args.epochs,

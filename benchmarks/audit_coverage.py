@@ -22,8 +22,12 @@ from dissensus.auditing.streaming import Members
 from dissensus.auditing.tallying import tallied
 
 TRUTH = 400_000
-SETTINGS = [(task, members, examples) for task in ("regression", "classification") for members in (3, 10)
-            for examples in (50, 200, 1000)]  # fmt: skip
+SETTINGS = [
+    (task, members, examples)
+    for task in ("regression", "classification")
+    for members in (3, 10)
+    for examples in (50, 200, 1000)
+]
 
 
 def drawn(task: str, members: int, examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -47,8 +51,11 @@ def drawn(task: str, members: int, examples: int, generator: torch.Generator) ->
 def figures(task: str, outputs: Tensor, targets: Tensor, seed: int) -> dict[str, Any]:
     """An audit's figures."""
     kind = "values" if task == "regression" else "logits"
-    settings = {"kind": kind, "loss": "mse" if task == "regression" else "cross_entropy",
-                "pool": "score" if task == "regression" else "probability"}  # fmt: skip
+    settings = {
+        "kind": kind,
+        "loss": "mse" if task == "regression" else "cross_entropy",
+        "pool": "score" if task == "regression" else "probability",
+    }
     return measured(tallied(Members(outputs, exact=True), targets, **settings), seed)  # type: ignore[arg-type]
 
 
@@ -68,11 +75,23 @@ def main() -> None:
             found = figures(task, *drawn(task, members, examples, generator), audit)
             for name, figure in found.items():
                 held[name] += figure.low <= truth[name] <= figure.high
-        rows.append({"task": task, "members": members, "examples": examples, "audits": options.audits,
-                     "held": {name: count / options.audits for name, count in held.items()}})  # fmt: skip
+        rows.append(
+            {
+                "task": task,
+                "members": members,
+                "examples": examples,
+                "audits": options.audits,
+                "held": {name: count / options.audits for name, count in held.items()},
+            }
+        )
         print(task, members, examples, {name: round(share, 3) for name, share in rows[-1]["held"].items()}, flush=True)
-    made = {"command": command_line(), "seconds": time.perf_counter() - start, "torch": torch.__version__,
-            "machine": platform.machine(), **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "seconds": time.perf_counter() - start,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        **library(),
+    }
     if options.json:
         options.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 

@@ -49,9 +49,19 @@ def main() -> None:
     at = [round(options.epochs * share) for share in (80 / 180, 120 / 180, 160 / 180)]
     start = time.perf_counter()
     history = ds.fit(
-        ensemble, (images, labels), objective, epochs=options.epochs, batch_size=64, lr=1e-3, optimizer="adam",
-        weight_decay=2e-4, schedule=ds.train.schedules.step(at), augment=augment, progress=tell, seed=options.seed,
-    )  # fmt: skip
+        ensemble,
+        (images, labels),
+        objective,
+        epochs=options.epochs,
+        batch_size=64,
+        lr=1e-3,
+        optimizer="adam",
+        weight_decay=2e-4,
+        schedule=ds.train.schedules.step(at),
+        augment=augment,
+        progress=tell,
+        seed=options.seed,
+    )
     seconds = time.perf_counter() - start
     outputs = ensemble.predict(tests)
     wrong, nll = (
@@ -59,16 +69,27 @@ def main() -> None:
         for loss in ("zero_one", "cross_entropy")
     )
     result: dict[str, Any] = {
-        "seconds": seconds, "steps": history.steps, "ms_per_step": 1e3 * seconds / history.steps,
-        "backend": history.backend, "precision": history.precision, "memory": history.memory,
+        "seconds": seconds,
+        "steps": history.steps,
+        "ms_per_step": 1e3 * seconds / history.steps,
+        "backend": history.backend,
+        "precision": history.precision,
+        "memory": history.memory,
         "member_error": ds.losses.zero_one(outputs, test_labels).double().mean(1).tolist(),
-        "ensemble_error": wrong, "ensemble_nll": nll,
+        "ensemble_error": wrong,
+        "ensemble_nll": nll,
         "final_loss": history.epochs[-1]["loss"],
-    }  # fmt: skip
-    made = {"command": command_line(),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-            "python": platform.python_version(), "torch": torch.__version__, **library(),
-            "epochs": options.epochs, "members": options.members, "seed": options.seed}  # fmt: skip
+    }
+    made = {
+        "command": command_line(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+        "epochs": options.epochs,
+        "members": options.members,
+        "seed": options.seed,
+    }
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps({"made": made, **result}, indent=1) + "\n")

@@ -50,22 +50,43 @@ def train(options: argparse.Namespace) -> None:
             ensemble = ds.Ensemble(ds.nets.resnet18, MEMBERS, seed=seed).to(device)
             objective = partial(ds.objectives.augmented, beta=beta, loss="cross_entropy", pool="probability")
             history = ds.fit(
-                ensemble, images, objective, epochs=options.epochs, batch_size=128, lr=0.1, optimizer="sgd",
-                momentum=0.9, weight_decay=5e-4, schedule="cosine", augment=augment, seed=seed,
-            )  # fmt: skip
+                ensemble,
+                images,
+                objective,
+                epochs=options.epochs,
+                batch_size=128,
+                lr=0.1,
+                optimizer="sgd",
+                momentum=0.9,
+                weight_decay=5e-4,
+                schedule="cosine",
+                augment=augment,
+                seed=seed,
+            )
             trained = time.perf_counter() - start
             outputs, of_train = ensemble.predict(tests[0]), ensemble.predict(images[0][:OF_TRAIN])
             made = {
-                "beta": beta, "seed": seed, "epochs": options.epochs, "members": MEMBERS, "seconds": trained,
-                "steps": history.steps, "backend": history.backend, "precision": history.precision,
+                "beta": beta,
+                "seed": seed,
+                "epochs": options.epochs,
+                "members": MEMBERS,
+                "seconds": trained,
+                "steps": history.steps,
+                "backend": history.backend,
+                "precision": history.precision,
                 "loss_by_epoch": [round(entry["loss"], 4) for entry in history.epochs],
-                "command": command_line(), "python": platform.python_version(), "torch": torch.__version__,
-                "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(), **library(),
-            }  # fmt: skip
+                "command": command_line(),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+                **library(),
+            }
             np.savez(
                 options.to / f"beta-{beta:g}-seed-{seed}.npz",
-                outputs=outputs.half().numpy(), train_outputs=of_train.half().numpy(), made=json.dumps(made),
-            )  # fmt: skip
+                outputs=outputs.half().numpy(),
+                train_outputs=of_train.half().numpy(),
+                made=json.dumps(made),
+            )
             accuracy = (ds.pooling.mean_probability(outputs).argmax(-1) == tests[1].cpu()).double().mean().item()
             print(f"β = {beta:g}, seed {seed}: accuracy {accuracy:.4f}, {trained:.0f} s", flush=True)
 

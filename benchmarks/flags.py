@@ -44,9 +44,14 @@ def perceptron() -> nn.Module:
 
 def convolutional() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
 
 
 def trained(build: Any, seed: int, data: tuple[Tensor, Tensor]) -> nn.Module:
@@ -82,12 +87,16 @@ def row(case: str, networks: list[nn.Module], factor: float, data: tuple[Tensor,
     by_ce = attacks.apgd(model, *data, epsilon=EPSILON)
     quick = suite if truth is not None else attacks.evaluate(model, data, "quick", epsilon=EPSILON)
     return {
-        "case": case, "factor": factor, "saturated": looked(model, *data).saturated, "suite": suite.worst.value,
-        "cross_entropy": float((~by_ce.success).double().mean()), "truth": worst,
+        "case": case,
+        "factor": factor,
+        "saturated": looked(model, *data).saturated,
+        "suite": suite.worst.value,
+        "cross_entropy": float((~by_ce.success).double().mean()),
+        "truth": worst,
         "raised": any(flag.name == FLAG for flag in suite.flags),
         "raised_quick": any(flag.name == FLAG for flag in quick.flags),
         "flags": [flag.name for flag in suite.flags],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -36,10 +36,14 @@ DEVICE = torch.device("cuda")
 objective = partial(ds.objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability")
 GRAPH_STEPS = fitting.graph_steps
 WAYS = {
-    "loop, eager": ("loop", False), "loop, graph": ("loop", True), "vmap, eager": ("vmap", False),
-    "vmap, graph": ("vmap", True), "batched, graph": ("batched", True), "streams, graph": ("streams", True),
+    "loop, eager": ("loop", False),
+    "loop, graph": ("loop", True),
+    "vmap, eager": ("vmap", False),
+    "vmap, graph": ("vmap", True),
+    "batched, graph": ("batched", True),
+    "streams, graph": ("streams", True),
     "auto": ("auto", True),
-}  # fmt: skip
+}
 
 
 class Case(NamedTuple):
@@ -102,9 +106,15 @@ def by_fit(case: Case, backend: str, captured: bool, steps: int, epochs: int) ->
             ends[moment.step] = synchronised()
 
     history = ds.fit(
-        ensemble, data_for(case, steps), objective, epochs=epochs, batch_size=case.batch, optimizer="adam",
-        precision="bf16", progress=mark,
-    )  # fmt: skip
+        ensemble,
+        data_for(case, steps),
+        objective,
+        epochs=epochs,
+        batch_size=case.batch,
+        optimizer="adam",
+        precision="bf16",
+        progress=mark,
+    )
     marks = list(ends.values())[2:]  # the first epochs measure and capture
     return [(b - a) / steps for a, b in pairwise(marks)], history.backend
 
@@ -145,8 +155,7 @@ def floor(case: Case, bandwidth: float, rate: float) -> dict[str, float]:
     weights = sum(p.numel() for p in module.parameters())
     moved = case.members * (4 * (COPIES + 2) * weights + 2 * kept)
     operations = case.members * counter.get_total_flops()
-    return {"bytes": moved, "operations": operations,
-            "floor_ms": 1e3 * max(moved / bandwidth, operations / rate)}  # fmt: skip
+    return {"bytes": moved, "operations": operations, "floor_ms": 1e3 * max(moved / bandwidth, operations / rate)}
 
 
 def measured(case: Case, quick: bool) -> dict[str, Any]:
@@ -174,9 +183,14 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
             continue
         ordered = sorted(1e3 * s for s in seconds)
         quarter = len(ordered) // 4
-        found[name] = {"ms": median(ordered), "low": ordered[quarter], "high": ordered[-1 - quarter],
-                       "n": len(ordered), "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
-                       "backend": backend}  # fmt: skip
+        found[name] = {
+            "ms": median(ordered),
+            "low": ordered[quarter],
+            "high": ordered[-1 - quarter],
+            "n": len(ordered),
+            "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
+            "backend": backend,
+        }
     return found
 
 
@@ -190,8 +204,14 @@ def main() -> None:
         "ignore", message="There is a performance drop"
     )  # that vmap may be slow is told by its time
     bandwidth, rate = ceilings()
-    made = {"command": command_line(), "device": torch.cuda.get_device_name(), "python": platform.python_version(),
-            "torch": torch.__version__, "cuda": torch.version.cuda, **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "device": torch.cuda.get_device_name(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **library(),
+    }
     print(", ".join(f"{key} {value}" for key, value in made.items()))
     print(f"measured: {bandwidth / 1e12:.2f} TB/s copied, {rate / 1e12:.0f} TFLOP/s in bf16")
     rows: list[dict[str, Any]] = []
@@ -205,9 +225,12 @@ def main() -> None:
         print(f"{case.name}, {case.members} members, batch {case.batch}: floor {row['floor_ms']:.2f} ms", flush=True)
         for name, one in row["ways"].items():
             if "ms" in one:
-                print(f"    {name:16s} {one['ms']:8.2f} ms ({one['low']:.2f}–{one['high']:.2f})"
-                      f"  {hand / one['ms']:5.1f}x  {one['ms'] / row['floor_ms']:6.1f} floors"
-                      f"  {one['peak_mib']:8,.0f} MiB  {one['backend']}", flush=True)  # fmt: skip
+                print(
+                    f"    {name:16s} {one['ms']:8.2f} ms ({one['low']:.2f}–{one['high']:.2f})"
+                    f"  {hand / one['ms']:5.1f}x  {one['ms'] / row['floor_ms']:6.1f} floors"
+                    f"  {one['peak_mib']:8,.0f} MiB  {one['backend']}",
+                    flush=True,
+                )
             else:
                 print(f"    {name:16s} {one['refused']}", flush=True)
         if options.json:

@@ -61,8 +61,17 @@ def fitted(name: str, backend: str, device: str, captured: bool, **options: Any)
         data = DataLoader(TensorDataset(*data), 16, shuffle=True, generator=torch.Generator().manual_seed(1))
     # SGD on the ResNet: Adam would turn a gradient that is rounding noise into a step.
     options = {"optimizer": "sgd" if name == "ResNet-20" else "adamw", "momentum": 0.9, **options}
-    ds.fit(ensemble, data, partial(objective, beta=0.7), epochs=5, batch_size=16, lr=0.01, clip_norm=5.0,
-           schedule="cosine", **options)  # fmt: skip
+    ds.fit(
+        ensemble,
+        data,
+        partial(objective, beta=0.7),
+        epochs=5,
+        batch_size=16,
+        lr=0.01,
+        clip_norm=5.0,
+        schedule="cosine",
+        **options,
+    )
     return {key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()}
 
 
@@ -101,8 +110,18 @@ def one_kernel(optimizer: str) -> float:
         ensemble = ds.Ensemble(build, 3, backend="batched").to("cuda")
         x, y = problem(shape)
         with_capture(True)
-        ds.fit(ensemble, (x.float(), y.float()), partial(objective, beta=0.7), epochs=4, batch_size=16, lr=0.01,
-               momentum=0.9, weight_decay=0.01, optimizer=optimizer, clip_norm=1.0)  # fmt: skip
+        ds.fit(
+            ensemble,
+            (x.float(), y.float()),
+            partial(objective, beta=0.7),
+            epochs=4,
+            batch_size=16,
+            lr=0.01,
+            momentum=0.9,
+            weight_decay=0.01,
+            optimizer=optimizer,
+            clip_norm=1.0,
+        )
         found.append({key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()})
     fused.takes = takes
     return difference(*found)
@@ -122,8 +141,12 @@ def memory_kept() -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         history = ds.fit(ensemble, (x, y), cross_entropy, epochs=2, batch_size=128, max_memory=allowed)
         taken = torch.cuda.max_memory_allocated() - before
-        rows[name] = {"planned": history.memory, "allowed_mib": None if allowed is None else allowed / 2**20,
-                      "taken_mib": taken / 2**20, "loss": history.epochs[-1]["loss"]}  # fmt: skip
+        rows[name] = {
+            "planned": history.memory,
+            "allowed_mib": None if allowed is None else allowed / 2**20,
+            "taken_mib": taken / 2**20,
+            "loss": history.epochs[-1]["loss"],
+        }
         del ensemble
     return rows
 
@@ -132,8 +155,19 @@ def swept(name: str, device: str, captured: bool) -> dict[str, torch.Tensor]:
     build, shape = NETWORKS[name]
     with_capture(captured)
     grid = {"lr": [0.1, 0.01, 0.001], "seed": [0, 1], "beta": [0.3]}
-    result = ds.sweep(build, problem(shape), objective, grid=grid, members=3, epochs=15, batch_size=16, validation=0.2,
-                      patience=3, device=device, backend="vmap")  # fmt: skip
+    result = ds.sweep(
+        build,
+        problem(shape),
+        objective,
+        grid=grid,
+        members=3,
+        epochs=15,
+        batch_size=16,
+        validation=0.2,
+        patience=3,
+        device=device,
+        backend="vmap",
+    )
     bodies = {i: group.body for i, group in enumerate(result.groups)}
     return {f"{i}.{key}": t.detach().cpu() for i, body in bodies.items() for key, t in body.tensors().items()}
 
@@ -227,17 +261,29 @@ def main() -> None:
         sys.exit("this check needs a CUDA device")
     torch.use_deterministic_algorithms(True)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    made = {"command": command_line(),
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version(),
-            **library(), "tolerance": TOLERANCE}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **library(),
+        "tolerance": TOLERANCE,
+    }
     rows = []
     for name in NETWORKS:
         reference = fitted(name, "loop", "cpu", captured=False)
         for backend in ("loop", "streams", "vmap", *(["batched"] if "MLP" in name else [])):
             for captured in (False, True):
                 off = difference(fitted(name, backend, "cuda", captured), reference)
-                rows.append({"case": f"fit, {name}", "backend": backend, "captured": captured, "difference": off,
-                             "replays": replays()})  # fmt: skip
+                rows.append(
+                    {
+                        "case": f"fit, {name}",
+                        "backend": backend,
+                        "captured": captured,
+                        "difference": off,
+                        "replays": replays(),
+                    }
+                )
         with in_groups(2):
             off = difference(fitted(name, "streams", "cuda", True), reference)
         rows.append({"case": f"fit in groups, {name}", "backend": "streams", "captured": True, "difference": off})

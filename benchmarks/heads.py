@@ -46,18 +46,30 @@ def timed(x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int
     if gpu:
         torch.cuda.reset_peak_memory_stats()
     history = ds.fit(
-        ensemble, (x, y), partial(ds.objectives.ldr, strength=1.0), epochs=3, batch_size=BATCH, lr=1e-3,
+        ensemble,
+        (x, y),
+        partial(ds.objectives.ldr, strength=1.0),
+        epochs=3,
+        batch_size=BATCH,
+        lr=1e-3,
         active_members=drawn if drawn < members else None,
-    )  # fmt: skip
+    )
     at = history.column("seconds")
     seconds = statistics.median(b - a for a, b in itertools.pairwise(at))
     row = {
-        "members": members, "drawn": drawn, "pairs": drawn * (drawn - 1) // 2, "examples": len(x),
-        "seconds_per_epoch": seconds * whole / len(x), "milliseconds_per_step": 1e3 * seconds * BATCH / len(x),
-        "backend": history.backend, "precision": history.precision, "planned": history.memory,
+        "members": members,
+        "drawn": drawn,
+        "pairs": drawn * (drawn - 1) // 2,
+        "examples": len(x),
+        "seconds_per_epoch": seconds * whole / len(x),
+        "milliseconds_per_step": 1e3 * seconds * BATCH / len(x),
+        "backend": history.backend,
+        "precision": history.precision,
+        "planned": history.memory,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
-        "paper_seconds": PAPER.get((members, drawn)), "loss": history.column("loss"),
-    }  # fmt: skip
+        "paper_seconds": PAPER.get((members, drawn)),
+        "loss": history.column("loss"),
+    }
     print(row, flush=True)
     return row
 
@@ -82,8 +94,10 @@ def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = PROFIL
         raise RuntimeError("the training told nothing at the end of its second epoch")
     watch.stop()
     kernels = sorted(watch.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
-    rows = [{"kernel": kernel.key, "per_step": kernel.count / steps,
-             "microseconds": kernel.self_device_time_total / steps} for kernel in kernels]  # fmt: skip
+    rows = [
+        {"kernel": kernel.key, "per_step": kernel.count / steps, "microseconds": kernel.self_device_time_total / steps}
+        for kernel in kernels
+    ]
     told = {"members": members, "steps": steps, "microseconds": sum(row["microseconds"] for row in rows)}
     print(told, flush=True)
     for row in rows[:25]:

@@ -116,8 +116,13 @@ def networks(case: str, repeats: int) -> dict[str, Any]:
         tiled = x.repeat(COUNT, 1, 1, 1)
         predicting["masksembles package, N predictions"] = asked(same, tiled)
     sizes = split.sizes()._asdict()
-    return {"case": case, "batch": batch, "sizes": sizes, "training_ms": timed(training, repeats),
-            "inference_ms": timed(predicting, repeats)}  # fmt: skip
+    return {
+        "case": case,
+        "batch": batch,
+        "sizes": sizes,
+        "training_ms": timed(training, repeats),
+        "inference_ms": timed(predicting, repeats),
+    }
 
 
 def generation(width: int, scale: float) -> dict[str, Any]:
@@ -146,8 +151,13 @@ def main() -> None:
     made_of = [generation(width, scale) for scale in (2.0, 3.0, 5.0) for width in WIDTHS]
     for row in made_of:
         print(row, flush=True)
-    made = {"command": command_line(), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(), "torch": torch.__version__, **library()}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+    }
     if options.json:
         options.json.write_text(json.dumps({"made": made, "rows": rows, "generation": made_of}, indent=1) + "\n")
 

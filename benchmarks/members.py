@@ -86,9 +86,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     logging.getLogger("dissensus").setLevel(logging.ERROR)  # that a CNN is no chain of linear layers is no news here
-    made = {"command": command_line(),
-            "machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "torch": torch.__version__, **library(), "rounds": options.rounds}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+        "rounds": options.rounds,
+    }
     print(", ".join(f"{name} {value}" for name, value in made.items()))
     print(f"{'milliseconds a step':28s} {'M':>3s} {'by hand':>9s}", *(f"{b:>16s}" for b in BACKENDS), " auto took")
     rows = []

@@ -43,8 +43,10 @@ def members(result: dict[str, Any]) -> str:
 
 
 def sweeps(result: dict[str, Any]) -> str:
-    lines = ["| runs | networks | by hand | fits in turn | sweep | µs a network | sweep against by hand |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| runs | networks | by hand | fits in turn | sweep | µs a network | sweep against by hand |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in result["rows"]:
         cells = [f"{row[key]:,.2f}" for key in ("loop_ms", "fits_ms", "sweep_ms", "us_per_network")]
         ratio = f"{row['loop_ms'] / row['sweep_ms']:,.0f}×"
@@ -67,9 +69,12 @@ def gpu(result: dict[str, Any]) -> str:
         floors = f"{row['floor_ms']:.2f} | {ways['auto']['ms'] / row['floor_ms']:.0f}"
         lines.append(f"| {row['case']} | {row['members']} | {row['batch']} | {' | '.join(cells)} | {auto} | {floors} |")
     spread = max((w["high"] - w["low"]) / w["ms"] for r in result["rows"] for n, w in r["ways"].items() if "graph" in n)
-    lines += ["", f"Measured ceilings: {result['bandwidth'] / 1e12:.2f} TB/s copied, "
-              f"{result['bf16_rate'] / 1e12:.0f} TFLOP/s in bf16. Quartiles of captured ways lie at most "
-              f"{100 * spread:.0f} % apart."]  # fmt: skip
+    lines += [
+        "",
+        f"Measured ceilings: {result['bandwidth'] / 1e12:.2f} TB/s copied, "
+        f"{result['bf16_rate'] / 1e12:.0f} TFLOP/s in bf16. Quartiles of captured ways lie at most "
+        f"{100 * spread:.0f} % apart.",
+    ]
     return "\n".join(lines)
 
 
@@ -102,8 +107,10 @@ def equality(result: dict[str, Any]) -> str:
 
 
 def audits(result: dict[str, Any]) -> str:
-    lines = ["| members | examples | classes | GiB read | seconds | peak MiB | of which torch and its like |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| members | examples | classes | GiB read | seconds | peak MiB | of which torch and its like |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {row['members']} | {row['examples']:,} | {row['classes']:,} | {row['gib_read']:.2f} | "
         f"{row['seconds']:.0f} | {row['peak_mib']:,.0f} | {row['before_mib']:,.0f} |"
@@ -132,22 +139,38 @@ def masked(result: dict[str, Any]) -> str:
 
 
 def heads(result: dict[str, Any]) -> str:
-    lines = ["| members | drawn per step | pairs | seconds per epoch | ms a step | peak MiB | the paper's seconds |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| members | drawn per step | pairs | seconds per epoch | ms a step | peak MiB | the paper's seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in result["rows"]:
         peak = f"{row['peak_mib']:,.0f}" if row["peak_mib"] else ""
-        cells = [f"{row['members']}", f"{row['drawn']}", f"{row['pairs']:,}", f"{row['seconds_per_epoch']:.1f}",
-                 f"{row['milliseconds_per_step']:.2f}", peak, f"{row['paper_seconds'] or ''}"]  # fmt: skip
+        cells = [
+            f"{row['members']}",
+            f"{row['drawn']}",
+            f"{row['pairs']:,}",
+            f"{row['seconds_per_epoch']:.1f}",
+            f"{row['milliseconds_per_step']:.2f}",
+            peak,
+            f"{row['paper_seconds'] or ''}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 KINDS = (
-    ("Adam, one kernel over all weights", "adam_rows"), ("matrix products", "nvjet"), ("copies and casts", "copy"),
-    ("copies and casts", "memcpy"), ("copies and casts", "Memcpy"), ("concatenations", "CatArray"),
-    ("sums, means, maxima", "reduce_kernel"), ("softmax", "softmax"), ("gather and scatter", "scatter_gather"),
-    ("fills", "Fill"), ("fills", "Memset"),
-)  # fmt: skip
+    ("Adam, one kernel over all weights", "adam_rows"),
+    ("matrix products", "nvjet"),
+    ("copies and casts", "copy"),
+    ("copies and casts", "memcpy"),
+    ("copies and casts", "Memcpy"),
+    ("concatenations", "CatArray"),
+    ("sums, means, maxima", "reduce_kernel"),
+    ("softmax", "softmax"),
+    ("gather and scatter", "scatter_gather"),
+    ("fills", "Fill"),
+    ("fills", "Memset"),
+)
 """Kinds of kernels, by what their names hold; the first that fits."""
 
 
@@ -184,8 +207,13 @@ def captured_attacks(result: dict[str, Any]) -> str:
     lines = ["| attack | members | step by step | from graphs | faster |", "|---|---|---|---|---|"]
     for row in result["rows"]:
         times = row["milliseconds"]
-        cells = [row["attack"], str(row["members"]), f"{times['eager']:,.0f}", f"{times['captured']:,.0f}",
-                 f"{times['eager'] / times['captured']:.1f}×"]  # fmt: skip
+        cells = [
+            row["attack"],
+            str(row["members"]),
+            f"{times['eager']:,.0f}",
+            f"{times['captured']:,.0f}",
+            f"{times['eager'] / times['captured']:.1f}×",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -329,8 +357,10 @@ def confusion() -> str:
     lines = _verdicts_by_evidence(result)
     data = ", ".join(dict.fromkeys(point["data"] for point in result["points"]))
     made = result["made"]
-    words = (f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
-             f"{made['seconds'] / 60:.1f} minutes*")  # fmt: skip
+    words = (
+        f"*{data}; {len(made['seeds'])} seeds; dissensus {made['version']}, {made['hardware']}, "
+        f"{made['seconds'] / 60:.1f} minutes*"
+    )
     return "\n".join(lines) + f"\n\n{words}\n"
 
 
@@ -353,9 +383,11 @@ def first_judgement() -> str:
     """How often sound ensembles were accused and others caught, before the rules were changed."""
     result = json.loads((RESULTS / "audit_judged_first.json").read_text())
     kinds = {
-        "sound": "called collusive", "unskilled": "called healthy", "networks jointly": "called collusive",
+        "sound": "called collusive",
+        "unskilled": "called healthy",
+        "networks jointly": "called collusive",
         "constant biases, 1 times": "called collusive",
-    }  # fmt: skip
+    }
     lines = [f"| ensembles | | {' | '.join(EVIDENCE.values())} |", "|---|---|" + "---|" * len(EVIDENCE)]
     for kind, words in kinds.items():
         truths = ("sound", "alike") if kind == "sound" else (kind,)
@@ -393,8 +425,10 @@ def coverage() -> str:
     for row in result["rows"]:
         held = row["held"]
         worst = min(held, key=held.__getitem__)
-        lines.append(f"| {row['task']} | {row['members']} | {row['examples']:,} | {fmean(held.values()):.3f} | "
-                     f"{held[worst]:.2f} ({worst}) |")  # fmt: skip
+        lines.append(
+            f"| {row['task']} | {row['members']} | {row['examples']:,} | {fmean(held.values()):.3f} | "
+            f"{held[worst]:.2f} ({worst}) |"
+        )
     return "\n".join(lines) + f"\n\n{header(result['made'])}\n"
 
 
@@ -419,8 +453,10 @@ def uci() -> str:
         "facebook": "facebook, without the columns that sum up to the target",
         "facebook-leaky": "facebook, with them",
     }
-    lines = ["| data | diversity | ensemble's error | diversity that is bias | rise without 20 % of members |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| data | diversity | ensemble's error | diversity that is bias | rise without 20 % of members |",
+        "|---|---|---|---|---|",
+    ]
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         low, high = (_at(result, data=data, beta=beta) for beta in (0.0, 1.0))
         shares = [f"{100 * low[m]:.2g} % → {100 * high[m]:.2g} %" for m in ("bias_share", "codependence_0.2")]
@@ -474,16 +510,20 @@ def converged() -> str:
         lines.append(f"| {beta:g} | {' | '.join(cells)} |")
     first, seconds = units[0]["made"], sum(unit["made"]["seconds"] for unit in units)
     seeds = len({unit["made"]["seed"] for unit in units})
-    made = (f"Five members, {first['epochs']} epochs, {seeds} seeds; {first['device']}, {seconds / 60:.0f} minutes of "
-            "training. `python benchmarks/collusion_cifar10.py` makes it again.")  # fmt: skip
+    made = (
+        f"Five members, {first['epochs']} epochs, {seeds} seeds; {first['device']}, {seconds / 60:.0f} minutes of "
+        "training. `python benchmarks/collusion_cifar10.py` makes it again."
+    )
     return "\n".join(lines) + f"\n\n{made}\n"
 
 
 def methods() -> str:
     """Masksembles beside what they are compared with."""
     both = shipped("masksembles/figure-2.laptop")
-    lines = ["| data | method | accuracy | members' accuracy | diversity (eq. 7) | calibration error | likelihood |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| data | method | accuracy | members' accuracy | diversity (eq. 7) | calibration error | likelihood |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for point in both["points"]:
         told = {key: value[0] for key, value in point["measures"].items()}
         shares = [f"{100 * told[key]:.1f} %" for key in ("accuracy", "member_accuracy")]
@@ -498,8 +538,10 @@ OOD = ("ldr/table-2.gpu", "ldr/table-2.laptop")
 
 def ood() -> str:
     """Every method with two scores on every set: areas under the ROC curve, in per cent, with standard errors."""
-    lines = [f"| data | method | score | {' | '.join(SETS)} | accuracy | members | the audit says |",
-             "|---|---|---|" + "---|" * (len(SETS) + 3)]  # fmt: skip
+    lines = [
+        f"| data | method | score | {' | '.join(SETS)} | accuracy | members | the audit says |",
+        "|---|---|---|" + "---|" * (len(SETS) + 3),
+    ]
     results = [shipped(name) for name in OOD if (SHIPPED / f"{name}.json").exists()]
     for point in (point for result in results for point in result["points"]):
         told = point["measures"]
@@ -526,40 +568,65 @@ AUDITED = ("audit/figure-1.paper", "audit/figure-1.laptop")
 
 def audited() -> str:
     """LDR at every strength: what members and ensemble can do, and what the audit says."""
-    lines = ["| data | members drawn | λ | accuracy | members | worst member | distinct classes of 5 | "
-             "PDS, corrupted-5 | PDS, unseen | the audit says |", "|" + "---|" * 10]  # fmt: skip
+    lines = [
+        "| data | members drawn | λ | accuracy | members | worst member | distinct classes of 5 | "
+        "PDS, corrupted-5 | PDS, unseen | the audit says |",
+        "|" + "---|" * 10,
+    ]
     results = [shipped(name) for name in AUDITED if (SHIPPED / f"{name}.json").exists()]
     for point in (point for result in results for point in result["points"]):
         told = point["measures"]
         shares = [_percent(told[key]) for key in ("accuracy", "member_accuracy", "worst_member_accuracy")]
         areas = [_percent(told.get(f"auroc_predictive_diversity_{name}")) for name in ("corrupted-5", "unseen")]
         said = ", ".join(f"{word} {n}" for word, n in point["audited"].items())
-        cells = [point["data"], str(point["sampled"]), f"{point['strength']:g}", *shares,
-                 f"{told['distinct_predictions'][0]:.2f}", *areas, said]  # fmt: skip
+        cells = [
+            point["data"],
+            str(point["sampled"]),
+            f"{point['strength']:g}",
+            *shares,
+            f"{told['distinct_predictions'][0]:.2f}",
+            *areas,
+            said,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + f"\n\n{made_by(*results)}\n"
 
 
 LIBRARY = ROOT / "src/dissensus/studies/library"
 ADP_METHODS = {"baseline": "plain", "adp-2-0": "ADP(2, 0)", "adp-2-0.5": "ADP(2, 0.5)"}
-ATTACK_WORDS = {"fgsm": "FGSM, ε =", "bim": "BIM, ε =", "pgd": "PGD, ε =", "mim": "MIM, ε =", "jsma": "JSMA, γ =",
-                "carlini_wagner": "C&W, c =", "elastic_net": "EAD, c =", "apgd": "APGD, ε ="}  # fmt: skip
+ATTACK_WORDS = {
+    "fgsm": "FGSM, ε =",
+    "bim": "BIM, ε =",
+    "pgd": "PGD, ε =",
+    "mim": "MIM, ε =",
+    "jsma": "JSMA, γ =",
+    "carlini_wagner": "C&W, c =",
+    "elastic_net": "EAD, c =",
+    "apgd": "APGD, ε =",
+}
 SUITE_WORDS = {"standard": "**worst case**, standard, ε =", "adaptive": "**worst case**, adaptive, ε ="}
 
 
 def paper_numbers(name: str) -> dict[tuple[str, str, str], float]:
     """A study's numbers of the paper by data, method and measure."""
     told = tomllib.loads((LIBRARY / f"{name}.toml").read_text())
-    return {(data, e["at"]["method"], e["measure"]): e["paper"]
-            for e in told["expect"] if "paper" in e for data in e["data"]}  # fmt: skip
+    return {
+        (data, e["at"]["method"], e["measure"]): e["paper"]
+        for e in told["expect"]
+        if "paper" in e
+        for data in e["data"]
+    }
 
 
 def adp_errors() -> str:
     """Table 1 of the ADP paper beside ours, and what members' predictions and features look like."""
     result, paper = shipped("adp/table-1.gpu"), paper_numbers("adp/table-1")
     volumes, features = (shipped(f"adp/figure-{number}.gpu") for number in (5, 2))
-    lines = ["| data | training | ensemble's error, paper | ours | worst member's, paper | ours | members', ours | "
-             "median log ED | features alike (CKA) | the audit says |", "|" + "---|" * 10]  # fmt: skip
+    lines = [
+        "| data | training | ensemble's error, paper | ours | worst member's, paper | ours | members', ours | "
+        "median log ED | features alike (CKA) | the audit says |",
+        "|" + "---|" * 10,
+    ]
     for point in result["points"]:
         place = {"data": point["data"], "method": point["method"]}
         cells = [place["data"], ADP_METHODS[place["method"]]]
@@ -581,8 +648,14 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f} %"
 
 
-DETECTORS = {"nonmaximal_volume": "ED", "predictive_diversity": "PDS", "probability_variance": "variance",
-             "model_average": "BMA", "mean_energy": "energy", "mean_entropy": "members' entropy"}  # fmt: skip
+DETECTORS = {
+    "nonmaximal_volume": "ED",
+    "predictive_diversity": "PDS",
+    "probability_variance": "variance",
+    "model_average": "BMA",
+    "mean_energy": "energy",
+    "mean_entropy": "members' entropy",
+}
 
 
 def adp_detection() -> str:
@@ -597,8 +670,10 @@ def adp_detection() -> str:
             if point["data"] != data:
                 continue
             told = point["measures"]
-            lines.append(f"| {ADP_METHODS[point['method']]} | turned, % | "
-                         f"{' | '.join(_percent(told[f'fooled_{name}']) for name in attacks)} |")  # fmt: skip
+            lines.append(
+                f"| {ADP_METHODS[point['method']]} | turned, % | "
+                f"{' | '.join(_percent(told[f'fooled_{name}']) for name in attacks)} |"
+            )
             for score, words in DETECTORS.items():
                 cells = [_percent(told[f"auroc_{score}_{name}"]) for name in attacks]
                 lines.append(f"| | {words} | {' | '.join(cells)} |")

@@ -62,8 +62,18 @@ def step_seconds(runs: int, x: torch.Tensor, y: torch.Tensor, epochs: int, devic
         if moment.step % steps == 0:
             marks[moment.step] = synchronised(device)
 
-    swept = ds.sweep(build, (x, y), objective, grid=grid, members=MEMBERS, epochs=epochs, batch_size=BATCH,
-                     backend="batched", progress=mark, device=device)  # fmt: skip
+    swept = ds.sweep(
+        build,
+        (x, y),
+        objective,
+        grid=grid,
+        members=MEMBERS,
+        epochs=epochs,
+        batch_size=BATCH,
+        backend="batched",
+        progress=mark,
+        device=device,
+    )
     assert len(swept) == runs
     return [(b - a) / steps for a, b in pairwise(list(marks.values())[2:])]
 
@@ -94,15 +104,23 @@ def main() -> None:
     x, y = torch.randn(BATCH * steps, 10, generator=generator), torch.randn(BATCH * steps, 1, generator=generator)
     x, y = x.to(device), y.to(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    made = {"command": command_line(),
-            "device": name, "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "torch": torch.__version__, **library(),
-            "rounds": options.rounds, "steps": steps}  # fmt: skip
+    made = {
+        "command": command_line(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+        "rounds": options.rounds,
+        "steps": steps,
+    }
     print(", ".join(f"{key} {value}" for key, value in made.items()))
     peak = peak_flops(device)
     print(f"matrix-product peak, measured: {peak / 1e9:,.0f} GFLOP/s")
-    print(f"{'runs':>6s} {'networks':>9s} {'loop ms':>9s} {'fits ms':>9s} {'sweep ms':>9s} {'µs/network':>11s}"
-          f" {'vs loop':>8s} {'vs fits':>8s} {'of peak':>8s}")  # fmt: skip
+    print(
+        f"{'runs':>6s} {'networks':>9s} {'loop ms':>9s} {'fits ms':>9s} {'sweep ms':>9s} {'µs/network':>11s}"
+        f" {'vs loop':>8s} {'vs fits':>8s} {'of peak':>8s}"
+    )
     loop = loop_step(device, x, y)
     loop_times, rows, per_run = [], [], []
     for runs in options.runs:
@@ -116,8 +134,15 @@ def main() -> None:
         by_loop, by_fits, step = median(loop_times) * runs, median(per_run) * runs, median(sweep_times)
         networks = runs * MEMBERS
         share = FLOPS * networks / step / peak
-        row = {"runs": runs, "networks": networks, "loop_ms": 1e3 * by_loop, "fits_ms": 1e3 * by_fits,
-               "sweep_ms": 1e3 * step, "us_per_network": 1e6 * step / networks, "peak_share": share}  # fmt: skip
+        row = {
+            "runs": runs,
+            "networks": networks,
+            "loop_ms": 1e3 * by_loop,
+            "fits_ms": 1e3 * by_fits,
+            "sweep_ms": 1e3 * step,
+            "us_per_network": 1e6 * step / networks,
+            "peak_share": share,
+        }
         rows.append(row)
         cells = f"{runs:6d} {networks:9,d} {1e3 * by_loop:9.1f} {1e3 * by_fits:9.1f} {1e3 * step:9.2f}"
         ratios = f"{by_loop / step:7.1f}x {by_fits / step:7.1f}x {share:8.1%}"

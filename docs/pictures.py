@@ -38,12 +38,19 @@ def collusion() -> bytes:
     weather = [point for point in shipped("figure-2.paper.json") if point["data"] == "weather"]
     cnns = shipped("figure-15.paper.json")
     few, many = ([point for point in cnns if point["members"] == count] for count in (5, 10))
-    first = figures.Panel("weather: diversity explodes", "test squared error",
-                          [line("diversity", weather, "diversity"), line("ensemble", weather, "error")])  # fmt: skip
-    second = figures.Panel("CIFAR-10: the best β lies inside", "test loss of the ensemble",
-                           [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")])  # fmt: skip
-    drawn = [figures.draw([p["beta"] for p in points], "β", [panel])
-             for points, panel in ((weather, first), (few, second))]  # fmt: skip
+    first = figures.Panel(
+        "weather: diversity explodes",
+        "test squared error",
+        [line("diversity", weather, "diversity"), line("ensemble", weather, "error")],
+    )
+    second = figures.Panel(
+        "CIFAR-10: the best β lies inside",
+        "test loss of the ensemble",
+        [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")],
+    )
+    drawn = [
+        figures.draw([p["beta"] for p in points], "β", [panel]) for points, panel in ((weather, first), (few, second))
+    ]
     return side_by_side([figures.as_png(figure) for figure in drawn])
 
 
@@ -63,9 +70,14 @@ def biases() -> bytes:
         return figures.Line(name, values.tolist(), [0.0] * len(values))
 
     seen = [plain("learner f + 1", f + 1), plain("learner f − 1", f - 1), plain("their mean", f)]
-    costs = [plain(word, torch.tensor([float(getattr(part, name).mean()) for part in parts]))
-             for word, name in (("learners' error", "individual"), ("diversity", "diversity"),
-                                ("ensemble's error", "ensemble"))]  # fmt: skip
+    costs = [
+        plain(word, torch.tensor([float(getattr(part, name).mean()) for part in parts]))
+        for word, name in (
+            ("learners' error", "individual"),
+            ("diversity", "diversity"),
+            ("ensemble's error", "ensemble"),
+        )
+    ]
     first = figures.draw(x.tolist(), "x", [figures.Panel("opposite biases cancel", "prediction", seen)])
     second = figures.draw(shifts, "c", [figures.Panel("and cost the ensemble nothing", "squared error", costs)])
     return side_by_side([figures.as_png(figure) for figure in (first, second)])
@@ -78,8 +90,16 @@ def audit() -> bytes:
     x, y = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     x = x.float() / 16
     objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="score")
-    swept = ds.sweep(partial(ds.nets.mlp, 64, 10, (30, 30)), (x[:1400], y[:1400]), objective,
-                     grid={"beta": [0.0, 1.0]}, members=5, epochs=40, batch_size=32, lr=2e-3)  # fmt: skip
+    swept = ds.sweep(
+        partial(ds.nets.mlp, 64, 10, (30, 30)),
+        (x[:1400], y[:1400]),
+        objective,
+        grid={"beta": [0.0, 1.0]},
+        members=5,
+        epochs=40,
+        batch_size=32,
+        lr=2e-3,
+    )
     alone, jointly = (swept.run(i).predict(x[1400:]) for i in range(2))
     found = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
     print(found.sentence)
@@ -111,9 +131,12 @@ def ldr() -> bytes:
     drawn = []
     for data in ("cifar10", "cifar10-six"):
         own = [point for point in points if point["data"] == data and point["sampled"] == 5]
-        told = {"ensemble's accuracy": "accuracy", "members' accuracy": "member_accuracy",
-                "detection of corruptions (PDS)": "auroc_predictive_diversity_corrupted-5",
-                "share called collusive": "audit_collusive"}  # fmt: skip
+        told = {
+            "ensemble's accuracy": "accuracy",
+            "members' accuracy": "member_accuracy",
+            "detection of corruptions (PDS)": "auroc_predictive_diversity_corrupted-5",
+            "share called collusive": "audit_collusive",
+        }
         lines = [line(words, own, measure) for words, measure in told.items()]
         panel = figures.Panel(f"{data}: five heads, all pairs", "share", lines)
         drawn.append(figures.draw([f"{point['strength']:g}" for point in own], "λ", [panel]))

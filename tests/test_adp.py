@@ -320,9 +320,15 @@ def test_jensen_shannon_is_mutual_information():
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"temperature": 0.0}, "temperature"), ({"entropy_drop": 1.5}, "entropy_drop"), ({"alpha": -1.0}, "alpha"),
-     ({"alpha": math.nan}, "alpha"), ({"beta": -2.0}, "beta"), ({"beta": math.inf}, "beta")],
-)  # fmt: skip
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"entropy_drop": 1.5}, "entropy_drop"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"beta": -2.0}, "beta"),
+        ({"beta": math.inf}, "beta"),
+    ],
+)
 def test_wrong_settings_are_refused(change, match):
     logits, labels = random_case()
     with pytest.raises(ValueError, match=match):

@@ -14,9 +14,7 @@ from dissensus.studies import features, finding, report_figures, report_page, re
 from dissensus.studies.spec import resolved
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
-MADE = {
-    "seeds": [0, 1], "networks": 18, "seconds": 60.0, "hardware": "any", "version": "0", "packages": {}, "data": []
-}  # fmt: skip
+MADE = {"seeds": [0, 1], "networks": 18, "seconds": 60.0, "hardware": "any", "version": "0", "packages": {}, "data": []}
 
 
 def summary(study, rows):
@@ -137,13 +135,25 @@ def test_maps_of_few_examples_and_of_dead_features():
 def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
     nan = math.nan
     rows = [
-        row("baseline", 0, {"a": 1.0}, map=[[[0.5, -1.0, 3]] * 700], matrices={"pgd_0.05": [[0.0, 0.2], [0.4, nan]]},
+        row(
+            "baseline",
+            0,
+            {"a": 1.0},
+            map=[[[0.5, -1.0, 3]] * 700],
+            matrices={"pgd_0.05": [[0.0, 0.2], [0.4, nan]]},
             flags={"standard_0.01": ["transfer stronger"], "adaptive_0.01": []},
-            curves={"accuracy": [0.1, 0.2], "count": [4.0, 0.0, 2.0], "true_positive_rate_fgsm": [0.5]}),
-        row("baseline", 1, {"a": 3.0}, map=[[[9.0, 9.0, 9]]], matrices={"pgd_0.05": [[1.0, 0.4], [nan, nan]]},
+            curves={"accuracy": [0.1, 0.2], "count": [4.0, 0.0, 2.0], "true_positive_rate_fgsm": [0.5]},
+        ),
+        row(
+            "baseline",
+            1,
+            {"a": 3.0},
+            map=[[[9.0, 9.0, 9]]],
+            matrices={"pgd_0.05": [[1.0, 0.4], [nan, nan]]},
             flags={"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []},
-            curves={"count": [0.0, 2.0, 2.0], "accuracy": [0.3, 0.4, 0.5], "true_positive_rate_pgd": [1.0]}),
-    ]  # fmt: skip
+            curves={"count": [0.0, 2.0, 2.0], "accuracy": [0.3, 0.4, 0.5], "true_positive_rate_pgd": [1.0]},
+        ),
+    ]
     (point,) = summary("adp/figure-3", rows)["points"]
     assert point["measures"] == {"a": [2.0, 1.0, 2]}
     assert point["map"] == [[[0.5, -1.0, 3]] * results.MOST_MAPPED]
@@ -151,9 +161,11 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
     assert point["flags"] == {"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []}
     means = {name: curve["mean"] for name, curve in point["curves"].items()}
     assert means == {
-        "accuracy": [0.2, 0.3], "count": [2.0, 1.0, 2.0], "true_positive_rate_fgsm": [0.5],
+        "accuracy": [0.2, 0.3],
+        "count": [2.0, 1.0, 2.0],
+        "true_positive_rate_fgsm": [0.5],
         "true_positive_rate_pgd": [1.0],
-    }  # fmt: skip
+    }
     assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
     (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})])["points"]
     assert set(plain) == {"data", "method", "measures"}
@@ -215,10 +227,15 @@ def test_curves_of_detection_have_areas_and_the_diagonal():
         return [(i / 100) ** power for i in range(101)]
 
     rows = [
-        row(m, s, {"auroc_nonmaximal_volume_fgsm": 0.75, "auroc_nonmaximal_volume_pgd": math.nan},
-            curves={"true_positive_rate_fgsm": rates(1 / 3), "true_positive_rate_pgd": rates(0.5)})
-        for m in METHODS for s in (0, 1)
-    ]  # fmt: skip
+        row(
+            m,
+            s,
+            {"auroc_nonmaximal_volume_fgsm": 0.75, "auroc_nonmaximal_volume_pgd": math.nan},
+            curves={"true_positive_rate_fgsm": rates(1 / 3), "true_positive_rate_pgd": rates(0.5)},
+        )
+        for m in METHODS
+        for s in (0, 1)
+    ]
     found = drawn("adp/figure-4", rows)
     assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
     for figure, _, svg in found:
@@ -316,8 +333,14 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
 
 
 def test_the_page_says_what_is_left_at_the_worst_case():
-    measures = {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "accuracy_carlini_wagner_0.1": 0.7, "accuracy_fgsm_0.2": 0.3,
-                "standard_0.1": 0.02, "adaptive_0.1": 0.0123}  # fmt: skip
+    measures = {
+        "accuracy": 0.9,
+        "accuracy_pgd_0.1": 0.5,
+        "accuracy_carlini_wagner_0.1": 0.7,
+        "accuracy_fgsm_0.2": 0.3,
+        "standard_0.1": 0.02,
+        "adaptive_0.1": 0.0123,
+    }
     rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
     text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
     assert "at ε = 0.1: the paper&#x27;s attacks leave 50.0 % (baseline), 50.0 % (adp-2-0)" in text

@@ -214,10 +214,16 @@ def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"epsilon": -0.1}, "epsilon"), ({"epsilon": (0.2, 0.1)}, "epsilon"), ({"epsilon": 0.1, "steps": 0}, "steps"),
-     ({"epsilon": 0.1, "share": 1.5}, "share"), ({"epsilon": 0.1, "step_share": -1.0}, "step_share"),
-     ({"epsilon": (0.0, float("inf"))}, "epsilon"), ({"epsilon": 0.1, "box": (1.0, 0.0)}, "box")],
-)  # fmt: skip
+    [
+        ({"epsilon": -0.1}, "epsilon"),
+        ({"epsilon": (0.2, 0.1)}, "epsilon"),
+        ({"epsilon": 0.1, "steps": 0}, "steps"),
+        ({"epsilon": 0.1, "share": 1.5}, "share"),
+        ({"epsilon": 0.1, "step_share": -1.0}, "step_share"),
+        ({"epsilon": (0.0, float("inf"))}, "epsilon"),
+        ({"epsilon": 0.1, "box": (1.0, 0.0)}, "box"),
+    ],
+)
 def test_wrong_settings_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         Attack(**options)

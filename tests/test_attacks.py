@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import logging
 import math
 import random
@@ -17,23 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dissensus as ds
 from dissensus import attacks, storage
 from dissensus.attacks import (
-    adaptive,
     blocks,
     gradient,
-    margins,
+    losses,
     noise,
     norms,
     optimisation,
-    random_search,
-    saliency,
     trials,
 )
-from dissensus.attacks.adaptive import checkpoints
+from dissensus.attacks.apgd import checkpoints
 from dissensus.attacks.probing import looked
 from dissensus.attacks.victim import Victim
 from dissensus.execution import tf32
 from dissensus.fingerprint import digest
 
+square_module = importlib.import_module("dissensus.attacks.square")  # the package's attribute is the function
+jsma_module = importlib.import_module("dissensus.attacks.jsma")
 C, SIDE = 4, 6
 
 
@@ -236,9 +236,7 @@ def test_momentum_is_the_formula_of_the_paper():
         (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(at), y, reduction="sum"), at)
         momentum = 0.5 * momentum + slope / slope.abs().sum((1, 2, 3), keepdim=True)
         at = (at.detach() + 0.02 * momentum.sign()).clamp(x - 0.07, x + 0.07).clamp(0, 1)
-    found = attacks.perturbed(
-        model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False
-    )  # fmt: skip
+    found = attacks.perturbed(model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False)
     torch.testing.assert_close(found, at)
 
 
@@ -254,7 +252,7 @@ def test_saliency_search_in_pieces_equals_a_search_by_hand(pairs, monkeypatch):
     gain, loss = torch.randn(2, 5, 9, generator=generator)
     room = torch.rand(5, 9, generator=generator) > 0.2
     monkeypatch.setattr(saliency, "AT_ONCE", 5 * 9 * 2)
-    value, chosen = saliency._strongest(gain, loss, room, pairs)
+    value, chosen = jsma_module._strongest(gain, loss, room, pairs)
     for b in range(5):
         sets = [(i, j) for i in range(9) for j in range(i + 1, 9)] if pairs else [(i,) for i in range(9)]
         best, which = 0.0, ()
@@ -287,7 +285,7 @@ def test_jsma_on_a_linear_model_takes_features_in_the_order_of_their_saliency():
 
 
 def test_presets_are_those_of_the_papers():
-    papernot, adp = saliency.PRESETS["papernot"], saliency.PRESETS["adp"]
+    papernot, adp = jsma_module.PRESETS["papernot"], jsma_module.PRESETS["adp"]
     assert (papernot.pairs, papernot.decrease, papernot.step_size) == (True, False, 1.0)
     assert (adp.pairs, adp.decrease, adp.step_size, adp.distortion) == (False, True, 0.1, 0.1)
 
@@ -310,12 +308,12 @@ def test_losses_are_their_formulas():
             others = max(float(row[j]) for j in range(5) if j != own)
             rest = max(float(row[j]) for j in range(5) if j != aim)
             expected = {
-                margins.margin: (others - row[own], row[aim] - rest),
-                margins.dlr: (
+                losses.margin: (others - row[own], row[aim] - rest),
+                losses.dlr: (
                     -(row[own] - others) / (order[0] - order[2]),
                     -(row[own] - row[aim]) / (order[0] - (order[2] + order[3]) / 2),
                 ),
-                margins.cross_entropy: (-row.log_softmax(0)[own], row.log_softmax(0)[aim]),
+                losses.cross_entropy: (-row.log_softmax(0)[own], row.log_softmax(0)[aim]),
             }
             for loss, (away, toward) in expected.items():
                 assert float(loss(z, y)[k, b]) == pytest.approx(float(away))
@@ -796,11 +794,13 @@ CALLS = {
     "random_noise": functools.partial(attacks.random_noise, epsilon=0.1),
     "tried": functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=0.1), epsilon=0.1),
     "rescaled": functools.partial(
-        attacks.tried, epsilon=0.1,
+        attacks.tried,
+        epsilon=0.1,
         craft=functools.partial(trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=0.1), pool="score"),
     ),
     "averaged": functools.partial(
-        attacks.tried, epsilon=0.1,
+        attacks.tried,
+        epsilon=0.1,
         craft=functools.partial(trials.averaged, craft=functools.partial(attacks.pgd, epsilon=0.1), passes=3),
     ),
     "autoattack": functools.partial(attacks.autoattack, epsilon=0.1),
@@ -808,7 +808,7 @@ CALLS = {
     "over": lambda model, x, y: attacks.over(functools.partial(attacks.pgd, epsilon=0.1), model, x, y, batch_size=3),
     "evaluate": lambda model, x, y: attacks.evaluate(model, (x, y), "quick", epsilon=0.1),
     "looked": looked,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2, 4, 9])
@@ -1003,7 +1003,7 @@ def test_square_asks_as_often_as_it_says(ensemble):
 
 def test_squares_shrink_by_the_schedule(monkeypatch):
     shares = []
-    original = random_search._linf_proposed
+    original = square_module._linf_proposed
 
     def watched(at, x, share, *rest):
         shares.append(share)
@@ -1018,12 +1018,12 @@ def test_squares_shrink_by_the_schedule(monkeypatch):
 
 
 def test_bumps_of_the_l2_square():
-    bumps = random_search._bumps(5, torch.zeros(()))
+    bumps = square_module._bumps(5, torch.zeros(()))
     assert bumps.shape == (5, 5)
     assert bumps.square().sum().item() == pytest.approx(1.0)
     assert (bumps[:2] > 0).all()
     assert (bumps[2:] < 0).all()
-    lower = random_search._bump(3, 5, torch.zeros(()))
+    lower = square_module._bump(3, 5, torch.zeros(()))
     terms = [1, 1 / 4, 1 / 9]
     assert lower[1, 2].item() == pytest.approx(sum(terms))
     assert lower[0, 2].item() == pytest.approx(sum(terms[1:]))
@@ -1054,7 +1054,7 @@ def test_transfer_is_what_a_loop_finds(targeted, ensemble):
     for i, pool in enumerate([0, 1, 2, "probability"]):
         crafted = attacks.perturbed(
             ensemble, x, y, epsilon=0.15, decay=1.0, random_start=False, pool=pool, target=target
-        )  # fmt: skip
+        )
         for j, now in enumerate(predict(crafted)):
             candidates = before[j] != target if targeted else before[j] == y
             turned = (now == target) if targeted else (now != y)

@@ -67,9 +67,7 @@ def test_carlini_wagner_finds_what_foolbox_finds(key):
     settings, model, options = case(key)
     options |= {"confidence": settings["confidence"], "constant": settings["initial_const"]}
     options |= {"search_steps": settings["binary_search_steps"], "step_size": settings["stepsize"]}
-    found = attacks.carlini_wagner(
-        model, X, Y, steps=settings["steps"] - 1, abort_early=False, widening=0.0, **options
-    )  # fmt: skip
+    found = attacks.carlini_wagner(model, X, Y, steps=settings["steps"] - 1, abort_early=False, widening=0.0, **options)
     expected = TENSORS[f"{key}.found"]
     assert torch.equal(found.success, expected)
     torch.testing.assert_close(found.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
@@ -104,9 +102,15 @@ def test_auto_pgd_breaks_what_the_authors_code_breaks(key):
     settings, model, options = case(key)
     loss = "targeted_dlr" if "n_target_classes" in settings else settings["loss"]
     found = attacks.apgd(
-        model, X, Y, epsilon=ENTRIES[key]["eps"], steps=settings["n_iter"], loss=loss,
-        classes=settings.get("n_target_classes", 9), **options,
-    )  # fmt: skip
+        model,
+        X,
+        Y,
+        epsilon=ENTRIES[key]["eps"],
+        steps=settings["n_iter"],
+        loss=loss,
+        classes=settings.get("n_target_classes", 9),
+        **options,
+    )
     assert torch.equal(found.success, TENSORS[f"{key}.success"])
 
 
@@ -116,11 +120,19 @@ def test_square_breaks_as_much_as_the_authors_code():
     settings, model, options = case(key)
     shares = [
         attacks.square(
-            model, X, Y, epsilon=ENTRIES[key]["eps"], queries=settings["n_queries"] + 1, share=settings["p_init"],
-            seed=seed, **options,
-        ).success.double().mean()
+            model,
+            X,
+            Y,
+            epsilon=ENTRIES[key]["eps"],
+            queries=settings["n_queries"] + 1,
+            share=settings["p_init"],
+            seed=seed,
+            **options,
+        )
+        .success.double()
+        .mean()
         for seed in range(20)
-    ]  # fmt: skip
+    ]
     theirs = sum(ENTRIES[key]["seeds"]["success"]) / 20 / len(X)
     assert theirs <= float(sum(shares)) / 20 <= theirs + 0.25
 

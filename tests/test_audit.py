@@ -51,17 +51,22 @@ def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
     own, beside = ds.diversity.mean_covariance(ds.diversity.error_covariance(logits, labels, loss="brier"))
     pairs = ds.diversity.pairwise_disagreement(logits)
     expected = {
-        "ensemble": parts.ensemble.mean(), "individual": parts.individual.mean(), "diversity": parts.diversity.mean(),
+        "ensemble": parts.ensemble.mean(),
+        "individual": parts.individual.mean(),
+        "diversity": parts.diversity.mean(),
         "accuracy": (pooled.argmax(-1) == labels).double().mean(),
         "nll": ds.losses.cross_entropy(pooled, labels).mean(),
-        "brier": brier, "member_brier": member_brier.mean(),
+        "brier": brier,
+        "member_brier": member_brier.mean(),
         "member_accuracy": (logits.argmax(-1) == labels).double().mean(),
-        "error_covariance": beside, "error_correlation": beside / own,
+        "error_covariance": beside,
+        "error_correlation": beside / own,
         "relative_diversity": ds.diversity.relative_diversity(logits, labels, loss="brier", pool="probability"),
         "gain": (member_brier.mean() - brier) / member_brier.mean(),
         "dominance": ds.diversity.dominance(logits, labels, loss=loss, pool=pool),
-        "disagreement": pairs.sum() / 12, "distinct": ds.diversity.distinct_predictions(logits).mean(),
-    }  # fmt: skip
+        "disagreement": pairs.sum() / 12,
+        "distinct": ds.diversity.distinct_predictions(logits).mean(),
+    }
     if pool == "probability":
         expected["bias_share"] = ds.diversity.bias_share(logits, pool="probability")
     else:
@@ -130,9 +135,13 @@ def test_scores_of_detection_are_those_of_the_library():
     outside, _ = classifier(seed=1)
     found = ds.audit(logits, labels, ood=outside, **CLASSES).detection
     inside, beyond = (ds.scores.table(part) for part in (logits, outside))
-    words = {"distinct predictions": "distinct_predictions", "mutual information": "mutual_information",
-             "predictive diversity": "predictive_diversity", "least confidence of the mean": "model_average",
-             "entropy of the mean": "ensemble_entropy"}  # fmt: skip
+    words = {
+        "distinct predictions": "distinct_predictions",
+        "mutual information": "mutual_information",
+        "predictive diversity": "predictive_diversity",
+        "least confidence of the mean": "model_average",
+        "entropy of the mean": "ensemble_entropy",
+    }
     assert found.keys() == words.keys()
     for word, name in words.items():
         assert found[word].value == pytest.approx(ds.metrics.auroc(inside[name], beyond[name]).value, abs=1e-4), word
@@ -167,9 +176,11 @@ def test_outputs_come_as_they_are(tmp_path):
     expected = values(ds.audit(logits, labels, **CLASSES))
     np.save(tmp_path / "o.npy", logits.numpy())
     forms = {
-        "memory map": np.load(tmp_path / "o.npy", mmap_mode="r"), "list": list(logits), "arrays": list(logits.numpy()),
+        "memory map": np.load(tmp_path / "o.npy", mmap_mode="r"),
+        "list": list(logits),
+        "arrays": list(logits.numpy()),
         "with gradient": logits.clone().requires_grad_(),
-    }  # fmt: skip
+    }
     for outputs in forms.values():
         assert values(ds.audit(outputs, labels, **CLASSES)) == pytest.approx(expected)
     half = values(ds.audit(logits.numpy().astype(np.float16), labels.numpy(), **CLASSES))
@@ -672,10 +683,17 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "e.csv").write_text("a,b\n")
     (tmp_path / "x.pt").write_bytes(b"")
     for name, message in {
-        "p.npy": "pickles", "o.npy": "pickles", "o.npz": "pickles", "n.npz": "it has predictions", "t.npz": "cannot be",
-        "t.safetensors": "cannot be read", "r.csv": "same count", "e.csv": "no lines", "x.pt": "none of .npz",
+        "p.npy": "pickles",
+        "o.npy": "pickles",
+        "o.npz": "pickles",
+        "n.npz": "it has predictions",
+        "t.npz": "cannot be",
+        "t.safetensors": "cannot be read",
+        "r.csv": "same count",
+        "e.csv": "no lines",
+        "x.pt": "none of .npz",
         "absent.npy": "there is no file",
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(reading.ReadingError, match=message):
             reading.stored([tmp_path / name])
     np.savetxt(tmp_path / "one.csv", np.zeros((3, 2)), delimiter=",")

@@ -282,14 +282,24 @@ def test_rows_are_pooled_over_data_sets_and_summarised():
     def row(data, truth, verdict, right):
         verdicts = dict.fromkeys(audit_cases.EVIDENCE, verdict)
         return {
-            "group": "g", "data": data, "case": "forest of 5", "members": 5, "seed": 0, "count": 5, "examples": 600,
-            "truth": truth, "verdicts": verdicts, "allowed": {}, "measures": {"right_alone": right},
-        }  # fmt: skip
+            "group": "g",
+            "data": data,
+            "case": "forest of 5",
+            "members": 5,
+            "seed": 0,
+            "count": 5,
+            "examples": 600,
+            "truth": truth,
+            "verdicts": verdicts,
+            "allowed": {},
+            "measures": {"right_alone": right},
+        }
 
     found = audit_cases.pooled([row("a", "sound", "healthy", 1.0), row("b", "sound", "collusive", 0.0)])
     assert [(one["data"], one["case"], one["members"]) for one in found] == [
-        ("g", "forest of 5", 5), ("g", "every sound ensemble", 0)
-    ]  # fmt: skip
+        ("g", "forest of 5", 5),
+        ("g", "every sound ensemble", 0),
+    ]
     assert found[0]["said"]["train"] == {"healthy": 1, "collusive": 1}
     assert found[0]["measures"] == {"ensembles": 2.0, "right_alone": 0.5}
 
@@ -347,7 +357,8 @@ def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
     sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
     accused = sum(
         point["said"][by].get("collusive", 0)
-        for point in held["points"] if point["case"] in sound and point["members"]
+        for point in held["points"]
+        if point["case"] in sound and point["members"]
         for by in point["said"]
-    )  # fmt: skip
+    )
     assert accused == 0

@@ -172,8 +172,9 @@ def test_arrays_of_numbers_pass_through_untouched(tmp_path):
     np.save(tmp_path / "logits.npy", logits.numpy())
     mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     for outputs in (mapped, logits):
-        read = prepared(outputs, labels, (outputs, labels), outputs, outputs, task="classification", kind="logits",
-                        classes=None)  # fmt: skip
+        read = prepared(
+            outputs, labels, (outputs, labels), outputs, outputs, task="classification", kind="logits", classes=None
+        )
         assert all(part is outputs for part in (read.outputs, read.train[0], read.reference, read.ood))
         assert read.targets is labels
     read = prepared(
@@ -190,8 +191,10 @@ def test_names_of_classes_are_columns():
         same(ds.audit(logits, targets, train=(logits, targets), **CLASSES), wanted)
     order = ["cat", "ant", "bee"]
     turned = logits[:, :, [2, 0, 1]]
-    same(ds.audit(turned, named, train=(turned, named), classes=order, **CLASSES),
-         ds.audit(turned, (labels + 1) % 3, train=(turned, (labels + 1) % 3), **CLASSES))  # fmt: skip
+    same(
+        ds.audit(turned, named, train=(turned, named), classes=order, **CLASSES),
+        ds.audit(turned, (labels + 1) % 3, train=(turned, (labels + 1) % 3), **CLASSES),
+    )
     same(ds.audit(logits, labels, train=(logits, labels), classes=NAMES, **CLASSES), wanted)
     tens = 10 * labels + 10
     same(ds.audit(logits, tens, train=(logits, tens), classes=[10, 20, 30], **CLASSES), wanted)
@@ -292,7 +295,7 @@ def test_odd_names_are_refused(unchecked):
         ([[[0.1, 0.9], [1.0]]], [0, 1], {}, "rows of one length"),
         ([named, named], named, {}, "`outputs` must be numbers; got names. Hard votes"),
         (logits, np.where(labels == 0, None, named), {}, "labels of one type"),
-    ]  # fmt: skip
+    ]
     for outputs, targets, told, message in cases:
         with pytest.raises((ValueError, TypeError), match=message):
             ds.audit(outputs, targets, **CLASSES, **told)
@@ -542,8 +545,10 @@ def test_lists_of_estimators():
     votes = ds.audit_estimator(mixed, x_test, y_test)
     same(votes, ds.audit(np.stack([each.predict(x_test) for each in mixed]), y_test, classes=NAMES, **VOTES))
     assert votes.facts["kind"] == "labels"
-    same(ds.audit_estimator(several, x_test, y_test, kind="labels"),
-         ds.audit(np.stack([each.predict(x_test) for each in several]), y_test, **VOTES))  # fmt: skip
+    same(
+        ds.audit_estimator(several, x_test, y_test, kind="labels"),
+        ds.audit(np.stack([each.predict(x_test) for each in several]), y_test, **VOTES),
+    )
     reference = ds.audit_estimator(several, x_test, y_test, reference=forest(x, y))
     trees = np.stack([member.predict_proba(x_test) for member in forest(x, y).estimators_])
     same(reference, ds.audit(probs, y_test, classes=NAMES, reference=trees, **PROBS))
@@ -592,8 +597,13 @@ def test_networks_and_callables():
     with torch.no_grad():
         logits = torch.stack([each.norm(each.layer(inputs)) for each in networks])
     wanted = ds.audit(logits, labels, **CLASSES)
-    for given in (networks, [lambda x, each=each: each(x) for each in logits_of(networks)], lambda x: logits,
-                  lambda x: logits.numpy(), lambda x: list(logits)):  # fmt: skip
+    for given in (
+        networks,
+        [lambda x, each=each: each(x) for each in logits_of(networks)],
+        lambda x: logits,
+        lambda x: logits.numpy(),
+        lambda x: list(logits),
+    ):
         same(ds.audit_estimator(given, x_test, labels, **CLASSES), wanted)
     assert all(each.training and each.dropout.training and not each.norm.training for each in networks)
     same(ds.audit_estimator(networks, x_test, y_test, classes=[5, 8, 11], **CLASSES), wanted)
@@ -608,8 +618,10 @@ def test_networks_and_callables():
             return torch.stack([each(x) for each in self.each])
 
     many = np.tile(x_test, (30, 1))
-    same(ds.audit_estimator(Together(), many, np.tile(labels, 30), **CLASSES),
-         ds.audit(logits.repeat(1, 30, 1), np.tile(labels, 30), **CLASSES))  # fmt: skip
+    same(
+        ds.audit_estimator(Together(), many, np.tile(labels, 30), **CLASSES),
+        ds.audit(logits.repeat(1, 30, 1), np.tile(labels, 30), **CLASSES),
+    )
     votes = ds.audit_estimator([lambda x, i=i: logits[i].argmax(-1) for i in range(3)], x_test, labels, **VOTES)
     assert votes.test["member_accuracy"] == wanted.test["member_accuracy"]
     values = ds.audit_estimator(lambda x: np.stack([x[:, 0], x[:, 1]]), x_test, x_test[:, 0], task="regression")
@@ -672,7 +684,7 @@ def test_what_is_no_ensemble_is_refused(unchecked):
         ([single], {"train": x}, r"`train` must be a pair \(X, y\)"),
         ([single, stump().fit(x, NAMES[(y - 5) // 3])], {}, "labels of one type; got int, str"),
         ([single], {"reference": [values]}, "`task` must be 'regression' for these models"),
-    ]  # fmt: skip
+    ]
     for model, told, message in cases:
         with pytest.raises((ValueError, TypeError), match=message):
             ds.audit_estimator(model, x_test, y_test, **told)

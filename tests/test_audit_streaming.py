@@ -194,10 +194,14 @@ def test_codependence_survives_members_that_rule_the_label_out():
     logits, labels = classifier(members=3, examples=20)
     logits[:2] += 5000.0 * (1 - torch.nn.functional.one_hot(labels, 3))
     tally = sums(logits, labels)
-    expected = sum(
-        ds.losses.cross_entropy(ds.pooling.mean_probability(logits[list(pair)]), labels).mean()
-        for pair in itertools.combinations(range(3), 2)
-    ) / 3 - ds.losses.cross_entropy(ds.pooling.mean_probability(logits), labels).mean()  # fmt: skip
+    expected = (
+        sum(
+            ds.losses.cross_entropy(ds.pooling.mean_probability(logits[list(pair)]), labels).mean()
+            for pair in itertools.combinations(range(3), 2)
+        )
+        / 3
+        - ds.losses.cross_entropy(ds.pooling.mean_probability(logits), labels).mean()
+    )
     assert float(tally.sums["rises"][:, 1].sum() / 20) == pytest.approx(float(expected))
 
 

@@ -142,9 +142,14 @@ def test_rotations_agree_with_torchs_own_sampling(interpolation):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.uint8])
 @pytest.mark.parametrize(
     "neutral",
-    [partial(shifts, fraction=0), partial(shifts, fraction=0, fill="zero"), partial(crops, padding=0),
-     partial(rotations, degrees=0), chain()],
-)  # fmt: skip
+    [
+        partial(shifts, fraction=0),
+        partial(shifts, fraction=0, fill="zero"),
+        partial(crops, padding=0),
+        partial(rotations, degrees=0),
+        chain(),
+    ],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_neutral_settings_change_nothing(neutral, shape, dtype):
     x = images(shape, dtype)

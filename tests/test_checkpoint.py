@@ -136,9 +136,17 @@ def test_another_training_is_refused(tmp_path):
 
 
 OTHERS = {
-    "weight_decay": 0.1, "schedule": "cosine", "clip_norm": 1.0, "frozen": [0], "validation": 0.2, "shuffle": False,
-    "betas": (0.8, 0.9), "min_delta": 0.1, "drop_last": True, "name": "mlp",
-}  # fmt: skip
+    "weight_decay": 0.1,
+    "schedule": "cosine",
+    "clip_norm": 1.0,
+    "frozen": [0],
+    "validation": 0.2,
+    "shuffle": False,
+    "betas": (0.8, 0.9),
+    "min_delta": 0.1,
+    "drop_last": True,
+    "name": "mlp",
+}
 
 
 @pytest.mark.parametrize("key", OTHERS)

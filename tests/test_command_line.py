@@ -15,7 +15,7 @@ import dissensus as ds
 from dissensus import attacks, metrics
 from dissensus.cli import app, ood, screen
 from dissensus.studies import demo, problems, running, subjects
-from dissensus.studies.ingredients import maker
+from dissensus.studies.registry import maker
 
 
 @pytest.fixture
@@ -29,12 +29,21 @@ def command(tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", torch.randn(shape).numpy())
     labels, logits = torch.arange(40) % 4, torch.randn(3, 40, 4)
     arrays = {
-        "probs": logits.softmax(-1), "second": logits.softmax(-1)[..., 1], "examples-first": logits.transpose(0, 1),
-        "network": logits[0], "labels": labels, "from-one": labels + 1, "floats": labels.double(),
-        "one-hot": torch.eye(4).long()[labels], "column": labels.unsqueeze(1), "nothing": torch.zeros(3, 0, 4),
-        "nan": logits / (logits < 1), "pictures": torch.rand(40, 8, 8, 3), "two-channels": torch.rand(40, 2, 8, 8),
+        "probs": logits.softmax(-1),
+        "second": logits.softmax(-1)[..., 1],
+        "examples-first": logits.transpose(0, 1),
+        "network": logits[0],
+        "labels": labels,
+        "from-one": labels + 1,
+        "floats": labels.double(),
+        "one-hot": torch.eye(4).long()[labels],
+        "column": labels.unsqueeze(1),
+        "nothing": torch.zeros(3, 0, 4),
+        "nan": logits / (logits < 1),
+        "pictures": torch.rand(40, 8, 8, 3),
+        "two-channels": torch.rand(40, 2, 8, 8),
         "nan-pictures": torch.full((40, 3, 8, 8), torch.nan),
-    }  # fmt: skip
+    }
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array.numpy())
     np.save(tmp_path / "names.npy", np.array(["a", "b"] * 20))
@@ -83,8 +92,11 @@ REFUSED = [
     (f"{OOD} --gallery g.png --pictures near=a.npz", 1, "--pictures a.npz must be one array in a .npy file"),
     (f"{OOD} --gallery g.png --pictures far=a.npy", 1, "'far', which is no set here: within, near"),
     (f"{OOD} --gallery g.png --pictures near=in.npy", 1, "in.npy must hold 30 images"),
-    (f"{OOD} --outside few=few.npy", 1, "'few' must have the members and classes of the set within, "
-     "[M=3, N=40, C=4]; got [M=2, N=30, C=4]"),
+    (
+        f"{OOD} --outside few=few.npy",
+        1,
+        "'few' must have the members and classes of the set within, [M=3, N=40, C=4]; got [M=2, N=30, C=4]",
+    ),
     (f"{OOD} --outside wide=wide.npy", 1, "got [M=3, N=30, C=5] in wide.npy"),
     (f"{OOD} --outside near=in.npy", 1, "--outside names 'near' twice: near.npy and in.npy"),
     (f"{OOD} --outside within=near.npy", 1, "the name 'within' is taken"),
@@ -93,8 +105,12 @@ REFUSED = [
     (f"{OOD} --kind probabilities", 1, "Logits? Say --kind logits."),
     (f"{AUDIT} --json .", 2, "--json . is a folder"),
     (f"{AUDIT} --page x.txt/p.html", 2, "x.txt is a file"),
-    (f"audit probs.npy --targets labels.npy {SAVED}", 1, "`outputs` must be logits; got numbers of at least zero that "
-     "sum to one over classes: probabilities. Say kind='probabilities' (--kind probabilities)."),
+    (
+        f"audit probs.npy --targets labels.npy {SAVED}",
+        1,
+        "`outputs` must be logits; got numbers of at least zero that "
+        "sum to one over classes: probabilities. Say kind='probabilities' (--kind probabilities).",
+    ),
     (f"audit in.npy --targets labels.npy --reference probs.npy {SAVED}", 1, "`reference` must be logits"),
     (f"audit in.npy --targets labels.npy --ood probs.npy {SAVED}", 1, "`ood` must be logits"),
     ("audit in.npy --targets labels.npy --task classification --kind probabilities", 1, "(--kind logits)"),
@@ -102,9 +118,13 @@ REFUSED = [
     ("ood in.npy --outside far=probs.npy", 1, "`probs.npy` must be logits"),
     ("ood in.npy --outside far=probs.npy", 1, "Say --kind probabilities."),
     ("audit second.npy --targets labels.npy --task classification --kind probabilities", 1, TWO),
-    (f"audit second.npy --targets labels.npy {SAVED}", 1, "`outputs` must have two columns or more, one for each "
-     "class, [M, N, C]; got [3, 40]. Probabilities p of the second class, as predict_proba(x)[:, 1] has them? Use "
-     f"{TWO}"),
+    (
+        f"audit second.npy --targets labels.npy {SAVED}",
+        1,
+        "`outputs` must have two columns or more, one for each "
+        "class, [M, N, C]; got [3, 40]. Probabilities p of the second class, as predict_proba(x)[:, 1] has them? Use "
+        f"{TWO}",
+    ),
     (f"audit labels.npy labels.npy --targets labels.npy {SAVED}", 1, "got [40] from each of 2 members"),
     ("ood second.npy --outside far=second.npy --kind probabilities", 1, TWO),
     ("ood second.npy --outside far=second.npy", 1, TWO),
@@ -142,7 +162,7 @@ REFUSED = [
     ("demo --out x.txt/foo", 2, "--out x.txt/foo: x.txt is a file; give a folder"),
     ("study report --out .", 2, "--out . is a folder; give a file"),
     ("study report --figures x.txt", 2, "--figures x.txt is a file; give a folder"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "code", "message"), REFUSED)
@@ -273,11 +293,14 @@ def test_interrupted_attacks_go_on_where_there_is_a_folder(command, kept, monkey
     assert command(f"{words} --folder f")[2] == "interrupted; the same command goes on where it stopped"
 
 
-@pytest.mark.parametrize(("data", "option", "line", "standardised"), [
-    ("made-images", "", "standardised with the training data's mean and deviation (--no-standardise: as", True),
-    ("made-images", " --no-standardise", "as they are, in [0, 1] (--standardise: with the training data's", False),
-    ("digits", "", "as they are, in [0, 1]: those of digits are never standardised", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "option", "line", "standardised"),
+    [
+        ("made-images", "", "standardised with the training data's mean and deviation (--no-standardise: as", True),
+        ("made-images", " --no-standardise", "as they are, in [0, 1] (--standardise: with the training data's", False),
+        ("digits", "", "as they are, in [0, 1]: those of digits are never standardised", False),
+    ],
+)
 def test_attacks_say_how_images_are_given_to_the_ensemble(
     data, option, line, standardised, command, kept, tmp_path, unchecked
 ):

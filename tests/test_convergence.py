@@ -93,8 +93,10 @@ def test_masks_of_a_network_are_one_member():
     assert history.frozen_at == [3]
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("patience", 0), ("patience", 1.5), ("tolerance", -0.1),
-                                             ("tolerance", math.nan), ("tolerance", math.inf)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("patience", 0), ("patience", 1.5), ("tolerance", -0.1), ("tolerance", math.nan), ("tolerance", math.inf)],
+)
 def test_impossible_rules_are_refused(name, wrong, unchecked):
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         Convergence(**{name: wrong})
@@ -149,15 +151,32 @@ def test_training_equals_algorithm_1_by_hand_with_a_rate_per_member(name, optimi
     ours, theirs = ensemble_of(name), ensemble_of(name)
     more = {"momentum": 0.9} if optimizer == "sgd" else {}
     history = ds.fit(
-        ours, pair, adp, epochs=12, batch_size=8, lr=rates, optimizer=optimizer, weight_decay=0.02, seed=5,
-        freeze=Convergence(patience, tolerance), **more,
-    )  # fmt: skip
+        ours,
+        pair,
+        adp,
+        epochs=12,
+        batch_size=8,
+        lr=rates,
+        optimizer=optimizer,
+        weight_decay=0.02,
+        seed=5,
+        freeze=Convergence(patience, tolerance),
+        **more,
+    )
     make = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}[optimizer]
     networks = [theirs.member(m).train() for m in range(M)]
     frozen = by_hand(
-        networks, pair, adp, make=partial(make, weight_decay=0.02), rates=rates, epochs=12, size=8, seed=5,
-        patience=patience, tolerance=tolerance,
-    )  # fmt: skip
+        networks,
+        pair,
+        adp,
+        make=partial(make, weight_decay=0.02),
+        rates=rates,
+        epochs=12,
+        size=8,
+        seed=5,
+        patience=patience,
+        tolerance=tolerance,
+    )
     assert history.frozen_at == frozen
     ends = [epoch for epoch in frozen if epoch is not None]
     assert len(ends) in {"some": (1, 2, 3), "all": (3,), "none": (0,)}[rule], frozen
@@ -182,9 +201,18 @@ def test_a_frozen_member_stands_still_in_everything_and_the_others_go_on(optimiz
     monkeypatch.setattr("dissensus.train.fitting.train", spied)
     more = {"momentum": 0.9} if optimizer == "sgd" else {}
     history = ds.fit(
-        ensemble_of("cnn_batch_norm"), classes((2, 8, 8)), adp, epochs=10, batch_size=8, lr=[0.02, 1e-7, 0.02],
-        optimizer=optimizer, weight_decay=0.1, freeze=Convergence(3, 0.02), progress=look, **more,
-    )  # fmt: skip
+        ensemble_of("cnn_batch_norm"),
+        classes((2, 8, 8)),
+        adp,
+        epochs=10,
+        batch_size=8,
+        lr=[0.02, 1e-7, 0.02],
+        optimizer=optimizer,
+        weight_decay=0.1,
+        freeze=Convergence(3, 0.02),
+        progress=look,
+        **more,
+    )
     assert history.frozen_at[1] is not None
     assert None in history.frozen_at
     for (before, held), (_, later) in pairwise(ends.values()):
@@ -328,9 +356,14 @@ def test_captured_steps_freeze_as_eager_ones_do(name, device, monkeypatch):
         monkeypatch.setattr("dissensus.train.fitting.graph_steps", steps)
         ensemble = ensemble_of(name, backend="loop").to(device)
         history = ds.fit(
-            ensemble, classes(NETWORKS[name][1], device=device), adp, epochs=16, batch_size=8, lr=[0.03, 1e-9, 1e-9],
+            ensemble,
+            classes(NETWORKS[name][1], device=device),
+            adp,
+            epochs=16,
+            batch_size=8,
+            lr=[0.03, 1e-9, 1e-9],
             freeze=Convergence(4, 0.05),
-        )  # fmt: skip
+        )
         found.append((weights(ensemble), history.column("loss"), history.frozen_at))
     assert sum(epoch is not None for epoch in found[0][2]) >= 2
     assert len(captures) == 4, "two shapes of batches, once with all members at work and once with some at rest"

@@ -228,14 +228,28 @@ def test_partial_objectives_are_plain_callables():
 
 NOT_OF_OUTPUTS = {
     "pooling": {"mean_output", "pooled_log_probs", "ballots", "first_choices", "weighed_only", "absent_detached"},
-    "losses": {"named", "check_trainable", "check_target_values", "check_targets", "per_member", "custom", "at_label",
-               "as_values"},
+    "losses": {
+        "named",
+        "check_trainable",
+        "check_target_values",
+        "check_targets",
+        "per_member",
+        "custom",
+        "at_label",
+        "as_values",
+    },
     "scores": {"of_logits"},
     "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
     "metrics": {"auroc", "compared", "ood", "roc", "threshold", "wilson", "risk_coverage"},
-    "objectives": {"adp_confidence", "adp_entropy_weight", "alpha_from_beta", "alpha_from_gamma", "beta_from_alpha",
-                   "gamma_from_alpha"},
-}  # fmt: skip
+    "objectives": {
+        "adp_confidence",
+        "adp_entropy_weight",
+        "alpha_from_beta",
+        "alpha_from_gamma",
+        "beta_from_alpha",
+        "gamma_from_alpha",
+    },
+}
 """Public functions that take no outputs of members, or do the same to every axis but the first."""
 
 Y = torch.tensor([0, 1, 1, 0, 1])
@@ -283,20 +297,32 @@ FUNCTIONS = {
     "diversity.probability_kl_limit": (of(ds.diversity, "probability_kl_limit", weights=WEIGHTS), EXAMPLE),
     "diversity.probability_log_ratio": (targeted(ds.diversity, "probability_log_ratio", Y, weights=WEIGHTS), EXAMPLE),
     "diversity.probability_variance_approximation": (
-        targeted(ds.diversity, "probability_variance_approximation", Y), EXAMPLE),
+        targeted(ds.diversity, "probability_variance_approximation", Y),
+        EXAMPLE,
+    ),
     "diversity.exponential_family": (of(ds.diversity, "exponential_family", family="categorical"), EXAMPLE),
     "diversity.hessian_form": (targeted(ds.diversity, "hessian_form", Y, loss="cross_entropy"), EXAMPLE),
     "diversity.vote_disagreement": (lambda f: ds.diversity.vote_disagreement(pair(f), Y, WEIGHTS), EXAMPLE),
     "diversity.decompose": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="cross_entropy", pool="probability")), EXAMPLE),
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="cross_entropy", pool="probability")),
+        EXAMPLE,
+    ),
     "diversity.decompose, vote": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="zero_one", pool="vote")), EXAMPLE),
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="zero_one", pool="vote")),
+        EXAMPLE,
+    ),
     "diversity.decompose, a user's loss of votes": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss=lambda p, y: p.sum(-1) + y, pool="vote")), EXAMPLE),
+        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss=lambda p, y: p.sum(-1) + y, pool="vote")),
+        EXAMPLE,
+    ),
     "diversity.codependence": (
-        targeted(ds.diversity, "codependence", Y, loss="cross_entropy", pool="score", drop=0.4), EXAMPLE),
+        targeted(ds.diversity, "codependence", Y, loss="cross_entropy", pool="score", drop=0.4),
+        EXAMPLE,
+    ),
     "diversity.codependence, nobody dropped": (
-        targeted(ds.diversity, "codependence", Y, loss="zero_one", pool="vote", drop=0.1), EXAMPLE),
+        targeted(ds.diversity, "codependence", Y, loss="zero_one", pool="vote", drop=0.1),
+        EXAMPLE,
+    ),
     "diversity.distinct_predictions": (ds.diversity.distinct_predictions, EXAMPLE),
     "diversity.jensen_shannon": (lambda f: ds.diversity.jensen_shannon(f.softmax(-1)), EXAMPLE),
     "diversity.nonmaximal_volume": (of(ds.diversity, "nonmaximal_volume"), EXAMPLE),
@@ -310,7 +336,9 @@ FUNCTIONS = {
     "diversity.bias_share": (of(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
     "diversity.dominance": (targeted(ds.diversity, "dominance", Y, loss="cross_entropy", pool="score"), NUMBER),
     "diversity.relative_diversity": (
-        targeted(ds.diversity, "relative_diversity", Y, loss="zero_one", pool="vote"), NUMBER),
+        targeted(ds.diversity, "relative_diversity", Y, loss="zero_one", pool="vote"),
+        NUMBER,
+    ),
     "metrics.calibration": (lambda f: ds.metrics.calibration(ds.pooling.mean_probability(f), Y), REFUSED),
     "metrics.prediction_accuracy": (targeted(ds.metrics, "prediction_accuracy", Y, pool="vote"), REFUSED),
     "metrics.oracle": (targeted(ds.metrics, "oracle", Y), REFUSED),
@@ -324,15 +352,20 @@ FUNCTIONS = {
     "metrics.Tempered.log_probs": (ds.metrics.Tempered(2.0, "before", "probability").log_probs, EXAMPLE),
     "objectives.independent": (targeted(ds.objectives, "independent", Y, loss="cross_entropy"), NUMBER),
     "objectives.augmented": (
-        targeted(ds.objectives, "augmented", Y, beta=0.5, loss="brier", pool="probability"), NUMBER),
+        targeted(ds.objectives, "augmented", Y, beta=0.5, loss="brier", pool="probability"),
+        NUMBER,
+    ),
     "objectives.joint": (targeted(ds.objectives, "joint", Y, loss="cross_entropy", pool="score"), NUMBER),
     "objectives.gradient_adjusted": (targeted(ds.objectives, "gradient_adjusted", REALS, alpha=0.5), NUMBER),
-    "objectives.negative_correlation": (
-        targeted(ds.objectives, "negative_correlation", REALS, strength=0.5), NUMBER),
+    "objectives.negative_correlation": (targeted(ds.objectives, "negative_correlation", REALS, strength=0.5), NUMBER),
     "objectives.negative_correlation, of classes": (
-        targeted(ds.objectives, "negative_correlation", Y, strength=0.5, loss="cross_entropy"), NUMBER),
+        targeted(ds.objectives, "negative_correlation", Y, strength=0.5, loss="cross_entropy"),
+        NUMBER,
+    ),
     "objectives.learner_dropout": (
-        targeted(ds.objectives, "learner_dropout", Y, drop=0.0, loss="cross_entropy", pool="probability"), NUMBER),
+        targeted(ds.objectives, "learner_dropout", Y, drop=0.0, loss="cross_entropy", pool="probability"),
+        NUMBER,
+    ),
     "objectives.adp": (targeted(ds.objectives, "adp", Y), NUMBER),
     "objectives.trades": (lambda f: ds.objectives.trades(f, Y, adversarial=f.flip(1)), NUMBER),
     "objectives.a2d": (lambda f: ds.objectives.a2d(f, Y, unlabelled=f), NUMBER),
@@ -341,7 +374,7 @@ FUNCTIONS = {
     "objectives.ldr, inverse": (targeted(ds.objectives, "ldr", Y, strength=1.0, weight="inverse"), NUMBER),
     "objectives.hardness": (lambda f: ds.objectives.hardness(f, Y).sum(), NUMBER),
     "objectives.pair_agreement": (ds.objectives.pair_agreement, EXAMPLE),
-}  # fmt: skip
+}
 """``(a function of logits [M=3, B=5, C=4], where a NaN in member 1 at example 2 is told)``."""
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
@@ -424,9 +457,14 @@ def test_nan_in_nan_out(name, place):
 def test_numbers_of_a_whole_data_set_refuse_nan(name):
     good, bad = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, math.nan, 2.0])
     inside, outside = (bad, good) if name == "inside" else (good, bad)
-    calls = [lambda: ds.metrics.auroc(inside, outside), lambda: ds.metrics.ood(inside, outside),
-             lambda: ds.metrics.compared((inside, outside), (inside, outside)), lambda: ds.metrics.threshold(bad),
-             lambda: ds.metrics.risk_coverage(bad, good), lambda: ds.metrics.risk_coverage(good, bad)]  # fmt: skip
+    calls = [
+        lambda: ds.metrics.auroc(inside, outside),
+        lambda: ds.metrics.ood(inside, outside),
+        lambda: ds.metrics.compared((inside, outside), (inside, outside)),
+        lambda: ds.metrics.threshold(bad),
+        lambda: ds.metrics.risk_coverage(bad, good),
+        lambda: ds.metrics.risk_coverage(good, bad),
+    ]
     for call in calls:
         with pytest.raises(ValueError, match="NaN"):
             call()
@@ -435,8 +473,11 @@ def test_numbers_of_a_whole_data_set_refuse_nan(name):
 def test_nan_targets_give_nan():
     soft = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64).repeat(5, 1)
     soft[2, 3] = math.nan
-    for found in (ds.losses.cross_entropy(drawn(), soft), ds.losses.brier(drawn(), soft),
-                  ds.diversity.probability_log_ratio(drawn(), soft)):  # fmt: skip
+    for found in (
+        ds.losses.cross_entropy(drawn(), soft),
+        ds.losses.brier(drawn(), soft),
+        ds.diversity.probability_log_ratio(drawn(), soft),
+    ):
         assert found[..., 2].isnan().all()
         assert found[..., [0, 1, 3, 4]].isfinite().all()
     assert ds.diversity.flipped(0.9, torch.tensor([0.1, math.nan]), 10)[1].isnan().tolist() == [False, True]
@@ -540,9 +581,14 @@ def test_equal_members_have_no_diversity_not_even_by_rounding(members):
     for name in ("mutual_information", "pairwise_kl", "pairwise_jsd", "probability_variance"):
         assert (found[name] >= 0).all(), name
     d = ds.diversity
-    for values in (d.jensen_shannon(alike.softmax(-1)), d.score_kl(alike, weights), d.ambiguity(alike, weights),
-                   d.probability_kl_limit(alike, weights), d.exponential_family(alike, family="poisson"),
-                   d.probability_log_ratio(alike, torch.zeros(400, dtype=torch.int64), weights)):  # fmt: skip
+    for values in (
+        d.jensen_shannon(alike.softmax(-1)),
+        d.score_kl(alike, weights),
+        d.ambiguity(alike, weights),
+        d.probability_kl_limit(alike, weights),
+        d.exponential_family(alike, family="poisson"),
+        d.probability_log_ratio(alike, torch.zeros(400, dtype=torch.int64), weights),
+    ):
         assert (values >= 0).all()
     assert (d.ambiguity(alike, weights) == 0).all()
     assert d.ambiguity(alike).sum() == 0
@@ -588,11 +634,23 @@ WEIGHTED = {
     "mean_score": lambda f, w: ds.pooling.mean_score(f, w),
     "mean_output": lambda f, w: ds.pooling.mean_output(f, w),
     "vote_share": lambda f, w: ds.pooling.vote_share(f, w),
-    **{f"decompose {loss} {pool}": (
-        lambda f, w, t=t, how={"loss": loss, "pool": pool}: torch.stack(ds.diversity.decompose(f, t, weights=w, **how))
-    ) for loss, pool, t in [("cross_entropy", "probability", Y), ("cross_entropy", "score", Y), ("mse", "score", REALS),
-                            ("brier", "probability", Y), ("zero_one", "vote", Y), ("exponential", "score", SIGNS),
-                            ("poisson", "score", REALS.abs()), ("logistic", "score", SIGNS)]},
+    **{
+        f"decompose {loss} {pool}": (
+            lambda f, w, t=t, how={"loss": loss, "pool": pool}: torch.stack(
+                ds.diversity.decompose(f, t, weights=w, **how)
+            )
+        )
+        for loss, pool, t in [
+            ("cross_entropy", "probability", Y),
+            ("cross_entropy", "score", Y),
+            ("mse", "score", REALS),
+            ("brier", "probability", Y),
+            ("zero_one", "vote", Y),
+            ("exponential", "score", SIGNS),
+            ("poisson", "score", REALS.abs()),
+            ("logistic", "score", SIGNS),
+        ]
+    },
     "ambiguity": lambda f, w: ds.diversity.ambiguity(f, w),
     "brier_variance": lambda f, w: ds.diversity.brier_variance(f, w),
     "score_kl": lambda f, w: ds.diversity.score_kl(f, w),
@@ -605,11 +663,13 @@ WEIGHTED = {
     "bias_share": lambda f, w: ds.diversity.bias_share(f, w),
     "independent": lambda f, w: ds.objectives.independent(f, Y, loss="cross_entropy", weights=w).total,
     "independent, mse": lambda f, w: ds.objectives.independent(f, REALS, loss="mse", weights=w).total,
-    "augmented": lambda f, w: ds.objectives.augmented(
-        f, Y, beta=0.3, loss="cross_entropy", pool="probability", weights=w).total,
-    "augmented, mse": lambda f, w: ds.objectives.augmented(
-        f, REALS, beta=0.3, loss="mse", pool="score", weights=w).total,
-}  # fmt: skip
+    "augmented": lambda f, w: (
+        ds.objectives.augmented(f, Y, beta=0.3, loss="cross_entropy", pool="probability", weights=w).total
+    ),
+    "augmented, mse": lambda f, w: (
+        ds.objectives.augmented(f, REALS, beta=0.3, loss="mse", pool="score", weights=w).total
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WEIGHTED)

@@ -84,8 +84,9 @@ COMMANDS = {
     f"study run masksembles/figure-2 --scale smoke {FEW}": "",
     "study run collusion/figure-2 --scale smoke --set data=['made-table']": "pip install 'dissensus[hpo]'",
     "study run collusion/table-1 --scale smoke": "pip install 'dissensus[data]'",
-    "study run audit/table-1 --scale smoke --set data=['made-table'] --set optimisation.epochs=1":
-        "pip install 'dissensus[sklearn]'",
+    (
+        "study run audit/table-1 --scale smoke --set data=['made-table'] --set optimisation.epochs=1"
+    ): "pip install 'dissensus[sklearn]'",
     "study list masksembles": "",
     "study report": "pip install 'dissensus[report]'",
     "audit in.npz --task classification --kind logits --json a.json": "",
@@ -100,7 +101,7 @@ COMMANDS = {
     "masks --network resnet20": "",
     "masks --network resnet20 --figure m.png": "pip install 'dissensus[report]'",
     "demo --fast": "pip install 'dissensus[data]'",
-}  # fmt: skip
+}
 """Every command, and what it says where it cannot work."""
 
 

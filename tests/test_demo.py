@@ -65,12 +65,18 @@ def test_runs_are_reproducible(result):
 def fake(errors_first, errors_last):
     """A result of two β whose ensemble errors over seeds are given."""
     runs = [
-        {"problem": "p", "beta": beta, "seed": seed, "train": {"ensemble": 0.1},
-         "test": {"ensemble": error, "individual": error + spread, "diversity": spread},
-         "bias_share": 0.5, "rise": [0.1, 0.2, 0.3]}
+        {
+            "problem": "p",
+            "beta": beta,
+            "seed": seed,
+            "train": {"ensemble": 0.1},
+            "test": {"ensemble": error, "individual": error + spread, "diversity": spread},
+            "bias_share": 0.5,
+            "rise": [0.1, 0.2, 0.3],
+        }
         for beta, errors, spread in ((0.0, errors_first, 0.1), (1.0, errors_last, 0.4))
         for seed, error in enumerate(errors)
-    ]  # fmt: skip
+    ]
     return {"settings": {"betas": [0.0, 1.0]}, "runs": runs}
 
 
@@ -158,8 +164,13 @@ def test_help_is_enough_to_work_from():
     assert dissensus.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
 
 
-EXTRAS = [("typer", "dissensus[cli]"), ("rich", "dissensus[cli]"), ("matplotlib", "dissensus[report]"),
-          ("scipy", "dissensus[report]"), ("sklearn", "dissensus[data]")]  # fmt: skip
+EXTRAS = [
+    ("typer", "dissensus[cli]"),
+    ("rich", "dissensus[cli]"),
+    ("matplotlib", "dissensus[report]"),
+    ("scipy", "dissensus[report]"),
+    ("sklearn", "dissensus[data]"),
+]
 
 
 @pytest.mark.parametrize(("missing", "fix"), EXTRAS)

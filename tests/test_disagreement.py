@@ -126,10 +126,11 @@ def test_two_members_are_equation_17_and_its_gradients():
     probs = f.clone().requires_grad_()
     p, q = probs[0, 0], probs[1, 0]
     loss = (
-        -p[2].log() - q[2].log()
+        -p[2].log()
+        - q[2].log()
         - alpha * (p[0] * (1 - q[0]) + q[0] * (1 - p[0])).log()
         - alpha * (q[1] * (1 - p[1]) + p[1] * (1 - q[1])).log()
-    )  # fmt: skip
+    )
     torch.testing.assert_close(ldr(f.log(), y, strength=2.0).total, loss.detach())
     (grad,) = torch.autograd.grad(loss, probs)
     assert float(grad[0, 0, 2]) == pytest.approx(-1 / 0.2)

@@ -160,7 +160,7 @@ DIFFERENT = {
         for k in (1, 2)
     ),
     "Monte Carlo's seed": tuple(ds.masks.MonteCarlo(network(), 3, seed=s) for s in (0, 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

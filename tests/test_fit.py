@@ -56,8 +56,19 @@ def test_fit_equals_separate_trainings(name, optimizer):
     ensemble.body.set_keys([(5, member) for member in range(M)])
     alone = [ensemble.member(i) for i in range(M)]
     schedule = ds.train.schedules.step([4], 0.3)
-    ds.fit(ensemble, (x, y), mse, epochs=7, batch_size=BATCH, lr=rates, optimizer=optimizer, schedule=schedule,
-           clip_norm=2.0, seed=5, **options)  # fmt: skip
+    ds.fit(
+        ensemble,
+        (x, y),
+        mse,
+        epochs=7,
+        batch_size=BATCH,
+        lr=rates,
+        optimizer=optimizer,
+        schedule=schedule,
+        clip_norm=2.0,
+        seed=5,
+        **options,
+    )
     loader = TensorBatches(x, y, batch_size=BATCH, seeds=[5], device=torch.device("cpu"))
     for i, module in enumerate(alone):
         optimiser = theirs(module.parameters(), lr=rates[i], **options)
@@ -192,8 +203,7 @@ def test_early_stopping_per_member_keeps_each_members_own_best():
         assert history.best_epoch[member] == 1 + curve.index(min(curve))
         assert own[member].item() == pytest.approx(min(curve), rel=1e-5)
     lone = ds.Ensemble(NETWORKS["norm_first"][0], M).subset([1])
-    lone_history = ds.fit(lone, train, mse, validation=held_out, patience=4, watch="member",
-                          **{**options, "lr": 0.001})  # fmt: skip
+    lone_history = ds.fit(lone, train, mse, validation=held_out, patience=4, watch="member", **{**options, "lr": 0.001})
     assert lone_history.best_epoch[0] == history.best_epoch[1], "a member's stopping depends on its neighbours"
 
 
@@ -498,9 +508,17 @@ def test_measures_are_tracked_per_run_of_a_sweep():
     track = {"spread": lambda outputs, targets: outputs.std(0).mean()}
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
     swept = ds.sweep(
-        partial(ds.nets.mlp, 5, 1, (8,)), (x[:25], y[:25]), objective, grid={"beta": [0.0, 1.0]}, members=3,
-        epochs=3, lr=0.02, validation=(x[25:], y[25:]), track=track, keep="last",
-    )  # fmt: skip
+        partial(ds.nets.mlp, 5, 1, (8,)),
+        (x[:25], y[:25]),
+        objective,
+        grid={"beta": [0.0, 1.0]},
+        members=3,
+        epochs=3,
+        lr=0.02,
+        validation=(x[25:], y[25:]),
+        track=track,
+        keep="last",
+    )
     for run in range(2):
         told = swept.history(run).column("validation_spread")
         assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
@@ -602,27 +620,38 @@ def held_back(loss):
 alone = OBJECTIVES.independent
 WRONG_TARGETS = {
     "0 and 1 as signs": (
-        partial(alone, loss="logistic"), 1, SIGNS, SIGNS.clamp_min(0), "be -1 or \\+1; got .* Use 2 \\* targets - 1"
+        partial(alone, loss="logistic"),
+        1,
+        SIGNS,
+        SIGNS.clamp_min(0),
+        "be -1 or \\+1; got .* Use 2 \\* targets - 1",
     ),
     "bool as signs": (partial(alone, loss="exponential"), 1, SIGNS, SIGNS > 0, "be -1 or \\+1"),
     "one sign wrong": (partial(alone, loss="logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
     "counts": (partial(alone, loss="poisson"), 1, SIGNS + 1, swapped(SIGNS + 1, -2), "be counts of at least 0; got -2"),
     "sums of 5": (partial(alone, loss="cross_entropy"), 3, SOFT, 5 * SOFT, "be soft labels: .* with sum one"),
     "one below zero": (
-        partial(alone, loss="brier"), 3, SOFT, swapped(SOFT, torch.tensor([-1.0, 1.0, 1.0])), "be soft labels"
+        partial(alone, loss="brier"),
+        3,
+        SOFT,
+        swapped(SOFT, torch.tensor([-1.0, 1.0, 1.0])),
+        "be soft labels",
     ),
     "too high": (partial(alone, loss="cross_entropy"), 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2; .* to 3"),
     "negative": (partial(alone, loss="brier"), 3, LABELS, swapped(LABELS, -1), "be labels from 0 .*; .* from -1 to 2"),
     "nested partials": (
-        partial(partial(partial(OBJECTIVES.augmented, loss="mse"), pool="score", beta=0.5), loss="logistic"), 1, SIGNS,
-        swapped(SIGNS, 0), "be -1 or \\+1",
+        partial(partial(partial(OBJECTIVES.augmented, loss="mse"), pool="score", beta=0.5), loss="logistic"),
+        1,
+        SIGNS,
+        swapped(SIGNS, 0),
+        "be -1 or \\+1",
     ),
     "a function": (partial(alone, loss=ds.losses.logistic), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
     "a user's default": (held_back("logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
     "a user's name": (partial(held_back("mse"), loss="poisson"), 1, SIGNS + 1, swapped(SIGNS, -1), "be counts"),
     "adp": (OBJECTIVES.adp, 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2"),
     "ldr": (partial(OBJECTIVES.ldr, strength=1.0), 3, LABELS, swapped(LABELS, -1), "be labels from 0 "),
-}  # fmt: skip
+}
 
 
 class Pairs(Dataset):
@@ -699,8 +728,11 @@ def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path):
 
 
 def pooled_loss(ensemble, pair, loss, pool, weights=None):
-    return float(ds.diversity.decompose(ensemble.predict(pair[0]), pair[1], loss=loss, pool=pool,
-                                        weights=weights).ensemble.mean())  # fmt: skip
+    return float(
+        ds.diversity.decompose(
+            ensemble.predict(pair[0]), pair[1], loss=loss, pool=pool, weights=weights
+        ).ensemble.mean()
+    )
 
 
 WATCHED = {
@@ -709,13 +741,15 @@ WATCHED = {
     "independent, smoothed": (partial(alone, loss="cross_entropy", smoothing=0.3), "cross_entropy", "probability"),
     "joint": (partial(OBJECTIVES.joint, loss="cross_entropy", pool="score"), "cross_entropy", "score"),
     "negative correlation": (
-        partial(OBJECTIVES.negative_correlation, strength=0.3, loss="cross_entropy"), "cross_entropy", "score"
+        partial(OBJECTIVES.negative_correlation, strength=0.3, loss="cross_entropy"),
+        "cross_entropy",
+        "score",
     ),
     "adp": (partial(OBJECTIVES.adp, temperature=4.0), "cross_entropy", "probability"),
     "ldr": (partial(OBJECTIVES.ldr, strength=0.5), "cross_entropy", "probability"),
     "trades": (OBJECTIVES.trades, "cross_entropy", "probability"),
     "a user's loss": (held_back("cross_entropy"), "cross_entropy", "probability"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", WATCHED)
@@ -851,9 +885,14 @@ def test_the_highest_metric_is_best_on_request():
     assert history.best_epoch == 3, "0.5 is not more than 0.5 above 0.1"
     per_member = [[0.1, 0.9], [0.5, 0.5], [0.2, 0.1]]
     history = ds.fit(
-        ds.Ensemble(build, 2), pair, mse, metric=scripted(per_member), mode="max", watch="member",
+        ds.Ensemble(build, 2),
+        pair,
+        mse,
+        metric=scripted(per_member),
+        mode="max",
+        watch="member",
         **{**options, "epochs": 3},
-    )  # fmt: skip
+    )
     assert history.best_epoch == [2, 1]
     ensemble = ds.Ensemble(build, 2)
     history = ds.fit(ensemble, pair, mse, metric=scripted(ACCURACIES), mode="max", keep="last", **options)
@@ -933,9 +972,14 @@ def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
         for pair in ((x.contiguous(), y.contiguous()), (x, y)):
             ensemble = ensemble_of("cnn_batch_norm", "loop")
             history = ds.fit(
-                ensemble, make(*pair), mse, validation=make(*pair), checkpoint=tmp_path / str(place), resume=True,
+                ensemble,
+                make(*pair),
+                mse,
+                validation=make(*pair),
+                checkpoint=tmp_path / str(place),
+                resume=True,
                 **options,
-            )  # fmt: skip
+            )
             found.append((weights(ensemble), history.column("validation")))
         assert_same(found[1][0], found[0][0])
         assert found[1][1] == pytest.approx(found[0][1])

@@ -70,8 +70,18 @@ def written(folder):
     return {name: reader for name, (_, reader) in files.items()}
 
 
-NAMES = ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "sheet.png", "labels.json", "train_32x32.mat",
-         "table.csv", "table.dat", "arrays.npz"]  # fmt: skip
+NAMES = [
+    "a-idx3-ubyte",
+    "a-idx3-ubyte.gz",
+    "batch.bin",
+    "train.bin",
+    "sheet.png",
+    "labels.json",
+    "train_32x32.mat",
+    "table.csv",
+    "table.dat",
+    "arrays.npz",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,8 +148,10 @@ def test_formats_with_a_checksum_notice_a_changed_byte(name, tmp_path):
 def test_keel_names_its_columns(tmp_path):
     (tmp_path / "a.dat").write_text(KEEL)
     assert formats.keel_columns(tmp_path / "a.dat") == {
-        "Sex": ["M", "F"], "Body mass": ["1.5", "2.5"], "Age": ["30", "40"]
-    }  # fmt: skip
+        "Sex": ["M", "F"],
+        "Body mass": ["1.5", "2.5"],
+        "Age": ["30", "40"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -160,8 +172,10 @@ def test_odd_keel_files_are_refused(text, message, tmp_path):
 def test_blanks_separate_columns(tmp_path):
     (tmp_path / "a.txt").write_text("1  2.5\tx \n\n 3 4 y\n")
     assert formats.spaced_columns(tmp_path / "a.txt", ("a", "b", "c")) == {
-        "a": ["1", "3"], "b": ["2.5", "4"], "c": ["x", "y"]
-    }  # fmt: skip
+        "a": ["1", "3"],
+        "b": ["2.5", "4"],
+        "c": ["x", "y"],
+    }
     with pytest.raises(DataError, match="must have 2 fields in row 1; got 3"):
         formats.spaced_columns(tmp_path / "a.txt", ("a", "b"))
 

@@ -252,9 +252,10 @@ def test_slices_change_nothing(monkeypatch):
 def curve_by_orders(scores, losses):
     """The mean risk at every k over all orders that keep lower scores first."""
     orders = [
-        order for order in itertools.permutations(range(len(scores)))
+        order
+        for order in itertools.permutations(range(len(scores)))
         if all(scores[a] <= scores[b] for a, b in itertools.pairwise(order))
-    ]  # fmt: skip
+    ]
     risks = [[sum(losses[i] for i in order[:k]) / k for k in range(1, len(order) + 1)] for order in orders]
     return [sum(risk[k] for risk in risks) / len(risks) for k in range(len(scores))]
 
@@ -580,7 +581,7 @@ TAKE_BOTH = {
         (OUTPUTS, LABELS + 1, "`labels` must be from 0 to 2; got labels from 1 to 3"),
         (OUTPUTS, LABELS - 1, "`labels` must be from 0 to 2; got labels from -1 to 1"),
     ],
-)  # fmt: skip
+)
 def test_outputs_and_labels_that_do_not_fit_are_refused(name, outputs, labels, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         TAKE_BOTH[name](outputs, labels)

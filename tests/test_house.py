@@ -10,10 +10,32 @@ import dissensus
 
 SOURCE = Path(dissensus.__file__).parent
 FLOORS = [
-    "axes", "checks", "randomness", "fingerprint", "storage", "pooling", "losses", "diversity", "scores", "metrics",
-    "objectives", "nets", "dropout", "masks", "execution", "pages", "auditing", "ensemble", "trunk", "data", "attacks",
-    "train", "studies", "cli", "__main__",
-]  # fmt: skip
+    "axes",
+    "checks",
+    "randomness",
+    "fingerprint",
+    "storage",
+    "pooling",
+    "losses",
+    "diversity",
+    "scores",
+    "metrics",
+    "objectives",
+    "nets",
+    "dropout",
+    "masks",
+    "execution",
+    "pages",
+    "auditing",
+    "ensemble",
+    "trunk",
+    "data",
+    "attacks",
+    "train",
+    "studies",
+    "cli",
+    "__main__",
+]
 """Each room may use rooms before it in this list, and its own."""
 CORE = {"torch", "numpy", "safetensors", "jaxtyping"}
 

@@ -62,9 +62,12 @@ def expanded(x, last):
 
 
 LAYOUTS = {
-    "strided": strided, "every third": every_third, "transposed": transposed, "offset": offset,
+    "strided": strided,
+    "every third": every_third,
+    "transposed": transposed,
+    "offset": offset,
     "channels last": channels_last,
-}  # fmt: skip
+}
 
 FEW = {layout: LAYOUTS[layout] for layout in ("transposed", "channels last")}
 
@@ -148,9 +151,14 @@ def fitted(x, y, *, build=mlp, objective=CROSS_ENTROPY, loader=False, backend="l
 
 def swept(x, y, **options):
     found = ds.sweep(
-        mlp, (x, y), CROSS_ENTROPY, grid={"lr": [0.05, 0.01], "seed": [0, 1]}, members=2, backend="vmap",
+        mlp,
+        (x, y),
+        CROSS_ENTROPY,
+        grid={"lr": [0.05, 0.01], "seed": [0, 1]},
+        members=2,
+        backend="vmap",
         **{**TRAINING, **options},
-    )  # fmt: skip
+    )
     return [found.run(run) for run in range(4)]
 
 
@@ -189,9 +197,13 @@ def cached(folder, x, y):
         for number, parameter in enumerate(network.parameters()):
             parameter.copy_(0.1 * random(*parameter.shape, seed=number))
     cache = ds.data.features.cached_features(
-        network, (x, y), folder / f"cache{len(list(folder.iterdir()))}", batch_size=5, dtype=torch.float32,
+        network,
+        (x, y),
+        folder / f"cache{len(list(folder.iterdir()))}",
+        batch_size=5,
+        dtype=torch.float32,
         augmentations=[None, ds.data.augment.flips],
-    )  # fmt: skip
+    )
     return cache.tensors()
 
 
@@ -260,15 +272,20 @@ def table():
         "losses.divergence": (with_gradient(ds.losses.divergence), (LOGITS, OTHERS)),
         "losses.per_member": (partial(ds.losses.per_member, "mse"), (LOGITS, REALS)),
         "losses.per_member, a user's loss": (
-            partial(ds.losses.per_member, lambda f, y: (f - y).square().sum(-1)), (LOGITS, REALS)),
+            partial(ds.losses.per_member, lambda f, y: (f - y).square().sum(-1)),
+            (LOGITS, REALS),
+        ),
         "losses.custom": (partial(ds.losses.custom, lambda f, y: (f - y).abs().sum(-1)), (LOGITS[0], REALS)),
         "losses.at_label": (ds.losses.at_label, (LOGITS, LABELS), EXACT),
         "losses.as_values": (ds.losses.as_values, (LOGITS, REALS), EXACT),
         "losses.check_target_values": (lambda y: ds.losses.check_target_values("cross_entropy", y, C), (SOFT,)),
         "losses.check_targets": (lambda y: ds.losses.check_targets("poisson", y, C), (REALS.abs(),)),
         # scores
-        **{f"scores.{name}": (call, (PROBS,)) for name, call in ds.scores.OF_PROBS.items()
-           if name != "distinct_predictions"},
+        **{
+            f"scores.{name}": (call, (PROBS,))
+            for name, call in ds.scores.OF_PROBS.items()
+            if name != "distinct_predictions"
+        },
         "scores.pairwise_kl, of logarithms": (lambda f: ds.scores.pairwise_kl(log_probs=f), (PROBS.log(),)),
         "scores.mean_energy": (ds.scores.mean_energy, (LOGITS,)),
         "scores.max_logit": (ds.scores.max_logit, (LOGITS,)),
@@ -282,19 +299,25 @@ def table():
         "diversity.probability_kl_limit": (ds.diversity.probability_kl_limit, (LOGITS, WEIGHTS)),
         "diversity.probability_log_ratio": (ds.diversity.probability_log_ratio, (LOGITS, LABELS, WEIGHTS)),
         "diversity.probability_variance_approximation": (
-            ds.diversity.probability_variance_approximation, (LOGITS, LABELS, WEIGHTS)),
+            ds.diversity.probability_variance_approximation,
+            (LOGITS, LABELS, WEIGHTS),
+        ),
         "diversity.exponential_family": (
-            lambda f, w: ds.diversity.exponential_family(f, family="categorical", weights=w), (LOGITS, WEIGHTS)),
+            lambda f, w: ds.diversity.exponential_family(f, family="categorical", weights=w),
+            (LOGITS, WEIGHTS),
+        ),
         "diversity.hessian_form": (partial(ds.diversity.hessian_form, **ce), (LOGITS, LABELS)),
         "diversity.vote_disagreement": (ds.diversity.vote_disagreement, (LOGITS[..., :2], LABELS % 2, WEIGHTS)),
         "diversity.decompose": (partial(ds.diversity.decompose, pool="probability", **ce), (LOGITS, LABELS)),
         "diversity.decompose, values": (
             lambda f, y, w: ds.diversity.decompose(f, y, loss="mse", pool="score", weights=w),
-            (LOGITS, REALS, WEIGHTS)),
-        "diversity.decompose, vote": (
-            partial(ds.diversity.decompose, loss="zero_one", pool="vote"), (LOGITS, LABELS)),
+            (LOGITS, REALS, WEIGHTS),
+        ),
+        "diversity.decompose, vote": (partial(ds.diversity.decompose, loss="zero_one", pool="vote"), (LOGITS, LABELS)),
         "diversity.codependence": (
-            partial(ds.diversity.codependence, pool="score", drop=0.4, repeats=5, **ce), (LOGITS, LABELS)),
+            partial(ds.diversity.codependence, pool="score", drop=0.4, repeats=5, **ce),
+            (LOGITS, LABELS),
+        ),
         "diversity.distinct_predictions": (ds.diversity.distinct_predictions, (PROBS,), EXACT),
         "diversity.jensen_shannon": (ds.diversity.jensen_shannon, (PROBS,)),
         "diversity.nonmaximal_volume": (ds.diversity.nonmaximal_volume, (PROBS.log(),)),
@@ -309,15 +332,16 @@ def table():
         "diversity.plane": (ds.diversity.plane, (PROBS, LABELS)),
         "diversity.dominance": (partial(ds.diversity.dominance, pool="score", **ce), (LOGITS, LABELS)),
         "diversity.relative_diversity": (
-            partial(ds.diversity.relative_diversity, pool="probability", **ce), (LOGITS, LABELS)),
+            partial(ds.diversity.relative_diversity, pool="probability", **ce),
+            (LOGITS, LABELS),
+        ),
         "diversity.beta_approximation": (ds.diversity.beta_approximation, (SOFT, REALS.abs() + 1)),
-        "diversity.independent_errors": (
-            lambda others: ds.diversity.independent_errors(0.8, others, 4), (SOFT[:, 1],)),
+        "diversity.independent_errors": (lambda others: ds.diversity.independent_errors(0.8, others, 4), (SOFT[:, 1],)),
         "diversity.flipped": (lambda flips: ds.diversity.flipped(0.8, flips, 4), (SOFT[:, 1],)),
         "diversity.generalisation_gap": (
-            lambda a, b, c, d: ds.diversity.generalisation_gap(
-                ds.Decomposition(a, b, c), ds.Decomposition(d, c, a)),
-            (SCORES, OUTSIDE, SCORES + 2, OUTSIDE + 1)),
+            lambda a, b, c, d: ds.diversity.generalisation_gap(ds.Decomposition(a, b, c), ds.Decomposition(d, c, a)),
+            (SCORES, OUTSIDE, SCORES + 2, OUTSIDE + 1),
+        ),
         "diversity.mean_covariance": (ds.diversity.mean_covariance, (random(M, M, seed=1),)),
         # metrics
         "metrics.auroc": (ds.metrics.auroc, (SCORES, OUTSIDE)),
@@ -325,7 +349,9 @@ def table():
         "metrics.roc": (ds.metrics.roc, (SCORES, OUTSIDE)),
         "metrics.threshold": (ds.metrics.threshold, (SCORES,)),
         "metrics.compared": (
-            lambda a, b, c, d: ds.metrics.compared((a, b), (c, d)), (SCORES, OUTSIDE, SCORES * 2, OUTSIDE - 1)),
+            lambda a, b, c, d: ds.metrics.compared((a, b), (c, d)),
+            (SCORES, OUTSIDE, SCORES * 2, OUTSIDE - 1),
+        ),
         "metrics.risk_coverage": (lambda s, w: ds.metrics.risk_coverage(s, w), (SCORES, OUTSIDE > 1)),
         "metrics.calibration": (ds.metrics.calibration, (LOG_PROBS, LABELS)),
         "metrics.prediction_accuracy": (partial(ds.metrics.prediction_accuracy, pool="vote"), (LOGITS, LABELS)),
@@ -342,32 +368,47 @@ def table():
         # objectives
         "objectives.independent": (with_gradient(ds.objectives.independent, **ce), (LOGITS, LABELS)),
         "objectives.independent, soft and weighted": (
-            with_gradient(lambda f, y, w: ds.objectives.independent(f, y, weights=w, **ce)), (LOGITS, SOFT, WEIGHTS)),
+            with_gradient(lambda f, y, w: ds.objectives.independent(f, y, weights=w, **ce)),
+            (LOGITS, SOFT, WEIGHTS),
+        ),
         "objectives.augmented": (
-            with_gradient(ds.objectives.augmented, beta=0.5, pool="probability", **brier), (LOGITS, LABELS)),
+            with_gradient(ds.objectives.augmented, beta=0.5, pool="probability", **brier),
+            (LOGITS, LABELS),
+        ),
         "objectives.joint": (with_gradient(ds.objectives.joint, pool="score", **ce), (LOGITS, LABELS)),
         "objectives.gradient_adjusted": (with_gradient(ds.objectives.gradient_adjusted, alpha=0.5), (LOGITS, REALS)),
         "objectives.negative_correlation": (
-            with_gradient(ds.objectives.negative_correlation, strength=0.5), (LOGITS, REALS)),
+            with_gradient(ds.objectives.negative_correlation, strength=0.5),
+            (LOGITS, REALS),
+        ),
         "objectives.learner_dropout": (
             with_gradient(ds.objectives.learner_dropout, drop=0.3, pool="probability", per="example", **ce),
-            (LOGITS, LABELS)),
+            (LOGITS, LABELS),
+        ),
         "objectives.adp": (with_gradient(ds.objectives.adp, entropy_drop=0.2), (LOGITS, LABELS)),
         "objectives.trades": (
-            with_gradient(lambda f, y, a: ds.objectives.trades(f, y, adversarial=a)), (LOGITS, LABELS, OTHERS)),
+            with_gradient(lambda f, y, a: ds.objectives.trades(f, y, adversarial=a)),
+            (LOGITS, LABELS, OTHERS),
+        ),
         "objectives.a2d": (
-            with_gradient(lambda f, y, u: ds.objectives.a2d(f, y, unlabelled=u)), (LOGITS, LABELS, OTHERS)),
+            with_gradient(lambda f, y, u: ds.objectives.a2d(f, y, unlabelled=u)),
+            (LOGITS, LABELS, OTHERS),
+        ),
         "objectives.divdis": (
-            with_gradient(lambda f, y, u: ds.objectives.divdis(f, y, unlabelled=u)), (LOGITS, LABELS, OTHERS)),
+            with_gradient(lambda f, y, u: ds.objectives.divdis(f, y, unlabelled=u)),
+            (LOGITS, LABELS, OTHERS),
+        ),
         "objectives.ldr": (with_gradient(ds.objectives.ldr, strength=1.0), (LOGITS, LABELS)),
-        "objectives.ldr, inverse": (
-            with_gradient(ds.objectives.ldr, strength=1.0, weight="inverse"), (LOGITS, LABELS)),
+        "objectives.ldr, inverse": (with_gradient(ds.objectives.ldr, strength=1.0, weight="inverse"), (LOGITS, LABELS)),
         "objectives.hardness": (ds.objectives.hardness, (LOGITS, LABELS)),
         "objectives.pair_agreement": (with_gradient(ds.objectives.pair_agreement), (LOGITS,)),
         # masks
         "masks.iou": (ds.masks.iou, (ds.masks.for_width(8, 4, 2.0),)),
         "masks.Masksembles.of": (
-            lambda m, x: ds.masks.Masksembles.of(m)(x), (ds.masks.for_width(8, 4, 2.0), random(B, 8)), EXACT),
+            lambda m, x: ds.masks.Masksembles.of(m)(x),
+            (ds.masks.for_width(8, 4, 2.0), random(B, 8)),
+            EXACT,
+        ),
         "masks.Masksembles.forward": (ds.masks.Masksembles(3, 3, 1.5), (IMAGES,), EXACT),
         "masks.Masksembles.forward, uneven blocks": (ds.masks.Masksembles(3, 3, 1.5), (IMAGES[:7],), EXACT),
         "masks.Masksembles.forward, tokens": (ds.masks.Masksembles(6, 4, 2.0, channel_axis=-1), (ROWS,), EXACT),
@@ -377,25 +418,42 @@ def table():
         "masks.MonteCarlo.forward": (lambda x: monte_carlo()(x), (IMAGES,)),
         "masks.plan": (lambda x: ds.masks.plan(cnn(), 4, 1.5, cost="multiply_adds", x=x), (IMAGES,)),
         # members
-        **{f"Ensemble.forward, {backend}": (lambda x, b=backend: ensemble(backend=b)(x), (ROWS,))
-           for backend in ("loop", "vmap", "batched")},
-        **{f"Ensemble.forward, images, {backend}": (lambda x, b=backend: ensemble(cnn, b, training=True)(x), (IMAGES,))
-           for backend in ("loop", "vmap")},
+        **{
+            f"Ensemble.forward, {backend}": (lambda x, b=backend: ensemble(backend=b)(x), (ROWS,))
+            for backend in ("loop", "vmap", "batched")
+        },
+        **{
+            f"Ensemble.forward, images, {backend}": (lambda x, b=backend: ensemble(cnn, b, training=True)(x), (IMAGES,))
+            for backend in ("loop", "vmap")
+        },
         "Ensemble.forward, images, batched": (
-            lambda x: ensemble(lambda: ds.nets.cnn(3, C, 8, (4, 5)).double(), "batched")(x), (IMAGES,)),
-        **{f"Ensemble.forward, dropout, {backend}": (
-            lambda x, b=backend: ensemble(partial(mlp, 0.4), b, training=True)(x), (ROWS,))
-           for backend in ("loop", "vmap", "batched")},
-        **{f"Ensemble.forward, own inputs, {backend}": (
-            lambda x, b=backend: ensemble(lambda: nn.Linear(C, 2).double(), b)(x, per_member=True), (LOGITS,))
-           for backend in ("loop", "vmap", "batched")},
+            lambda x: ensemble(lambda: ds.nets.cnn(3, C, 8, (4, 5)).double(), "batched")(x),
+            (IMAGES,),
+        ),
+        **{
+            f"Ensemble.forward, dropout, {backend}": (
+                lambda x, b=backend: ensemble(partial(mlp, 0.4), b, training=True)(x),
+                (ROWS,),
+            )
+            for backend in ("loop", "vmap", "batched")
+        },
+        **{
+            f"Ensemble.forward, own inputs, {backend}": (
+                lambda x, b=backend: ensemble(lambda: nn.Linear(C, 2).double(), b)(x, per_member=True),
+                (LOGITS,),
+            )
+            for backend in ("loop", "vmap", "batched")
+        },
         "Ensemble.forward, mixed": (
-            lambda x: ds.Ensemble.from_modules([network(mlp), network(partial(nn.Linear, 6, C))])(x), (ROWS,)),
+            lambda x: ds.Ensemble.from_modules([network(mlp), network(partial(nn.Linear, 6, C))])(x),
+            (ROWS,),
+        ),
         "Ensemble.predict": (lambda x, y: ensemble(cnn).predict((x, y), 5, targets=True), (IMAGES, LABELS)),
         "Ensemble.soup": (lambda x: ensemble(cnn).soup(x, batch_size=5), (IMAGES,)),
         "Ensemble.greedy_soup": (
             lambda x: ensemble(cnn).greedy_soup(lambda n: float(n(x).square().mean()), x, batch_size=5).network,
-            (IMAGES,)),
+            (IMAGES,),
+        ),
         "SharedTrunk.forward": (lambda x: trunk()(x), (IMAGES,)),
         "SharedTrunk.features": (lambda x: trunk().features(x), (IMAGES,)),
         "trunk.last_layers": (lambda x: ds.trunk.last_layers(network(cnn), 2, members=2).eval()(x), (IMAGES,)),
@@ -410,15 +468,20 @@ def table():
         "fit, a loader": (partial(fitted, build=cnn, loader=True), (IMAGES, LABELS)),
         "fit, values": (partial(fitted, objective=partial(ds.objectives.independent, loss="mse")), (ROWS, REALS)),
         "fit, validation": (
-            lambda x, y, v, w: fitted(x, y, build=cnn, validation=(v, w)), (IMAGES, LABELS, NOISE, LABELS)),
+            lambda x, y, v, w: fitted(x, y, build=cnn, validation=(v, w)),
+            (IMAGES, LABELS, NOISE, LABELS),
+        ),
         "fit, unlabelled": (
-            lambda x, y, u: fitted(x, y, objective=ds.objectives.a2d, unlabelled=u), (ROWS, LABELS, ROWS + 1)),
+            lambda x, y, u: fitted(x, y, objective=ds.objectives.a2d, unlabelled=u),
+            (ROWS, LABELS, ROWS + 1),
+        ),
         "fit, adversarial": (
-            partial(fitted, build=cnn, adversarial=ds.train.AdversarialTraining(0.1, steps=2)), (IMAGES, LABELS)),
+            partial(fitted, build=cnn, adversarial=ds.train.AdversarialTraining(0.1, steps=2)),
+            (IMAGES, LABELS),
+        ),
         "fit, settings per member": (lambda x, y, lr: fitted(x, y, lr=lr), (ROWS, LABELS, WEIGHTS / 10)),
         "sweep": (swept, (ROWS, LABELS)),
-        "sweep, validation": (
-            lambda x, y, v, w: swept(x, y, validation=(v, w)), (ROWS, LABELS, ROWS + 1, LABELS)),
+        "sweep, validation": (lambda x, y, v, w: swept(x, y, validation=(v, w)), (ROWS, LABELS, ROWS + 1, LABELS)),
         "Sweep.outputs": (
             lambda x: ds.sweep(
                 mlp, (ROWS, LABELS), CROSS_ENTROPY, grid={"seed": [0, 1]}, members=2, backend="vmap", **TRAINING
@@ -439,7 +502,8 @@ def table():
         "attacks.pgd, l2": (attack("pgd", epsilon=0.5, steps=3, norm="l2"), (IMAGES, LABELS)),
         "attacks.pgd, targets": (
             lambda x, y, t: ds.attacks.pgd(victim(), x, y, target=t, epsilon=0.1, steps=3),
-            (IMAGES, LABELS, (LABELS + 1) % C)),
+            (IMAGES, LABELS, (LABELS + 1) % C),
+        ),
         "attacks.mim": (attack("mim", epsilon=0.1, steps=3), (IMAGES, LABELS)),
         "attacks.apgd": (attack("apgd", epsilon=0.1, steps=5), (IMAGES, LABELS)),
         "attacks.apgd, l2": (attack("apgd", epsilon=0.5, steps=5, norm="l2", loss="dlr"), (IMAGES, LABELS)),
@@ -447,32 +511,50 @@ def table():
         "attacks.square, l2": (attack("square", epsilon=0.5, queries=10, norm="l2"), (IMAGES, LABELS)),
         "attacks.square, rows": (
             lambda x, y: ds.attacks.square(ensemble(backend="loop"), x, y, epsilon=0.1, queries=10),
-            (ROWS.sigmoid(), LABELS)),
+            (ROWS.sigmoid(), LABELS),
+        ),
         "attacks.counted_square": (attack("counted_square", epsilon=0.1, queries=10), (IMAGES, LABELS)),
         "attacks.carlini_wagner": (
-            attack("carlini_wagner", steps=8, search_steps=2, step_size=0.1, constant=1.0), (IMAGES, LABELS)),
+            attack("carlini_wagner", steps=8, search_steps=2, step_size=0.1, constant=1.0),
+            (IMAGES, LABELS),
+        ),
         "attacks.elastic_net": (
-            attack("elastic_net", steps=8, search_steps=2, step_size=0.1, constant=1.0), (IMAGES, LABELS)),
+            attack("elastic_net", steps=8, search_steps=2, step_size=0.1, constant=1.0),
+            (IMAGES, LABELS),
+        ),
         "attacks.jsma": (
             lambda x, y, t: ds.attacks.jsma(victim(), x, y, target=t, distortion=0.05),
-            (IMAGES, LABELS, (LABELS + 1) % C)),
+            (IMAGES, LABELS, (LABELS + 1) % C),
+        ),
         "attacks.random_noise": (attack("random_noise", epsilon=0.3, draws=3), (IMAGES, LABELS)),
         "attacks.tried": (
             attack("tried", epsilon=0.2, craft=lambda _, x, y: (x + 0.2 * (y % 2).view(-1, 1, 1, 1)).clamp(0, 1)),
-            (IMAGES, LABELS)),
+            (IMAGES, LABELS),
+        ),
         "attacks.over": (
             lambda x, y: ds.attacks.over(partial(ds.attacks.fgsm, epsilon=0.1), victim(), x, y, batch_size=5),
-            (IMAGES, LABELS)),
+            (IMAGES, LABELS),
+        ),
         "attacks.perturbed": (attack("perturbed", epsilon=0.1, steps=3), (IMAGES, LABELS)),
         "attacks.climbed": (
             lambda x, s: ds.attacks.climbed(
-                torch.cos, x, s, ball=ds.attacks.Ball("l2", 0.5, 0.0, 1.0), steps=3, step_size=0.2, decay=1.0),
-            (IMAGES, NOISE)),
-        **{f"attacks.Ball.{name}, {norm}": (
-            lambda *points, n=name, b=norm: getattr(ds.attacks.Ball(b, 0.3, 0.0, 1.0), n)(*points), points)
-           for norm in ("linf", "l2")
-           for name, points in {"lengths": (IMAGES,), "steepest": (IMAGES - 0.5,), "projected": (IMAGES, NOISE),
-                                "random": (IMAGES, KEYS.int())}.items()},
+                torch.cos, x, s, ball=ds.attacks.Ball("l2", 0.5, 0.0, 1.0), steps=3, step_size=0.2, decay=1.0
+            ),
+            (IMAGES, NOISE),
+        ),
+        **{
+            f"attacks.Ball.{name}, {norm}": (
+                lambda *points, n=name, b=norm: getattr(ds.attacks.Ball(b, 0.3, 0.0, 1.0), n)(*points),
+                points,
+            )
+            for norm in ("linf", "l2")
+            for name, points in {
+                "lengths": (IMAGES,),
+                "steepest": (IMAGES - 0.5,),
+                "projected": (IMAGES, NOISE),
+                "random": (IMAGES, KEYS.int()),
+            }.items()
+        },
         "attacks.Ball.checked": (lambda x: ds.attacks.Ball.checked("linf", 0.1, (0.0, 1.0), x).epsilon, (IMAGES,)),
         "attacks.transfer_matrix": (attack("transfer_matrix", steps=2, batch_size=5), (IMAGES, LABELS)),
         "attacks.evaluate": (evaluated, (ROWS[:4].sigmoid(), LABELS[:4])),
@@ -480,14 +562,17 @@ def table():
         "audit": (partial(audited, task="classification", kind="logits"), (LOGITS, LABELS)),
         "audit, everything": (
             lambda f, y, g, z, r, o: audited(
-                f, y, task="classification", kind="logits", train=(g, z), reference=r, ood=o),
-            (LOGITS, LABELS, OTHERS, LABELS, LOGITS + 1, OTHERS)),
+                f, y, task="classification", kind="logits", train=(g, z), reference=r, ood=o
+            ),
+            (LOGITS, LABELS, OTHERS, LABELS, LOGITS + 1, OTHERS),
+        ),
         "audit, regression": (partial(audited, task="regression"), (LOGITS, REALS)),
         "audit, one output": (partial(audited, task="regression"), (LOGITS[..., 0], REALS[:, 0])),
         "audit, arrays": (
-            lambda f, y: audited(f.numpy(), y.numpy(), task="classification", kind="logits"), (LOGITS, LABELS)),
-        "audit, a list": (
-            lambda f, y: audited(list(f), y, task="classification", kind="logits"), (LOGITS, LABELS)),
+            lambda f, y: audited(f.numpy(), y.numpy(), task="classification", kind="logits"),
+            (LOGITS, LABELS),
+        ),
+        "audit, a list": (lambda f, y: audited(list(f), y, task="classification", kind="logits"), (LOGITS, LABELS)),
         "auditing.roc_area": (ds.auditing.roc_area, (SCORES, OUTSIDE)),
         # data
         "data.split": (lambda x, y: ds.data.split(x, y, 0.3, 0), (IMAGES, LABELS), EXACT),
@@ -495,10 +580,16 @@ def table():
         "data.batches, augmented": (partial(gathered, augment=ds.data.augment.crops), (IMAGES, LABELS), EXACT),
         "data.TensorBatches.batch": (
             lambda x, y, chosen: ds.data.TensorBatches(
-                x, y, batch_size=5, seeds=[0, 1], device=torch.device("cpu")).batch(chosen),
-            (IMAGES, LABELS, torch.tensor([[0, 3, 1], [5, 2, 2]])), EXACT),
+                x, y, batch_size=5, seeds=[0, 1], device=torch.device("cpu")
+            ).batch(chosen),
+            (IMAGES, LABELS, torch.tensor([[0, 3, 1], [5, 2, 2]])),
+            EXACT,
+        ),
         "data.TensorBatches.size": (
-            lambda chosen: ds.data.TensorBatches.size(None, chosen), (torch.tensor([[0, 3], [5, 2]]),), EXACT),
+            lambda chosen: ds.data.TensorBatches.size(None, chosen),
+            (torch.tensor([[0, 3], [5, 2]]),),
+            EXACT,
+        ),
         "data, unlabelled": (with_pool, (ROWS, LABELS, ROWS + 1), EXACT),
         "data.augment.flips": (augmented("flips"), (IMAGES,), EXACT),
         "data.augment.crops": (augmented("crops", padding=2), (IMAGES,), EXACT),
@@ -506,13 +597,19 @@ def table():
         "data.augment.shifts, zeros": (augmented("shifts", fraction=0.3, fill="zero"), (IMAGES,), EXACT),
         "data.augment.rotations": (augmented("rotations", degrees=40.0), (IMAGES,), EXACT),
         "data.augment.rotations, bilinear": (
-            augmented("rotations", degrees=40.0, interpolation="bilinear"), (IMAGES,), EXACT),
+            augmented("rotations", degrees=40.0, interpolation="bilinear"),
+            (IMAGES,),
+            EXACT,
+        ),
         "data.augment.crops, bytes": (augmented("crops", padding=2), ((IMAGES * 255).byte(),), EXACT),
         "data.augment.rotations, bytes": (augmented("rotations"), ((IMAGES * 255).byte(),), EXACT),
         "data.augment.chain": (
             lambda x: ds.data.augment.chain(ds.data.augment.flips, ds.data.augment.crops)(
-                x, torch.Generator().manual_seed(0)),
-            (IMAGES,), EXACT),
+                x, torch.Generator().manual_seed(0)
+            ),
+            (IMAGES,),
+            EXACT,
+        ),
         "data.corruptions.corrupt": (corrupted, (IMAGES,)),
         "data.corruptions.corrupt, one channel": (corrupted, (IMAGES[:, :1],)),
         "data.corruptions.brightness": (lambda x: ds.data.corruptions.brightness(x, 0.2), (IMAGES,), EXACT),
@@ -523,28 +620,45 @@ def table():
         "data.corruptions.jpeg_like": (lambda x: ds.data.corruptions.jpeg_like(x, 25.0), (IMAGES,)),
         "data.corruptions.pixelate": (lambda x: ds.data.corruptions.pixelate(x, 0.5), (IMAGES,)),
         "data.corruptions.gaussian_noise": (
-            lambda x, n: ds.data.corruptions.gaussian_noise(x, 0.1, n), (IMAGES, NOISE), EXACT),
+            lambda x, n: ds.data.corruptions.gaussian_noise(x, 0.1, n),
+            (IMAGES, NOISE),
+            EXACT,
+        ),
         "data.corruptions.impulse_noise": (
-            lambda x, n: ds.data.corruptions.impulse_noise(x, 0.1, n), (IMAGES, NOISE), EXACT),
+            lambda x, n: ds.data.corruptions.impulse_noise(x, 0.1, n),
+            (IMAGES, NOISE),
+            EXACT,
+        ),
         "data.corruptions.shot_noise": (
-            lambda x, n: ds.data.corruptions.shot_noise(x, 20.0, n), (IMAGES, NOISE), EXACT),
+            lambda x, n: ds.data.corruptions.shot_noise(x, 20.0, n),
+            (IMAGES, NOISE),
+            EXACT,
+        ),
         "data.features.cached_features": (cached, (IMAGES, LABELS)),
         "data.features.FeatureCache.collate": (
-            lambda x, y: ds.data.features.FeatureCache.collate(list(zip(x, y, strict=True))), (ROWS, LABELS), EXACT),
+            lambda x, y: ds.data.features.FeatureCache.collate(list(zip(x, y, strict=True))),
+            (ROWS, LABELS),
+            EXACT,
+        ),
         "data.tables.Scaling.fit": (tables.Scaling.fit, (ROWS, REALS)),
         "data.tables.Scaling.apply": (tables.Scaling.fit(ROWS, REALS).apply, (ROWS, REALS)),
         "data.tables.Scaling.restored": (tables.Scaling.fit(ROWS, REALS).restored, (LOGITS,)),
         "data.tables.scaled": (tables.scaled, (ROWS, REALS, torch.arange(8), torch.arange(8, B))),
         "batches.check_finite": (partial(check_finite, "x"), (IMAGES,)),
-        "batches.end_to_end": (
-            lambda x, y: end_to_end("data", [(x, y), (x, y)]), (IMAGES, LABELS), EXACT),
+        "batches.end_to_end": (lambda x, y: end_to_end("data", [(x, y), (x, y)]), (IMAGES, LABELS), EXACT),
         # the ground
         "randomness.example_keys": (lambda x: randomness.example_keys(x, 3), (IMAGES.float(),), EXACT),
         "randomness.uniform": (lambda key: randomness.uniform(key, (2, 3)), (KEYS.int(),), EXACT),
         "randomness.keep_mask": (
-            lambda key, step: randomness.keep_mask((2, 3), 0.4, key, step), (KEYS, torch.arange(B)), EXACT),
+            lambda key, step: randomness.keep_mask((2, 3), 0.4, key, step),
+            (KEYS, torch.arange(B)),
+            EXACT,
+        ),
         "randomness.random_bits": (
-            lambda key, step: randomness.random_bits((2, 3), key, step), (KEYS, torch.arange(B)), EXACT),
+            lambda key, step: randomness.random_bits((2, 3), key, step),
+            (KEYS, torch.arange(B)),
+            EXACT,
+        ),
         "randomness.mixed": (randomness.mixed, (KEYS.int(),), EXACT),
         "dropout.dropped": (lambda x, keep: dropout.dropped(x, keep, 0.5), (IMAGES, NOISE > 0.5), EXACT),
         "dropout.KeyedDropout.forward": (lambda x: dropout.KeyedDropout(0.5)(x), (IMAGES,), EXACT),
@@ -561,7 +675,7 @@ def table():
         "checks.are_probabilities": (checks.are_probabilities, (PROBS,), EXACT),
         "checks.member_weights": (lambda w, f: checks.member_weights(w, M, f), (WEIGHTS, LOGITS), EXACT),
         "checks.value_targets": (lambda y: checks.value_targets(y, B, C), (REALS,), EXACT),
-    }  # fmt: skip
+    }
     return {name: (*row, ROUNDED)[:3] for name, row in rows.items()}
 
 
@@ -573,9 +687,14 @@ NETS = {
 TABLE = table()
 every_function = pytest.mark.parametrize("name", TABLE)
 SLOW = {
-    "attacks.evaluate", "attacks.transfer_matrix", "attacks.elastic_net", "attacks.carlini_wagner",
-    "attacks.counted_square", "fit, adversarial", "audit, everything",
-}  # fmt: skip
+    "attacks.evaluate",
+    "attacks.transfer_matrix",
+    "attacks.elastic_net",
+    "attacks.carlini_wagner",
+    "attacks.counted_square",
+    "fit, adversarial",
+    "audit, everything",
+}
 """Tried in two layouts and in a memory map."""
 NEEDS_FOLDER = {"data.features.cached_features", "storage.write_folder"}
 
@@ -714,26 +833,34 @@ def loaded(build, x, y):
 
 
 WRITING = {
-    **{f"Ensemble, {backend}, {mode}": (
-        lambda build, x, y, b=backend, t=mode == "training": [ensemble(build, b, t)(x) for _ in range(2)])
-       for backend in ("auto", "loop", "vmap", "batched") for mode in ("training", "evaluation")},
-    **{f"Ensemble, own inputs, {backend}": (
-        lambda build, x, y, b=backend: ensemble(build, b)(x.expand(M, *x.shape).contiguous(), per_member=True))
-       for backend in ("auto", "loop", "vmap")},
+    **{
+        f"Ensemble, {backend}, {mode}": (
+            lambda build, x, y, b=backend, t=mode == "training": [ensemble(build, b, t)(x) for _ in range(2)]
+        )
+        for backend in ("auto", "loop", "vmap", "batched")
+        for mode in ("training", "evaluation")
+    },
+    **{
+        f"Ensemble, own inputs, {backend}": (
+            lambda build, x, y, b=backend: ensemble(build, b)(x.expand(M, *x.shape).contiguous(), per_member=True)
+        )
+        for backend in ("auto", "loop", "vmap")
+    },
     "Ensemble, inference mode": lambda build, x, y: torch.inference_mode()(ensemble(build, "loop"))(x).clone(),
     "Ensemble, mixed": lambda build, x, y: ds.Ensemble.from_modules([plain(build), plain(mlp)]).eval()(x),
     "Ensemble.predict": lambda build, x, y: ensemble(build).predict(x),
     "Ensemble.soup": lambda build, x, y: ensemble(build).soup(x),
-    **{f"fit, {backend}": (lambda build, x, y, b=backend: fitted(x, y, build=build, backend=b, validation=(x, y)))
-       for backend in ("loop", "vmap")},
+    **{
+        f"fit, {backend}": (lambda build, x, y, b=backend: fitted(x, y, build=build, backend=b, validation=(x, y)))
+        for backend in ("loop", "vmap")
+    },
     "fit, a loader": lambda build, x, y: loaded(build, x, y),
-    "SharedTrunk": lambda build, x, y: ds.SharedTrunk(
-        plain(build), ensemble(lambda: nn.Linear(C, 2).double()))(x),
+    "SharedTrunk": lambda build, x, y: ds.SharedTrunk(plain(build), ensemble(lambda: nn.Linear(C, 2).double()))(x),
     "attacks.fgsm": lambda build, x, y: ds.attacks.fgsm(plain(build), x, y, epsilon=0.1),
     "attacks.fgsm, ensemble": lambda build, x, y: ds.attacks.fgsm(ensemble(build), x, y, epsilon=0.1),
     "attacks.fgsm, list": lambda build, x, y: ds.attacks.fgsm([plain(build), plain(mlp)], x, y, epsilon=0.1),
     "attacks.square": lambda build, x, y: ds.attacks.square(plain(build), x, y, epsilon=0.1, queries=5),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRITING)
@@ -755,13 +882,17 @@ def test_features_of_networks_and_augmentations_that_write(tmp_path):
     found = [
         called(
             lambda x, y, p=place, w=writes: ds.data.features.cached_features(
-                plain(Standardises if w else Careful), (x, y), tmp_path / p, dtype=torch.float32,
+                plain(Standardises if w else Careful),
+                (x, y),
+                tmp_path / p,
+                dtype=torch.float32,
                 augmentations=[None, shifted_by(0.1, w)],
             ).tensors(),
-            [ROWS, LABELS], place,
+            [ROWS, LABELS],
+            place,
         )
         for place, writes in (("writes", True), ("careful", False))
-    ]  # fmt: skip
+    ]
     assert_same(*found, ROUNDED, "features")
 
 
@@ -783,12 +914,29 @@ def test_augmentations_that_write_into_their_batch_are_like_those_that_do_not(lo
 # --- nothing is left out ----------------------------------------------------------------------------------------------
 
 ROOMS = {
-    "": ds, "pooling": ds.pooling, "losses": ds.losses, "scores": ds.scores, "diversity": ds.diversity,
-    "metrics": ds.metrics, "objectives": ds.objectives, "masks": ds.masks, "attacks": ds.attacks,
-    "auditing": ds.auditing, "train": ds.train, "trunk": ds.trunk, "data": ds.data, "data.augment": ds.data.augment,
-    "data.corruptions": ds.data.corruptions, "data.features": ds.data.features, "data.tables": tables,
-    "randomness": randomness, "dropout": dropout, "fingerprint": fingerprint, "storage": storage, "checks": checks,
-}  # fmt: skip
+    "": ds,
+    "pooling": ds.pooling,
+    "losses": ds.losses,
+    "scores": ds.scores,
+    "diversity": ds.diversity,
+    "metrics": ds.metrics,
+    "objectives": ds.objectives,
+    "masks": ds.masks,
+    "attacks": ds.attacks,
+    "auditing": ds.auditing,
+    "train": ds.train,
+    "trunk": ds.trunk,
+    "data": ds.data,
+    "data.augment": ds.data.augment,
+    "data.corruptions": ds.data.corruptions,
+    "data.features": ds.data.features,
+    "data.tables": tables,
+    "randomness": randomness,
+    "dropout": dropout,
+    "fingerprint": fingerprint,
+    "storage": storage,
+    "checks": checks,
+}
 LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",

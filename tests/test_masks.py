@@ -532,8 +532,9 @@ def test_an_activation_that_gets_no_mask_is_told(name, caplog):
 
 
 def test_dropout_that_gets_no_mask_is_told(caplog):
-    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.1),
-                            nn.Linear(32, 2))  # fmt: skip
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 2)
+    )
     with caplog.at_level(logging.WARNING, "dissensus"):
         masked = masks.convert(network, 4, 2.0, where="dropout", seed=0)
     assert stands(masked) == [8]
@@ -676,9 +677,11 @@ def test_split_trains_each_example_under_one_mask():
 def test_a_masked_network_is_an_ensemble_for_fit(assign, backend):
     build = partial(masks.convert, ds.nets.mlp(6, 3, (16,)), 4, 2.0, assign=assign)
     ensemble = ds.Ensemble(build, 1, backend=backend)
-    objective = cross_entropy if assign == "split" else partial(
-        ds.objectives.augmented, loss="cross_entropy", pool="probability", beta=0.5
-    )  # fmt: skip
+    objective = (
+        cross_entropy
+        if assign == "split"
+        else partial(ds.objectives.augmented, loss="cross_entropy", pool="probability", beta=0.5)
+    )
     history = ds.fit(ensemble, digits(), objective, epochs=12, batch_size=32, lr=0.02, validation=0.2)
     assert history.column("loss")[-1] < 0.5 * history.column("loss")[0]
     outputs = ensemble.predict(digits()[0])
@@ -945,8 +948,13 @@ def test_one_mask_of_all_channels_is_the_network_itself(name, training):
 
 
 def test_pooling_along_the_channels_of_a_linear_layer_is_not_cut():
-    network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), masks.Masksembles(16, 3, 2.0, channel_axis=-1),
-                            nn.AvgPool1d(3, 1, 1), nn.Linear(16, 2)).double()  # fmt: skip
+    network = nn.Sequential(
+        nn.Linear(6, 16),
+        nn.ReLU(),
+        masks.Masksembles(16, 3, 2.0, channel_axis=-1),
+        nn.AvgPool1d(3, 1, 1),
+        nn.Linear(16, 2),
+    ).double()
     masked = masks.Masked(network).eval()
     x = torch.randn(5, 7, 6, dtype=torch.float64)
     for index in range(3):
@@ -954,8 +962,13 @@ def test_pooling_along_the_channels_of_a_linear_layer_is_not_cut():
 
 
 def test_two_masks_in_one_stretch_keep_what_both_keep():
-    network = nn.Sequential(nn.Linear(6, 32), masks.Masksembles(32, 3, 2.0, seed=1), nn.ReLU(),
-                            masks.Masksembles(32, 3, 2.0, seed=2), nn.Linear(32, 2)).double()  # fmt: skip
+    network = nn.Sequential(
+        nn.Linear(6, 32),
+        masks.Masksembles(32, 3, 2.0, seed=1),
+        nn.ReLU(),
+        masks.Masksembles(32, 3, 2.0, seed=2),
+        nn.Linear(32, 2),
+    ).double()
     masked = masks.Masked(network).eval()
     x = torch.randn(5, 6, dtype=torch.float64)
     for index in range(3):
@@ -974,8 +987,9 @@ def test_weights_that_are_made_elsewhere_are_not_cut():
     masked = masks.Masked(network).eval()
     x = torch.randn(5, 6, dtype=torch.float64)
     torch.testing.assert_close(masked.member(1)(x), masked(x)[1])
-    tokens = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(7), nn.ReLU(),
-                           masks.Masksembles(12, 3, 2.0, channel_axis=-1), nn.Linear(12, 2)).double()  # fmt: skip
+    tokens = nn.Sequential(
+        nn.Linear(6, 12), nn.BatchNorm1d(7), nn.ReLU(), masks.Masksembles(12, 3, 2.0, channel_axis=-1), nn.Linear(12, 2)
+    ).double()
     masked = masks.Masked(tokens).eval()
     x = torch.randn(5, 7, 6, dtype=torch.float64)
     torch.testing.assert_close(masked.member(1)(x), masked(x)[1])

@@ -203,9 +203,22 @@ def stored(folder, name, scale, seed):
 def test_the_command_tells_sets_from_outside_apart(tmp_path):
     inside = stored(tmp_path, "in", 1.0, 0)
     near, far = stored(tmp_path, "near", 0.6, 1), stored(tmp_path, "far", 0.0, 2)
-    words = ["ood", str(tmp_path / "in.npy"), "--outside", f"near={tmp_path / 'near.npy'}", "--outside",
-             f"far={tmp_path / 'far.npy'}", "--json", str(tmp_path / "o.json"), "--figure", str(tmp_path / "o.png"),
-             "--repeats", "50", "--false-alarms", "0.1"]  # fmt: skip
+    words = [
+        "ood",
+        str(tmp_path / "in.npy"),
+        "--outside",
+        f"near={tmp_path / 'near.npy'}",
+        "--outside",
+        f"far={tmp_path / 'far.npy'}",
+        "--json",
+        str(tmp_path / "o.json"),
+        "--figure",
+        str(tmp_path / "o.png"),
+        "--repeats",
+        "50",
+        "--false-alarms",
+        "0.1",
+    ]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     told = json.loads((tmp_path / "o.json").read_text())

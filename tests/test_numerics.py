@@ -68,9 +68,11 @@ def test_what_was_asked_for_is_taken(monkeypatch, unchecked):
 def test_switches_are_set_and_put_back(precision, deterministic, monkeypatch, unchecked):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     switches = lambda: (  # noqa: E731
-        torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+    )
     before = switches()
     wanted = "tf32" if precision == "tf32" else "ieee"
     with contextlib.suppress(KeyboardInterrupt), Numerics(precision, False, deterministic, Card()).training():

@@ -22,9 +22,15 @@ def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=
         return optim.column(name, value, M, flat)
 
     return optim.Settings(
-        lr=column("lr", lr), weight_decay=column("weight_decay", weight_decay), momentum=column("momentum", momentum),
-        betas=betas, eps=eps, nesterov=nesterov, decays=weight_decay != 0, everyone=everyone,
-    )  # fmt: skip
+        lr=column("lr", lr),
+        weight_decay=column("weight_decay", weight_decay),
+        momentum=column("momentum", momentum),
+        betas=betas,
+        eps=eps,
+        nesterov=nesterov,
+        decays=weight_decay != 0,
+        everyone=everyone,
+    )
 
 
 def gradients(steps):

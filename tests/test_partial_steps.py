@@ -13,7 +13,7 @@ import dissensus as ds
 from dissensus.data.batches import batches
 from dissensus.data.unlabelled import with_unlabelled
 from dissensus.train import capture
-from dissensus.train.drawn import Drawn
+from dissensus.train.sampling import Drawn
 
 M = 4
 ldr = partial(ds.objectives.ldr, strength=2.0)
@@ -83,9 +83,19 @@ def test_drawn_members_take_the_steps_of_a_loop_by_hand(name, optimizer, backend
     ours, theirs = (ensemble_of(name, backend=kind) for kind in (backend, "loop"))
     rest = {"momentum": 0.9} if optimizer == "sgd" else {}
     ds.fit(
-        ours, pair, ldr, epochs=epochs, batch_size=size, lr=0.03, weight_decay=0.02, optimizer=optimizer,
-        active_members=count, seed=5, clip_norm=1.5, **rest,
-    )  # fmt: skip
+        ours,
+        pair,
+        ldr,
+        epochs=epochs,
+        batch_size=size,
+        lr=0.03,
+        weight_decay=0.02,
+        optimizer=optimizer,
+        active_members=count,
+        seed=5,
+        clip_norm=1.5,
+        **rest,
+    )
     make = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}[optimizer]
     networks = [theirs.member(m).train() for m in range(M)]
     steppers = [make(network.parameters(), lr=0.03, weight_decay=0.02) for network in networks]
@@ -437,9 +447,17 @@ def test_every_member_may_see_a_batch_of_its_own():
     drawn = ensemble_of()
     ds.fit(drawn, (x, y), a2d, epochs=2, batch_size=8, augment=augment, unlabelled=other, active_members=2)
     swept = ds.sweep(
-        NETWORKS["mlp"][0], (x, y), ds.objectives.a2d, grid={"strength": [1.5], "seed": [0, 1]}, members=M, epochs=2,
-        batch_size=8, augment=augment, unlabelled=other, active_members=2,
-    )  # fmt: skip
+        NETWORKS["mlp"][0],
+        (x, y),
+        ds.objectives.a2d,
+        grid={"strength": [1.5], "seed": [0, 1]},
+        members=M,
+        epochs=2,
+        batch_size=8,
+        augment=augment,
+        unlabelled=other,
+        active_members=2,
+    )
     single = ensemble_of(seed=1)
     ds.fit(single, (x, y), a2d, epochs=2, batch_size=8, augment=augment, unlabelled=other, active_members=2, seed=1)
     assert_same(weights(swept.run(1)), weights(single))

@@ -21,7 +21,7 @@ from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
 from dissensus.studies import robust_page, subjects
-from dissensus.studies.ingredients import maker
+from dissensus.studies.registry import maker
 
 C, SIDE, EPSILON = 4, 6, 0.15
 
@@ -97,16 +97,25 @@ def test_an_ensemble_in_l2_raises_no_flag(sound, other):
     found = quick([sound, other], norm="l2", epsilon=0.6)
     assert raised(found) == set()
     assert [row.name for row in found.attacks] == [
-        "APGD-CE", "APGD-T", "APGD, members' logits", "from member 0", "from member 1", "Square",
-    ]  # fmt: skip
+        "APGD-CE",
+        "APGD-T",
+        "APGD, members' logits",
+        "from member 0",
+        "from member 1",
+        "Square",
+    ]
     assert found.facts["members"] == 2
 
 
 def test_a_masked_model_raises_most_flags_and_is_broken_all_the_same(honest, masked):
     assert raised(masked) - {"noise as strong"} == {
-        "gradients", "saturated loss", "robust at full range", "Square stronger", "transfer stronger",
+        "gradients",
+        "saturated loss",
+        "robust at full range",
+        "Square stronger",
+        "transfer stronger",
         "losses far apart",
-    }  # fmt: skip
+    }
     by_ce = next(row for row in masked.attacks if row.name == "APGD-CE")
     assert by_ce.accuracy.value > 0.8, "which is what the model seems to be worth"
     assert masked.worst.value == pytest.approx(honest.worst.value, abs=0.05)
@@ -370,9 +379,18 @@ def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound, mo
     x, y = images(240)
     found = attacks.evaluate(sound, (x, y), "paper", epsilon=EPSILON)
     assert [row.name for row in found.attacks] == [
-        "FGSM", "BIM", "PGD", "MIM", "JSMA γ=0.3", "JSMA γ=0.6", "C&W c=0.1", "C&W c=1", "C&W c=10", "EAD c=5",
+        "FGSM",
+        "BIM",
+        "PGD",
+        "MIM",
+        "JSMA γ=0.3",
+        "JSMA γ=0.6",
+        "C&W c=0.1",
+        "C&W c=1",
+        "C&W c=10",
+        "EAD c=5",
         "EAD c=10",
-    ]  # fmt: skip
+    ]
     bim = attacks.bim(sound, x, y, epsilon=EPSILON, stop=False, step_size=EPSILON / 10)
     assert found.attacks[1].accuracy == wilson(int((~bim.success).sum()), 240)
     assert found.attacks[4].examples == 200
@@ -568,8 +586,22 @@ def test_a_stored_ensemble_behind_its_standardisation(tmp_path):
 def test_the_command(tmp_path, unchecked):
     stored(tmp_path)
     run = CliRunner().invoke
-    told = ["robust", "--ensemble", str(tmp_path / "kept"), "--network", "mlp", "--option", "width=16", "--data",
-            "made-images", "--suite", "quick", "--examples", "40", "--epsilon"]  # fmt: skip
+    told = [
+        "robust",
+        "--ensemble",
+        str(tmp_path / "kept"),
+        "--network",
+        "mlp",
+        "--option",
+        "width=16",
+        "--data",
+        "made-images",
+        "--suite",
+        "quick",
+        "--examples",
+        "40",
+        "--epsilon",
+    ]
     out, page = tmp_path / "out.json", tmp_path / "page.html"
     done = run(app, [*told, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")])
     assert done.exit_code == 0, done.output

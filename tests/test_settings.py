@@ -106,9 +106,14 @@ def test_a_deterministic_training_is_not_decided_by_a_clock(name, another_clock,
             )
             trained[fastest, deterministic] = history.backend, [p.detach().clone() for p in ensemble.parameters()]
             swept = ds.sweep(
-                build, data(shape), cross_entropy, grid={"lr": [1e-3, 1e-2]}, members=3, epochs=2,
+                build,
+                data(shape),
+                cross_entropy,
+                grid={"lr": [1e-3, 1e-2]},
+                members=3,
+                epochs=2,
                 deterministic=deterministic,
-            )  # fmt: skip
+            )
             trained[fastest, deterministic] += (swept.history(0).backend, swept.outputs(data(shape)[0]))
     backends = {trained[fastest, True][0] for fastest in ("loop", "vmap", "batched")}
     assert backends == {"batched" if name == "mlp" else "loop"}
@@ -149,9 +154,12 @@ def test_a_sweep_measures_once_and_keeps_its_choice(tmp_path, another_clock, mon
     monkeypatch.setattr("dissensus.train.memory.runs_at_once", lambda *_: 1)
     build, shape = NETWORKS["mlp"]
     options = {
-        "grid": {"lr": [1e-3, 1e-2, 1e-1], "batch_size": [8, 12]}, "members": 3, "epochs": 1,
-        "checkpoint": tmp_path, "resume": True,
-    }  # fmt: skip
+        "grid": {"lr": [1e-3, 1e-2, 1e-1], "batch_size": [8, 12]},
+        "members": 3,
+        "epochs": 1,
+        "checkpoint": tmp_path,
+        "resume": True,
+    }
     another_clock("vmap")
     stopped = []
 
@@ -413,10 +421,18 @@ class Fails(nn.Module):
 def settings(ensemble):
     body = ensemble.body
     return (
-        body.backend, body.replayed, body.channels_last, body.by_rule, [m.training for m in ensemble.modules()],
-        [p.requires_grad for p in ensemble.parameters()], torch.is_grad_enabled(), torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, body.choices.file,
-    )  # fmt: skip
+        body.backend,
+        body.replayed,
+        body.channels_last,
+        body.by_rule,
+        [m.training for m in ensemble.modules()],
+        [p.requires_grad for p in ensemble.parameters()],
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        body.choices.file,
+    )
 
 
 def objective_fails(outputs, targets):

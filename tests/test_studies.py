@@ -36,7 +36,7 @@ from dissensus.studies import (
     spec,
     training,
 )
-from dissensus.studies.ingredients import waits_for
+from dissensus.studies.registry import waits_for
 
 STUDY = "collusion/figure-2"
 QUICK = {
@@ -162,16 +162,35 @@ def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monk
 
 
 EVERY_SETTING = {
-    "epochs": 4, "batch_size": 7, "optimizer": "sgd", "lr": 0.0123, "momentum": 0.5, "weight_decay": 0.004,
-    "cut_at": [0.5], "cut": 0.2, "patience": 2, "validation": 0.25, "keep": "last", "augment": ["flips"],
+    "epochs": 4,
+    "batch_size": 7,
+    "optimizer": "sgd",
+    "lr": 0.0123,
+    "momentum": 0.5,
+    "weight_decay": 0.004,
+    "cut_at": [0.5],
+    "cut": 0.2,
+    "patience": 2,
+    "validation": 0.25,
+    "keep": "last",
+    "augment": ["flips"],
     "examples": 24,
-}  # fmt: skip
+}
 """All of a study's optimisation, away from its defaults."""
 RECEIVED = {
-    "epochs": 4, "batch_size": 7, "optimizer": "sgd", "lr": 0.0123, "momentum": 0.5, "weight_decay": 0.004,
-    "rates": [1.0, 1.0, 0.2, 0.2], "patience": 2, "validation": 0.25, "keep": "last", "augment": (augment.flips,),
+    "epochs": 4,
+    "batch_size": 7,
+    "optimizer": "sgd",
+    "lr": 0.0123,
+    "momentum": 0.5,
+    "weight_decay": 0.004,
+    "rates": [1.0, 1.0, 0.2, 0.2],
+    "patience": 2,
+    "validation": 0.25,
+    "keep": "last",
+    "augment": (augment.flips,),
     "examples": 24,
-}  # fmt: skip
+}
 """What `fit` and `sweep` receive of it."""
 OF_A_SEARCH = {"epochs": 8, "patience": 3, "validation": 0.2, "rates": [1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]}
 TRAINERS = [
@@ -184,7 +203,7 @@ TRAINERS = [
     ("streaming", "collusion/table-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
-]  # fmt: skip
+]
 """Module, study, changes, the call that is looked at, and what differs in it."""
 OWN_RECIPES = {"backbones", "demo"}
 """Modules that train what no study describes: a network whose features are used, and the demo."""
@@ -196,8 +215,10 @@ class Enough(Exception):
 
 def settings_received(data, told):
     """The arguments of `fit` or `sweep` in the words of a spec."""
-    sizes = [len(part.dataset if isinstance(part, DataLoader) else part[1]) for part in
-             (data if isinstance(data, list) else [data])]  # fmt: skip
+    sizes = [
+        len(part.dataset if isinstance(part, DataLoader) else part[1])
+        for part in (data if isinstance(data, list) else [data])
+    ]
     held, batch_size = told["validation"], told.get("batch_size")
     if isinstance(held, list | DataLoader):
         away = len(held.dataset) if isinstance(held, DataLoader) else len(held[0][1])
@@ -208,8 +229,14 @@ def settings_received(data, told):
     epochs = torch.arange(float(told["epochs"]))
     plain = {name: told[name] for name in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "patience", "keep")}
     rates = [round(rate, 6) for rate in told["schedule"](epochs, told["epochs"]).tolist()]
-    return {**plain, "batch_size": batch_size, "rates": rates, "validation": held, "augment": told["augment"].args[0],
-            "examples": sizes[0]}  # fmt: skip
+    return {
+        **plain,
+        "batch_size": batch_size,
+        "rates": rates,
+        "validation": held,
+        "augment": told["augment"].args[0],
+        "examples": sizes[0],
+    }
 
 
 def test_the_settings_above_are_all_there_are_and_none_is_a_default():
@@ -255,9 +282,17 @@ def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
             return sweep(build, data, objective, **told)
 
         monkeypatch.setattr(module, "sweep", kept)
-    changes = {**QUICK, "search.epochs": 6, "search.patience": 1, "search.space": {"lr": [0.01, 0.003]},
-               "members.count": 2, "optimisation.cut_at": [0.5], "optimisation.momentum": 0.5,
-               "optimisation.optimizer": "sgd", "optimisation.weight_decay": 0.01}  # fmt: skip
+    changes = {
+        **QUICK,
+        "search.epochs": 6,
+        "search.patience": 1,
+        "search.space": {"lr": [0.01, 0.003]},
+        "members.count": 2,
+        "optimisation.cut_at": [0.5],
+        "optimisation.momentum": 0.5,
+        "optimisation.optimizer": "sgd",
+        "optimisation.weight_decay": 0.01,
+    }
     running.run(STUDY, "smoke", changes=changes, root=tmp_path)
     tried, trained = received.values()
     epochs = torch.arange(6.0)
@@ -294,8 +329,11 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
     folder = running.run("collusion/table-1", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     assert [(row["network"], row["beta"], row["members"]) for row in rows] == [
-        ("resnet20", 0.0, 2), ("resnet20", 1.0, 2), ("cnn", 0.0, 3), ("cnn", 1.0, 3)
-    ]  # fmt: skip
+        ("resnet20", 0.0, 2),
+        ("resnet20", 1.0, 2),
+        ("cnn", 0.0, 3),
+        ("cnn", 1.0, 3),
+    ]
     for row in rows:
         assert len(row["curves"]["accuracy"]) == len(row["curves"]["test_error"]) == row["epochs"] == 2
         unit = folder / "made-folder-seed-0"
@@ -303,8 +341,12 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
         assert outputs.shape == (row["members"], 36, 3)
         found = measures.accuracy(outputs, torch.from_numpy(np.load(unit / "targets.npy")), "", "probability")
         assert row["measures"]["accuracy"] == pytest.approx(found)
-    some = problems.streamed("made-folder", spec.resolved(finding.load("collusion/table-1"), "smoke", {
-        "optimisation.examples": 6, "evaluation.examples": 3}, "x"))  # fmt: skip
+    some = problems.streamed(
+        "made-folder",
+        spec.resolved(
+            finding.load("collusion/table-1"), "smoke", {"optimisation.examples": 6, "evaluation.examples": 3}, "x"
+        ),
+    )
     assert some.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert some.test.labels.tolist() == [0, 1, 2]
     assert some.shape == (3, 16, 16)
@@ -344,8 +386,10 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
 @pytest.mark.parametrize("pool", ["probability", "score", "vote"])
 def test_accuracies_are_those_of_the_library(pool):
     outputs, targets = 3 * torch.randn(5, 400, 7), torch.randint(7, (400,))
-    taken = {name: measures.MEASURES[name](outputs, targets, "zero_one", pool) for name in
-             ("accuracy", "member_accuracy", "worst_member_accuracy", "accuracy_top5")}  # fmt: skip
+    taken = {
+        name: measures.MEASURES[name](outputs, targets, "zero_one", pool)
+        for name in ("accuracy", "member_accuracy", "worst_member_accuracy", "accuracy_top5")
+    }
     right = (outputs.argmax(-1) == targets).double().mean(1)
     assert taken["accuracy"] == pytest.approx(metrics.prediction_accuracy(outputs, targets, pool))
     assert taken["member_accuracy"] == pytest.approx(float(right.mean()))
@@ -439,9 +483,15 @@ def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):
 
 
 def test_curves_and_gap(tmp_path):
-    changes = {"data": ["made-images"], "members.network": "cnn", "members.count": 2,
-               "members.options": {"widths": [4]}, "optimisation.examples": 80, "optimisation.epochs": 3,
-               "evaluation.examples": 50}  # fmt: skip
+    changes = {
+        "data": ["made-images"],
+        "members.network": "cnn",
+        "members.count": 2,
+        "members.options": {"widths": [4]},
+        "optimisation.examples": 80,
+        "optimisation.epochs": 3,
+        "evaluation.examples": 50,
+    }
     folder = running.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     row = report["rows"][0]
@@ -583,8 +633,17 @@ def test_the_command_of_a_result_is_the_one_that_made_it():
     made = {"device": "cuda", "changes": {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}}
     words = shlex.split(report_page._command(told, {"scale": "gpu", "made": made}))
     assert words[:5] == ["dissensus", "study", "run", "adp/table-2", "--scale"]
-    assert words[5:] == ["gpu", "--set", 'data=["mnist"]', "--set", "optimisation.epochs=3", "--set",
-                         'members.network="cnn"', "--device", "cuda"]  # fmt: skip
+    assert words[5:] == [
+        "gpu",
+        "--set",
+        'data=["mnist"]',
+        "--set",
+        "optimisation.epochs=3",
+        "--set",
+        'members.network="cnn"',
+        "--device",
+        "cuda",
+    ]
     assert report_page._command(told, {"scale": "gpu", "made": {}}) == "dissensus study run adp/table-2 --scale gpu"
 
 

@@ -319,9 +319,13 @@ def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
     for i, point in enumerate(grid):
         fold = point["fold"]
         alone = ds.sweep(
-            build, train[fold], objective, grid=[{"seed": point["seed"], "beta": point["beta"]}],
-            validation=held[fold] if validation == "own" else told, **options,
-        )  # fmt: skip
+            build,
+            train[fold],
+            objective,
+            grid=[{"seed": point["seed"], "beta": point["beta"]}],
+            validation=held[fold] if validation == "own" else told,
+            **options,
+        )
         x = held[0][0]
         torch.testing.assert_close(together.run(i).predict(x), alone.run(0).predict(x), rtol=1e-9, atol=1e-11)
         assert len(together.history(i).epochs) == len(alone.history(0).epochs)

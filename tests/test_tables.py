@@ -18,10 +18,14 @@ real = pytest.mark.skipif(not UCI.is_dir(), reason="needs the UCI tables in ../s
 
 def facebook(**changed):
     columns = {
-        "Type": ["Photo", "Link", "Photo", "Video"], "Category": ["2", "10", "1", "2.0"], "Paid": ["0", "1", "0", "0"],
-        "comment": ["4", "5", "0", "1"], "like": ["79", "130", "66", "1"], "share": ["17", "29", "14", "0"],
+        "Type": ["Photo", "Link", "Photo", "Video"],
+        "Category": ["2", "10", "1", "2.0"],
+        "Paid": ["0", "1", "0", "0"],
+        "comment": ["4", "5", "0", "1"],
+        "like": ["79", "130", "66", "1"],
+        "share": ["17", "29", "14", "0"],
         "Total Interactions": ["100", "164", "80", "2"],
-    }  # fmt: skip
+    }
     return {**columns, **changed}
 
 
@@ -30,8 +34,11 @@ def test_categories_become_columns_in_order():
     names = ("Type=Link", "Type=Photo", "Type=Video", "Category=1", "Category=2", "Category=10", "Paid")
     assert found.features == names
     assert found.x.tolist() == [
-        [0, 1, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1], [0, 1, 0, 1, 0, 0, 0], [0, 0, 1, 0, 1, 0, 0]
-    ]  # fmt: skip
+        [0, 1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 0, 0, 1, 1],
+        [0, 1, 0, 1, 0, 0, 0],
+        [0, 0, 1, 0, 1, 0, 0],
+    ]
     assert found.y.tolist() == [[100], [164], [80], [2]]
     assert (found.x.dtype, found.y.dtype, found.targets) == (torch.float64, torch.float64, ("Total Interactions",))
 
@@ -90,9 +97,13 @@ def oracle(train, other):
 def rows(n, seed=0):
     random = np.random.default_rng(seed)
     columns = [
-        random.normal(5, 2, n), random.lognormal(0, 1.5, n), -random.lognormal(0, 1.5, n),
-        random.integers(0, 2, n), np.full(n, 3.1), random.lognormal(0, 1.5, n) - 0.5,
-    ]  # fmt: skip
+        random.normal(5, 2, n),
+        random.lognormal(0, 1.5, n),
+        -random.lognormal(0, 1.5, n),
+        random.integers(0, 2, n),
+        np.full(n, 3.1),
+        random.lognormal(0, 1.5, n) - 0.5,
+    ]
     x = torch.from_numpy(np.stack(columns, 1).astype(float))
     return x, torch.from_numpy(random.lognormal(0, 2, (n, 2)))
 

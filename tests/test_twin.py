@@ -70,10 +70,13 @@ WITH_TWIN = {
     "joint": (partial(OBJECTIVES.joint, loss="mse", pool="score"), alone, VALUES, {}),
     "ldr": (partial(OBJECTIVES.ldr, strength=0.5), alone_on_classes, LABELS, {}),
     "learner_dropout": (
-        partial(OBJECTIVES.learner_dropout, drop=0.4, loss="mse", pool="score"), alone, VALUES, {},
+        partial(OBJECTIVES.learner_dropout, drop=0.4, loss="mse", pool="score"),
+        alone,
+        VALUES,
+        {},
     ),
     "negative_correlation": (partial(OBJECTIVES.negative_correlation, strength=0.5), alone, VALUES, {}),
-}  # fmt: skip
+}
 WITHOUT_TWIN = {"independent": alone, "trades": OBJECTIVES.trades}
 
 
@@ -422,8 +425,11 @@ def test_a_fit_without_a_twin_drops_the_old_one_and_a_refused_fit_does_not(tmp_p
     ensemble, _ = twinned()
     kept = ensemble.twin
     refused = [
-        {"lr": [0.1, 0.2]}, {"validation": 2.0}, {"sequential": True, "frozen": [0]}, {"twin": 3},
-    ]  # fmt: skip
+        {"lr": [0.1, 0.2]},
+        {"validation": 2.0},
+        {"sequential": True, "frozen": [0]},
+        {"twin": 3},
+    ]
     for options in refused:
         with pytest.raises((ValueError, TypeError)):
             ds.fit(ensemble, (X, VALUES), augmented, **{"epochs": 1, **options})
@@ -563,5 +569,13 @@ def test_a_fit_that_is_refused_leaves_no_checkpoint_behind(tmp_path):
 
 def test_a_sequential_training_with_a_twin_has_no_checkpoints(tmp_path):
     with pytest.raises(ValueError, match="`twin` must come without `checkpoint` where training is sequential"):
-        ds.fit(fresh(), (X, LABELS), OBJECTIVES.a2d, epochs=1, unlabelled=OTHER, sequential=True, twin=True,
-               checkpoint=tmp_path)  # fmt: skip
+        ds.fit(
+            fresh(),
+            (X, LABELS),
+            OBJECTIVES.a2d,
+            epochs=1,
+            unlabelled=OTHER,
+            sequential=True,
+            twin=True,
+            checkpoint=tmp_path,
+        )

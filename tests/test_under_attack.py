@@ -24,7 +24,7 @@ from dissensus.studies import (
     under_attack,
 )
 from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
-from dissensus.studies.ingredients import waits_for
+from dissensus.studies.registry import waits_for
 
 SMALL = {"optimisation.epochs": 1, "optimisation.examples": 64, "evaluation.examples": 24}
 METHODS = ["baseline", "adp-2-0", "adp-2-0.5"]
@@ -77,8 +77,13 @@ class TestSpec:
         assert here.optimisation.cut_at == [0.375, 0.75]
 
     def test_a_wrong_word_is_named_with_its_place(self):
-        wrong = {"title": "t", "reference": "Table 1", "claim": "C.", "data": ["mnist"],
-                 "by_data": {"mnist": {"optimisation": {"epoch": 1}}}}  # fmt: skip
+        wrong = {
+            "title": "t",
+            "reference": "Table 1",
+            "claim": "C.",
+            "data": ["mnist"],
+            "by_data": {"mnist": {"optimisation": {"epoch": 1}}},
+        }
         with pytest.raises(spec.SpecError, match=r"by_data.mnist.optimisation.epoch' is not known.*epochs"):
             spec.parse(wrong, "adp/table-1", "f.toml")
 
@@ -144,8 +149,11 @@ class TestTraining:
 
     def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
         same = {"objective": "ldr"}
-        methods = {"a": {**same, "strength": 1.0}, "b": {**same, "strength": 2.0},
-                   "c": {**same, "strength": 2.0, "weight": "inverse"}}  # fmt: skip
+        methods = {
+            "a": {**same, "strength": 1.0},
+            "b": {**same, "strength": 2.0},
+            "c": {**same, "strength": 2.0, "weight": "inverse"},
+        }
         own = told("adp/table-1", **{"objective.options.methods": methods})
         a, b, c = (comparing.method_of(own, name) for name in "abc")
         assert a.trained_like == b.trained_like != c.trained_like
@@ -170,12 +178,30 @@ class TestTraining:
 
 class TestMeasures:
     def test_names(self):
-        known = ["accuracy_fgsm_0.1", "accuracy_square_0.01", "standard_0.02", "adaptive_0.1", "fooled_pgd", "accuracy",
-                 "auroc_nonmaximal_volume_carlini_wagner", "auroc_mean_energy_mim", "transfer_targeted_pgd_0.05",
-                 "features_similarity", "error_rate"]  # fmt: skip
+        known = [
+            "accuracy_fgsm_0.1",
+            "accuracy_square_0.01",
+            "standard_0.02",
+            "adaptive_0.1",
+            "fooled_pgd",
+            "accuracy",
+            "auroc_nonmaximal_volume_carlini_wagner",
+            "auroc_mean_energy_mim",
+            "transfer_targeted_pgd_0.05",
+            "features_similarity",
+            "error_rate",
+        ]
         assert all(attack_measures.exists(name) for name in known)
-        unknown = ["accuracy_fgsm", "accuracy_foo_0.1", "standard_", "auroc_foo_pgd", "auroc_mean_energy_jsma",
-                   "transfer_jsma_0.05", "worst_0.1", "fooled_apgd"]  # fmt: skip
+        unknown = [
+            "accuracy_fgsm",
+            "accuracy_foo_0.1",
+            "standard_",
+            "auroc_foo_pgd",
+            "auroc_mean_energy_jsma",
+            "transfer_jsma_0.05",
+            "worst_0.1",
+            "fooled_apgd",
+        ]
         assert not any(attack_measures.exists(name) for name in unknown)
         assert "the measure 'accuracy_foo_0.1'" in waits_for(
             told("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
@@ -217,10 +243,18 @@ class TestMeasures:
         attacked = {"fgsm": 7, "adaptive": 50, "transfer": 9}
         many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), attacked=attacked)
         told = {
-            "accuracy_fgsm_0.1": 7, "auroc_nonmaximal_volume_fgsm": 7, "accuracy_bim_0.1": 2400, "fooled_pgd": 2400,
-            "accuracy_jsma_0.1": 200, "accuracy_carlini_wagner_1.0": 1000, "accuracy_apgd_0.1": 1000,
-            "standard_0.1": 1000, "adaptive_0.1": 50, "transfer_pgd_0.05": 9, "features_similarity": 1000,
-        }  # fmt: skip
+            "accuracy_fgsm_0.1": 7,
+            "auroc_nonmaximal_volume_fgsm": 7,
+            "accuracy_bim_0.1": 2400,
+            "fooled_pgd": 2400,
+            "accuracy_jsma_0.1": 200,
+            "accuracy_carlini_wagner_1.0": 1000,
+            "accuracy_apgd_0.1": 1000,
+            "standard_0.1": 1000,
+            "adaptive_0.1": 50,
+            "transfer_pgd_0.05": 9,
+            "features_similarity": 1000,
+        }
         assert {name: attack_measures.examples_of(name, many) for name in told} == told
 
     def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
@@ -346,14 +380,23 @@ class TestRunning:
                 raise KeyboardInterrupt
             return inner(name, subject)
 
-        changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"],
-                   "grid.method": ["baseline"], "grid.seed": [0]}  # fmt: skip
+        changes = {
+            **SMALL,
+            "evaluation.measures": ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"],
+            "grid.method": ["baseline"],
+            "grid.seed": [0],
+        }
         monkeypatch.setattr(attack_measures, "measured", watched)
         with pytest.raises(KeyboardInterrupt):
             running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
         folder = running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
-        assert taken == ["accuracy_fgsm_0.1", "accuracy_pgd_0.1", "accuracy_fgsm_0.1",
-                         "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]  # fmt: skip
+        assert taken == [
+            "accuracy_fgsm_0.1",
+            "accuracy_pgd_0.1",
+            "accuracy_fgsm_0.1",
+            "accuracy_fgsm_0.1",
+            "accuracy_pgd_0.1",
+        ]
         assert [sorted(row["measures"]) for row in rows_of(folder)] == [
             ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]
         ] * 2
@@ -371,8 +414,13 @@ class TestRunning:
 
 class TestHardened:
     def test_members_have_their_standardisation_inside(self, runs):
-        changes = {**SMALL, "grid.adversarial": ["fgsm"], "grid.method": ["baseline"], "grid.seed": [0],
-                   "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"]}  # fmt: skip
+        changes = {
+            **SMALL,
+            "grid.adversarial": ["fgsm"],
+            "grid.method": ["baseline"],
+            "grid.seed": [0],
+            "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"],
+        }
         folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
         own = told("adp/table-4")
@@ -394,9 +442,15 @@ class TestHardened:
             hardened.adversary("bim")
 
     def test_masks_go_around_the_standardisation_and_train_for_their_own_objective(self, runs):
-        changes = {**SMALL, "grid.adversarial": ["pgd"], "grid.method": ["masksembles"], "grid.seed": [0],
-                   "members.options.backbone": "cnn", "members.options.widths": [6, 6],
-                   "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"]}  # fmt: skip
+        changes = {
+            **SMALL,
+            "grid.adversarial": ["pgd"],
+            "grid.method": ["masksembles"],
+            "grid.seed": [0],
+            "members.options.backbone": "cnn",
+            "members.options.widths": [6, 6],
+            "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"],
+        }
         folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
         assert 0 <= row["measures"]["accuracy_fgsm_0.04"] <= row["measures"]["accuracy"]

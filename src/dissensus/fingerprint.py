@@ -29,9 +29,13 @@ Instead = Callable[[object], object]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, PurePath)
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _BUILTIN = (
-    types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, np.ufunc,
-)  # fmt: skip
+    types.BuiltinFunctionType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    np.ufunc,
+)
 _LEFT_OUT = (io.IOBase, weakref.ReferenceType, torch.Stream, torch.Event)
 """Types whose content decides no result; locks, which have no public type, are left out as well."""
 _WITHOUT_VERSION = ("torch", "numpy")
@@ -39,10 +43,25 @@ _WITHOUT_VERSION = ("torch", "numpy")
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_flat_weights", "_flat_weights_names", "_flat_weight_refs"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_EVERY_CLASS = {
-    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__slotnames__",
-    "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
-    "__annotate__", "__annotate_func__", "__annotations_cache__", "__match_args__", "__dataclass_fields__",
-}  # fmt: skip
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "__annotations__",
+    "__slotnames__",
+    "__parameters__",
+    "__orig_bases__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__abstractmethods__",
+    "_abc_impl",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__match_args__",
+    "__dataclass_fields__",
+}
 _PIECE = 1 << 26
 
 

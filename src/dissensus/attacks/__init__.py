@@ -21,18 +21,18 @@ and tries on the others; `perturbed` and `climbed` give the points that gradient
 adversarial training.
 """
 
-from dissensus.attacks.adaptive import apgd
+from dissensus.attacks.apgd import apgd
+from dissensus.attacks.autoattack import autoattack
 from dissensus.attacks.case import Adversarial
 from dissensus.attacks.chunks import over
 from dissensus.attacks.evaluation import evaluate
 from dissensus.attacks.flags import Flag
 from dissensus.attacks.gradient import bim, climbed, fgsm, mim, perturbed, pgd
+from dissensus.attacks.jsma import jsma
 from dissensus.attacks.norms import Ball
 from dissensus.attacks.optimisation import carlini_wagner, elastic_net
-from dissensus.attacks.outside import autoattack
-from dissensus.attacks.random_search import counted_square, square
 from dissensus.attacks.robustness import Robustness
-from dissensus.attacks.saliency import jsma
+from dissensus.attacks.square import counted_square, square
 from dissensus.attacks.transfer import Transfer, transfer_matrix
 from dissensus.attacks.trials import random_noise, tried
 

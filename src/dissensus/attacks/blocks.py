@@ -34,9 +34,13 @@ class Steps:
     """
 
     def __init__(
-        self, step: Step, kinds: Sequence[Hashable], numbers: Shaped[Tensor, "steps K"] | None = None, *,
+        self,
+        step: Step,
+        kinds: Sequence[Hashable],
+        numbers: Shaped[Tensor, "steps K"] | None = None,
+        *,
         capture: Capture | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kinds, self.left = kinds, to_come(kinds)
         self.numbers = torch.empty(len(kinds), 0) if numbers is None else numbers
         self.replays = Replays(step, self.numbers, capture)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.margins import Climbed
+from dissensus.attacks.losses import Climbed
 from dissensus.attacks.replays import capture_on
 from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, replaying, told
 from dissensus.execution.graphs import Capture, on
@@ -71,9 +71,14 @@ class Case:
     """Examples on the model's device, the goal, and the questions that attacks ask. No question syncs with the host."""
 
     def __init__(
-        self, victim: Victim, examples: Examples, targeted: bool, box: Box, home: torch.device,
+        self,
+        victim: Victim,
+        examples: Examples,
+        targeted: bool,
+        box: Box,
+        home: torch.device,
         capture: Capture | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.victim, self.examples, self.targeted, self.home = victim, examples, targeted, home
         self.low, self.high = box
         self.capture = capture
@@ -132,9 +137,12 @@ class Case:
         checks.refuse("model", "be differentiable with respect to its inputs", "outputs without a gradient", fix)
 
     def verified(
-        self, found: Float[Tensor, "B *S"], rows: Examples,
-        lengths: Callable[[Tensor], Tensor], limit: float | Tensor,
-    ) -> tuple[Bool[Tensor, " B"], Float[Tensor, " B"]]:  # fmt: skip
+        self,
+        found: Float[Tensor, "B *S"],
+        rows: Examples,
+        lengths: Callable[[Tensor], Tensor],
+        limit: float | Tensor,
+    ) -> tuple[Bool[Tensor, " B"], Float[Tensor, " B"]]:
         """Whether candidates hold in a fresh pass (box, length, NaN, prediction), and their lengths."""
         length = lengths(found - rows.x)
         flat = found.flatten(1)
@@ -143,9 +151,11 @@ class Case:
         return valid & self.reached(self.verdict(safe), rows), length
 
     def attempted(
-        self, runs: Iterable[Callable[[Examples], Tensor]],
-        lengths: Callable[[Tensor], Tensor], limit: float | Tensor = math.inf,
-    ) -> Adversarial:  # fmt: skip
+        self,
+        runs: Iterable[Callable[[Examples], Tensor]],
+        lengths: Callable[[Tensor], Tensor],
+        limit: float | Tensor = math.inf,
+    ) -> Adversarial:
         """What runs of an attack break, one after the other: each takes on the examples that none before has broken.
 
         Args:
@@ -175,9 +185,7 @@ class Case:
 
 
 @contextmanager
-def opened(
-    model: Model, x: Tensor, y: Tensor, *, target: Tensor | None, pool: PoolName, box: Box
-) -> Iterator[Case]:  # fmt: skip
+def opened(model: Model, x: Tensor, y: Tensor, *, target: Tensor | None, pool: PoolName, box: Box) -> Iterator[Case]:
     """A checked case on the model's device, with the model in evaluation mode until the end.
 
     Works inside ``torch.no_grad()`` and ``torch.inference_mode()`` alike.

@@ -20,10 +20,16 @@ FORMAT = 2
 
 
 def over(
-    attack: Callable[..., Adversarial], model: Model, x: Float[Tensor, "B *S"], y: Integer[Tensor, " B"], *,
-    target: Integer[Tensor, " B"] | None = None, batch_size: int = 256, folder: str | Path | None = None,
+    attack: Callable[..., Adversarial],
+    model: Model,
+    x: Float[Tensor, "B *S"],
+    y: Integer[Tensor, " B"],
+    *,
+    target: Integer[Tensor, " B"] | None = None,
+    batch_size: int = 256,
+    folder: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Adversarial:  # fmt: skip
+) -> Adversarial:
     """An attack on any number of examples, in batches; results are those of one large batch.
 
     Args:
@@ -59,9 +65,12 @@ def over(
 
 
 def _finished(
-    attack: Callable[..., Adversarial], model: Model, batch: list[Tensor], folder: Path | None,
+    attack: Callable[..., Adversarial],
+    model: Model,
+    batch: list[Tensor],
+    folder: Path | None,
     common: Mapping[str, Any],
-) -> Adversarial:  # fmt: skip
+) -> Adversarial:
     """One chunk, from its folder or computed."""
     identity = {} if folder is None else {**common, **dict(zip(("x", "y", "target"), map(digest, batch), strict=False))}
     stored = None if folder is None else _stored(folder, identity)

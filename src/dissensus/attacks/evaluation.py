@@ -33,11 +33,21 @@ _SECONDS = "seconds.json"
 
 
 def evaluate(
-    model: Model, data: tuple[Float[Tensor, "N *S"], Integer[Tensor, " N"]], suite: SuiteName = "standard", *,
-    epsilon: float, norm: NormName = "linf", pool: PoolName = "probability", examples: int | None = None,
-    batch_size: int = 256, surrogate: Model | None = None, epsilons: Sequence[float] | None = None,
-    folder: str | Path | None = None, progress: Callable[[str, float], None] | None = None, seed: int = 0,
-) -> Robustness:  # fmt: skip
+    model: Model,
+    data: tuple[Float[Tensor, "N *S"], Integer[Tensor, " N"]],
+    suite: SuiteName = "standard",
+    *,
+    epsilon: float,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    examples: int | None = None,
+    batch_size: int = 256,
+    surrogate: Model | None = None,
+    epsilons: Sequence[float] | None = None,
+    folder: str | Path | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    seed: int = 0,
+) -> Robustness:
     """How many examples are left when every attack of a suite has tried, and whether the attacks can be believed.
 
     Args:
@@ -68,9 +78,16 @@ def evaluate(
     looks = min(LOOKED, batch_size)
     look = looked(model, x[:looks], y[:looks], pool)
     terms = Terms(
-        float(epsilon), norm, pool, seed, look.members, look.classes, tuple(x.shape[1:]),
-        look.between_passes > DIFFERENT, surrogate,
-    )  # fmt: skip
+        float(epsilon),
+        norm,
+        pool,
+        seed,
+        look.members,
+        look.classes,
+        tuple(x.shape[1:]),
+        look.between_passes > DIFFERENT,
+        surrogate,
+    )
     chosen = SUITES[suite](terms)
     curve = own or [m * terms.epsilon for m in MULTIPLES if norm != "linf" or m * terms.epsilon <= 1]
     ball = Ball.checked(norm, terms.epsilon, (0.0, 1.0), x)
@@ -83,11 +100,20 @@ def evaluate(
     probes = probed(lambda name, attack: runner.probe(name, attack, few), terms, chosen.probing, curve, clean[:few])
     alone = [Standing(row.name, row.kind, row.broken, row.examples) for row in rows] if chosen.on_survivors else []
     facts = {
-        "suite": suite, "epsilon": terms.epsilon, "norm": norm, "pool": pool, "examples": len(x), "probed": few,
-        "members": look.members, "classes": look.classes, "surrogate": surrogate is not None, "seed": seed,
-        "on_survivors": chosen.on_survivors, "seconds": runner.seconds,
+        "suite": suite,
+        "epsilon": terms.epsilon,
+        "norm": norm,
+        "pool": pool,
+        "examples": len(x),
+        "probed": few,
+        "members": look.members,
+        "classes": look.classes,
+        "surrogate": surrogate is not None,
+        "seed": seed,
+        "on_survivors": chosen.on_survivors,
+        "seconds": runner.seconds,
         "beyond": int((runner.probed & ~broken).sum()),
-    }  # fmt: skip
+    }
     return Robustness(
         clean=_accuracy(clean),
         worst=_accuracy(broken),
@@ -104,9 +130,15 @@ class _Runner:
     """Attacks over examples, with what they take, where they are kept and how far they are."""
 
     def __init__(
-        self, model: Model, x: Tensor, y: Tensor, ball: Ball, batch_size: int, folder: Path | None,
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        ball: Ball,
+        batch_size: int,
+        folder: Path | None,
         progress: Callable[[str, float], None] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.x, self.y, self.ball, self.batch_size = model, x, y, ball, batch_size
         self.folder, self.progress = folder, progress
         self.expected, self.done, self.seconds = 1, 0, 0.0
@@ -140,9 +172,7 @@ class _Runner:
         return found.success.cpu()
 
 
-def _attacked(
-    runner: _Runner, chosen: Suite, clean: Bool[Tensor, " N"]
-) -> tuple[list[Attacked], Bool[Tensor, " N"]]:  # fmt: skip
+def _attacked(runner: _Runner, chosen: Suite, clean: Bool[Tensor, " N"]) -> tuple[list[Attacked], Bool[Tensor, " N"]]:
     """Every attack of a suite, and which examples are wrong after all that lies within ε."""
     broken, rows = clean.clone(), []
     for number, setting in enumerate(chosen.settings):

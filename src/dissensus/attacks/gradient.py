@@ -11,7 +11,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
-from dissensus.attacks.margins import cross_entropy
+from dissensus.attacks.losses import cross_entropy
 from dissensus.attacks.noise import keys
 from dissensus.attacks.norms import Ball, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.victim import Model, PoolName
@@ -21,9 +21,16 @@ Labels = Integer[Tensor, " B"]
 
 
 def fgsm(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, norm: NormName = "linf",
-    pool: PoolName = "probability", target: Labels | None = None, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """One step to the edge of the ball (Goodfellow et al., 2015): x + ε sign ∇ loss; in L2, x + ε ∇ loss / ‖∇ loss‖.
 
     Args:
@@ -53,10 +60,19 @@ def fgsm(
 
 
 def bim(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, steps: int = 10, step_size: float | None = None,
-    norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None, stop: bool = True,
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    steps: int = 10,
+    step_size: float | None = None,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    stop: bool = True,
     box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+) -> Adversarial:
     """The basic iterative method (Kurakin et al., 2017): `fgsm` in small steps, from the clean input on.
 
     Args:
@@ -72,10 +88,21 @@ def bim(
 
 
 def pgd(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, steps: int = 10, step_size: float | None = None,
-    norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None, restarts: int = 1,
-    stop: bool = True, seed: int = 0, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    steps: int = 10,
+    step_size: float | None = None,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    restarts: int = 1,
+    stop: bool = True,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """Projected gradient descent (Madry et al., 2018): `bim` from points drawn uniformly from the ball.
 
     Args:
@@ -92,10 +119,20 @@ def pgd(
 
 
 def mim(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, steps: int = 10, step_size: float | None = None,
-    decay: float = 1.0, norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None,
-    stop: bool = True, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    steps: int = 10,
+    step_size: float | None = None,
+    decay: float = 1.0,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    stop: bool = True,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """The momentum iterative method (Dong et al., 2018): g ← μ g + ∇ / ‖∇‖₁, and steps along g.
 
     Args:
@@ -111,10 +148,21 @@ def mim(
 
 
 def perturbed(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, steps: int = 10, step_size: float | None = None,
-    norm: NormName = "linf", random_start: bool = True, decay: float | None = None, pool: PoolName = "probability",
-    target: Labels | None = None, seed: int = 0, box: Box = (0.0, 1.0),
-) -> Inputs:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    steps: int = 10,
+    step_size: float | None = None,
+    norm: NormName = "linf",
+    random_start: bool = True,
+    decay: float | None = None,
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Inputs:
     """Where all steps lead, whether or not that breaks an example: for transfer to other models, and for training.
 
     Args:
@@ -173,9 +221,16 @@ class Climb(NamedTuple):
 
 
 def _attacked(
-    model: Model, x: Tensor, y: Tensor, plan: Plan, restarts: int = 1, *,
-    pool: PoolName, target: Tensor | None, box: Box,
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    restarts: int = 1,
+    *,
+    pool: PoolName,
+    target: Tensor | None,
+    box: Box,
+) -> Adversarial:
     plan.check()
     checks.count("restarts", restarts)
     with opened(model, x, y, target=target, pool=pool, box=box) as case:
@@ -214,9 +269,15 @@ def updated(
 
 
 def climbed(
-    gradient: Callable[[Inputs], Inputs], x: Inputs, start: Inputs, *, ball: Ball, steps: int, step_size: Reach,
+    gradient: Callable[[Inputs], Inputs],
+    x: Inputs,
+    start: Inputs,
+    *,
+    ball: Ball,
+    steps: int,
+    step_size: Reach,
     decay: float | None = None,
-) -> Inputs:  # fmt: skip
+) -> Inputs:
     """Where ``steps`` updates lead from ``start``: the loop alone, without checks, modes or looks at the host.
 
     Fit for a training step that is captured in a CUDA graph. Members that each have inputs of their own go as

@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.bisection import Found, nearest
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Aimed, Box, Case, Examples, opened
-from dissensus.attacks.constants import Found, nearest
-from dissensus.attacks.margins import margin, marked
+from dissensus.attacks.losses import margin, marked
 from dissensus.attacks.norms import l1_lengths, l2_lengths, per_example, sums
 from dissensus.attacks.victim import Model, PoolName
 
@@ -29,10 +29,21 @@ STALLED = 0.9999
 
 
 def carlini_wagner(
-    model: Model, x: Inputs, y: Labels, *, steps: int = 1000, step_size: float = 0.01, confidence: float = 0.0,
-    constant: float = 1e-3, search_steps: int = 9, abort_early: bool = True, widening: float = 0.1,
-    pool: PoolName = "probability", target: Labels | None = None, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    steps: int = 1000,
+    step_size: float = 0.01,
+    confidence: float = 0.0,
+    constant: float = 1e-3,
+    search_steps: int = 9,
+    abort_early: bool = True,
+    widening: float = 0.1,
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """Carlini and Wagner's attack in L2 (2017): Adam on ‖x' − x‖² + c · max(κ − margin, 0), in tanh space.
 
     x' = m + h · tanh(w), with the box's middle m and half width h. As published, an input at the very edge of the box
@@ -72,10 +83,22 @@ def carlini_wagner(
 
 
 def elastic_net(
-    model: Model, x: Inputs, y: Labels, *, steps: int = 1000, step_size: float = 0.01, l1_weight: float = 0.01,
-    rule: Literal["EN", "L1"] = "EN", confidence: float = 0.0, constant: float = 1e-3, search_steps: int = 9,
-    abort_early: bool = True, pool: PoolName = "probability", target: Labels | None = None, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    steps: int = 1000,
+    step_size: float = 0.01,
+    l1_weight: float = 0.01,
+    rule: Literal["EN", "L1"] = "EN",
+    confidence: float = 0.0,
+    constant: float = 1e-3,
+    search_steps: int = 9,
+    abort_early: bool = True,
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """The elastic-net attack (Chen et al., 2018): FISTA on c · max(κ − margin, 0) + ‖x' − x‖² + β ‖x' − x‖₁.
 
     A gradient step of the first two terms, then a shrinkage by β towards x, inside the box; step lengths fall as
@@ -213,12 +236,12 @@ def _tanh_steps(case: Case, look: _Look, space: _Space, step_size: float) -> Ste
 
 def _tanh_run(
     rows: Examples, constant: Numbers, found: Found, *, case: Case, look: _Look, space: _Space, steps: Steps
-) -> Found:  # fmt: skip
+) -> Found:
     x, nothing = rows.x, torch.zeros_like(rows.x)
     fresh, far = torch.zeros_like(found.any), torch.full_like(constant, torch.inf)
     start = _Tanh(
         *rows[:3], constant, space.of(x), nothing, nothing, nothing, found.best, found.distance, fresh, far, fresh
-    )  # fmt: skip
+    )
     end = steps.carried_out(start)
     at = space.inputs((end.origin + end.shift).tanh(), case)  # the last update is looked at as well
     reached = look.reached(case, case.verdict(at), end)
@@ -267,9 +290,7 @@ def _shrinking_steps(
         ahead = at + momentum * (at - state.at)
         return state._replace(at=at, ahead=ahead, before=before, done=rested, **new._asdict())
 
-    numbers = look.table(
-        case, lambda index: (step_size * math.sqrt(1 - index / look.steps), index / (index + 3))
-    )  # fmt: skip
+    numbers = look.table(case, lambda index: (step_size * math.sqrt(1 - index / look.steps), index / (index + 3)))
     return Steps(step, [None] * look.steps, numbers, capture=case.capture)
 
 

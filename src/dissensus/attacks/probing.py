@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.attacks.adaptive import apgd
+from dissensus.attacks.apgd import apgd
 from dissensus.attacks.case import Adversarial, Case, opened
 from dissensus.attacks.gradient import fgsm, pgd
-from dissensus.attacks.margins import cross_entropy
+from dissensus.attacks.losses import cross_entropy
 from dissensus.attacks.norms import linf_lengths
-from dissensus.attacks.random_search import square
+from dissensus.attacks.square import square
 from dissensus.attacks.suites import Probing, Terms, logit_loss, members_logits, transfers
 from dissensus.attacks.trials import random_noise
 from dissensus.attacks.victim import Model, PoolName

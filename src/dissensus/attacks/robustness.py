@@ -126,9 +126,14 @@ class Robustness:
         curves = {name: [Point(p["at"], Interval(**p["accuracy"])) for p in told[name]] for name in _CURVES}
         rows = [Attacked(**{**row, "accuracy": Interval(**row["accuracy"])}) for row in told["attacks"]]
         return cls(
-            clean=Interval(**told["clean"]), worst=Interval(**told["worst"]), attacks=rows, **curves,
-            checks=[Flag(**flag) for flag in told["checks"]], standing=told["standing"], facts=told["facts"],
-        )  # fmt: skip
+            clean=Interval(**told["clean"]),
+            worst=Interval(**told["worst"]),
+            attacks=rows,
+            **curves,
+            checks=[Flag(**flag) for flag in told["checks"]],
+            standing=told["standing"],
+            facts=told["facts"],
+        )
 
 
 _CURVES = ("over_epsilon", "over_steps")

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dissensus import checks
-from dissensus.attacks.adaptive import apgd
+from dissensus.attacks.apgd import apgd
 from dissensus.attacks.case import Adversarial
 from dissensus.attacks.gradient import bim, fgsm, mim, perturbed, pgd
+from dissensus.attacks.jsma import jsma
 from dissensus.attacks.optimisation import carlini_wagner, elastic_net
-from dissensus.attacks.random_search import square
-from dissensus.attacks.saliency import jsma
+from dissensus.attacks.square import square
 from dissensus.attacks.trials import averaged, elsewhere, rescaled, tried
 from dissensus.attacks.victim import Model, PoolName
 
@@ -184,10 +184,20 @@ def published(name: str, parameter: float, terms: Terms) -> Setting:
     checks.one_of("name", name, PUBLISHED)
     ball: dict[str, Any] = {"epsilon": parameter, "norm": terms.norm, "pool": terms.pool}
     slow: dict[str, Any] = {**ball, "step_size": parameter / 10, "steps": 10, "stop": False}
-    fixed: dict[str, Any] = {"steps": 1000, "step_size": 0.01, "confidence": 0.1, "search_steps": 0,
-                             "constant": parameter, "pool": terms.pool}  # fmt: skip
-    few: dict[str, Any] = {"preset": "adp", "step_size": 0.2 if _grey(terms) else 0.1, "distortion": parameter,
-                           "pool": terms.pool}  # fmt: skip
+    fixed: dict[str, Any] = {
+        "steps": 1000,
+        "step_size": 0.01,
+        "confidence": 0.1,
+        "search_steps": 0,
+        "constant": parameter,
+        "pool": terms.pool,
+    }
+    few: dict[str, Any] = {
+        "preset": "adp",
+        "step_size": 0.2 if _grey(terms) else 0.1,
+        "distortion": parameter,
+        "pool": terms.pool,
+    }
     known = {
         "fgsm": Setting("FGSM", partial(fgsm, **ball)),
         "bim": Setting("BIM", partial(bim, **slow)),
@@ -234,9 +244,13 @@ SUITES: dict[str, Callable[[Terms], Suite]] = {
 def transfers(terms: Terms, steps: int) -> list[Setting]:
     """Attacks that are crafted by momentum on each member, and on a surrogate, and tried on the model."""
     told: dict[str, Any] = {
-        "epsilon": terms.epsilon, "norm": terms.norm, "steps": steps, "step_size": 2 * terms.epsilon / steps,
-        "random_start": False, "decay": 1.0,
-    }  # fmt: skip
+        "epsilon": terms.epsilon,
+        "norm": terms.norm,
+        "steps": steps,
+        "step_size": 2 * terms.epsilon / steps,
+        "random_start": False,
+        "decay": 1.0,
+    }
     crafts: dict[str, Callable[..., Any]] = {}
     if terms.members > 1:
         crafts = {f"member {i}": partial(perturbed, **told, pool=i) for i in range(terms.members)}

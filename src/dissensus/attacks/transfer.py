@@ -29,11 +29,20 @@ class Transfer(NamedTuple):
 
 
 def transfer_matrix(
-    model: Model, x: Float[Tensor, "B *S"], y: Integer[Tensor, " B"], *,
-    attack: Literal["fgsm", "bim", "pgd", "mim"] | Callable[..., Adversarial] = "pgd", epsilon: float = 0.05,
-    steps: int = 10, step_size: float | None = None, norm: NormName = "linf",
-    target: Integer[Tensor, " B"] | None = None, batch_size: int = 256, seed: int = 0, box: Box = (0.0, 1.0),
-) -> Transfer:  # fmt: skip
+    model: Model,
+    x: Float[Tensor, "B *S"],
+    y: Integer[Tensor, " B"],
+    *,
+    attack: Literal["fgsm", "bim", "pgd", "mim"] | Callable[..., Adversarial] = "pgd",
+    epsilon: float = 0.05,
+    steps: int = 10,
+    step_size: float | None = None,
+    norm: NormName = "linf",
+    target: Integer[Tensor, " B"] | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Transfer:
     """Craft on each member and on the ensemble, try on each member and the ensemble: ``[M + 1, M + 1]``.
 
     What transfers is the point where all steps lead (see `perturbed`), whether or not it breaks what it was crafted
@@ -61,10 +70,20 @@ def transfer_matrix(
             return attack(model, x[place], y[place], pool=pool, target=aim).inputs
         one = attack == "fgsm"
         return perturbed(
-            model, x[place], y[place], epsilon=epsilon, steps=1 if one else steps,
-            step_size=None if one else step_size, norm=norm, random_start=attack == "pgd",
-            decay=1.0 if attack == "mim" else None, pool=pool, target=aim, seed=seed, box=box,
-        )  # fmt: skip
+            model,
+            x[place],
+            y[place],
+            epsilon=epsilon,
+            steps=1 if one else steps,
+            step_size=None if one else step_size,
+            norm=norm,
+            random_start=attack == "pgd",
+            decay=1.0 if attack == "mim" else None,
+            pool=pool,
+            target=aim,
+            seed=seed,
+            box=box,
+        )
 
     places = [slice(start, start + batch_size) for start in range(0, len(x), batch_size)]
     before = torch.cat([_predicted(model, x[place]) for place in places], 1)

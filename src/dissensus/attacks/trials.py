@@ -20,9 +20,16 @@ Craft = Callable[..., Adversarial | Tensor]
 
 
 def tried(
-    model: Model, x: Inputs, y: Labels, *, craft: Craft, epsilon: float, norm: NormName = "linf",
-    pool: PoolName = "probability", box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    craft: Craft,
+    epsilon: float,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """What a way of making points breaks: those that lie within ε and in the box, and that the model has wrong.
 
     Args:
@@ -58,9 +65,17 @@ def averaged(model: Model, x: Inputs, y: Labels, *, craft: Craft, passes: int) -
 
 
 def random_noise(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, draws: int = 10, norm: NormName = "linf",
-    pool: PoolName = "probability", seed: int = 0, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    draws: int = 10,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """Random points of the ball: what no attack should be weaker than.
 
     Args:

@@ -20,8 +20,16 @@ from dissensus.auditing.tallying import Kind, Tally, tallied
 from dissensus.axes import Pool
 
 __all__ = [
-    "LIMITS", "Audit", "Evidence", "Figure", "Judgement", "Limits", "audit", "audit_estimator", "roc_area",
-]  # fmt: skip
+    "LIMITS",
+    "Audit",
+    "Evidence",
+    "Figure",
+    "Judgement",
+    "Limits",
+    "audit",
+    "audit_estimator",
+    "roc_area",
+]
 
 _LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
 
@@ -181,9 +189,18 @@ def audit_estimator(
     'collusive'
     """
     found = estimated(
-        model, X, y, train=train, reference=reference, ood=ood, task=task, kind=kind, pool=pool, classes=classes,
+        model,
+        X,
+        y,
+        train=train,
+        reference=reference,
+        ood=ood,
+        task=task,
+        kind=kind,
+        pool=pool,
+        classes=classes,
         staged=staged,
-    )  # fmt: skip
+    )
     result = audit(found.outputs, found.targets, **(found.settings | settings))
     return replace(result, facts=result.facts | found.facts)
 
@@ -213,8 +230,12 @@ def _in_bag(in_bag: Any, members: Members) -> Tensor:
         got = repr(in_bag) if mask is None else checks.shape_text(mask.shape)
         checks.refuse("in_bag", f"be 'all' or a mask {checks.shape_text(shape)}", got)
     if not bool(((mask == 0) | (mask == 1)).all()):
-        checks.refuse("in_bag", "hold 0 and 1, or False and True", f"{float(mask.min()):g} to {float(mask.max()):g}",
-                      "Counts of a bootstrap? Use counts > 0.")  # fmt: skip
+        checks.refuse(
+            "in_bag",
+            "hold 0 and 1, or False and True",
+            f"{float(mask.min()):g} to {float(mask.max()):g}",
+            "Counts of a bootstrap? Use counts > 0.",
+        )
     if bool((mask.sum(1) == 0).any()):
         checks.refuse("in_bag", "leave every member some example", f"none for member {int(mask.sum(1).argmin())}")
     return mask.float()
@@ -261,7 +282,9 @@ def _flat(targets: Tensor, members: Members, task: str, name: str) -> Tensor:
         wanted = values if task == "regression" and members.width > 1 else labels
         fix = "One-hot? Use targets.argmax(1)." if shape == values else ""
         checks.refuse(
-            "targets", f"have shape {checks.shape_text(wanted)}, one for each pixel of `{name}`",
-            checks.shape_text(shape), fix,
-        )  # fmt: skip
+            "targets",
+            f"have shape {checks.shape_text(wanted)}, one for each pixel of `{name}`",
+            checks.shape_text(shape),
+            fix,
+        )
     return targets.reshape(-1)

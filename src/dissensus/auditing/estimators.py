@@ -49,9 +49,19 @@ class Estimated:
 
 
 def estimated(
-    model: Any, X: Any, y: Any, *, train: Any = None, reference: Any = None, ood: Any = None, task: str | None = None,
-    kind: str | None = None, pool: str | None = None, classes: Any = None, staged: bool = False,
-) -> Estimated:  # fmt: skip
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    train: Any = None,
+    reference: Any = None,
+    ood: Any = None,
+    task: str | None = None,
+    kind: str | None = None,
+    pool: str | None = None,
+    classes: Any = None,
+    staged: bool = False,
+) -> Estimated:
     """Members' outputs on all data. The arguments are those of `dissensus.audit_estimator`."""
     if train is not None and (not isinstance(train, tuple | list) or len(train) != 2):
         checks.refuse("train", "be a pair (X, y)", type(train).__name__, error=TypeError)
@@ -199,8 +209,12 @@ def _parts_of(inner: Any) -> _Parts | None:
         return None
     from sklearn import calibration, ensemble
 
-    forests = (ensemble.RandomForestClassifier, ensemble.ExtraTreesClassifier, ensemble.RandomForestRegressor,
-               ensemble.ExtraTreesRegressor)  # fmt: skip
+    forests = (
+        ensemble.RandomForestClassifier,
+        ensemble.ExtraTreesClassifier,
+        ensemble.RandomForestRegressor,
+        ensemble.ExtraTreesRegressor,
+    )
     if isinstance(inner, forests):
         return _Parts(list(inner.estimators_), "averages its members", coded=True, bare=True)
     if isinstance(inner, ensemble.BaggingClassifier | ensemble.BaggingRegressor):

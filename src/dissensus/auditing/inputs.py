@@ -73,9 +73,16 @@ class Classes:
 
 
 def prepared(
-    outputs: Outputs, targets: Any, train: tuple[Outputs, Any] | None, reference: Outputs | None, ood: Outputs | None,
-    *, task: str, kind: str | None, classes: Any,
-) -> Inputs:  # fmt: skip
+    outputs: Outputs,
+    targets: Any,
+    train: tuple[Outputs, Any] | None,
+    reference: Outputs | None,
+    ood: Outputs | None,
+    *,
+    task: str,
+    kind: str | None,
+    classes: Any,
+) -> Inputs:
     """Everything that is given, as arrays that can be sliced and targets as class indices or values.
 
     Args:
@@ -180,8 +187,12 @@ def _read_classes(given: Inputs) -> Classes | None:
 
 def _votes(given: Inputs, names: Any) -> Inputs:
     """Hard votes as one-hot probabilities."""
-    sets = {"outputs": given.outputs, "reference": given.reference, "ood": given.ood,
-            "train": None if given.train is None else given.train[0]}  # fmt: skip
+    sets = {
+        "outputs": given.outputs,
+        "reference": given.reference,
+        "ood": given.ood,
+        "train": None if given.train is None else given.train[0],
+    }
     votes = {name: _voted(part, name) for name, part in sets.items() if part is not None}
     targets = [_labels(_narrow(part), "targets") for part in _all_targets(given)]
     if names is None:

@@ -47,10 +47,12 @@ def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     # As many numbers as all outputs of an example, for every replicate: a few replicates at a time. Blocks left out are
     # not needed for the interval of a square.
     coarse = _drawn(len(deviation), seed)[: 1 + REPLICATES]
-    bias = torch.cat([
-        (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
-        for some, n in zip(coarse.split(50), (coarse @ coarse_count).split(50), strict=True)
-    ])  # fmt: skip
+    bias = torch.cat(
+        [
+            (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
+            for some, n in zip(coarse.split(50), (coarse @ coarse_count).split(50), strict=True)
+        ]
+    )
     means["bias"] = torch.cat([bias, bias.new_full((blocks,), math.nan)])
     found = _of_spread(tally, means)
     if "quadratic" in means:
@@ -94,28 +96,52 @@ def by_member(tally: Tally) -> dict[str, list[Any]]:
     products = means["products"]
     scale = products.diagonal().clamp_min(1e-300).sqrt()
     found = {
-        "loss": means["member_loss"].tolist(), "error_correlation": (products / scale / scale.unsqueeze(1)).tolist(),
-    }  # fmt: skip
+        "loss": means["member_loss"].tolist(),
+        "error_correlation": (products / scale / scale.unsqueeze(1)).tolist(),
+    }
     if "member_right" in means:
         found |= {"accuracy": means["member_right"].tolist(), "disagreement": (1 - means["agreements"]).tolist()}
     return found
 
 
 _INTERVALS: dict[str, Callable[[Tensor, float], Interval]] = {
-    "bias_share": intervals.square, "dominance": intervals.root,
-    "ece": intervals.absolute_sum, "member_ece": intervals.absolute_sum,
-    "best_member": intervals.smallest, "worst_member": intervals.largest,
-    "best_accuracy": intervals.largest, "worst_accuracy": intervals.smallest,
+    "bias_share": intervals.square,
+    "dominance": intervals.root,
+    "ece": intervals.absolute_sum,
+    "member_ece": intervals.absolute_sum,
+    "best_member": intervals.smallest,
+    "worst_member": intervals.largest,
+    "best_accuracy": intervals.largest,
+    "worst_accuracy": intervals.smallest,
     "above_chance": intervals.largest,
-}  # fmt: skip
+}
 """How figures that are biased get their intervals; all others are means or ratios of means."""
 _SHARES = (
-    "bias_share", "ece", "member_ece", "accuracy", "member_accuracy", "best_accuracy", "worst_accuracy", "disagreement",
-)  # fmt: skip
+    "bias_share",
+    "ece",
+    "member_ece",
+    "accuracy",
+    "member_accuracy",
+    "best_accuracy",
+    "worst_accuracy",
+    "disagreement",
+)
 _AT_LEAST_ZERO = (
-    "spread", "ensemble", "individual", "mse", "member_mse", "nll", "member_nll", "brier", "member_brier",
-    "member_error", "pooled_error", "lost", "best_member", "worst_member",
-)  # fmt: skip
+    "spread",
+    "ensemble",
+    "individual",
+    "mse",
+    "member_mse",
+    "nll",
+    "member_nll",
+    "brier",
+    "member_brier",
+    "member_error",
+    "pooled_error",
+    "lost",
+    "best_member",
+    "worst_member",
+)
 _POSITIVE = (*_AT_LEAST_ZERO, "diversity", "relative_diversity", "of_uncorrelated", "codependence", "plane_diversity")
 """Figures whose intervals are taken of their logarithms, which are less skewed."""
 _AT_MOST_ONE = ("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation")
@@ -177,14 +203,20 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     error = means["quadratic"]  # of the mean prediction: what covariances speak of
     pooled = means.get("brier", error) if tally.pool == "score" else error  # of what the ensemble says
     found = {
-        "ensemble": ensemble, "individual": individual, "diversity": individual - ensemble,
-        "best_member": own, "worst_member": own,
+        "ensemble": ensemble,
+        "individual": individual,
+        "diversity": individual - ensemble,
+        "best_member": own,
+        "worst_member": own,
         "dominance": _ratio(own.std(-1, correction=0), individual),
-        "error_covariance": covariance, "error_correlation": _ratio(covariance, variance),
+        "error_covariance": covariance,
+        "error_correlation": _ratio(covariance, variance),
         "relative_diversity": _ratio(variance - error, error),
         "of_uncorrelated": _ratio(variance - error, error) / max(1, members - 1),
-        "gain": _ratio(variance - pooled, variance), "member_error": variance, "pooled_error": pooled,
-    }  # fmt: skip
+        "gain": _ratio(variance - pooled, variance),
+        "member_error": variance,
+        "pooled_error": pooled,
+    }
     for i, drop in enumerate(DROPS):
         kept = members - int(members * drop)
         if kept == members:
@@ -202,8 +234,12 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
 def _of_values(means: dict[str, Tensor]) -> dict[str, Tensor]:
     spread = means["y_squared"] - means["y"].square().sum(-1)
     error, own = means["quadratic"], means["member_loss"].mean(-1)
-    return {"mse": error, "member_mse": own, "explained": 1 - _ratio(error, spread),
-            "member_explained": 1 - _ratio(own, spread)}  # fmt: skip
+    return {
+        "mse": error,
+        "member_mse": own,
+        "explained": 1 - _ratio(error, spread),
+        "member_explained": 1 - _ratio(own, spread),
+    }
 
 
 def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -218,16 +254,22 @@ def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
     plane = _ratio(disagreement, (wrong.unsqueeze(-1) + wrong.unsqueeze(-2)) / 2)
     beside = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
     return {
-        "accuracy": right, "member_accuracy": own_right.mean(-1), "best_accuracy": own_right,
+        "accuracy": right,
+        "member_accuracy": own_right.mean(-1),
+        "best_accuracy": own_right,
         "worst_accuracy": own_right,
-        "kappa": kappa, "member_kappa": own_kappa.mean(-1),
-        "nll": means["nll"], "member_nll": means["member_nll"].mean(-1), "brier": means["brier"],
-        "member_brier": means["member_brier"].mean(-1), "ece": _gaps(means["bins"]),
+        "kappa": kappa,
+        "member_kappa": own_kappa.mean(-1),
+        "nll": means["nll"],
+        "member_nll": means["member_nll"].mean(-1),
+        "brier": means["brier"],
+        "member_brier": means["member_brier"].mean(-1),
+        "ece": _gaps(means["bins"]),
         "member_ece": _gaps(means["member_bins"]).flatten(1) / members,
         "lost": _ratio(means["member_brier"].mean(-1), 1 - means["classes"].square().sum(-1)),
         "above_chance": _ratio(best_first, kappa.unsqueeze(-1).expand_as(best_first)),
         "plane_diversity": beside,
-    }  # fmt: skip
+    }
 
 
 def _gaps(bins: Float[Tensor, "*S bins 3"]) -> Float[Tensor, "*S bins"]:

@@ -9,8 +9,14 @@ from dissensus.auditing.tallying import DROPS
 from dissensus.diversity.plane import plane_of
 from dissensus.pages import figures, layout
 
-KINDS = {"healthy": "good", "redundant": "fair", "dominated": "fair", "undecided": "none", "collusive": "bad",
-         "unskilled": "bad"}  # fmt: skip
+KINDS = {
+    "healthy": "good",
+    "redundant": "fair",
+    "dominated": "fair",
+    "undecided": "none",
+    "collusive": "bad",
+    "unskilled": "bad",
+}
 """What kind of news each verdict is: the page and the command choose their colours by it."""
 _MOST_DRAWN = 60
 """Members beyond which a matrix of pairs is too fine to be looked at."""
@@ -35,11 +41,17 @@ def html(audit: Any, title: str, meaning: str) -> str:
         *_tables(audit),
         *_detection(audit),
         layout.heading("What was audited"),
-        layout.facts([
-            ("ensemble", told), ("task", facts["task"]), ("outputs are", facts["kind"]), ("loss", facts["loss"]),
-            ("pooled by", facts["pool"]), *_own_prediction(facts),
-        ]),
-    ]  # fmt: skip
+        layout.facts(
+            [
+                ("ensemble", told),
+                ("task", facts["task"]),
+                ("outputs are", facts["kind"]),
+                ("loss", facts["loss"]),
+                ("pooled by", facts["pool"]),
+                *_own_prediction(facts),
+            ]
+        ),
+    ]
     return layout.page(f"Audit: {title}", body)
 
 

@@ -25,33 +25,71 @@ MEANINGS = {
 }
 """Every verdict in plain words."""
 TITLES = {
-    "accuracy": "accuracy", "nll": "negative log-likelihood", "brier": "Brier score", "ece": "calibration error",
-    "mse": "squared error", "explained": "variance explained",
-    "member_accuracy": "accuracy", "member_nll": "negative log-likelihood", "member_brier": "Brier score",
-    "member_ece": "calibration error", "member_mse": "squared error", "member_explained": "variance explained",
-    "best_accuracy": "best member's accuracy", "worst_accuracy": "worst member's accuracy",
-    "ensemble": "ensemble's loss", "individual": "members' loss", "diversity": "diversity",
-    "best_member": "best member's loss", "worst_member": "worst member's loss",
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "mse": "squared error",
+    "explained": "variance explained",
+    "member_accuracy": "accuracy",
+    "member_nll": "negative log-likelihood",
+    "member_brier": "Brier score",
+    "member_ece": "calibration error",
+    "member_mse": "squared error",
+    "member_explained": "variance explained",
+    "best_accuracy": "best member's accuracy",
+    "worst_accuracy": "worst member's accuracy",
+    "ensemble": "ensemble's loss",
+    "individual": "members' loss",
+    "diversity": "diversity",
+    "best_member": "best member's loss",
+    "worst_member": "worst member's loss",
     "dominance": "standard deviation / mean of members' losses",
-    "relative_diversity": "diversity / error (by squares)", "of_uncorrelated": "… as a share of M − 1",
-    "error_covariance": "mean covariance of errors", "error_correlation": "mean correlation of errors",
-    "gain": "share of error that pooling takes off", "bias_share": "share of diversity that is constant",
+    "relative_diversity": "diversity / error (by squares)",
+    "of_uncorrelated": "… as a share of M − 1",
+    "error_covariance": "mean covariance of errors",
+    "error_correlation": "mean correlation of errors",
+    "gain": "share of error that pooling takes off",
+    "bias_share": "share of diversity that is constant",
     **{f"codependence_{share}": f"relative rise of loss without {share:.0%} of members" for share in DROPS},
-    "disagreement": "share of pairs that disagree", "distinct": "distinct predictions per example",
+    "disagreement": "share of pairs that disagree",
+    "distinct": "distinct predictions per example",
     "lost": "members' Brier score / that of class frequencies",
-    "plane_diversity": "disagreement / error rate", "above_chance": "best member's kappa / the ensemble's",
-    "kappa": "kappa (0 is guessing, 1 is all right)", "member_kappa": "kappa",
-}  # fmt: skip
+    "plane_diversity": "disagreement / error rate",
+    "above_chance": "best member's kappa / the ensemble's",
+    "kappa": "kappa (0 is guessing, 1 is all right)",
+    "member_kappa": "kappa",
+}
 GROUPS = {
     "ensemble": ("accuracy", "kappa", "nll", "brier", "ece", "mse", "explained"),
-    "members": ("member_accuracy", "member_kappa", "best_accuracy", "worst_accuracy", "member_nll", "member_brier",
-                "member_ece", "member_mse", "member_explained", "best_member", "worst_member", "dominance",
-                "above_chance", "lost"),
+    "members": (
+        "member_accuracy",
+        "member_kappa",
+        "best_accuracy",
+        "worst_accuracy",
+        "member_nll",
+        "member_brier",
+        "member_ece",
+        "member_mse",
+        "member_explained",
+        "best_member",
+        "worst_member",
+        "dominance",
+        "above_chance",
+        "lost",
+    ),
     "decomposition": ("ensemble", "individual", "diversity"),
-    "is it real?": ("relative_diversity", "of_uncorrelated", "error_covariance", "error_correlation", "bias_share",
-                    *(f"codependence_{share}" for share in DROPS), "gain"),
+    "is it real?": (
+        "relative_diversity",
+        "of_uncorrelated",
+        "error_covariance",
+        "error_correlation",
+        "bias_share",
+        *(f"codependence_{share}" for share in DROPS),
+        "gain",
+    ),
     "do they disagree?": ("disagreement", "distinct", "plane_diversity"),
-}  # fmt: skip
+}
 """How figures are shown, group by group."""
 
 
@@ -98,13 +136,17 @@ class Audit:
     def to_json(self) -> str:
         """Everything, as JSON."""
         told = {
-            "verdict": self.verdict, "reasons": self.judgement.reasons, "advice": self.judgement.advice,
-            "confidence": self.judgement.confidence, "evidence": [as_json(item) for item in self.judgement.evidence],
-            "facts": self.facts, "findings": self.findings,
+            "verdict": self.verdict,
+            "reasons": self.judgement.reasons,
+            "advice": self.judgement.advice,
+            "confidence": self.judgement.confidence,
+            "evidence": [as_json(item) for item in self.judgement.evidence],
+            "facts": self.facts,
+            "findings": self.findings,
             "by_member": self.by_member,
             "figures": {name: _numbers(figure) for name, figure in self.test.items()},
             "detection": {name: _numbers(figure) for name, figure in self.detection.items()},
-        }  # fmt: skip
+        }
         return json.dumps(told, indent=1, ensure_ascii=False)
 
     def page(self, path: str | Path, title: str = "") -> Path:

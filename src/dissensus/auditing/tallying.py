@@ -50,8 +50,15 @@ _SUBSETS = 100
 COARSE = ("deviation", "offset", "pool_error", "coarse_count")
 """Sums over every output, which are kept for fewer blocks where there are many outputs."""
 OF_TRAINING = (
-    "slope", "curvature", "fitted_loss", "mean_slope", "pool_slope", "pool_curvature", "pool_loss", "bag_count",
-)  # fmt: skip
+    "slope",
+    "curvature",
+    "fitted_loss",
+    "mean_slope",
+    "pool_slope",
+    "pool_curvature",
+    "pool_loss",
+    "bag_count",
+)
 """Sums that training outputs have in addition (see `dissensus.auditing.stationarity`)."""
 _ADDED_UP = 64
 """Examples of a block that are added up in single precision before their sum is added in double precision."""
@@ -318,9 +325,15 @@ class _Slice:
     """What is counted of some examples: pure functions of outputs ``[n, M, C]`` and targets."""
 
     def __init__(
-        self, tally: Tally, name: str, outputs: Float[Tensor, "n M C"], targets: Tensor | None, start: int,
-        keep_scores: bool, in_bag: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tally: Tally,
+        name: str,
+        outputs: Float[Tensor, "n M C"],
+        targets: Tensor | None,
+        start: int,
+        keep_scores: bool,
+        in_bag: Tensor | None = None,
+    ) -> None:
         self.tally, self.name, self.outputs, self.targets, self.start = tally, name, outputs, targets, start
         self.keep_scores, self.in_bag = keep_scores, in_bag
 
@@ -340,9 +353,13 @@ class _Slice:
         assert self.tally.centre is not None
         centred = y - self.tally.centre.to(y)  # squares of targets far from zero would lose their differences
         counts.each |= {
-            "y": centred, "y_squared": centred.square().sum(-1), "quadratic": pooled,
-            "ensemble_loss": pooled, "member_loss": errors.square().sum(-1), "products": _products(errors),
-        }  # fmt: skip
+            "y": centred,
+            "y_squared": centred.square().sum(-1),
+            "quadratic": pooled,
+            "ensemble_loss": pooled,
+            "member_loss": errors.square().sum(-1),
+            "products": _products(errors),
+        }
         if self.in_bag is not None:
             counts.each |= self._in_bag(stationarity.of_values(f, y, self.tally.centre.to(f)))
         return counts
@@ -388,16 +405,26 @@ class _Slice:
         own = products.diagonal(dim1=1, dim2=2)
         member_brier = own if pool != "vote" else _less_one(probs, labels).square().sum(-1)
         ensemble_loss, member_loss = {
-            "cross_entropy": (nll, -member_log), "brier": (brier, member_brier), "zero_one": (~right, ~member_right),
-        }[tally.loss]  # fmt: skip
+            "cross_entropy": (nll, -member_log),
+            "brier": (brier, member_brier),
+            "zero_one": (~right, ~member_right),
+        }[tally.loss]
         assert tally.frequencies is not None
         frequencies = tally.frequencies.to(probs.device)
         counts.each |= {
-            "guessed": frequencies[choice], "member_guessed": frequencies[named],
-            "right": right, "member_right": member_right, "nll": nll, "member_nll": -member_log,
-            "brier": brier, "member_brier": member_brier, "quadratic": quadratic,
-            "ensemble_loss": ensemble_loss, "member_loss": member_loss, "products": products,
-        }  # fmt: skip
+            "guessed": frequencies[choice],
+            "member_guessed": frequencies[named],
+            "right": right,
+            "member_right": member_right,
+            "nll": nll,
+            "member_nll": -member_log,
+            "brier": brier,
+            "member_brier": member_brier,
+            "quadratic": quadratic,
+            "ensemble_loss": ensemble_loss,
+            "member_loss": member_loss,
+            "products": products,
+        }
         counts.bins = {"bins": (sure, right), "member_bins": (confidence, member_right)}
         if tally.loss == "cross_entropy" and pool != "vote":
             counts.each["rises"] = self._rises(member_log, scores, nll)
@@ -431,9 +458,7 @@ class _Slice:
         """What pool "score" averages: logits as they are, or the logarithms of probabilities."""
         return self.outputs if self.tally.kind == "logits" else self.outputs.clamp_min(_LEAST).log()
 
-    def _log_at_labels(
-        self, named: Int[Tensor, "n M"], confidence: Float[Tensor, "n M"]
-    ) -> Float[Tensor, "n M"]:  # fmt: skip
+    def _log_at_labels(self, named: Int[Tensor, "n M"], confidence: Float[Tensor, "n M"]) -> Float[Tensor, "n M"]:
         """Log-probabilities of labels: from logits without the logarithm of a probability that has underflowed."""
         assert self.targets is not None
         at_label = _at(self.outputs, self.targets)

@@ -100,9 +100,10 @@ def skill(tally: Tally) -> dict[str, Test]:
     prior, classes = tally.frequencies, sums["classes"]
     brier = counts * (1 + prior.square().sum()) - 2 * classes @ prior
     constant = {
-        "cross_entropy": classes @ -prior.clamp_min(1e-300).log(), "brier": brier,
+        "cross_entropy": classes @ -prior.clamp_min(1e-300).log(),
+        "brier": brier,
         "zero_one": counts - classes[:, int(prior.argmax())],
-    }  # fmt: skip
+    }
     kappa = _ratio_above(sums["right"] - sums["guessed"], counts - sums["guessed"], 0.0, counts)
     found = {"loss": _gain(constant[tally.loss], sums["ensemble_loss"], counts), "kappa": kappa}
     return found if tally.loss == "brier" else found | {"brier": _gain(brier, sums["brier"], counts)}
@@ -299,9 +300,11 @@ def best_member(tally: Tally, loss: float, no_better: float, others: float) -> B
     best = _chosen(squares, squares)
     rest = (squares.sum(-1) - best) / max(1, tally.members - 1)
     return Best(
-        by_loss, by_accuracy, _ratio_above(_pooled(tally), best, no_better, counts),
+        by_loss,
+        by_accuracy,
+        _ratio_above(_pooled(tally), best, no_better, counts),
         _ratio_above(rest, best, others, counts),
-    )  # fmt: skip
+    )
 
 
 def _chosen(values: Float[Tensor, "K M"], by: Float[Tensor, "K M"]) -> Float[Tensor, " K"]:

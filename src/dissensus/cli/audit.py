@@ -73,11 +73,17 @@ def audit(
         if wanted is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
         settings: dict[str, Any] = {
-            "task": task, "kind": kind, "classes": _names(classes), "loss": loss, "pool": pool,
-            "train": _train(held, train), "in_bag": _in_bag(held, in_bag),
+            "task": task,
+            "kind": kind,
+            "classes": _names(classes),
+            "loss": loss,
+            "pool": pool,
+            "train": _train(held, train),
+            "in_bag": _in_bag(held, in_bag),
             "groups": reading.array(groups) if groups is not None else held.get("groups"),
-            "reference": _more(held, "reference", reference), "ood": _more(held, "ood", ood),
-        }  # fmt: skip
+            "reference": _more(held, "reference", reference),
+            "ood": _more(held, "ood", ood),
+        }
         result = ds.audit(held["outputs"], wanted, **settings)
     except (ValueError, TypeError, OSError) as reason:
         fail(str(reason))
@@ -154,8 +160,10 @@ def _print(result: Any) -> None:
     title = f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"
     console.print(table(title, ("figure", "test", "95 % interval", *extra), rows, left=(0,)))
     if result.detection:
-        shown = [[escape(n), f"{f.value:.3f}", f"[dim]{f.low:.3f} to {f.high:.3f}[/dim]"] for n, f in
-                 result.detection.items()]  # fmt: skip
+        shown = [
+            [escape(n), f"{f.value:.3f}", f"[dim]{f.low:.3f} to {f.high:.3f}[/dim]"]
+            for n, f in result.detection.items()
+        ]
         console.print(table("telling shifted data apart", ("score", "ROC area", "95 % interval"), shown, left=(0,)))
 
 

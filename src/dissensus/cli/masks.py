@@ -23,8 +23,8 @@ def masks(
     import torch
 
     from dissensus import masks as of
-    from dissensus.studies.ingredients import NETWORKS, maker
     from dissensus.studies.problems import Problem
+    from dissensus.studies.registry import NETWORKS, maker
 
     budgets = budget or [1.0, 2.0]
     if network not in NETWORKS:

@@ -88,9 +88,7 @@ SHOWN = 6
 """Pictures of most and of least disagreement."""
 
 
-def _draw(
-    scores: dict[str, dict[str, Any]], images: dict[str, Any], figure: Path | None, gallery: Path | None
-) -> None:  # fmt: skip
+def _draw(scores: dict[str, dict[str, Any]], images: dict[str, Any], figure: Path | None, gallery: Path | None) -> None:
     """Write the figures that are asked for."""
     if figure is None and gallery is None:
         return
@@ -239,8 +237,14 @@ def _judged(within: dict[str, Any], beyond: dict[str, Any], repeats: int, progre
         progress(name, len(rows) / len(areas))
         more = metrics.ood(within[name], beyond[name], repeats=repeats)
         behind = metrics.compared((within[name], beyond[name]), (within[best], beyond[best]))
-        rows[name] = {"auroc": area, "aupr_out": more.aupr_out, "aupr_in": more.aupr_in, "fpr_at_95": more.fpr_at_95,
-                      "behind_best": behind.difference.value, "p_value": behind.p_value}  # fmt: skip
+        rows[name] = {
+            "auroc": area,
+            "aupr_out": more.aupr_out,
+            "aupr_in": more.aupr_in,
+            "fpr_at_95": more.fpr_at_95,
+            "behind_best": behind.difference.value,
+            "p_value": behind.p_value,
+        }
     return {"best": best, "scores": rows}
 
 
@@ -249,8 +253,16 @@ def _print(name: str, found: dict[str, Any], thresholds: dict[str, float], false
     for score, told in found["scores"].items():
         area, false = told["auroc"], told["fpr_at_95"]
         worse = "best" if score == found["best"] else f"p={told['p_value']:.1g}"
-        rows.append([score.replace("_", " "), f"{area.value:.3f}", f"[dim]{area.low:.2f} to {area.high:.2f}[/dim]",
-                     f"{false.value:.3f}", worse, f"{thresholds[score]:.3g}"])  # fmt: skip
+        rows.append(
+            [
+                score.replace("_", " "),
+                f"{area.value:.3f}",
+                f"[dim]{area.low:.2f} to {area.high:.2f}[/dim]",
+                f"{false.value:.3f}",
+                worse,
+                f"{thresholds[score]:.3g}",
+            ]
+        )
     console.print(
         f"Thresholds are for {false_alarms:.0%} of false alarms; p is of a difference from the best (DeLong)."
     )

@@ -83,10 +83,17 @@ def robust(
         settings: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), shown() as bar:
             result = attacks.evaluate(
-                own.model.to(chosen), own.data, epsilon=size, examples=examples, batch_size=batch_size,
-                surrogate=None if other is None else other.to(chosen), folder=folder, seed=seed,
-                progress=lambda name, share: bar.update(f"{data}: {name}", share), **settings,
-            )  # fmt: skip
+                own.model.to(chosen),
+                own.data,
+                epsilon=size,
+                examples=examples,
+                batch_size=batch_size,
+                surrogate=None if other is None else other.to(chosen),
+                folder=folder,
+                seed=seed,
+                progress=lambda name, share: bar.update(f"{data}: {name}", share),
+                **settings,
+            )
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(str(reason))
     result.facts["standardised"] = standardise and not fixed
@@ -125,7 +132,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 def _check_options(network: str, options: dict[str, Any]) -> None:
     """Refuse options that a network of the studies does not have, and name those that it has."""
     from dissensus import checks
-    from dissensus.studies.ingredients import NETWORKS, options_of
+    from dissensus.studies.registry import NETWORKS, options_of
 
     known = options_of(network) if network in NETWORKS else list(options)
     for name in options:

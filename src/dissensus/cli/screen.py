@@ -32,9 +32,14 @@ class Shown:
 
     def __init__(self) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(), TimeRemainingColumn(), console=console, expand=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
         self.detail = Text(style="dim", no_wrap=True, overflow="ellipsis")
         self.task = self.bar.add_task("starting", total=1.0)
 

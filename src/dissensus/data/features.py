@@ -299,10 +299,14 @@ def _write(folder: Path, job: Job, fingerprint: Mapping[str, Any]) -> None:
         for part in parts.values():
             part.unlink(missing_ok=True)
     manifest = {
-        "kind": KIND, "format": FORMAT, "examples": job.source.examples, "augmentations": len(job.augmentations),
-        "files": files, "fingerprint": fingerprint,
+        "kind": KIND,
+        "format": FORMAT,
+        "examples": job.source.examples,
+        "augmentations": len(job.augmentations),
+        "files": files,
+        "fingerprint": fingerprint,
         "versions": {"dissensus": dissensus.__version__, "torch": torch.__version__, "numpy": np.__version__},
-    }  # fmt: skip
+    }
     storage.write_atomically(folder / storage.MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 

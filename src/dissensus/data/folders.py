@@ -49,9 +49,13 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, files: Sequence[Path], labels: Int64[Tensor, " N"], classes: Sequence[str], size: int,
+        self,
+        files: Sequence[Path],
+        labels: Int64[Tensor, " N"],
+        classes: Sequence[str],
+        size: int,
         groups: Int64[Tensor, " N"] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.files, self.labels, self.classes = list(files), labels, tuple(classes)
         self.size, self.groups = checks.count("size", size), groups
 

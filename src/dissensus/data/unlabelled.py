@@ -109,9 +109,14 @@ loader's batch), ``seed_step`` sets the ``generators``, and ``batch(*raw)`` is t
 
 
 def with_unlabelled(
-    labelled: TensorBatches | LoadedBatches, data: Tensor | Source, *, batch_size: int, seeds: Sequence[int],
-    device: torch.device, augment: Augments = None,
-) -> WithUnlabelled:  # fmt: skip
+    labelled: TensorBatches | LoadedBatches,
+    data: Tensor | Source,
+    *,
+    batch_size: int,
+    seeds: Sequence[int],
+    device: torch.device,
+    augment: Augments = None,
+) -> WithUnlabelled:
     """Labelled batches beside batches of other data: a tensor, a source (whose targets are not looked at), a loader."""
     seeds = [derived_seed(seed, Use.UNLABELLED) for seed in seeds]
     inputs = data if isinstance(data, Tensor) else (as_pair(data) or (None,))[0]

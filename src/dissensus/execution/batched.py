@@ -19,19 +19,54 @@ from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
 
 POINTWISE_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus,
-    nn.Softsign, nn.Hardtanh, nn.ReLU6, nn.Hardswish, nn.Identity,
-)  # fmt: skip
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Hardtanh,
+    nn.ReLU6,
+    nn.Hardswish,
+    nn.Identity,
+)
 
 POOLING_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-)  # fmt: skip
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d,
+)
 
 POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
-    F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.tanh, F.sigmoid, torch.relu, torch.tanh, torch.sigmoid,
-    torch.sin, torch.cos, torch.exp, torch.add, torch.mul, torch.sub, operator.add, operator.mul, operator.sub,
+    F.relu,
+    F.leaky_relu,
+    F.elu,
+    F.gelu,
+    F.silu,
+    F.softplus,
+    F.tanh,
+    F.sigmoid,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    torch.sin,
+    torch.cos,
+    torch.exp,
+    torch.add,
+    torch.mul,
+    torch.sub,
+    operator.add,
+    operator.mul,
+    operator.sub,
     operator.neg,
-}  # fmt: skip
+}
 
 
 def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:

@@ -114,9 +114,16 @@ class _Pass(NamedTuple):
 
 
 def chosen(
-    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, *, replayed: bool,
-    by_rule: bool = False, rounds: int = 5,
-) -> Choice:  # fmt: skip
+    skeleton: Skeleton,
+    weights: Weights,
+    buffers: Tensors,
+    x: Tensor,
+    per_member: bool,
+    *,
+    replayed: bool,
+    by_rule: bool = False,
+    rounds: int = 5,
+) -> Choice:
     """Choose among the backends that give the loop's outputs: the quickest, or the loop where it is as good.
 
     One pass is measured as it will be used: forward and backward where gradients are on, forward alone otherwise, and

@@ -153,9 +153,14 @@ class StackedMembers(nn.Module):
         if self.backend == "auto":
             with torch.set_grad_enabled(both_ways):
                 choice = chosen(
-                    self.skeleton, weights, buffers, x, per_member,
-                    replayed=self.replayed and x.is_cuda, by_rule=self.by_rule,
-                )  # fmt: skip
+                    self.skeleton,
+                    weights,
+                    buffers,
+                    x,
+                    per_member,
+                    replayed=self.replayed and x.is_cuda,
+                    by_rule=self.by_rule,
+                )
             refusal = choice.refused.get("vmap") if choice.backend == "loop" and not self.by_rule else None
         else:
             refusal = self._refusal(self.backend, weights, buffers, x, per_member)

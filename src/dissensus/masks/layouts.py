@@ -22,25 +22,55 @@ WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, KeyedDropout)
 ADAPTIVE = (
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
     nn.AdaptiveMaxPool3d,
-)  # fmt: skip
+)
 POOLS = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, *ADAPTIVE,
-)  # fmt: skip
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    *ADAPTIVE,
+)
 ACTIVATIONS = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.Tanh, nn.Hardswish, nn.Mish,
-)  # fmt: skip
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.Tanh,
+    nn.Hardswish,
+    nn.Mish,
+)
 """All of them give 0 for 0, so a channel that is masked in front of them is masked behind them."""
 ACTIVATION_CALLS = (F.relu, torch.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.hardswish)
 ACTIVATION_METHODS = ("relu", "relu_", "tanh")
 _ADAPTIVE_CALLS = (
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool1d, F.adaptive_max_pool2d,
+    F.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d,
+    F.adaptive_max_pool1d,
+    F.adaptive_max_pool2d,
     F.adaptive_max_pool3d,
-)  # fmt: skip
+)
 POOL_CALLS = (
-    F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, *_ADAPTIVE_CALLS,
-)  # fmt: skip
+    F.max_pool1d,
+    F.max_pool2d,
+    F.max_pool3d,
+    F.avg_pool1d,
+    F.avg_pool2d,
+    F.avg_pool3d,
+    *_ADAPTIVE_CALLS,
+)
 _SAME = (*ACTIVATIONS, *DROPOUTS, *NORMS, nn.Identity, Masksembles, Tile)
 _SAME_METHODS = (*ACTIVATION_METHODS, "contiguous", "clone", "float", "double")
 _REDUCING: tuple[Any, ...] = (torch.mean, torch.sum, torch.amax, "mean", "sum", "amax")

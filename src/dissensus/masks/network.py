@@ -111,9 +111,15 @@ class Masked(nn.Module):
 
 
 def convert(
-    network: nn.Module, count: int, scale: float, *, where: Where = "activations", widen: bool = False,
-    assign: Assign = "split", seed: int | None = None,
-) -> Masked:  # fmt: skip
+    network: nn.Module,
+    count: int,
+    scale: float,
+    *,
+    where: Where = "activations",
+    widen: bool = False,
+    assign: Assign = "split",
+    seed: int | None = None,
+) -> Masked:
     """Put masks into a network that exists; it is copied.
 
     Args:

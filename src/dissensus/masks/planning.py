@@ -34,9 +34,15 @@ class Plan(NamedTuple):
 
 
 def plan(
-    network: nn.Module, count: int, budget: float, *, scales: Sequence[float] = SCALES, cost: Cost = "parameters",
-    x: Tensor | None = None, where: Where = "activations",
-) -> list[Plan]:  # fmt: skip
+    network: nn.Module,
+    count: int,
+    budget: float,
+    *,
+    scales: Sequence[float] = SCALES,
+    cost: Cost = "parameters",
+    x: Tensor | None = None,
+    where: Where = "activations",
+) -> list[Plan]:
     """For each scale, how wide a masked network may be at a budget, and what its members then are.
 
     The cost of a network whose masked layers are r times as wide is a + b·r + d·r²: some layers are widened on no

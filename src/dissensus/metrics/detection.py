@@ -65,9 +65,11 @@ def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confiden
 
 
 def compared(
-    first: tuple[Float[Tensor, " N"], Float[Tensor, " U"]], second: tuple[Float[Tensor, " N"], Float[Tensor, " U"]],
-    *, confidence: float = 0.95,
-) -> Difference:  # fmt: skip
+    first: tuple[Float[Tensor, " N"], Float[Tensor, " U"]],
+    second: tuple[Float[Tensor, " N"], Float[Tensor, " U"]],
+    *,
+    confidence: float = 0.95,
+) -> Difference:
     """Is one score better than another on the same examples? DeLong's test of the difference of their AUROC.
 
     Args:
@@ -103,9 +105,13 @@ def compared(
 
 
 def ood(
-    inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, repeats: int = 1000, seed: int = 0,
+    inside: Float[Tensor, " N"],
+    outside: Float[Tensor, " U"],
+    *,
+    repeats: int = 1000,
+    seed: int = 0,
     confidence: float = 0.95,
-) -> Detection:  # fmt: skip
+) -> Detection:
     """AUROC, average precision both ways, and false positives at 95 %, with bootstrap intervals over examples.
 
     Examples are drawn with replacement within each of the two sets. Scores are sorted once: a resample is a count per

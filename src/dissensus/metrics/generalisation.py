@@ -72,9 +72,12 @@ def oracle(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Oracle
 
 
 def worst_group(
-    predictions: Float[Tensor, "B C"] | Int[Tensor, " B"], labels: Int[Tensor, " B"], groups: Int[Tensor, " B"],
-    *, confidence: float = 0.95,
-) -> Groups:  # fmt: skip
+    predictions: Float[Tensor, "B C"] | Int[Tensor, " B"],
+    labels: Int[Tensor, " B"],
+    groups: Int[Tensor, " B"],
+    *,
+    confidence: float = 0.95,
+) -> Groups:
     """Accuracy in every group, and in the worst one, where a shift that changes the groups' shares hurts most.
 
     Args:

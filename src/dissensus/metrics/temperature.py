@@ -55,9 +55,12 @@ def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> floa
 
 
 def temper(
-    outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"],
-    *, when: Literal["before", "after"] = "after", pool: Literal["probability", "score"] = "probability",
-) -> Tempered:  # fmt: skip
+    outputs: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    *,
+    when: Literal["before", "after"] = "after",
+    pool: Literal["probability", "score"] = "probability",
+) -> Tempered:
     """Fit one temperature to what members predict together, on validation data; its `log_probs` are for test data.
 
     ``"after"`` pools first and divides the pooled log-probabilities by T. ``"before"`` divides every member's logits by

@@ -70,9 +70,12 @@ def pair_disagreement(outputs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 
 def high_loss(
-    outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"],
-    *, share: float | None = None, threshold: float | None = None,
-) -> Bool[Tensor, " B"]:  # fmt: skip
+    outputs: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    *,
+    share: float | None = None,
+    threshold: float | None = None,
+) -> Bool[Tensor, " B"]:
     """H (LDR paper, theorem 2): the examples with Σ_m −log p_m(y) ≥ γ.
 
     Args:
@@ -90,9 +93,13 @@ def high_loss(
 
 
 def premise(
-    outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], ood: Float[Tensor, "M U C"],
-    *, share: float | None = None, threshold: float | None = None,
-) -> Premise:  # fmt: skip
+    outputs: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    ood: Float[Tensor, "M U C"],
+    *,
+    share: float | None = None,
+    threshold: float | None = None,
+) -> Premise:
     """Measure what theorem 2 assumes (disagreement on H is at least δ_H) and what it concludes (disagreement outside).
 
     Pr_Q[J_M = 1] ≥ C1(τ) δ_H − C2(τ)

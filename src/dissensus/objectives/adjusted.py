@@ -54,8 +54,12 @@ def gradient_adjusted(
     total = (residual + alpha * seen).square().sum(-1).mean(-1).sum()
     member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
     individual = member_loss.mean()
-    parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss,
-             "diversity": individual - ensemble_loss}  # fmt: skip
+    parts = {
+        "member_loss": member_loss,
+        "individual": individual,
+        "ensemble": ensemble_loss,
+        "diversity": individual - ensemble_loss,
+    }
     return LossParts(total, parts)
 
 

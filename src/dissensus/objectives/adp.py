@@ -13,10 +13,15 @@ from dissensus.randomness import random_bits
 
 
 def adp(
-    logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], *, alpha: float | Float[Tensor, ""] = 2.0,
-    beta: float | Float[Tensor, ""] = 0.5, temperature: float | Float[Tensor, ""] = 1.0,
-    entropy_drop: float | Float[Tensor, ""] = 0.0, draw: int | Tensor = 0,
-) -> LossParts:  # fmt: skip
+    logits: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    *,
+    alpha: float | Float[Tensor, ""] = 2.0,
+    beta: float | Float[Tensor, ""] = 0.5,
+    temperature: float | Float[Tensor, ""] = 1.0,
+    entropy_drop: float | Float[Tensor, ""] = 0.0,
+    draw: int | Tensor = 0,
+) -> LossParts:
     """Fit the labels with diverse non-maximal predictions (ADP paper, equations 2 to 5).
 
     total = Σ_k CE_k − α · H(mean of the probabilities) − β · log ED, averaged over the batch; ED is
@@ -47,9 +52,12 @@ def adp(
     if classes < 3:
         fix = "Beside the label there must be classes to differ on."
         checks.refuse("logits", "hold at least three classes", classes, fix)
-    for name, value, low, high in (("alpha", alpha, 0, math.inf), ("beta", beta, 0, math.inf),
-                                   ("temperature", temperature, 1e-6, math.inf),
-                                   ("entropy_drop", entropy_drop, 0, 1)):  # fmt: skip
+    for name, value, low, high in (
+        ("alpha", alpha, 0, math.inf),
+        ("beta", beta, 0, math.inf),
+        ("temperature", temperature, 1e-6, math.inf),
+        ("entropy_drop", entropy_drop, 0, 1),
+    ):
         if not isinstance(value, Tensor):
             checks.number(name, value, low, high)
     logits = checks.full_precision(logits)
@@ -58,8 +66,12 @@ def adp(
     mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # a class that no member holds possible has no gradient
     entropy = _entropy(mean, labels, entropy_drop, draw).mean()
     total = own.sum() - alpha * entropy
-    parts = {"member_loss": own, "individual": own.mean(), "ensemble": -losses.at_label(mean, labels).mean(),
-             "entropy": entropy}  # fmt: skip
+    parts = {
+        "member_loss": own,
+        "individual": own.mean(),
+        "ensemble": -losses.at_label(mean, labels).mean(),
+        "entropy": entropy,
+    }
     if isinstance(beta, Tensor) or beta != 0:
         parts["log_volume"] = log_determinant(gram(log_probs, labels)).mean().to(logits.dtype)
         total = total - beta * parts["log_volume"]

@@ -50,8 +50,13 @@ def negative_correlation(
     mean = outputs.mean(0)
     penalty = curvature(mean, outputs - mean, targets, loss).mean() / 2
     individual = member_loss.mean()
-    parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss,
-             "diversity": individual - ensemble_loss, "penalty": penalty}  # fmt: skip
+    parts = {
+        "member_loss": member_loss,
+        "individual": individual,
+        "ensemble": ensemble_loss,
+        "diversity": individual - ensemble_loss,
+        "penalty": penalty,
+    }
     return LossParts(members * (individual - strength * penalty), parts)
 
 

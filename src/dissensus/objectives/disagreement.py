@@ -90,9 +90,13 @@ class _AtOwnClasses(torch.autograd.Function):
 
 
 def a2d(
-    logits: Float[Tensor, "M B C"], labels: Tensor, *, unlabelled: Float[Tensor, "M U C"],
-    strength: float | Float[Tensor, ""] = 1.0, classes: Classes = "both",
-) -> LossParts:  # fmt: skip
+    logits: Float[Tensor, "M B C"],
+    labels: Tensor,
+    *,
+    unlabelled: Float[Tensor, "M U C"],
+    strength: float | Float[Tensor, ""] = 1.0,
+    classes: Classes = "both",
+) -> LossParts:
     """Fit the labels, and disagree on other data (A2D; LDR paper, equations 1 to 3), all pairs at once.
 
     total = Σ_m CE_m + λ / (M − 1) · mean over unlabelled examples of the sum over pairs: M times the paper's objective.
@@ -121,9 +125,13 @@ def a2d(
 
 
 def divdis(
-    logits: Float[Tensor, "M B C"], labels: Tensor, *, unlabelled: Float[Tensor, "M U C"],
-    strength: float | Float[Tensor, ""] = 1.0, balance: float | Float[Tensor, ""] = 10.0,
-) -> LossParts:  # fmt: skip
+    logits: Float[Tensor, "M B C"],
+    labels: Tensor,
+    *,
+    unlabelled: Float[Tensor, "M U C"],
+    strength: float | Float[Tensor, ""] = 1.0,
+    balance: float | Float[Tensor, ""] = 10.0,
+) -> LossParts:
     """Fit the labels, and say other things of other data: DivDis' mutual information between members' predictions.
 
     For each pair, KL of the joint distribution of the two predictions (the batch mean of the outer product of their
@@ -152,10 +160,14 @@ def divdis(
 
 
 def ldr(
-    logits: Float[Tensor, "M B C"], labels: Tensor, *, strength: float | Float[Tensor, ""],
-    disagreement: Disagreement = "a2d", weight: Literal["loss", "inverse"] = "loss",
+    logits: Float[Tensor, "M B C"],
+    labels: Tensor,
+    *,
+    strength: float | Float[Tensor, ""],
+    disagreement: Disagreement = "a2d",
+    weight: Literal["loss", "inverse"] = "loss",
     alpha: Float[Tensor, " B"] | None = None,
-) -> LossParts:  # fmt: skip
+) -> LossParts:
     """Disagree where the ensemble is wrong (LDR paper, equations 4 to 6), on the training data itself.
 
     total = Σ_m CE_m + λ / (M − 1) · mean_n α_n · (sum over pairs): M times equation 6, with the pair term taken both

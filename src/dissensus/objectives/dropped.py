@@ -66,8 +66,13 @@ def learner_dropout(
     kept_loss = losses.per_member(loss, pooled.unsqueeze(0), targets).mean()
     member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
     individual = member_loss.mean()
-    parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss,
-             "diversity": individual - ensemble_loss, "kept_ensemble": kept_loss}  # fmt: skip
+    parts = {
+        "member_loss": member_loss,
+        "individual": individual,
+        "ensemble": ensemble_loss,
+        "diversity": individual - ensemble_loss,
+        "kept_ensemble": kept_loss,
+    }
     return LossParts(count * kept_loss, parts)
 
 

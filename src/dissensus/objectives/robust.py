@@ -9,9 +9,12 @@ from dissensus.axes import LossParts
 
 
 def trades(
-    logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], *, adversarial: Float[Tensor, "M B C"] | None = None,
+    logits: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    *,
+    adversarial: Float[Tensor, "M B C"] | None = None,
     strength: float | Float[Tensor, ""] = 6.0,
-) -> LossParts:  # fmt: skip
+) -> LossParts:
     """Fit clean inputs, and stay where you are under attack (Zhang et al. 2019, TRADES), each member by itself.
 
     total = Σ_m CE_m + λ · Σ_m mean KL(p_m(x) ‖ p_m(x')). Give `dissensus.fit` an `AdversarialTraining` with

@@ -174,8 +174,10 @@ def budgets(given: Sequence[float], plans: Sequence[Sequence[Any]], words: str) 
     none = [0.0] * len(x)
     costs = [Line(f"budget {b:g}", [row.member for row in rows], none) for b, rows in zip(given, plans, strict=True)]
     overlap = [Line("overlap", [row.iou for row in plans[0]], none)]
-    panels = [Panel(f"a member's {words}", "times those of one network", costs),
-              Panel("overlap of members", "intersection over union", overlap)]  # fmt: skip
+    panels = [
+        Panel(f"a member's {words}", "times those of one network", costs),
+        Panel("overlap of members", "intersection over union", overlap),
+    ]
     figure = draw(x, "S", panels)
     figure.axes[0].legend()
     return figure

@@ -166,17 +166,27 @@ def _broken(subject: Subject, name: str, parameter: float) -> tuple[Bool[Tensor,
     key = f"{name}-{parameter:g}"
     if key not in subject.found:
         subject.found[key] = attacks.over(
-            setting.attack, subject.model, subject.x[:few], subject.y[:few], batch_size=subject.batch_size,
+            setting.attack,
+            subject.model,
+            subject.x[:few],
+            subject.y[:few],
+            batch_size=subject.batch_size,
             folder=subject.folder / key,
-        )  # fmt: skip
+        )
     return subject.found[key].success, subject.found[key]
 
 
 def _worst(subject: Subject, suite: Any, epsilon: str) -> float:
     found = attacks.evaluate(
-        subject.model, (subject.x, subject.y), suite, epsilon=float(epsilon), examples=subject.few(suite, EXAMPLES),
-        batch_size=subject.batch_size, folder=subject.folder / f"{suite}-{epsilon}", seed=subject.seed,
-    )  # fmt: skip
+        subject.model,
+        (subject.x, subject.y),
+        suite,
+        epsilon=float(epsilon),
+        examples=subject.few(suite, EXAMPLES),
+        batch_size=subject.batch_size,
+        folder=subject.folder / f"{suite}-{epsilon}",
+        seed=subject.seed,
+    )
     flags = subject.drawn.setdefault("flags", {})
     flags[f"{suite}_{epsilon}"] = [flag.name for flag in found.flags]
     return found.worst.value
@@ -236,9 +246,16 @@ def _transfer(subject: Subject, targeted: str | None, name: Any, epsilon: str) -
     target = (y + torch.randint(1, classes, y.shape, generator=draw)) % classes if targeted else None
     size = float(epsilon)
     found = attacks.transfer_matrix(
-        subject.model, x, y, attack=name, epsilon=size, step_size=size / 10, target=target,
-        batch_size=subject.batch_size, seed=subject.seed,
-    )  # fmt: skip
+        subject.model,
+        x,
+        y,
+        attack=name,
+        epsilon=size,
+        step_size=size / 10,
+        target=target,
+        batch_size=subject.batch_size,
+        seed=subject.seed,
+    )
     matrix = found.fooled if targeted else found.accuracy
     subject.drawn.setdefault("matrices", {})[f"{targeted or ''}{name}_{epsilon}"] = matrix.tolist()
     members = matrix[:-1, :-1]

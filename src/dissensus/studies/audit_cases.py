@@ -20,9 +20,9 @@ from dissensus.auditing import Audit, audit
 from dissensus.axes import LossParts
 from dissensus.studies import case_makers as makers
 from dissensus.studies.case_makers import TWIN, Case, Facts, Materials, Outputs
-from dissensus.studies.ingredients import build_of
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import DRAWN_SIZED, GROUPS, Problem, problem
+from dissensus.studies.registry import build_of
 from dissensus.studies.spec import Spec
 from dissensus.train import sweep
 
@@ -140,9 +140,15 @@ class Known(NamedTuple):
 
 
 def _case(
-    make: Make, truth: str, *allowed: str, alone: tuple[str, ...] = (), train: tuple[str, ...] = (),
-    networks: tuple[str, ...] = (), twins: tuple[str, ...] = (), **more: Any,
-) -> Known:  # fmt: skip
+    make: Make,
+    truth: str,
+    *allowed: str,
+    alone: tuple[str, ...] = (),
+    train: tuple[str, ...] = (),
+    networks: tuple[str, ...] = (),
+    twins: tuple[str, ...] = (),
+    **more: Any,
+) -> Known:
     """A case whose verdicts are the same by all evidence, but for those that are allowed with less."""
     by = {"alone": (*allowed, *alone), "train": (*allowed, *train), "reference": allowed}
     return Known(make, truth, by, networks, twins, **more)  # pyright: ignore[reportArgumentType]
@@ -339,8 +345,10 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
         more += ["healthy", "redundant", "undecided"]
     if known.truth == "redundant" and found.correlation < 0.97:
         more += ["healthy", "undecided"]
-    return {by: [*words, *(word for word in more if word not in words)] if words else []
-            for by, words in known.allowed.items()}  # fmt: skip
+    return {
+        by: [*words, *(word for word in more if word not in words)] if words else []
+        for by, words in known.allowed.items()
+    }
 
 
 def audited(case: Case, by: Evidence) -> Audit:
@@ -474,12 +482,18 @@ def _pooled(group: str, case: str, members: int, seed: int, found: list[dict[str
     known = {name: [row["measures"][name] for row in found if name in row["measures"]] for name in names}
     kept = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
     return {
-        "data": group, "case": case, "members": members, "seed": seed, "said": said,
+        "data": group,
+        "case": case,
+        "members": members,
+        "seed": seed,
+        "said": said,
         **({"summary": case} if case in SUMMARIES else {}),
-        "measures": {"ensembles": float(len(found)),
-                     **{name: sum(values) / len(values) for name, values in known.items()}},
+        "measures": {
+            "ensembles": float(len(found)),
+            **{name: sum(values) / len(values) for name, values in known.items()},
+        },
         "each": [{name: row[name] for name in kept} for row in found],
-    }  # fmt: skip
+    }
 
 
 def row_of(unit: Unit, one: Made) -> dict[str, Any]:
@@ -500,37 +514,61 @@ def row_of(unit: Unit, one: Made) -> dict[str, Any]:
         measures |= {f"{word}_{by}": float(verdict == word) for word in ("collusive", "healthy")}
     measures["collusive_either"] = float("collusive" in (verdicts["train"], verdicts.get("reference")))
     return {
-        "group": unit.group, "data": unit.data, "case": one.name, "members": unit.members, "seed": unit.seed,
-        "verdicts": verdicts, "truth": one.truth, "allowed": one.allowed, "count": len(one.case.test),
-        "examples": len(one.case.targets), "measures": measures,
-    }  # fmt: skip
+        "group": unit.group,
+        "data": unit.data,
+        "case": one.name,
+        "members": unit.members,
+        "seed": unit.seed,
+        "verdicts": verdicts,
+        "truth": one.truth,
+        "allowed": one.allowed,
+        "count": len(one.case.test),
+        "examples": len(one.case.targets),
+        "measures": measures,
+    }
 
 
 def as_arrays(unit: Unit, one: Made) -> tuple[dict[str, makers.Array], dict[str, Any]]:
     """A case as arrays to be kept in a file, and what else is to be known of it."""
     case = one.case
     arrays: dict[str, Any] = {
-        "outputs": case.test.astype(np.float32), "targets": case.targets,
-        "train_outputs": case.train.astype(np.float32), "train_targets": case.train_targets,
-    }  # fmt: skip
+        "outputs": case.test.astype(np.float32),
+        "targets": case.targets,
+        "train_outputs": case.train.astype(np.float32),
+        "train_targets": case.train_targets,
+    }
     if case.reference is not None:
         arrays["reference"] = case.reference.astype(np.float32)
     if case.fitted_to is not None:
         arrays["fitted_to"] = case.fitted_to
     meta = {
-        "data": unit.data, "case": one.name, "seed": unit.seed, "members": len(case.test),
-        "truth": one.truth, "allowed": one.allowed, "task": case.task, "kind": case.kind, "pool": case.pool,
-        "loss": case.loss, "facts": one.facts._asdict(),
-    }  # fmt: skip
+        "data": unit.data,
+        "case": one.name,
+        "seed": unit.seed,
+        "members": len(case.test),
+        "truth": one.truth,
+        "allowed": one.allowed,
+        "task": case.task,
+        "kind": case.kind,
+        "pool": case.pool,
+        "loss": case.loss,
+        "facts": one.facts._asdict(),
+    }
     return arrays, meta
 
 
 def from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Made:
     """A case that was kept in a file."""
     case = Case(
-        arrays["outputs"], arrays["targets"], arrays["train_outputs"], arrays["train_targets"],
-        arrays.get("reference"), meta["kind"], meta["pool"], arrays.get("fitted_to"),
-    )  # fmt: skip
+        arrays["outputs"],
+        arrays["targets"],
+        arrays["train_outputs"],
+        arrays["train_targets"],
+        arrays.get("reference"),
+        meta["kind"],
+        meta["pool"],
+        arrays.get("fitted_to"),
+    )
     return Made(meta["case"], case, meta["truth"], dict(meta["allowed"]), Facts(**meta["facts"]))
 
 

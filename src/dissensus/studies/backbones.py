@@ -16,8 +16,8 @@ from dissensus.data.features import cached_features
 from dissensus.data.recognition import digest
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
-from dissensus.studies.ingredients import HEADS, maker, timm_features
 from dissensus.studies.optimising import training_arguments
+from dissensus.studies.registry import HEADS, maker, timm_features
 from dissensus.studies.shifts import Inputs, Shifted, Unlabelled
 from dissensus.studies.spec import Optimisation, Spec
 from dissensus.studies.streaming import DEVIATION, MEAN

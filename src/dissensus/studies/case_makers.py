@@ -296,8 +296,13 @@ def heterogeneous(m: Materials, seed: int) -> list[Fitted]:
     """Models of six families, as a voting ensemble has them."""
     small = {"n_estimators": 10, "max_depth": 5}
     names: dict[str, dict[str, Any]] = {
-        "linear": {}, "bayes": {}, "knn": {}, "tree": {"max_depth": 6}, "forest": small, "svm": {}
-    }  # fmt: skip
+        "linear": {},
+        "bayes": {},
+        "knn": {},
+        "tree": {"max_depth": 6},
+        "forest": small,
+        "svm": {},
+    }
     one = m.classes or m.y.shape[1] == 1
     chosen = names if one else {name: names[name] for name in ("linear", "knn", "tree", "forest")}
     made = [model(name, m, seed, **settings).fit(m.x, _y(m)) for name, settings in chosen.items()]
@@ -602,9 +607,14 @@ def plus_minus(m: Materials, *, size: float = 0.45) -> Case | None:
 
     targets, train_targets = (f + rng.standard_normal(f.shape) for f in (of_test, of_train))
     return Case(
-        around(of_test, size * signs), targets, around(of_train, size * signs), train_targets, around(of_test, 0.0),
-        None, "score",
-    )  # fmt: skip
+        around(of_test, size * signs),
+        targets,
+        around(of_train, size * signs),
+        train_targets,
+        around(of_test, 0.0),
+        None,
+        "score",
+    )
 
 
 def _signal(m: Materials) -> tuple[Array, Array]:

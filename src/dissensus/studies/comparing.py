@@ -17,9 +17,9 @@ from dissensus import masks, metrics, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import COMPARED, METHODS, MethodError, maker, numbers_of, objective_of
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
+from dissensus.studies.registry import COMPARED, METHODS, MethodError, maker, numbers_of, objective_of
 from dissensus.studies.shift_measures import AUDITED, verdict
 from dissensus.studies.spec import Spec
 from dissensus.train import Progress, Sweep, sweep
@@ -123,23 +123,35 @@ def rows(
         swept = _swept(spec, seeds, methods, data, own, device, on_progress)
         for i, point in enumerate(swept.points):
             method = methods[i // len(seeds)]
-            done = rows_of.Done(len(found), {**point, "method": method.name}, swept.run(i), swept.history(i),
-                                swept.outcomes[i].status)  # fmt: skip
+            done = rows_of.Done(
+                len(found), {**point, "method": method.name}, swept.run(i), swept.history(i), swept.outcomes[i].status
+            )
             found.append(measured(spec, done, method, data, own, references))
     return found
 
 
 def _swept(
-    spec: Spec, seeds: tuple[int, ...], methods: list[Method], data: Problem, own: Path, device: torch.device,
+    spec: Spec,
+    seeds: tuple[int, ...],
+    methods: list[Method],
+    data: Problem,
+    own: Path,
+    device: torch.device,
     on_progress: Callable[[Progress], None],
-) -> Sweep:  # fmt: skip
+) -> Sweep:
     first = methods[0]
     return sweep(
-        build_of(spec, first, data), data.train, objective_for(spec, first),
+        build_of(spec, first, data),
+        data.train,
+        objective_for(spec, first),
         grid=[{**method.numbers, "seed": seed} for method in methods for seed in seeds],
-        members=1 if first.inside else first.members, device=device, checkpoint=own / f"checkpoints-{first.name}",
-        resume=True, progress=on_progress, **training_arguments(spec.optimisation),
-    )  # fmt: skip
+        members=1 if first.inside else first.members,
+        device=device,
+        checkpoint=own / f"checkpoints-{first.name}",
+        resume=True,
+        progress=on_progress,
+        **training_arguments(spec.optimisation),
+    )
 
 
 def ensemble_folder(own: Path, run: int) -> Path:
@@ -178,6 +190,9 @@ def _drawn(row: dict[str, Any], outputs: Tensor, data: Problem) -> dict[str, Any
         told["pairs"] = torch.stack(pairs, 1).tolist()
     if "ece" in row["measures"]:
         found = metrics.calibration(pooling.mean_probability(outputs), data.test[1])
-        told["curves"] = {"accuracy": found.accuracy.tolist(), "confidence": found.confidence.tolist(),
-                          "share": (found.examples / found.examples.sum()).tolist()}  # fmt: skip
+        told["curves"] = {
+            "accuracy": found.accuracy.tolist(),
+            "confidence": found.confidence.tolist(),
+            "share": (found.examples / found.examples.sum()).tolist(),
+        }
     return told

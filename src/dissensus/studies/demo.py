@@ -42,17 +42,44 @@ class Problem:
     lr: float
 
 
-_DIGITS = {"data": "digits", "loss": "cross_entropy", "loss_name": "cross-entropy", "hidden": (64, 64), "epochs": 25,
-           "batch_size": 64, "lr": 2e-3}  # fmt: skip
+_DIGITS = {
+    "data": "digits",
+    "loss": "cross_entropy",
+    "loss_name": "cross-entropy",
+    "hidden": (64, 64),
+    "epochs": 25,
+    "batch_size": 64,
+    "lr": 2e-3,
+}
 PROBLEMS = (
-    Problem(name="diabetes", data="diabetes", title="Diabetes: predict a disease score", loss="mse",
-            loss_name="squared error", pool="score", pool_name="predictions", hidden=(30, 30), epochs=60, batch_size=32,
-            lr=2e-3),
-    Problem(name="digits", title="Digits: recognise handwritten digits, averaging probabilities", pool="probability",
-            pool_name="probabilities", **_DIGITS),
-    Problem(name="digits, scores", title="Digits: the same, averaging scores before the softmax", pool="score",
-            pool_name="scores", **_DIGITS),
-)  # fmt: skip
+    Problem(
+        name="diabetes",
+        data="diabetes",
+        title="Diabetes: predict a disease score",
+        loss="mse",
+        loss_name="squared error",
+        pool="score",
+        pool_name="predictions",
+        hidden=(30, 30),
+        epochs=60,
+        batch_size=32,
+        lr=2e-3,
+    ),
+    Problem(
+        name="digits",
+        title="Digits: recognise handwritten digits, averaging probabilities",
+        pool="probability",
+        pool_name="probabilities",
+        **_DIGITS,
+    ),
+    Problem(
+        name="digits, scores",
+        title="Digits: the same, averaging scores before the softmax",
+        pool="score",
+        pool_name="scores",
+        **_DIGITS,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -128,9 +155,15 @@ def _swept(
         epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, lr=problem.lr
     )
     swept = sweep(
-        build, sample.train, objective, grid={"beta": settings.betas}, members=settings.members, seed=seed,
-        progress=report, **training_arguments(told),
-    )  # fmt: skip
+        build,
+        sample.train,
+        objective,
+        grid={"beta": settings.betas},
+        members=settings.members,
+        seed=seed,
+        progress=report,
+        **training_arguments(told),
+    )
     outputs = {part: swept.outputs(x) for part, (x, _) in (("train", sample.train), ("test", sample.test))}
     results: list[dict[str, Any]] = []
     for i, beta in enumerate(settings.betas):
@@ -148,10 +181,15 @@ def _audited(problem: Problem, sample: Any, outputs: dict[str, Tensor], i: int) 
     """What the audit says of the i-th ensemble; the first one, of β = 0, is the others' reference."""
     classes = problem.loss == "cross_entropy"
     return audit(
-        outputs["test"][i], sample.test[1], task="classification" if classes else "regression",
-        kind="logits" if classes else None, pool=problem.pool, train=(outputs["train"][i], sample.train[1]),
-        in_bag="all", reference=outputs["test"][0] if i else None,
-    )  # fmt: skip
+        outputs["test"][i],
+        sample.test[1],
+        task="classification" if classes else "regression",
+        kind="logits" if classes else None,
+        pool=problem.pool,
+        train=(outputs["train"][i], sample.train[1]),
+        in_bag="all",
+        reference=outputs["test"][0] if i else None,
+    )
 
 
 def _collusion(outputs: Tensor, y: Tensor, problem: Problem) -> dict[str, Any]:

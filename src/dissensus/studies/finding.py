@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus import checks
-from dissensus.studies import ingredients
+from dissensus.studies import registry
 from dissensus.studies.spec import Spec, SpecError, merged, parse
 
 LIBRARY = Path(__file__).parent / "library"
@@ -46,7 +46,7 @@ def read(path: Path, name: str) -> Spec:
         base = _toml(LIBRARY / f"{told['uses']}.toml")
         told = merged(_taken_over(base, told, path.name), told)
     spec = parse(told, name, path.name)
-    ingredients.check(spec, path.name)
+    registry.check(spec, path.name)
     return spec
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
 from dissensus.studies.comparing import Method, Say, build_of, measured, method_of, objective_for
-from dissensus.studies.ingredients import MethodError
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
+from dissensus.studies.registry import MethodError
 from dissensus.studies.scaling import Standardised, scales
 from dissensus.studies.spec import Spec
 from dissensus.studies.subjects import images
@@ -60,15 +60,26 @@ def rows(
 
 
 def _fitted(
-    spec: Spec, method: Method, ensemble: Ensemble, data: Problem, point: dict[str, Any], checkpoint: Path,
+    spec: Spec,
+    method: Method,
+    ensemble: Ensemble,
+    data: Problem,
+    point: dict[str, Any],
+    checkpoint: Path,
     on_progress: Callable[[Progress], None],
-) -> tuple[History, str]:  # fmt: skip
+) -> tuple[History, str]:
     try:
         history = fit(
-            ensemble, data.train, partial(objective_for(spec, method), **method.numbers), seed=int(point["seed"]),
-            checkpoint=checkpoint, resume=True, progress=on_progress, adversarial=adversary(point[AXIS]),
+            ensemble,
+            data.train,
+            partial(objective_for(spec, method), **method.numbers),
+            seed=int(point["seed"]),
+            checkpoint=checkpoint,
+            resume=True,
+            progress=on_progress,
+            adversarial=adversary(point[AXIS]),
             **training_arguments(spec.optimisation),
-        )  # fmt: skip
+        )
     except TrainingDiverged as reason:
         return reason.history, "failed"
     return history, "done"

@@ -33,11 +33,18 @@ def training_arguments(told: Optimisation, point: Mapping[str, Any] | None = Non
     (3, 0.9, 0.5, False)
     """
     found: dict[str, Any] = {
-        "epochs": told.epochs, "batch_size": told.batch_size, "lr": told.lr, "optimizer": told.optimizer,
-        "momentum": told.momentum, "weight_decay": told.weight_decay, "schedule": schedule(told),
-        "validation": told.validation or None, "patience": told.patience if told.validation else None,
-        "keep": told.keep, "augment": augment_of(told.augment),
-    }  # fmt: skip
+        "epochs": told.epochs,
+        "batch_size": told.batch_size,
+        "lr": told.lr,
+        "optimizer": told.optimizer,
+        "momentum": told.momentum,
+        "weight_decay": told.weight_decay,
+        "schedule": schedule(told),
+        "validation": told.validation or None,
+        "patience": told.patience if told.validation else None,
+        "keep": told.keep,
+        "augment": augment_of(told.augment),
+    }
     return found | {name: value for name, value in (point or {}).items() if name in VARIED}
 
 

@@ -28,18 +28,42 @@ GROUPS = {
     "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *DRAWN),
     "audit-judged": tuple(common.COMMON),
     "audit-sizes": (
-        "friedman", "five-classes", *(f"{name}-{size}" for name in ("friedman", "two-blobs") for size in (20, 50, 100)),
-        "five-classes-200", "rare-class-10000", "friedman-100000", "five-classes-100000",
+        "friedman",
+        "five-classes",
+        *(f"{name}-{size}" for name in ("friedman", "two-blobs") for size in (20, 50, 100)),
+        "five-classes-200",
+        "rare-class-10000",
+        "friedman-100000",
+        "five-classes-100000",
     ),
-}  # fmt: skip
+}
 """Data sets that a study shows as one: those that the audit's rules are set on, those they are judged on, and sizes."""
 MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups", *DRAWN_SIZED, "audit-sizes")
-TABULAR = ("abalone", "bioconcentration", "weather", "facebook", "facebook-leaky", "diabetes", "made-table",
-           *common.NUMBERS)  # fmt: skip
+TABULAR = (
+    "abalone",
+    "bioconcentration",
+    "weather",
+    "facebook",
+    "facebook-leaky",
+    "diabetes",
+    "made-table",
+    *common.NUMBERS,
+)
 CLASSES = ("wine", "breast-cancer", *common.LABELS)
 """Tables whose target is a class."""
-IMAGES = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "digits", "made-images", "made-groups",
-          "cifar10-six", "fashion-mnist-six", "made-images-six")  # fmt: skip
+IMAGES = (
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "digits",
+    "made-images",
+    "made-groups",
+    "cifar10-six",
+    "fashion-mnist-six",
+    "made-images-six",
+)
 FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
 """Pictures that are read one by one."""
 NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS, *DRAWN_SIZED, *GROUPS)
@@ -211,8 +235,10 @@ def _drawn(name: str, seed: int, spec: Spec) -> Problem:
     x, y = datasets.make_classification(rows, random_state=state, **settings)
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y).long()
     parts = [torch.arange(train), torch.arange(train, rows)]
-    pairs = [(features, labels[part]) for (features, _), part in
-             zip(tables.scaled(inputs, inputs[:, :1], *parts), parts, strict=True)]  # fmt: skip
+    pairs = [
+        (features, labels[part])
+        for (features, _), part in zip(tables.scaled(inputs, inputs[:, :1], *parts), parts, strict=True)
+    ]
     return Problem(name, pairs[0], pairs[1], int(settings["n_classes"]))
 
 

@@ -17,15 +17,26 @@ from dissensus.studies.spec import Figure, Spec
 Draw = Callable[[Figure, dict[str, Any], str], Any]
 """``(figure, point, title) -> figure``."""
 WORDS = {
-    "error": "ensemble's error", "individual": "members' error", "diversity": "diversity", "gap": "generalisation gap",
-    "train_error": "training error", "test_error": "test error", "bias_share": "share that is bias",
-    "relative_diversity": "diversity / error", "train_individual": "members' training error",
-    "train_diversity": "training diversity", "test_individual": "members' test error",
-    "test_diversity": "test diversity", "member_accuracy": "members' accuracy", "error_rate": "ensemble's error rate",
-    "member_error_rate": "members' error rate", "worst_member_error_rate": "worst member's error rate",
-    "nonmaximal_volume": "ensemble diversity", "log_nonmaximal_volume": "log of ensemble diversity",
+    "error": "ensemble's error",
+    "individual": "members' error",
+    "diversity": "diversity",
+    "gap": "generalisation gap",
+    "train_error": "training error",
+    "test_error": "test error",
+    "bias_share": "share that is bias",
+    "relative_diversity": "diversity / error",
+    "train_individual": "members' training error",
+    "train_diversity": "training diversity",
+    "test_individual": "members' test error",
+    "test_diversity": "test diversity",
+    "member_accuracy": "members' accuracy",
+    "error_rate": "ensemble's error rate",
+    "member_error_rate": "members' error rate",
+    "worst_member_error_rate": "worst member's error rate",
+    "nonmaximal_volume": "ensemble diversity",
+    "log_nonmaximal_volume": "log of ensemble diversity",
     "features_similarity": "similarity of members' features (CKA)",
-}  # fmt: skip
+}
 
 
 def in_words(name: str) -> str:
@@ -53,9 +64,16 @@ def in_words(name: str) -> str:
 SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}
 """Scores as papers abbreviate them; the area under the ROC curve is what is told of each."""
 ATTACKS = {
-    "fgsm": "FGSM", "bim": "BIM", "pgd": "PGD", "mim": "MIM", "apgd": "APGD", "square": "Square", "jsma": "JSMA",
-    "carlini_wagner": "C&W", "elastic_net": "EAD",
-}  # fmt: skip
+    "fgsm": "FGSM",
+    "bim": "BIM",
+    "pgd": "PGD",
+    "mim": "MIM",
+    "apgd": "APGD",
+    "square": "Square",
+    "jsma": "JSMA",
+    "carlini_wagner": "C&W",
+    "elastic_net": "EAD",
+}
 FOUND = "true_positive_rate_"
 """What curves of detection are called, before the attack's name."""
 _BEFORE = {"accuracy_": "", FOUND: "", "transfer_": "transfer, ", "fooled_": "fooled by "}

@@ -8,12 +8,10 @@ from typing import Any
 from dissensus.pages import figures, layout
 from dissensus.studies import finding, problems, report_figures, results, verdicts
 from dissensus.studies.attack_measures import of_the_paper, suite_of, within
-from dissensus.studies.ingredients import waits_for
+from dissensus.studies.registry import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 
-KINDS = {
-    verdicts.AGREES: "good", verdicts.DIRECTION: "fair", verdicts.DISAGREES: "bad", verdicts.NOT_RUN: "none"
-}  # fmt: skip
+KINDS = {verdicts.AGREES: "good", verdicts.DIRECTION: "fair", verdicts.DISAGREES: "bad", verdicts.NOT_RUN: "none"}
 
 
 CURVES = (
@@ -264,9 +262,14 @@ def _verdict_row(verdict: dict[str, Any], seeds: int) -> list[Any]:
         span = "one seed"
     word = verdict["verdict"]
     return [
-        layout.Wrapped(verdict["says"]), layout.badge(word, KINDS[word]), verdict["data"], verdict["paper"],
-        _number(verdict["ours"]), span, _number(verdict["difference"]),
-    ]  # fmt: skip
+        layout.Wrapped(verdict["says"]),
+        layout.badge(word, KINDS[word]),
+        verdict["data"],
+        verdict["paper"],
+        _number(verdict["ours"]),
+        span,
+        _number(verdict["difference"]),
+    ]
 
 
 def _number(value: float | None) -> str:

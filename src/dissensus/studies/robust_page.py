@@ -31,14 +31,21 @@ def html(result: Robustness, title: str) -> str:
         ),
         layout.table(("check", "flag", "seen", "what it would mean"), [_row(f) for f in result.checks], cards=True),
         layout.heading("What was evaluated"),
-        layout.facts([
-            ("suite", facts["suite"]), ("ε", ball), ("examples", f"{facts['examples']:,}"),
-            ("of these for curves and checks", f"the first {facts['probed']:,}"), ("members", str(facts["members"])),
-            ("classes", str(facts["classes"])), ("pooled by", str(facts["pool"])),
-            ("surrogate", "yes" if facts["surrogate"] else "none"), ("seed", str(facts["seed"])),
-            ("time", f"{facts['seconds']:,.0f} s"),
-        ]),
-    ]  # fmt: skip
+        layout.facts(
+            [
+                ("suite", facts["suite"]),
+                ("ε", ball),
+                ("examples", f"{facts['examples']:,}"),
+                ("of these for curves and checks", f"the first {facts['probed']:,}"),
+                ("members", str(facts["members"])),
+                ("classes", str(facts["classes"])),
+                ("pooled by", str(facts["pool"])),
+                ("surrogate", "yes" if facts["surrogate"] else "none"),
+                ("seed", str(facts["seed"])),
+                ("time", f"{facts['seconds']:,.0f} s"),
+            ]
+        ),
+    ]
     return layout.page(f"Robustness: {title}", body)
 
 
@@ -61,13 +68,19 @@ def drawings(result: Robustness) -> list[tuple[Any, str]]:
     few = f"the first {result.facts['probed']:,} examples"
     together = "under it and all before it" if result.facts["on_survivors"] else "under it alone"
     return [
-        (_styled(lambda: _by_attack(result)), f"Accuracy without an attack, by attack ({together}), and in the worst "
-         "case, with intervals of 95 %."),
-        (_styled(lambda: _curve(result.over_epsilon, "ε", result.facts["epsilon"])),
-         f"Accuracy by ε, on {few}: the worst over losses. It should come down to zero."),
-        (_styled(lambda: _curve(result.over_steps, "steps", None)),
-         f"Accuracy by steps of PGD on cross-entropy, on {few}. It should fall, and come to rest."),
-    ]  # fmt: skip
+        (
+            _styled(lambda: _by_attack(result)),
+            f"Accuracy without an attack, by attack ({together}), and in the worst case, with intervals of 95 %.",
+        ),
+        (
+            _styled(lambda: _curve(result.over_epsilon, "ε", result.facts["epsilon"])),
+            f"Accuracy by ε, on {few}: the worst over losses. It should come down to zero.",
+        ),
+        (
+            _styled(lambda: _curve(result.over_steps, "steps", None)),
+            f"Accuracy by steps of PGD on cross-entropy, on {few}. It should fall, and come to rest.",
+        ),
+    ]
 
 
 def _styled(draw: Callable[[], Any]) -> Any:

@@ -37,11 +37,16 @@ def row(
     wanted = any(name in measures.OF_TRAINING for name in spec.evaluation.measures)
     on_train = measures.error(done.ensemble.predict(train[0]), train[1], loss, pool) if wanted else None
     told: dict[str, Any] = {
-        "data": data, **{key: value for key, value in done.point.items() if key in spec.grid}, "run": done.number,
-        "status": done.status, "epochs": len(done.history.epochs), "members": done.ensemble.members,
-        "measures": measures.measured(measures.of_outputs(spec.evaluation.measures), outputs, test[1], loss, pool,
-                                      on_train),
-    }  # fmt: skip
+        "data": data,
+        **{key: value for key, value in done.point.items() if key in spec.grid},
+        "run": done.number,
+        "status": done.status,
+        "epochs": len(done.history.epochs),
+        "members": done.ensemble.members,
+        "measures": measures.measured(
+            measures.of_outputs(spec.evaluation.measures), outputs, test[1], loss, pool, on_train
+        ),
+    }
     if on_train is not None:
         told["train_error"] = on_train
     if spec.evaluation.curves:

@@ -23,8 +23,8 @@ import torch
 
 import dissensus
 from dissensus.storage import locked, write_atomically
-from dissensus.studies import audit_cases, finding, formulas, overlaps, problems, training, under_attack
-from dissensus.studies.ingredients import ATTACKED, TRAINED, check, waits_for
+from dissensus.studies import audit_cases, finding, formulas, mask_overlap, problems, training, under_attack
+from dissensus.studies.registry import ATTACKED, TRAINED, check, waits_for
 from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 
 OnStudy = Callable[[str, float], None]
@@ -52,9 +52,15 @@ def folder_of(spec: Spec, scale: str, root: Path) -> Path:
 
 
 def run(
-    name: str, scale: str, *, changes: dict[str, Any] | None = None, device: torch.device | None = None, jobs: int = 1,
-    root: Path | None = None, on_study: OnStudy | None = None,
-) -> Path:  # fmt: skip
+    name: str,
+    scale: str,
+    *,
+    changes: dict[str, Any] | None = None,
+    device: torch.device | None = None,
+    jobs: int = 1,
+    root: Path | None = None,
+    on_study: OnStudy | None = None,
+) -> Path:
     """Run a study of the library at a scale, or go on with it; return its folder."""
     told = finding.load(name)
     spec = resolved(told, scale, changes or {}, f"{name}.toml")
@@ -100,17 +106,20 @@ def _run(
         else:
             rows = _WITHOUT_TRAINING[spec.procedure](spec)
     report = {
-        "study": spec.name, "scale": scale, "spec": spec.to_dict(),
+        "study": spec.name,
+        "scale": scale,
+        "spec": spec.to_dict(),
         "made": {**made(spec, seconds(), device, rows, _searched(base)), **how},
-        "outputs": "." if base == folder else os.path.relpath(base, folder), "rows": rows,
-    }  # fmt: skip
+        "outputs": "." if base == folder else os.path.relpath(base, folder),
+        "rows": rows,
+    }
     write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomically(folder / "DONE", b"")
 
 
 _WITHOUT_TRAINING: dict[str, Callable[[Spec], list[dict[str, Any]]]] = {
     "formula": formulas.rows,
-    "masks": overlaps.rows,
+    "masks": mask_overlap.rows,
 }
 """Procedures that train nothing."""
 
@@ -182,9 +191,14 @@ def _attacked_apart(spec: Spec, data: str, row: dict[str, Any], base: Path, own:
 
 
 def _train(
-    spec: Spec, units: list[training.Unit], left: list[training.Unit], folder: Path, device: torch.device, jobs: int,
+    spec: Spec,
+    units: list[training.Unit],
+    left: list[training.Unit],
+    folder: Path,
+    device: torch.device,
+    jobs: int,
     say: OnStudy,
-) -> None:  # fmt: skip
+) -> None:
     searches = _searches(spec, left)
     start = SEARCH_SHARE if searches else 0.0
 

@@ -11,9 +11,9 @@ import torch
 
 from dissensus.randomness import Use, derived_seed
 from dissensus.storage import write_atomically
-from dissensus.studies.ingredients import build_of, objective_of
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
+from dissensus.studies.registry import build_of, objective_of
 from dissensus.studies.spec import Search, Spec
 from dissensus.train import sweep
 
@@ -28,9 +28,12 @@ Trial = dict[str, Any]
 
 
 def searched(
-    spec: Spec, problems: Sequence[tuple[int, Problem]], files: Sequence[Path], device: torch.device,
+    spec: Spec,
+    problems: Sequence[tuple[int, Problem]],
+    files: Sequence[Path],
+    device: torch.device,
     on_trial: Callable[[int, int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Search for every seed by itself, on its own split; the trials of all seeds that are due go into one sweep.
 
     Every seed's trials are kept in its file: a search that was interrupted goes on after its last whole batch.
@@ -73,9 +76,12 @@ def _asked(told: Search, seed: int, trials: list[Trial]) -> list[dict[str, Any]]
 
 
 def _tried(
-    spec: Spec, told: Search, problems: Sequence[tuple[int, Problem]], points: list[tuple[int, dict[str, Any]]],
+    spec: Spec,
+    told: Search,
+    problems: Sequence[tuple[int, Problem]],
+    points: list[tuple[int, dict[str, Any]]],
     device: torch.device,
-) -> list[Trial]:  # fmt: skip
+) -> list[Trial]:
     """Train points, each on the data of its seed."""
     assert spec.objective is not None
     assert spec.members is not None
@@ -87,9 +93,14 @@ def _tried(
     settings = training_arguments(replace(spec.optimisation, epochs=told.epochs))
     settings |= {"validation": [pair for pair in held if pair is not None], "patience": told.patience}
     swept = sweep(
-        build_of(spec, problems[0][1]), [problem.train for _, problem in problems], objective_of(spec.objective),
-        grid=grid, members=spec.members.count, device=device, **settings,
-    )  # fmt: skip
+        build_of(spec, problems[0][1]),
+        [problem.train for _, problem in problems],
+        objective_of(spec.objective),
+        grid=grid,
+        members=spec.members.count,
+        device=device,
+        **settings,
+    )
     results: list[Trial] = []
     for number, (i, point) in enumerate(points):
         losses = swept.history(number).column("validation")

@@ -18,9 +18,9 @@ from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
 from dissensus.studies import shift_measures
 from dissensus.studies.backbones import head, ready
-from dissensus.studies.ingredients import HEADS, METHODS, NETWORKS, MethodError, maker, objective_with, options_of
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import Problem
+from dissensus.studies.registry import HEADS, METHODS, NETWORKS, MethodError, maker, objective_with, options_of
 from dissensus.studies.shift_measures import AUDITED, OURS, SOUP, Seen
 from dissensus.studies.shifts import CONFIDENCE, Shifted, shifted
 from dissensus.studies.spec import Spec
@@ -30,8 +30,11 @@ from dissensus.train.grid import points
 SHOWN = 5
 """Pictures of most and of least disagreement that are kept."""
 RANGES: dict[str, tuple[float, float]] = {
-    "lr": (0.1, 1.0), "weight_decay": (0.1, 10.0), "smoothing": (0.0, 0.1), "initial_scale": (0.5, 2.0)
-}  # fmt: skip
+    "lr": (0.1, 1.0),
+    "weight_decay": (0.1, 10.0),
+    "smoothing": (0.0, 0.1),
+    "initial_scale": (0.5, 2.0),
+}
 """What diverse hyperparameters are drawn from; rate and decay in those of the study."""
 FIRST = 1000
 """Added to the seed of the network that chooses examples in two stages."""
@@ -108,17 +111,23 @@ def build_of(spec: Spec, told: dict[str, Any], problem: Problem) -> Callable[[],
 
 
 def _trained(
-    spec: Spec, told: dict[str, Any], point: dict[str, Any], number: int, data: Shifted, device: torch.device,
+    spec: Spec,
+    told: dict[str, Any],
+    point: dict[str, Any],
+    number: int,
+    data: Shifted,
+    device: torch.device,
     on_progress: Callable[[Progress], None],
-) -> rows_of.Done:  # fmt: skip
+) -> rows_of.Done:
     problem, seed, members = data.problem(), int(point["seed"]), int(told["members"])
     ensemble = Ensemble(build_of(spec, told, problem), members, seed=seed).to(device)
     settings = training_arguments(spec.optimisation, point)
     smoothing: dict[str, Any] = {}
     if told.get("diverse"):
         scale = {key: settings[key] for key in ("lr", "weight_decay")}
-        ranges = {key: (RANGES[key][0] * scale.get(key, 1.0), RANGES[key][1] * scale.get(key, 1.0))
-                  for key in told["diverse"]}  # fmt: skip
+        ranges = {
+            key: (RANGES[key][0] * scale.get(key, 1.0), RANGES[key][1] * scale.get(key, 1.0)) for key in told["diverse"]
+        }
         drawn = train.drawn_hyperparameters(members, seed, **ranges)
         train.scale_weights(ensemble, drawn.pop("initial_scale", 1.0))
         smoothing = {"smoothing": drawn.pop("smoothing")} if "smoothing" in drawn else {}
@@ -129,10 +138,16 @@ def _trained(
     status = "done"
     try:
         history = fit(
-            ensemble, labelled, objective, unlabelled=unlabelled,
-            active_members=sampled if sampled < members else None, sequential=bool(told.get("sequential")), seed=seed,
-            progress=on_progress, **settings,
-        )  # fmt: skip
+            ensemble,
+            labelled,
+            objective,
+            unlabelled=unlabelled,
+            active_members=sampled if sampled < members else None,
+            sequential=bool(told.get("sequential")),
+            seed=seed,
+            progress=on_progress,
+            **settings,
+        )
     except TrainingDiverged as reason:
         history, status = reason.history, "failed"
     return rows_of.Done(number, point, ensemble, history, status)
@@ -163,9 +178,14 @@ def _to_disagree_on(
 
 
 def _row(
-    spec: Spec, told: dict[str, Any], done: rows_of.Done, data: Shifted, raw: Shifted, own: Path,
+    spec: Spec,
+    told: dict[str, Any],
+    done: rows_of.Done,
+    data: Shifted,
+    raw: Shifted,
+    own: Path,
     references: dict[tuple[object, ...], Tensor],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     assert spec.objective is not None
     problem, ensemble = data.problem(), done.ensemble
     outputs = ensemble.predict(problem.test[0], file=own / f"outputs-{done.number:03d}.npy")
@@ -186,14 +206,27 @@ def _row(
         references.setdefault(key, outputs)
     method = str(told["objective"])
     seen = Seen(
-        outputs, problem.test[1], others, spec.objective.loss, spec.objective.pool, method, raw.groups,
-        _soup(spec, ensemble, data), "" if audit is None else audit.verdict, _seconds_per_epoch(done.history),
-    )  # fmt: skip
+        outputs,
+        problem.test[1],
+        others,
+        spec.objective.loss,
+        spec.objective.pool,
+        method,
+        raw.groups,
+        _soup(spec, ensemble, data),
+        "" if audit is None else audit.verdict,
+        _seconds_per_epoch(done.history),
+    )
     row: dict[str, Any] = {
-        "data": data.name, **{key: value for key, value in done.point.items() if key in spec.grid}, "run": done.number,
-        "status": done.status, "epochs": len(done.history.epochs), "members": ensemble.members, "objective": method,
+        "data": data.name,
+        **{key: value for key, value in done.point.items() if key in spec.grid},
+        "run": done.number,
+        "status": done.status,
+        "epochs": len(done.history.epochs),
+        "members": ensemble.members,
+        "objective": method,
         "measures": shift_measures.measured(spec.evaluation.measures, seen),
-    }  # fmt: skip
+    }
     row |= {"seconds_per_epoch": seen.seconds_per_epoch} if "seconds_per_epoch" in row["measures"] else {}
     if audit is not None:
         row["audit"] = {"verdict": audit.verdict, "reasons": audit.judgement.reasons}
@@ -247,9 +280,15 @@ def measured_again(spec: Spec, own: Path) -> list[dict[str, Any]]:
             if (own / f"outputs-{row['run']:03d}-{name}.npy").exists()  # a set that this data has
         }
         seen = Seen(
-            outputs, labels["test"], others, spec.objective.loss, spec.objective.pool, row["objective"],
-            verdict=row.get("audit", {}).get("verdict", ""), seconds_per_epoch=row.get("seconds_per_epoch", np.nan),
-        )  # fmt: skip
+            outputs,
+            labels["test"],
+            others,
+            spec.objective.loss,
+            spec.objective.pool,
+            row["objective"],
+            verdict=row.get("audit", {}).get("verdict", ""),
+            seconds_per_epoch=row.get("seconds_per_epoch", np.nan),
+        )
         row["measures"] = shift_measures.measured(spec.evaluation.measures, seen)
         first = not any(other.get("shown") for other in found)
         pictured = spec.figure is not None and spec.figure.x.startswith("predictive_diversity")
@@ -270,9 +309,12 @@ def shown(outputs: Tensor, targets: Tensor, pictures: Path) -> list[dict[str, An
     named = outputs.argmax(-1)
     return [
         {
-            "disagreement": float(score[i]), "true": int(targets[i]), "ensemble": int(pooled[i]),
-            "members": named[:, i].tolist(), "shape": list(held[i].shape),
+            "disagreement": float(score[i]),
+            "true": int(targets[i]),
+            "ensemble": int(pooled[i]),
+            "members": named[:, i].tolist(),
+            "shape": list(held[i].shape),
             "picture": base64.b64encode(np.ascontiguousarray(held[i]).tobytes()).decode(),
         }
         for i in [*order[-SHOWN:].flip(0).tolist(), *order[:SHOWN].tolist()]
-    ]  # fmt: skip
+    ]

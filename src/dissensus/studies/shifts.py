@@ -72,10 +72,14 @@ def shifted(name: str, spec: Spec, sets: list[str], disagreed_on: list[str]) -> 
         return _of_folders(name, spec, sets, disagreed_on)
     train, test = _some(name, "train", spec.optimisation.examples), _some(name, "test", spec.evaluation.examples)
     return Shifted(
-        name, (train.x, train.y), (test.x, test.y), int(train.y.max()) + 1,
+        name,
+        (train.x, train.y),
+        (test.x, test.y),
+        int(train.y.max()) + 1,
         {other: _other(other, name, test, spec.evaluation.examples) for other in sets if _has(name, other)},
-        {other: _other(other, name, train, spec.optimisation.examples)[0] for other in disagreed_on}, test.groups,
-    )  # fmt: skip
+        {other: _other(other, name, train, spec.optimisation.examples)[0] for other in disagreed_on},
+        test.groups,
+    )
 
 
 def _has(name: str, other: str) -> bool:
@@ -179,7 +183,12 @@ def _of_folders(name: str, spec: Spec, sets: list[str], disagreed_on: list[str])
         return Unlabelled(found), torch.tensor([known[found.classes[label]] for label in found.labels.tolist()])
 
     return Shifted(
-        name, (Unlabelled(data.train), data.train.labels), (Unlabelled(data.test), data.test.labels), data.outputs,
+        name,
+        (Unlabelled(data.train), data.train.labels),
+        (Unlabelled(data.test), data.test.labels),
+        data.outputs,
         {which: other(which, data.test) for which in sets},
-        {which: other(which, data.train)[0] for which in disagreed_on}, data.test.groups, data,
-    )  # fmt: skip
+        {which: other(which, data.train)[0] for which in disagreed_on},
+        data.test.groups,
+        data,
+    )

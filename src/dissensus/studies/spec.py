@@ -319,8 +319,13 @@ def _value(value: Any, hint: Any, about: dataclasses.Field[Any], file: str, key:
 
 
 _TYPES: dict[Any, str] = {
-    str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "a list"
-}  # fmt: skip
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
 
 
 def _is_union(hint: Any) -> bool:

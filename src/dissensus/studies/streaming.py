@@ -14,9 +14,9 @@ from dissensus.data.batches import split_rows
 from dissensus.data.folders import Pictures
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import build_of, objective_of
 from dissensus.studies.optimising import VARIED, training_arguments
 from dissensus.studies.problems import Streamed
+from dissensus.studies.registry import build_of, objective_of
 from dissensus.studies.spec import Spec
 from dissensus.train import Progress, TrainingDiverged, fit
 from dissensus.train.grid import points
@@ -44,9 +44,13 @@ class _Scaled(Dataset[tuple[Tensor, Tensor]]):
 
 
 def rows(
-    spec: Spec, seeds: tuple[int, ...], data: Streamed, own: Path, device: torch.device,
+    spec: Spec,
+    seeds: tuple[int, ...],
+    data: Streamed,
+    own: Path,
+    device: torch.device,
     on_study: Callable[[str, float], None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Train and measure every point of the grid; one that was interrupted goes on at its last whole epoch."""
     grid = points({**spec.grid, "seed": list(seeds)})
     found: list[dict[str, Any]] = []
@@ -63,9 +67,14 @@ def _say(on_study: Callable[[str, float], None], number: int, runs: int, moment:
 
 
 def _trained(
-    spec: Spec, data: Streamed, number: int, point: dict[str, Any], own: Path, device: torch.device,
+    spec: Spec,
+    data: Streamed,
+    number: int,
+    point: dict[str, Any],
+    own: Path,
+    device: torch.device,
     on_progress: Callable[[Progress], None],
-) -> rows_of.Done:  # fmt: skip
+) -> rows_of.Done:
     assert spec.members is not None
     assert spec.objective is not None
     build = build_of(spec, data)
@@ -82,10 +91,17 @@ def _trained(
     status = "done"
     try:
         history = fit(
-            ensemble, _loader(trained, batch_size, point["seed"]), partial(objective_of(spec.objective), **hyper),
-            validation=_loader(watched, batch_size), track=rows_of.tracked(spec), seed=point["seed"],
-            progress=on_progress, checkpoint=own / f"checkpoints-{number:03d}", resume=True, **settings,
-        )  # fmt: skip
+            ensemble,
+            _loader(trained, batch_size, point["seed"]),
+            partial(objective_of(spec.objective), **hyper),
+            validation=_loader(watched, batch_size),
+            track=rows_of.tracked(spec),
+            seed=point["seed"],
+            progress=on_progress,
+            checkpoint=own / f"checkpoints-{number:03d}",
+            resume=True,
+            **settings,
+        )
     except TrainingDiverged as reason:
         history, status = reason.history, "failed"
     return rows_of.Done(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
@@ -104,7 +120,11 @@ def _loader(pictures: Pictures, batch_size: int, seed: int | None = None) -> Dat
     many = len(pictures) > 64 * batch_size
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return DataLoader(
-        _Scaled(pictures), batch_size, shuffle=seed is not None, generator=generator,
-        num_workers=min(MOST_WORKERS, os.cpu_count() or 1) if many else 0, persistent_workers=many,
+        _Scaled(pictures),
+        batch_size,
+        shuffle=seed is not None,
+        generator=generator,
+        num_workers=min(MOST_WORKERS, os.cpu_count() or 1) if many else 0,
+        persistent_workers=many,
         pin_memory=torch.cuda.is_available(),
-    )  # fmt: skip
+    )

@@ -10,8 +10,8 @@ from dissensus.data import sources
 from dissensus.data.batches import split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.studies import problems
-from dissensus.studies.ingredients import ELSEWHERE, NETWORKS, maker
 from dissensus.studies.problems import IMAGES, Problem
+from dissensus.studies.registry import ELSEWHERE, NETWORKS, maker
 from dissensus.studies.scaling import Standardised, scales
 
 
@@ -22,9 +22,7 @@ class Subject(NamedTuple):
     data: tuple[Tensor, Tensor]
 
 
-def images(
-    data: str, *, trained_on: int | None = None, tested_on: int | None = None, seed: int = 0
-) -> Problem:  # fmt: skip
+def images(data: str, *, trained_on: int | None = None, tested_on: int | None = None, seed: int = 0) -> Problem:
     """Images in [0, 1] as studies split them, not yet standardised.
 
     Args:
@@ -49,7 +47,7 @@ def images(
 
 def subject(
     folder: str | Path, network: str, problem: Problem, options: dict[str, Any] | None = None, *, standardise: bool
-) -> Subject:  # fmt: skip
+) -> Subject:
     """A stored ensemble as it is attacked, and the test images.
 
     Args:

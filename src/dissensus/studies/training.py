@@ -17,9 +17,9 @@ from torch import Tensor
 from dissensus.storage import write_atomically
 from dissensus.studies import attack_measures, comparing, hardened, measures, shifting, streaming
 from dissensus.studies import rows as rows_of
-from dissensus.studies.ingredients import AROUND, build_of, objective_of
 from dissensus.studies.optimising import training_arguments
 from dissensus.studies.problems import FOLDERS, Problem, has_own_splits, problem, streamed
+from dissensus.studies.registry import AROUND, build_of, objective_of
 from dissensus.studies.searching import best, searched
 from dissensus.studies.spec import Spec, SpecError, on_data
 from dissensus.train import Progress, Sweep, sweep
@@ -66,9 +66,12 @@ def search(spec: Spec, units: list[Unit], folder: Path, device: torch.device, on
     name = units[0].data
     trying = [(unit.seeds[0], problem(name, unit.seeds[0], spec, searching=True)) for unit in units]
     searched(
-        spec, trying, [folder / unit.name / TRIALS for unit in units], device,
+        spec,
+        trying,
+        [folder / unit.name / TRIALS for unit in units],
+        device,
         lambda trial, trials: on_unit(f"{name}: search {trial}/{trials}", trial / trials),
-    )  # fmt: skip
+    )
 
 
 def run(spec: Spec, unit: Unit, folder: Path, device: torch.device, on_unit: OnUnit) -> None:
@@ -123,9 +126,14 @@ def _leave(rows: list[dict[str, Any]], targets: Tensor, own: Path) -> None:
 
 
 def _swept(
-    spec: Spec, unit: Unit, data: Problem, found: dict[str, Any], own: Path, device: torch.device,
+    spec: Spec,
+    unit: Unit,
+    data: Problem,
+    found: dict[str, Any],
+    own: Path,
+    device: torch.device,
     on_progress: Callable[[Progress], None],
-) -> Sweep:  # fmt: skip
+) -> Sweep:
     assert spec.objective is not None
     assert spec.members is not None
     told = spec.optimisation
@@ -138,9 +146,17 @@ def _swept(
     if spec.evaluation.curves:
         settings |= {"validation": data.test, "patience": None, "keep": "last"}
     return sweep(
-        build_of(spec, data), data.train, objective_of(spec.objective), grid=grid, track=rows_of.tracked(spec),
-        device=device, checkpoint=own / "checkpoints", resume=True, progress=on_progress, **settings,
-    )  # fmt: skip
+        build_of(spec, data),
+        data.train,
+        objective_of(spec.objective),
+        grid=grid,
+        track=rows_of.tracked(spec),
+        device=device,
+        checkpoint=own / "checkpoints",
+        resume=True,
+        progress=on_progress,
+        **settings,
+    )
 
 
 _SWEEP_OPTIONS = ("lr", "batch_size", "weight_decay", "members", "epochs")
@@ -164,8 +180,10 @@ def measured_again(spec: Spec, unit: Unit, folder: Path) -> list[dict[str, Any]]
     targets = torch.from_numpy(np.load(own / "targets.npy"))
     examples = spec.evaluation.examples or len(targets)
     if examples > len(targets):
-        raise SpecError(f"{spec.name} looks at {examples} test examples; {spec.uses or 'its training'} kept "
-                        f"{len(targets)} of {unit.data}.")  # fmt: skip
+        raise SpecError(
+            f"{spec.name} looks at {examples} test examples; {spec.uses or 'its training'} kept "
+            f"{len(targets)} of {unit.data}."
+        )
     kept = json.loads((own / "rows.json").read_text())
     rows = [row for row in kept if all(row[axis] in values for axis, values in spec.grid.items() if axis in row)]
     names = measures.of_outputs(spec.evaluation.measures)

@@ -31,18 +31,28 @@ def file_of(own: Path, run: int) -> Path:
 
 
 def run(
-    spec: Spec, data: str, row: dict[str, Any], base: Path, own: Path, device: torch.device,
+    spec: Spec,
+    data: str,
+    row: dict[str, Any],
+    base: Path,
+    own: Path,
+    device: torch.device,
     on_task: Callable[[str, float], None],
-) -> None:  # fmt: skip
+) -> None:
     """Take all measures of one run under attack; ``base`` is where its ensemble lies, ``own`` where results go."""
     problem = images(data, trained_on=spec.optimisation.examples, tested_on=spec.evaluation.examples)
     model = _model(spec, problem, row, base).to(device)
     kept = own / f"attacks-{row['run']:03d}"
     kept.mkdir(parents=True, exist_ok=True)
     subject = Subject(
-        model, *problem.test, folder=kept, attacked=spec.evaluation.attacked, strong=spec.evaluation.strong,
-        seed=int(row["seed"]), batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
-    )  # fmt: skip
+        model,
+        *problem.test,
+        folder=kept,
+        attacked=spec.evaluation.attacked,
+        strong=spec.evaluation.strong,
+        seed=int(row["seed"]),
+        batch_size=ON_A_GPU if device.type == "cuda" else Subject.batch_size,
+    )
     names = list(none_of(spec))
     found = _finished(kept)
     for number, name in enumerate(names):
@@ -52,8 +62,10 @@ def run(
             value = attack_measures.measured(name, subject)
             assert value is not None, name
             found["measures"][name] = value
-            found |= {key: {**found.get(key, {}), **told} if isinstance(told, dict) else told
-                      for key, told in subject.drawn.items()}  # fmt: skip
+            found |= {
+                key: {**found.get(key, {}), **told} if isinstance(told, dict) else told
+                for key, told in subject.drawn.items()
+            }
             write_atomically(kept / "finished.json", json.dumps(found).encode())
     found["examples"] = {name: attack_measures.examples_of(name, subject) for name in names}
     write_atomically(file_of(own, row["run"]), json.dumps(found, indent=1).encode())

@@ -12,7 +12,7 @@ from dissensus import checks, losses, pooling
 from dissensus.attacks.gradient import climbed
 from dissensus.attacks.norms import NORMS, Ball, check_reach
 from dissensus.randomness import Use, derived_seed, random_bits
-from dissensus.train.fed import Fed
+from dissensus.train.inputs import Fed
 
 Engine = Any
 """The engine, of which this asks for members, weights, the step's number and outputs; it knows this file, not the other

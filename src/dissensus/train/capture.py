@@ -17,7 +17,7 @@ from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.graphs import Capture, captured, on
 from dissensus.execution.skeleton import first_line
 from dissensus.train.engine import Engine
-from dissensus.train.grouped import Generators, moved
+from dissensus.train.member_groups import Generators, moved
 
 log = logging.getLogger("dissensus")
 

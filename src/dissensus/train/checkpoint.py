@@ -58,9 +58,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: str | Path, fingerprint: Mapping[str, Any], seconds: float | None = None,
+        self,
+        folder: str | Path,
+        fingerprint: Mapping[str, Any],
+        seconds: float | None = None,
         choices: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.seconds = Path(folder), seconds
         self.choices = self.folder / "choices.json" if choices is None else choices
         self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=in_words))

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import dissensus.train.optim as optim
+import dissensus.train.running_means as running_means
 import dissensus.train.schedules as schedules
-import dissensus.train.sums as sums
 from dissensus.axes import LossParts
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
@@ -20,13 +20,13 @@ from dissensus.execution.graphs import on
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import Freezing, standing
 from dissensus.train.diagnosis import check_names, culprit
-from dissensus.train.drawn import Drawn
-from dissensus.train.fed import Fed, Inputs, fed
+from dissensus.train.early_stopping import Body, Watch
 from dissensus.train.finished import Finished, some_rows
-from dissensus.train.grouped import Grouped
 from dissensus.train.history import Failure, OnProgress, Progress, entry
+from dissensus.train.inputs import Fed, Inputs, fed
+from dissensus.train.member_groups import Grouped
 from dissensus.train.numerics import Numerics
-from dissensus.train.stopping import Body, Watch
+from dissensus.train.sampling import Drawn
 from dissensus.train.trained_loss import Targets
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
@@ -199,9 +199,14 @@ class Engine:
             yield len(y) if self.runs == 1 else y.shape[1]
 
     def outputs(
-        self, x: Tensor, flat: Tensor | None = None, *, per_run: bool, per_member: bool = False,
+        self,
+        x: Tensor,
+        flat: Tensor | None = None,
+        *,
+        per_run: bool,
+        per_member: bool = False,
         rows: slice | Tensor = slice(None),
-    ) -> Float[Tensor, "R M ..."]:  # fmt: skip
+    ) -> Float[Tensor, "R M ..."]:
         """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``.
 
         Where members have a batch each, an axis M stands before B. With ``flat`` the pass is one of training; ``rows``
@@ -338,7 +343,7 @@ class Engine:
         self.dead = not bool(self.active.any())
 
     def _end_epoch(self, factor: float) -> None:
-        values = {name: mean.tolist() for name, mean in sums.averages(self.sums, self.examples).items()}
+        values = {name: mean.tolist() for name, mean in running_means.averages(self.sums, self.examples).items()}
         judged: dict[str, Tensor] = {}
         if self.validator is not None and self.watch is not None:
             watched, judged = self.validator(self)
@@ -406,15 +411,22 @@ class Engine:
     def add(self, parts: LossParts, examples: int) -> None:
         """Add a step's losses to the epoch's sums, with the total as a mean over members."""
         mean = LossParts(parts.total / self.summed, parts.parts)
-        sums.add(self.sums, mean, examples, self.drawn, self.chosen)
+        running_means.add(self.sums, mean, examples, self.drawn, self.chosen)
 
     def _report(self, *, last: bool) -> None:
         now = time.perf_counter()
         if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
             return
         self.reported = now
-        self.progress(Progress.of(
-            sums.averages(self.sums, self.examples), epoch=self.epoch + 1, epochs=self.epochs, step=self.steps,
-            steps=self.epochs * len(self.feed), seconds=self.elapsed, runs=self.runs,
-            frozen=[] if self.freezing is None else self.freezing.members(),
-        ))  # fmt: skip
+        self.progress(
+            Progress.of(
+                running_means.averages(self.sums, self.examples),
+                epoch=self.epoch + 1,
+                epochs=self.epochs,
+                step=self.steps,
+                steps=self.epochs * len(self.feed),
+                seconds=self.elapsed,
+                runs=self.runs,
+                frozen=[] if self.freezing is None else self.freezing.members(),
+            )
+        )

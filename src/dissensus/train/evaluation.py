@@ -88,10 +88,16 @@ class Validation:
     """
 
     def __init__(
-        self, held_out: tuple[Tensor, Tensor] | DataLoader[Any], objective: Callable[..., LossParts], *,
-        rows: Tensor | None, metric: Metric | None, per_member: bool, track: Mapping[str, Metric] | None = None,
+        self,
+        held_out: tuple[Tensor, Tensor] | DataLoader[Any],
+        objective: Callable[..., LossParts],
+        *,
+        rows: Tensor | None,
+        metric: Metric | None,
+        per_member: bool,
+        track: Mapping[str, Metric] | None = None,
         check: TargetCheck | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``held_out``: ``(x, y)`` on the device, or a loader of such batches, for one run, whose targets are checked.
 
         ``objective`` is for one run. ``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or

@@ -22,11 +22,7 @@ from dissensus.execution import leaves_settings
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, train
-from dissensus.train.convergence import Convergence, Freezing
-from dissensus.train.drawn import Drawn
-from dissensus.train.engine import Engine
-from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.going_together import (
+from dissensus.train.compatibility import (
     check_adversarial,
     check_augments,
     check_drawn,
@@ -42,12 +38,16 @@ from dissensus.train.going_together import (
     recognised,
     tell_of_split,
 )
+from dissensus.train.convergence import Convergence, Freezing
+from dissensus.train.early_stopping import Watch
+from dissensus.train.engine import Engine
+from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.grid import draw_keys
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.memory import plan_members
 from dissensus.train.numerics import Precision, numerics
-from dissensus.train.sequence import one_by_one
-from dissensus.train.stopping import Watch
+from dissensus.train.sampling import Drawn
+from dissensus.train.sequential import one_by_one
 from dissensus.train.trained_loss import Targets
 from dissensus.train.twin import Twin, siblings_progress
 from dissensus.trunk import SharedTrunk
@@ -226,9 +226,15 @@ def fit(
     held_pair = None if held_out is None else as_pair(held_out)
     targets = Targets.of(objective, None if held_pair is None else held_pair[1])
     feed = batches(
-        data, batch_size=batch_size, seed=seed, device=device, shuffle=shuffle, drop_last=drop_last, augment=augment,
+        data,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        augment=augment,
         check=targets.check,
-    )  # fmt: skip
+    )
     if held_pair is not None:
         targets.check_held_out(held_pair[1])
     if unlabelled is not None:
@@ -274,9 +280,14 @@ def fit(
     if held_out is not None:
         held = _loader(held_out, batch_size) if held_pair is None else tuple(part.to(device) for part in held_pair)
         engine.validator = Validation(
-            held, objective, rows=None, metric=metric, per_member=watch == "member", track=track,
+            held,
+            objective,
+            rows=None,
+            metric=metric,
+            per_member=watch == "member",
+            track=track,
             check=targets.check_held_out,
-        )  # fmt: skip
+        )
         engine.watch = Watch(
             body,
             flat,
@@ -293,18 +304,41 @@ def fit(
     checkpointer = None
     if checkpoint is not None:
         told = {
-            "epochs": epochs, "batch_size": batch_size, "optimizer": optimizer, "seed": seed, "objective": objective,
-            "network": body.identity(), "members": ensemble.member_ids, "initial": ensemble.seed,
-            "data": digest(*pair) if pair else "a loader", "lr": lr, "weight_decay": weight_decay,
-            "momentum": momentum, "nesterov": nesterov, "betas": betas, "eps": eps, "schedule": engine.rates(),
-            "clip_norm": clip_norm, "frozen": (~engine.active).tolist(), "metric": metric, "mode": mode, "watch": watch,
-            "unlabelled": recognised(unlabelled), "active_members": active_members,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "seed": seed,
+            "objective": objective,
+            "network": body.identity(),
+            "members": ensemble.member_ids,
+            "initial": ensemble.seed,
+            "data": digest(*pair) if pair else "a loader",
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "betas": betas,
+            "eps": eps,
+            "schedule": engine.rates(),
+            "clip_norm": clip_norm,
+            "frozen": (~engine.active).tolist(),
+            "metric": metric,
+            "mode": mode,
+            "watch": watch,
+            "unlabelled": recognised(unlabelled),
+            "active_members": active_members,
             "adversarial": None if adversarial is None else str(adversarial),
             "freeze": None if freeze is None else str(freeze),
-            "validation": recognised(held_out), "patience": patience,
-            "min_delta": min_delta, "keep": keep, "augment": augment, "precision": str(decided), "shuffle": shuffle,
-            "drop_last": drop_last, "twin": None if waiting is None else waiting.objective,
-        }  # fmt: skip
+            "validation": recognised(held_out),
+            "patience": patience,
+            "min_delta": min_delta,
+            "keep": keep,
+            "augment": augment,
+            "precision": str(decided),
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "twin": None if waiting is None else waiting.objective,
+        }
         engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
         if waiting is not None:
             waiting.keep(checkpointer, resume)

@@ -131,9 +131,13 @@ class History:
 
 
 def entry(
-    run: int, epoch: int, rates: Tensor, losses: Mapping[str, Sequence[Any]], judged: Mapping[str, Tensor],
+    run: int,
+    epoch: int,
+    rates: Tensor,
+    losses: Mapping[str, Sequence[Any]],
+    judged: Mapping[str, Tensor],
     seconds: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What a history tells of one epoch of a run; everything else holds the numbers of all runs.
 
     ``rates``: learning rates ``[R, M]``, of which one number is told where members agree. ``judged``: numbers of the

@@ -12,9 +12,22 @@ BLOCK = 1024
 
 @triton.jit
 def adam_rows(
-    flat, grad, mean, square, active, scale, penalty, shrink, slowness, root, columns, first, second, eps,
+    flat,
+    grad,
+    mean,
+    square,
+    active,
+    scale,
+    penalty,
+    shrink,
+    slowness,
+    root,
+    columns,
+    first,
+    second,
+    eps,
     SIZE: tl.constexpr,
-):  # fmt: skip
+):
     """Adam with a scaled gradient, an L2 penalty and a shrinking of weights, each of which may be neutral."""
     row = tl.program_id(1)
     if tl.load(active + row) != 0:

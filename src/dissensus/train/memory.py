@@ -13,8 +13,8 @@ from dissensus import checks
 from dissensus.execution import Choices, MixedMembers, StackedMembers, settings_kept
 from dissensus.randomness import generators_kept
 from dissensus.train.engine import Engine
-from dissensus.train.fed import Inputs, fed
-from dissensus.train.grouped import Grouped
+from dissensus.train.inputs import Inputs, fed
+from dissensus.train.member_groups import Grouped
 
 log = logging.getLogger("dissensus")
 

@@ -16,12 +16,15 @@ def tensors_of(engine: Engine) -> dict[str, Tensor]:
     """Everything that a checkpoint must hold, as tensors."""
     watch, finished, freezing = engine.watch, engine.finished, engine.freezing
     groups: dict[str, Mapping[str, Tensor]] = {
-        "state": engine.state, "buffers": engine.body.state(), "backup": engine.backup, "sums": engine.sums,
+        "state": engine.state,
+        "buffers": engine.body.state(),
+        "backup": engine.backup,
+        "sums": engine.sums,
         "watch": watch.tensors() if watch is not None else {},
         "freezing": freezing.tensors() if freezing is not None else {},
         "finished": {"flat": finished.flat} if finished is not None else {},
         "finished_state": finished.state if finished is not None else {},
-    }  # fmt: skip
+    }
     flat = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     return {"flat": engine.flat, "active": engine.active, **flat}
 
@@ -29,12 +32,18 @@ def tensors_of(engine: Engine) -> dict[str, Tensor]:
 def facts_of(engine: Engine) -> dict[str, Any]:
     """Everything that a checkpoint must hold besides tensors, ready for JSON."""
     return {
-        "epoch": engine.epoch, "in_epoch": engine.in_epoch, "steps": engine.steps, "run_ids": engine.run_ids,
-        "examples": engine.examples, "seconds": engine.elapsed, "best_epochs": list(engine.best_epochs.items()),
+        "epoch": engine.epoch,
+        "in_epoch": engine.in_epoch,
+        "steps": engine.steps,
+        "run_ids": engine.run_ids,
+        "examples": engine.examples,
+        "seconds": engine.elapsed,
+        "best_epochs": list(engine.best_epochs.items()),
         "histories": list(engine.histories.items()),
-        "failures": [(run, vars(failure)) for run, failure in engine.failures.items()], "backend": engine.backend,
+        "failures": [(run, vars(failure)) for run, failure in engine.failures.items()],
+        "backend": engine.backend,
         "members_at_once": _members_at_once(engine),
-    }  # fmt: skip
+    }
 
 
 def _members_at_once(engine: Engine) -> int | None:

@@ -68,9 +68,13 @@ class Numerics:
 
 
 def numerics(
-    precision: str, channels_last: bool | None, deterministic: bool, network: nn.Module, dtype: torch.dtype,
+    precision: str,
+    channels_last: bool | None,
+    deterministic: bool,
+    network: nn.Module,
+    dtype: torch.dtype,
     device: torch.device,
-) -> Numerics:  # fmt: skip
+) -> Numerics:
     """Decide what was left open.
 
     ``"auto"`` is bf16 where weights are float32, the card has bf16 matrix units (compute capability 8 or more) and the

@@ -177,9 +177,15 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
 
 
 def apply(
-    name: str, flat: Matrix, grad: Float[Tensor, "K P"], state: State, settings: Settings, active: Bool[Tensor, " M"],
-    limit: Column | None, rows: Tensor | None,
-) -> None:  # fmt: skip
+    name: str,
+    flat: Matrix,
+    grad: Float[Tensor, "K P"],
+    state: State,
+    settings: Settings,
+    active: Bool[Tensor, " M"],
+    limit: Column | None,
+    rows: Tensor | None,
+) -> None:
     """Clip and update all rows, or some (by number), of which ``grad`` is: the others are not even looked at."""
     own, held = flat, state
     if rows is not None:

@@ -26,10 +26,7 @@ from dissensus.execution.weights import check_one_dtype
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
-from dissensus.train.drawn import Drawn
-from dissensus.train.engine import ADVERSARIAL, Engine
-from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.going_together import (
+from dissensus.train.compatibility import (
     check_augments,
     check_drawn,
     check_few,
@@ -43,11 +40,14 @@ from dissensus.train.going_together import (
     recognised,
     tell_of_split,
 )
+from dissensus.train.early_stopping import Watch
+from dissensus.train.engine import ADVERSARIAL, Engine
+from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
 from dissensus.train.numerics import Precision, numerics
 from dissensus.train.probing import probe, targets_of
-from dissensus.train.stopping import Watch
+from dissensus.train.sampling import Drawn
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
 log = logging.getLogger("dissensus")
@@ -147,17 +147,48 @@ def sweep(
         check_like((x, y), unlabelled)
     if ADVERSARIAL in inspect.signature(objective).parameters:
         checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", "Use fit(adversarial=...).")
-    defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm, "seed": seed,
-                "members": members, "batch_size": batch_size}  # fmt: skip
+    defaults = {
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "clip_norm": clip_norm,
+        "seed": seed,
+        "members": members,
+        "batch_size": batch_size,
+    }
     recipe = Recipe(
-        runs=runs_of(grid, build, objective, defaults, folds), build=build, x=x, y=y, folds=folds,
-        held_folds=held_folds, objective=objective, epochs=epochs, optimizer=optimizer, nesterov=nesterov, betas=betas,
-        eps=eps, schedule=schedules.resolved(schedule), validation=held, metric=metric, mode=mode, track=track,
-        per_member=watch == "member", patience=patience, min_delta=min_delta, keep=keep, augment=augment,
-        precision=precision, channels_last=channels_last, deterministic=deterministic, shuffle=shuffle,
-        drop_last=drop_last, unlabelled=unlabelled, active_members=active_members, backend=backend,
+        runs=runs_of(grid, build, objective, defaults, folds),
+        build=build,
+        x=x,
+        y=y,
+        folds=folds,
+        held_folds=held_folds,
+        objective=objective,
+        epochs=epochs,
+        optimizer=optimizer,
+        nesterov=nesterov,
+        betas=betas,
+        eps=eps,
+        schedule=schedules.resolved(schedule),
+        validation=held,
+        metric=metric,
+        mode=mode,
+        track=track,
+        per_member=watch == "member",
+        patience=patience,
+        min_delta=min_delta,
+        keep=keep,
+        augment=augment,
+        precision=precision,
+        channels_last=channels_last,
+        deterministic=deterministic,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        unlabelled=unlabelled,
+        active_members=active_members,
+        backend=backend,
         device=torch.device(device) if device is not None else x.device,
-    )  # fmt: skip
+    )
     for targets in targets_of(objective, recipe.runs, held):
         targets.check_all(y)
     folder = None if checkpoint is None else Path(checkpoint)
@@ -231,18 +262,41 @@ class Recipe:
 
     def told(self) -> dict[str, Any]:
         """What this sweep is, for checkpoints to be recognised by."""
-        own = ("folds", "held_folds", "objective", "build",
-               "epochs", "optimizer", "nesterov", "betas", "eps", "metric", "mode", "per_member",
-               "patience", "min_delta", "keep", "augment", "precision", "channels_last",
-               "deterministic", "shuffle", "drop_last", "active_members")  # fmt: skip
+        own = (
+            "folds",
+            "held_folds",
+            "objective",
+            "build",
+            "epochs",
+            "optimizer",
+            "nesterov",
+            "betas",
+            "eps",
+            "metric",
+            "mode",
+            "per_member",
+            "patience",
+            "min_delta",
+            "keep",
+            "augment",
+            "precision",
+            "channels_last",
+            "deterministic",
+            "shuffle",
+            "drop_last",
+            "active_members",
+        )
         settings = {name: getattr(self, name) for name in own}
         held = digest(*self.validation) if isinstance(self.validation, tuple) else self.validation
         at = torch.arange(self.epochs, dtype=torch.float64)
         told = {
-            **settings, "data": digest(self.x, self.y), "validation": held, "unlabelled": recognised(self.unlabelled),
+            **settings,
+            "data": digest(self.x, self.y),
+            "validation": held,
+            "unlabelled": recognised(self.unlabelled),
             "runs": [vars(run) for run in self.runs],
             "schedule": self.schedule(at, float(self.epochs)).tolist(),
-        }  # fmt: skip
+        }
         return json.loads(json.dumps(told, default=in_words))
 
     def engine(self, numbers: Sequence[int]) -> Engine:
@@ -259,16 +313,23 @@ class Recipe:
         limit = per_row.pop("clip_norm", None)
         rows, held = self._rows(runs)
         check_augments(self.augment, first.members)
-        shared: dict[str, Any] = {"batch_size": first.batch_size, "seeds": [run.seed for run in runs],
-                                  "device": self.device, "augment": self.augment}  # fmt: skip
+        shared: dict[str, Any] = {
+            "batch_size": first.batch_size,
+            "seeds": [run.seed for run in runs],
+            "device": self.device,
+            "augment": self.augment,
+        }
         feed = own = TensorBatches(self.x, self.y, rows=rows, shuffle=self.shuffle, drop_last=self.drop_last, **shared)
         if self.unlabelled is not None:
             feed = with_unlabelled(own, self.unlabelled, **shared)
         shared_numbers = {
             name: value for name, value in first.hyper.items() if all(r.hyper[name] == value for r in runs)
         }
-        hyper = {name: flat.new_tensor([run.hyper[name] for run in runs])
-                 for name in first.hyper if name not in shared_numbers}  # fmt: skip
+        hyper = {
+            name: flat.new_tensor([run.hyper[name] for run in runs])
+            for name in first.hyper
+            if name not in shared_numbers
+        }
         numbers_of = {"betas": self.betas, "eps": self.eps, **per_row}
         engine = Engine(
             body=body,
@@ -298,13 +359,23 @@ class Recipe:
         x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
         x, y = x.to(self.device), y.to(self.device)
         engine.validator = Validation(
-            (x, y), functools.partial(self.objective, **words), rows=rows, metric=self.metric,
-            per_member=self.per_member, track=self.track,
-        )  # fmt: skip
+            (x, y),
+            functools.partial(self.objective, **words),
+            rows=rows,
+            metric=self.metric,
+            per_member=self.per_member,
+            track=self.track,
+        )
         engine.watch = Watch(
-            engine.body, engine.flat, members=engine.members, per_member=self.per_member, patience=self.patience,
-            min_delta=self.min_delta, keep=self.keep, mode=self.mode,
-        )  # fmt: skip
+            engine.body,
+            engine.flat,
+            members=engine.members,
+            per_member=self.per_member,
+            patience=self.patience,
+            min_delta=self.min_delta,
+            keep=self.keep,
+            mode=self.mode,
+        )
 
     def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
         """Each run's training and validation rows ``[R, n]``; None where all runs take all."""
@@ -371,8 +442,12 @@ def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume
         at_once = memory.runs_at_once(size, len(group), budget)
         log.info(
             "%d runs of %d members, about %s each: %d at once (%s)",
-            len(group), engine.members, memory.mebibytes(size), at_once, memory.mebibytes(size * at_once),
-        )  # fmt: skip
+            len(group),
+            engine.members,
+            memory.mebibytes(size),
+            at_once,
+            memory.mebibytes(size * at_once),
+        )
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if plan is not None:
         plan.parent.mkdir(parents=True, exist_ok=True)

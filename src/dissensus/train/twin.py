@@ -29,7 +29,7 @@ from dissensus.objectives import (
 )
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import Checkpointer
-from dissensus.train.going_together import check_adversarial, check_few, check_unlabelled, takes_unlabelled
+from dissensus.train.compatibility import check_adversarial, check_few, check_unlabelled, takes_unlabelled
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
 from dissensus.train.trained_loss import Targets, setting, trained_loss, unwrapped
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dissensus.axes import LossParts
-from dissensus.train.drawn import Drawn
+from dissensus.train.sampling import Drawn
 
 DRAWS = "draws"
 """Examples that each member has been drawn for, ``[R, M]``."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from dissensus import checks, losses
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
-from dissensus.attacks.margins import marked
+from dissensus.attacks.losses import marked
 from dissensus.attacks.norms import l0_lengths, linf_lengths
 from dissensus.attacks.victim import Model, PoolName
 
@@ -42,10 +42,17 @@ distortion of 0.05 on CIFAR-10, and on MNIST steps of 0.2 with 0.3 and 0.6."""
 
 
 def jsma(
-    model: Model, x: Inputs, y: Labels, *, preset: Literal["papernot", "adp"] = "papernot",
-    step_size: float | None = None, distortion: float | None = None, pool: PoolName = "probability",
-    target: Labels | None = None, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    preset: Literal["papernot", "adp"] = "papernot",
+    step_size: float | None = None,
+    distortion: float | None = None,
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """JSMA: again and again, change the feature, or the pair, that does most for a class and against all others.
 
     With a = ∂z_t/∂x_i and b = Σ_{j≠t} ∂z_j/∂x_i, summed over a pair's features, the saliency of going up is −a·b where
@@ -95,9 +102,13 @@ def _run(rows: Examples, case: Case, steps: Steps) -> Tensor:
     if not case.targeted:
         target = case.clean[rows.place].scatter(1, rows.y.unsqueeze(1), -torch.inf).argmax(1)
     start = Search(
-        flat, rows.y, target, flat, torch.ones_like(flat, dtype=torch.bool),
+        flat,
+        rows.y,
+        target,
+        flat,
+        torch.ones_like(flat, dtype=torch.bool),
         torch.zeros(len(flat), dtype=torch.bool, device=flat.device),
-    )  # fmt: skip
+    )
     return steps.carried_out(start).at.view(rows.x.shape)
 
 

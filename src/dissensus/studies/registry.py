@@ -85,8 +85,21 @@ COMPARED = ("masksembles", "mc-dropout")
 """Networks of methods that are made from another one, the ``backbone`` among the options of members."""
 METHODS = "methods"
 """Among the options of the objective: what the grid's ``method`` names."""
-_OF_METHODS = {"network", "members", "scale", "rate", "widen", "objective", "strength", "sampled", "unlabelled",
-               "diverse", "backbone", "layers", "sequential"}  # fmt: skip
+_OF_METHODS = {
+    "network",
+    "members",
+    "scale",
+    "rate",
+    "widen",
+    "objective",
+    "strength",
+    "sampled",
+    "unlabelled",
+    "diverse",
+    "backbone",
+    "layers",
+    "sequential",
+}
 """What a method may say, so far."""
 
 

@@ -24,10 +24,17 @@ TARGETS = 9
 
 
 def autoattack(
-    model: Model, x: Float[Tensor, "B *S"], y: Integer[Tensor, " B"], *, epsilon: float, norm: NormName = "linf",
-    version: Literal["standard", "plus", "rand"] = "standard", pool: PoolName = "probability", batch_size: int = 256,
+    model: Model,
+    x: Float[Tensor, "B *S"],
+    y: Integer[Tensor, " B"],
+    *,
+    epsilon: float,
+    norm: NormName = "linf",
+    version: Literal["standard", "plus", "rand"] = "standard",
+    pool: PoolName = "probability",
+    batch_size: int = 256,
     seed: int = 0,
-) -> Adversarial:  # fmt: skip
+) -> Adversarial:
     """AutoAttack of the package pyautoattack, on pooled log-probabilities, with every result tried again here.
 
     Args:

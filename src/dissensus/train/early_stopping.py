@@ -18,9 +18,17 @@ class Watch:
     """
 
     def __init__(
-        self, body: Body, flat: Tensor, *, members: int, per_member: bool, patience: int | None, min_delta: float,
-        keep: str = "best", mode: str = "min",
-    ) -> None:  # fmt: skip
+        self,
+        body: Body,
+        flat: Tensor,
+        *,
+        members: int,
+        per_member: bool,
+        patience: int | None,
+        min_delta: float,
+        keep: str = "best",
+        mode: str = "min",
+    ) -> None:
         self.body, self.per_member, self.patience, self.min_delta = body, per_member, patience, min_delta
         self.keep, self.sign = keep, -1.0 if mode == "max" else 1.0
         self.rows_per_unit = 1 if per_member else members

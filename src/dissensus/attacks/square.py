@@ -11,7 +11,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Aimed, Box, Case, Examples, opened
-from dissensus.attacks.margins import cross_entropy, margin
+from dissensus.attacks.losses import cross_entropy, margin
 from dissensus.attacks.noise import Word, below, keys, signs, uniform
 from dissensus.attacks.norms import Ball, NormName, l2_lengths, per_example, sums
 from dissensus.attacks.victim import Model, PoolName
@@ -27,10 +27,20 @@ TINY = 1e-12
 
 
 def square(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, queries: int = 5000, share: float = 0.8,
-    norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None, restarts: int = 1,
-    seed: int = 0, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    queries: int = 5000,
+    share: float = 0.8,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """Square attack: changes on random squares at the edge of the ball, kept where they help.
 
     What must fall is the margin, or with ``target`` the cross-entropy of that class. Since it follows no gradient, it
@@ -46,16 +56,36 @@ def square(
         seed: Of all draws, which are made by (seed, restart, the example itself, query): batches do not matter.
     """
     return counted_square(
-        model, x, y, epsilon=epsilon, queries=queries, share=share, norm=norm, pool=pool, target=target,
-        restarts=restarts, seed=seed, box=box,
-    )[0]  # fmt: skip
+        model,
+        x,
+        y,
+        epsilon=epsilon,
+        queries=queries,
+        share=share,
+        norm=norm,
+        pool=pool,
+        target=target,
+        restarts=restarts,
+        seed=seed,
+        box=box,
+    )[0]
 
 
 def counted_square(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, queries: int = 5000, share: float = 0.8,
-    norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None, restarts: int = 1,
-    seed: int = 0, box: Box = (0.0, 1.0),
-) -> tuple[Adversarial, Int[Tensor, " B"]]:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    queries: int = 5000,
+    share: float = 0.8,
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> tuple[Adversarial, Int[Tensor, " B"]]:
     """`square`, and how many queries each example took; none where it was wrong from the start."""
     checks.count("queries", queries)
     checks.number("share", share, 0.0, 1.0, open_low=True)

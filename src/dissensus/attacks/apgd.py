@@ -12,7 +12,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
-from dissensus.attacks.margins import Climbed, LossName, named
+from dissensus.attacks.losses import Climbed, LossName, named
 from dissensus.attacks.noise import keys
 from dissensus.attacks.norms import Ball, NormName, per_example
 from dissensus.attacks.victim import Model, PoolName
@@ -27,10 +27,21 @@ RISING = 0.75
 
 
 def apgd(
-    model: Model, x: Inputs, y: Labels, *, epsilon: float, steps: int = 100, loss: LossName = "ce",
-    norm: NormName = "linf", pool: PoolName = "probability", target: Labels | None = None, restarts: int = 1,
-    classes: int = 9, seed: int = 0, box: Box = (0.0, 1.0),
-) -> Adversarial:  # fmt: skip
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    epsilon: float,
+    steps: int = 100,
+    loss: LossName = "ce",
+    norm: NormName = "linf",
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    restarts: int = 1,
+    classes: int = 9,
+    seed: int = 0,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
     """Auto-PGD (Croce and Hein, 2020, algorithm 1): there is no step length to choose.
 
     Steps start at 2 ε. At checkpoints that come ever closer, an example's step length is halved, and it goes back to

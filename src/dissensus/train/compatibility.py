@@ -127,9 +127,12 @@ def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
 
 
 def check_adversarial(
-    objective: Callable[..., Any], told: AdversarialTraining | None, unlabelled: object, augment: Augments,
+    objective: Callable[..., Any],
+    told: AdversarialTraining | None,
+    unlabelled: object,
+    augment: Augments,
     active_members: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """What adversarial training goes together with."""
     takes = ADVERSARIAL in inspect.signature(objective).parameters
     if told is None:
