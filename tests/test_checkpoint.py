@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from networks import NETWORKS
+from recording import recorded
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
@@ -274,7 +275,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
 
 
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
+    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda: recorded))
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)

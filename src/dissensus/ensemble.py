@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dissensus import checks, storage
 from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference, leaves_settings
-from dissensus.execution.graphs import on
+from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import Use, derived_seed, seeded
 
@@ -290,11 +290,11 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        source = inference.source_of(data, batch_size, targets=targets)
+        source = inference.input_batches(data, batch_size, targets=targets)
         self.eval()
         many = source.examples is None or source.examples > 4 * batch_size
         self.body.replayed = self.device.type == "cuda" and many
-        capture = inference.capture_on(self.device) if self.body.replayed else None
+        capture = capture_on(self.device) if self.body.replayed else None
         with on(self.device):
             passes = inference.Passes(self, self.device, capture)
             outputs = inference.collected(passes, source, None if file is None else Path(file))

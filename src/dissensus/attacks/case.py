@@ -12,9 +12,8 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.losses import Climbed
-from dissensus.attacks.replays import capture_on
 from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, replaying, told
-from dissensus.execution.graphs import Capture, on
+from dissensus.execution.graphs import Capture, capture_on, on
 
 log = logging.getLogger("dissensus")
 
