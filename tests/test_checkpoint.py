@@ -170,32 +170,6 @@ def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
         run(tmp_path, resume=True, **{**options, "mode": "max"})
 
 
-def test_objectives_are_known_by_what_they_hold():
-    class Held:
-        def __init__(self, beta):
-            self.beta, self.calls = beta, 0
-
-    def scaled(factor, steps):
-        return lambda outputs, targets: factor * steps
-
-    words = checkpoints.in_words
-    assert words(Held(0.1)) != words(Held(0.9))
-    assert words(scaled(1.0, 3)) != words(scaled(2.0, 3))
-    assert words(scaled(1.0, 3)) != words(scaled(1.0, 4))
-
-    def counting(steps):
-        def objective(outputs, targets):
-            nonlocal steps
-            steps += 1
-
-        return objective
-
-    assert words(counting(3)) == words(counting(4)), "what moves while training runs is not what it is known by"
-    inner = partial(scaled, mse)
-    assert json.dumps(inner, default=words) == json.dumps(partial(scaled, mse), default=words)
-    assert "0x" not in json.dumps(inner, default=words)
-
-
 def test_interrupted_before_the_first_interval_it_starts_from_the_beginning(tmp_path):
     expected, _ = run(None, checkpoint_seconds=None)
     ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")

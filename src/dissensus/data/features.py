@@ -18,8 +18,9 @@ import dissensus
 from dissensus import checks, storage
 from dissensus.data.batches import Augment, Source
 from dissensus.data.extraction import Job, OnRows, extract
-from dissensus.data.recognition import digest_of, pairs_of, parts_of
+from dissensus.data.recognition import features_fingerprint, networks_in, pairs_of
 from dissensus.execution.skeleton import first_line
+from dissensus.fingerprint import differing
 from dissensus.storage import StorageError
 
 KIND = "dissensus.features"
@@ -160,12 +161,12 @@ def cached_features(
     """
     augmentations = _check(features, dtype, augmentations, seed)
     source = pairs_of(data, batch_size)
-    networks = [part for part in parts_of(features) if isinstance(part, nn.Module)]
+    networks = networks_in(features)
     with _evaluating(networks):  # the mode in which they are used
-        known = digest_of(features)
+        known = features_fingerprint(features)
     fingerprint: dict[str, Any] = {"data": source.identity, "features": known, "dtype": _NAMES[dtype]}
     if augmentations != [None]:
-        drawn = [None if augment is None else digest_of(augment) for augment in augmentations]
+        drawn = [None if augment is None else features_fingerprint(augment) for augment in augmentations]
         fingerprint |= {"augmentations": drawn, "seed": seed, "batches": source.sizes}
     job = Job(features, source, augmentations, seed, _place(networks, device), dtype, progress)
     folder = Path(folder)
@@ -212,9 +213,9 @@ def _found(folder: Path, fingerprint: Mapping[str, Any], overwrite: bool) -> Fea
         raise
     if overwrite:
         return None
-    differing = [key for key in {**stored, **fingerprint} if stored.get(key) != fingerprint.get(key)]
-    if differing:
-        got = f"others in {folder}: {', '.join(map(repr, differing))} differ"
+    names = differing(stored, fingerprint)
+    if names:
+        got = f"others in {folder}: {', '.join(map(repr, names))} differ"
         fix = "Give another folder, or overwrite=True."
         checks.refuse("folder", "be empty or hold these features", got, fix, StorageError)
     cache = FeatureCache.open(folder)

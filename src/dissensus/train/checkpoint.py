@@ -5,19 +5,14 @@ is keyed by (seed, epoch, step) throughout, so counters are all that must be rem
 state is kept too, for networks that draw from it themselves.
 """
 
-import dis
-import functools
-import json
 import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +20,7 @@ import dissensus.train.memory as memory
 from dissensus import storage
 from dissensus.data.batches import LoadedBatches
 from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.execution.signature import code_digest, described
+from dissensus.fingerprint import differing, fingerprints
 from dissensus.train.engine import Engine
 from dissensus.train.moments import facts_of, go_back, tensors_of
 
@@ -66,7 +61,7 @@ class Checkpointer:
     ) -> None:
         self.folder, self.seconds = Path(folder), seconds
         self.choices = self.folder / "choices.json" if choices is None else choices
-        self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=in_words))
+        self.fingerprint = fingerprints(fingerprint, skip_progress=True, allow_opaque=True)
         self.written = time.perf_counter()
         self.cost = 0.0
 
@@ -122,7 +117,7 @@ class Checkpointer:
         return False
 
     def _check(self, stored: Mapping[str, Any], path: Path) -> None:
-        keys = [key for key in {**stored, **self.fingerprint} if stored.get(key) != self.fingerprint.get(key)]
+        keys = differing(stored, self.fingerprint)
         if keys:
             raise storage.StorageError(
                 f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
@@ -167,34 +162,6 @@ def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
         state, own = tensors.pop(name, None), _loader_generators(engine).get(name)
         if state is not None and own is not None:
             own.set_state(state)
-
-
-def in_words(value: object) -> Any:
-    """A setting in words that are the same in every process, for ``json.dumps``.
-
-    Functions and objects go by name, with the numbers, words and truth values they hold: a function's closure and
-    defaults, an object's attributes. What may move while training runs is left out: containers, whole numbers of
-    objects, and what a function itself assigns to (``nonlocal``). Functions that are not of this package go by their
-    code as well: all lambdas have one name.
-    """
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return described(value)
-    if isinstance(value, functools.partial):
-        return [value.func, list(value.args), value.keywords]
-    kinds: tuple[type, ...] = (float, str, bool)
-    held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    if isinstance(value, FunctionType):
-        kinds = (*kinds, int)
-        cells = (cell.cell_contents for cell in value.__closure__ or ())
-        counted = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
-        closure = zip(value.__code__.co_freevars, cells, strict=True)
-        held = {name: item for name, item in closure if name not in counted}
-        held |= {f"default {place}": item for place, item in enumerate(value.__defaults__ or ())}
-        held |= {f"default {name}": item for name, item in (value.__kwdefaults__ or {}).items()}
-        if not (value.__module__ or "").startswith("dissensus."):
-            held["its code"] = code_digest(value.__code__)
-    plain = {key: item for key, item in held.items() if isinstance(item, kinds) or callable(item)}
-    return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 
 
 def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:

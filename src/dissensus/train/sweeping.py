@@ -23,9 +23,10 @@ from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, Choices, StackedMembers
 from dissensus.execution.weights import check_one_dtype
+from dissensus.fingerprint import fingerprints
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, in_words, train
+from dissensus.train.checkpoint import Checkpointer, train
 from dissensus.train.compatibility import (
     check_augments,
     check_drawn,
@@ -297,7 +298,7 @@ class Recipe:
             "runs": [vars(run) for run in self.runs],
             "schedule": self.schedule(at, float(self.epochs)).tolist(),
         }
-        return json.loads(json.dumps(told, default=in_words))
+        return dict(fingerprints(told, skip_progress=True, allow_opaque=True))
 
     def engine(self, numbers: Sequence[int]) -> Engine:
         """An engine for runs of one shape, at their beginning."""
