@@ -164,7 +164,7 @@ def test_casting_once_gives_what_autocast_gives(backend):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = torch.stack([ensemble.member(i)(x) for i in range(3)])
         (wanted,) = torch.autograd.grad(expected.float().square().sum(), [expected], retain_graph=True)
-        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x, False)
+        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x)
     assert found.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert wanted.shape == found.shape

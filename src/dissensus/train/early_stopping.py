@@ -4,9 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dissensus.execution import MixedMembers, StackedMembers
-
-Body = StackedMembers | MixedMembers
+from dissensus.execution import Body
 
 
 class Watch:

@@ -16,11 +16,12 @@ import dissensus.train.schedules as schedules
 from dissensus.axes import LossParts
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
+from dissensus.execution import Body
 from dissensus.execution.graphs import on
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import Freezing, standing
 from dissensus.train.diagnosis import check_names, culprit
-from dissensus.train.early_stopping import Body, Watch
+from dissensus.train.early_stopping import Watch
 from dissensus.train.finished import Finished, some_rows
 from dissensus.train.history import Failure, OnProgress, Progress, entry
 from dissensus.train.inputs import Fed, Inputs, fed
@@ -161,10 +162,9 @@ class Engine:
             self._retire(torch.ones(self.runs, dtype=torch.bool))
             if self.finished is not None:
                 self.flat = self.finished.flat
-                self.body.hang(self.flat, self.finished.state)
+                self.body.attach(self.flat, self.finished.state)
                 self.finished = None
             self.flat.requires_grad_(False)
-            self.body.replayed = False
 
     def _train_epoch(self) -> None:
         self.body.train()
@@ -206,6 +206,7 @@ class Engine:
         per_run: bool,
         per_member: bool = False,
         rows: slice | Tensor = slice(None),
+        backend: str | None = None,
     ) -> Float[Tensor, "R M ..."]:
         """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``.
 
@@ -218,19 +219,29 @@ class Engine:
             elif not per_run:
                 x = x.expand(self.runs, *x.shape)
             x = x.flatten(0, 1)[rows]
-        self.body.replayed = self.captured is not None and flat is not None
+        replayed = self.captured is not None and flat is not None
         with self.numerics.passes():
-            outputs = self.body.run(flat, self.numerics.laid(x), per_run or per_member, rows)
+            outputs = self.body.run(
+                flat,
+                self.numerics.laid(x),
+                per_member=per_run or per_member,
+                rows=rows,
+                replayed=replayed,
+                backend=backend,
+            )
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
         return outputs.unflatten(0, (self.runs, -1))
 
     def training_outputs(
-        self, parts: Sequence[Fed], flat: Tensor, rows: slice | Tensor = slice(None)
+        self, parts: Sequence[Fed], flat: Tensor, rows: slice | Tensor = slice(None), backend: str | None = None
     ) -> Float[Tensor, "R M ..."]:
-        """Member outputs of a training pass on a batch and what stands beside it, one behind the other."""
-        each = [self.outputs(x, flat, per_run=by_run, per_member=own, rows=rows) for x, by_run, own in parts]
-        return each[0] if len(each) == 1 else torch.cat(each, 2)
+        """Member outputs of a training pass on a batch and the other inputs of a step, concatenated."""
+        outputs = [
+            self.outputs(x, flat, per_run=per_run, per_member=per_member, rows=rows, backend=backend)
+            for x, per_run, per_member in parts
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
     def step(self, x: Inputs, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
@@ -388,7 +399,7 @@ class Engine:
         """Go on with some of the runs."""
         rows = runs.repeat_interleave(self.members).to(self.flat.device)
         flat, state = self.flat.detach()[rows], some_rows(self.body.state(), rows)
-        self.body.hang(flat, state)
+        self.body.attach(flat, state)
         self.flat = flat.requires_grad_()
         self.state = some_rows(self.state, rows)
         self.backup = some_rows(self.backup, rows)

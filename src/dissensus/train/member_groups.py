@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dissensus.axes import LossParts
-from dissensus.train.early_stopping import Body
+from dissensus.execution import Body
 
 Forward = Callable[[Tensor, slice], Tensor]
 """``(flat [m, P], rows) -> outputs [m, B, ...]`` of some members."""

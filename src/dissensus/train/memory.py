@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.execution import Choices, MixedMembers, StackedMembers, settings_kept
+from dissensus.execution import Body, settings_kept
 from dissensus.randomness import generators_kept
 from dissensus.train.engine import Engine
 from dissensus.train.inputs import Inputs, fed
@@ -51,19 +51,17 @@ def needs(engine: Engine, given: Inputs) -> Needs:
     """Measure what the members of one run take for a batch, by a pass of one (the largest, where they differ)."""
     body = engine.body
     x = given[0] if isinstance(given, tuple) else given
-    alike = isinstance(body, StackedMembers)
     kept = 0
     with _left_as_it_was(body), generators_kept(x.device):
         body.train()
-        patches = isinstance(body, StackedMembers) and body.backend in ("batched", "auto") and body.is_batchable()
-        for i in [0] if alike else range(len(body)):
+        patches = body.backend in ("batched", "auto") and body.is_batchable()
+        for i in [0] if body.alike else range(len(body)):
             rows = slice(i, i + 1)
             leaf = engine.flat.detach()[rows].requires_grad_()
             parts = fed(engine.feed, given)
             parts += parts if engine.adversary is not None and engine.adversary.told.beside else []
-            forward = functools.partial(engine.training_outputs, parts, leaf, rows=rows)
-            for way in ("loop", "batched") if patches else ("loop",):
-                body.backend = way  # convolutions as products keep all their patches
+            for backend in ("loop", "batched") if patches else ("loop",):  # the second keeps patches of convolutions
+                forward = functools.partial(engine.training_outputs, parts, leaf, rows=rows, backend=backend)
                 kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
     one = fed(engine.feed, given)[0]
     inputs = x.numel() * x.element_size() // (engine.members if one.per_member else 1)
@@ -72,15 +70,13 @@ def needs(engine: Engine, given: Inputs) -> Needs:
 
 
 @contextmanager
-def _left_as_it_was(body: StackedMembers | MixedMembers) -> Iterator[None]:
-    """Whatever happens inside, settings, choices and buffers are as before afterwards."""
-    choices, buffers = body.choices, {name: tensor.clone() for name, tensor in body.state().items()}
+def _left_as_it_was(body: Body) -> Iterator[None]:
+    """Restore modes and buffers after a block."""
+    buffers = {name: tensor.clone() for name, tensor in body.state().items()}
     with settings_kept(body):
-        body.choices = Choices()
         try:
             yield
         finally:
-            body.choices = choices
             with torch.no_grad():
                 for name, tensor in body.state().items():
                     tensor.copy_(buffers[name])

@@ -63,7 +63,7 @@ def go_back(engine: Engine, tensors: Mapping[str, Tensor], facts: Mapping[str, A
         group, _, key = name.partition("/") if "/" in name else ("", "", name)
         groups.setdefault(group, {})[key] = tensor.to(engine.flat.device)
     flat = groups[""]["flat"]
-    engine.body.hang(flat, groups.get("buffers", {}))
+    engine.body.attach(flat, groups.get("buffers", {}))
     engine.flat, engine.active = flat.requires_grad_(), groups[""]["active"]
     engine.state, engine.backup = groups.get("state", {}), groups.get("backup", {})
     engine.sums = groups.get("sums", {})

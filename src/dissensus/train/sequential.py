@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dissensus import checks
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
 from dissensus.train.history import History, share_of
 
@@ -39,7 +37,7 @@ def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> 
         try:
             stages.append(fit(some, **{name: value for name, value in stage.items() if name != "ensemble"}))
         finally:
-            _take(ensemble, some, member)
+            ensemble.body.copy_member(member, some.body)
             ensemble.twin = some.twin  # None once a stage has begun to train
     return _joined(stages)
 
@@ -49,17 +47,6 @@ def _first(value: Any, count: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count] if value.ndim else value
     return value[:count] if isinstance(value, Sequence) else value
-
-
-def _take(ensemble: Ensemble, other: Ensemble, member: int) -> None:
-    """Take over a member's weights and buffers."""
-    own, trained = ensemble.body.tensors(), other.body.tensors()
-    with torch.no_grad():
-        for name, tensor in trained.items():
-            if isinstance(ensemble.body, StackedMembers):
-                own[name][member].copy_(tensor[member])
-            elif name.startswith(f"{member}."):
-                own[name].copy_(tensor)
 
 
 def _joined(stages: list[History]) -> History:

@@ -405,7 +405,6 @@ class Recipe:
 
     def group(self, numbers: list[int], engine: Engine) -> Group:
         """The trained members of some runs."""
-        assert isinstance(engine.body, StackedMembers)
         runs = [self.runs[n] for n in numbers]
         return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
 
