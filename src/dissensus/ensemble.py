@@ -19,8 +19,8 @@ from dissensus.execution import (
     StackedMembers,
     are_passes_replayed,
     inference,
-    leaves_settings,
     passes_replayed,
+    settings_kept,
 )
 from dissensus.execution.graphs import on
 from dissensus.execution.inference import Inputs
@@ -279,7 +279,6 @@ class Ensemble(nn.Module):
         self, data: Inputs, batch_size: int = 1024, *, targets: Literal[True], file: str | Path | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
-    @leaves_settings
     @torch.no_grad()
     def predict(
         self, data: Inputs, batch_size: int = 1024, *, targets: bool = False, file: str | Path | None = None
@@ -302,10 +301,11 @@ class Ensemble(nn.Module):
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
         source = inference.source_of(data, batch_size, targets=targets)
-        self.eval()
         many = source.examples is None or source.examples > 4 * batch_size
         capture = inference.capture_on(self.device) if many else None
-        with on(self.device), nullcontext() if capture is None else passes_replayed():
+        replayed = nullcontext() if capture is None else passes_replayed()
+        with settings_kept(self), on(self.device), replayed:
+            self.eval()
             passes = inference.Passes(self, self.device, capture)
             outputs = inference.collected(passes, source, None if file is None else Path(file))
         return (outputs, torch.cat(source.targets)) if targets else outputs

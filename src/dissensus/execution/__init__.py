@@ -6,7 +6,7 @@ statistics and dropout counters back into the stacked ``buffers``, and gives wha
 
 from dissensus.execution.body import Body, are_passes_replayed, passes_replayed
 from dissensus.execution.choice import BACKENDS, Choice, Choices
-from dissensus.execution.kept import leaves_settings, settings_kept
+from dissensus.execution.kept import settings_kept
 from dissensus.execution.mixed import MixedMembers
 from dissensus.execution.skeleton import Unsupported
 from dissensus.execution.stacked import StackedMembers
@@ -20,7 +20,6 @@ __all__ = [
     "StackedMembers",
     "Unsupported",
     "are_passes_replayed",
-    "leaves_settings",
     "passes_replayed",
     "settings_kept",
 ]

@@ -1,10 +1,7 @@
 """Settings of a network that a call may change and restores in any case."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -12,22 +9,6 @@ from dissensus.execution.body import Body
 from dissensus.execution.choice import Choices
 
 SETTINGS = ("backend", "channels_last", "by_rule")
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def leaves_settings(function: Function) -> Function:
-    """Decorate a function whose first argument is a network: it restores that network's settings (`settings_kept`)."""
-    first = next(iter(inspect.signature(function).parameters))
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        network = args[0] if args else kwargs.get(first)
-        with settings_kept(network) if isinstance(network, nn.Module) else nullcontext():
-            return function(*args, **kwargs)
-
-    return wrapped  # pyright: ignore[reportReturnType]  # the same signature, which functools.wraps tells
 
 
 @contextmanager
