@@ -82,7 +82,7 @@ def examples(model, count, device, wrong=True):
 @pytest.fixture
 def eager(monkeypatch):
     """Switch capture off."""
-    return lambda: monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: None)
+    return lambda: monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: None)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def captured(monkeypatch):
             counts.capture = capture_on(device) or recorded
             return counts
 
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", counting)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", counting)
         return counts
 
     return switch
@@ -303,7 +303,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monke
     torch.manual_seed(3)
     after = generators("cpu")
     torch.manual_seed(3)
-    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: refuses)
+    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: refuses)
     with caplog.at_level(logging.WARNING, "dissensus"):
         found = NAMES[name](model, x, y)
     assert_same(found, expected, exact=name not in UNEVEN)
@@ -338,7 +338,7 @@ def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, capl
 
     found = []
     for capture in (None, runs):
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device, capture=capture: capture)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device, capture=capture: capture)
         model = Draws(host=True)
         x, y = examples(Steady(0), 12, "cpu")
         torch.manual_seed(5)

@@ -36,11 +36,7 @@ def assert_same(found, expected):
 def steps_by(monkeypatch):
     """Set what makes the captured steps of an engine."""
 
-    def switch(graph_steps):
-        for room in ("fitting", "sweeping"):
-            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", graph_steps)
-
-    return switch
+    return partial(monkeypatch.setattr, "dissensus.train.recipe.graph_steps")
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def replays(steps_by):
     counts = Captures()
 
     def steps(engine):
-        counts.capture = captured if engine.flat.is_cuda else recorded
+        counts.capture = captured if engine.state.flat.is_cuda else recorded
         return capture.GraphSteps(lambda: counts)
 
     def switch():
@@ -224,7 +220,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     def refuses(function, generators):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(lambda: refuses))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: refuses))
     build, shape = NETWORKS["mlp"]
     ensemble = ds.Ensemble(build, 3).double()
     history = ds.fit(ensemble, data(shape, "cpu"), partial(augmented, beta=0.7), epochs=5, batch_size=8)
@@ -247,7 +243,7 @@ def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
     for may_capture in (False, True):
         with monkeypatch.context() as patch:
             if not may_capture:
-                patch.setattr("dissensus.train.fitting.graph_steps", lambda engine: None)
+                patch.setattr("dissensus.train.recipe.graph_steps", lambda engine: None)
             torch.manual_seed(4)
             torch.cuda.manual_seed(4)
             ensemble = ds.Ensemble(build, 3, backend=backend).double().cuda()
@@ -276,7 +272,7 @@ def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
         return recorded(function, generators)
 
     monkeypatch.setattr(
-        "dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(lambda: second_refuses)
+        "dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: second_refuses)
     )
     build, shape = NETWORKS["mlp"]
     ds.fit(ds.Ensemble(build, 3).double(), data(shape, "cpu"), partial(augmented, beta=0.7), epochs=8, batch_size=8)

@@ -6,7 +6,6 @@ because the batch would be gone by then.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -34,6 +33,11 @@ class GraphSteps:
     def __init__(self, new_capture: Callable[[], Capture | None]) -> None:
         self.cache = GraphCache("steps", new_capture, warm_up=WARM_UP, most=MOST_SHAPES)
 
+    @property
+    def given_up(self) -> bool:
+        """Whether steps run eagerly from the next epoch on, because none could be captured."""
+        return not self.cache.enabled
+
     def forget(self) -> None:
         """Capture again, because shapes, branches or tensors have changed."""
         self.cache.forget()
@@ -44,16 +48,16 @@ class GraphSteps:
         if not self.cache.graphs:  # graphs keep the tensors that they read and write
             self.factor = torch.ones((), dtype=factors.dtype, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
-        engine.ticks.fill_(engine.steps)
+        engine.state.ticks.fill_(engine.state.steps)
         self.failed_at.fill_(-1)
         self.past: dict[int, Raw] = {}
-        for raw in feed.raw(engine.epoch, engine.in_epoch):
+        for raw in feed.raw(engine.state.epoch, engine.state.in_epoch):
             if feed.resumable:
-                self.past[engine.steps] = raw
+                self.past[engine.state.steps] = raw
             else:
-                self.past = {engine.steps: raw}
-            feed.seed_step(engine.epoch, engine.in_epoch)
-            self._step(engine, raw, factors[engine.in_epoch])
+                self.past = {engine.state.steps: raw}
+            feed.seed_step(engine.state.epoch, engine.state.in_epoch)
+            self._step(engine, raw, factors[engine.state.in_epoch])
             if not feed.resumable:
                 self.tell(engine)
             yield feed.size(*raw)
@@ -62,32 +66,21 @@ class GraphSteps:
     def _step(self, engine: Engine, raw: Raw, factor: Tensor) -> None:
         shapes = tuple(part.shape for part in raw)
         graph = self.cache.graph(shapes, functools.partial(self._recording, engine, raw), engine.feed.generators)
-        if not self.cache.enabled:
-            engine.captured = None  # from the next epoch on; what is fastest is measured again, without graphs
         if graph is not None:
             graph(*raw, factor)
         else:
             engine.step(*engine.feed.batch(*raw), factor)
-            engine.ticks.add_(1)
+            engine.state.ticks.add_(1)
 
     def _recording(self, engine: Engine, raw: Raw) -> Recording:
-        if engine.grouped is not None and engine.grouped.draws:
+        plan = engine.state.plan
+        if plan is not None and plan.groups is not None and plan.groups.draws:
             raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
         batch = tuple(part.clone() for part in raw)
-        examples = engine.feed.size(*batch)
 
         def whole_step() -> None:
             x, y = engine.feed.batch(*batch)
-            _, parts, grad = engine.gradient(x, y)
-            with torch.no_grad():
-                rows = engine.active.view(engine.runs, engine.members)
-                largest = torch.linalg.vector_norm(grad.view(engine.runs, -1), math.inf, 1)
-                finite = (parts.total.isfinite() & largest.isfinite()) | ~rows.any(1)
-                self.failed_at.copy_(torch.where(finite | (self.failed_at >= 0), self.failed_at, engine.ticks))
-                rows.logical_and_(finite.unsqueeze(1))
-                engine.update(grad, self.factor, unseen=True)
-                engine.add(parts, examples)
-                engine.ticks.add_(1)
+            engine.device_step(x, y, self.factor, self.failed_at)
 
         return Recording(whole_step, (*batch, self.factor))
 
@@ -96,18 +89,18 @@ class GraphSteps:
         feed, failed = engine.feed, self.failed_at >= 0
         if not bool(failed.any()):
             return
-        engine.freeze(failed)
-        base, now = engine.steps - engine.in_epoch, int(engine.ticks)
+        engine.state.freeze(failed)
+        base, now = engine.state.steps - engine.state.in_epoch, int(engine.state.ticks)
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
             self._count_back(engine, run, step, now)
-            feed.seed_step(engine.epoch, step - base)
-            engine.ticks.fill_(step)
+            feed.seed_step(engine.state.epoch, step - base)
+            engine.state.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
             repeated = engine.raw_gradient(*feed.batch(*self.past[step]))
-            engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
+            engine.body.merge(engine.body.state(), before, torch.ones_like(engine.state.active))
             engine.blame(run, step, *repeated)
-        engine.ticks.fill_(now)
+        engine.state.ticks.fill_(now)
         self.failed_at.fill_(-1)
 
     def _count_back(self, engine: Engine, run: int, step: int, now: int) -> None:
@@ -115,15 +108,16 @@ class GraphSteps:
 
         Running means of batch norm have changed too and remain so; no training pass reads them.
         """
-        rows = torch.zeros_like(engine.active)
+        rows = torch.zeros_like(engine.state.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
         counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
-        beside = engine.adversary is not None and engine.adversary.told.beside
+        beside = engine.adversary is not None and engine.adversary.settings.beside
         passes = 2 if beside or isinstance(engine.feed, WithUnlabelled) else 1
-        counted = torch.full_like(engine.active, now - step, dtype=torch.int64)
-        if engine.drawn is not None:
+        counted = torch.full_like(engine.state.active, now - step, dtype=torch.int64)
+        sampling = engine.state.settings.sampling
+        if sampling is not None:
             ticks = torch.arange(step, now, device=counted.device)
-            passed = [engine.drawn.rows(engine.drawn.chosen(tick)) for tick in ticks]
+            passed = [sampling.rows(sampling.sample(tick)) for tick in ticks]
             counted = torch.cat(passed).bincount(minlength=len(counted)) if passed else counted
         earlier = {
             name: (tensor - passes * counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
@@ -134,7 +128,7 @@ class GraphSteps:
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
     """Captured steps on a GPU; None for a CPU."""
-    device = engine.flat.device
+    device = engine.state.flat.device
     if device.type != "cuda":
         return None
     # A foreign loader may have threads that call CUDA.
