@@ -271,9 +271,7 @@ def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
             raise RuntimeError("out of memory")
         return recorded(function, generators)
 
-    monkeypatch.setattr(
-        "dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: second_refuses)
-    )
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: second_refuses))
     build, shape = NETWORKS["mlp"]
     ds.fit(ds.Ensemble(build, 3).double(), data(shape, "cpu"), partial(augmented, beta=0.7), epochs=8, batch_size=8)
     assert len(captures) == 2

@@ -361,3 +361,37 @@ def test_a_checkpoint_of_a_function_with_other_numbers_is_refused(tmp_path):
         ds.fit(ds.Ensemble(build, M), data(), make(1), **options)
         with pytest.raises(ValueError, match="'objective'"):
             ds.fit(ds.Ensemble(build, M), data(), make(3), **options)
+
+
+class PowerLoss:
+    """An objective with a whole number as its setting, which counts its calls."""
+
+    def __init__(self, power):
+        self.power, self.calls, self.log = power, 0, []
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        self.log.append(self.calls)
+        return mse(outputs**self.power, targets)
+
+
+def test_whole_numbers_of_an_objective_count_and_what_it_counts_does_not(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    objective = PowerLoss(1)
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    assert objective.calls > 0
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'objective' differ"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(3), **options)
+
+
+def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop")
+
+    def decayed(outputs, targets):
+        assert len(list(ensemble.parameters())) > 1
+        return mse(outputs, targets)
+
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ds.fit(ensemble, data(), decayed, **options)
+    ds.fit(ensemble, data(), decayed, **options)  # its weights have changed
