@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from dissensus import metrics
 from dissensus.cli import app
-from dissensus.data import augment, catalogue, sources
+from dissensus.data import augment, sources
 from dissensus.execution import choice
 from dissensus.studies import (
     finding,
@@ -659,7 +659,7 @@ def test_shipped_results_are_of_studies_that_exist_and_are_small():
 
 def test_sources_and_problems_know_the_same_names():
     known = {problems.source_of(name) for name in problems.NAMES if name not in problems.MADE}
-    assert known == set(sources.SOURCES) - set(catalogue.WEIGHTS)
+    assert known == {name for name, info in sources.DATASETS.items() if info.kind != "weights"}
 
 
 @pytest.mark.parametrize("columns", [80, 160])
