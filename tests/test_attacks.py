@@ -1326,9 +1326,13 @@ def test_a_folder_takes_an_ensemble_that_was_measured_meanwhile(tmp_path):
     """Which backend was the fastest, in how many seconds, decides nothing; nor does a mode that attacks set."""
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), members=2)
-    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    first = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     ens.train()(x)
-    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    again = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    assert torch.equal(first.inputs, again.inputs)
+    assert written
+    assert written == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
 
 
 class _Watching(nn.Module):

@@ -166,9 +166,13 @@ def test_what_cannot_be_is_refused(call, message):
         call()
 
 
-def test_what_refusals_name_works():
-    masks.generate(4, 10, 1.101)
-    masks.for_width(4, 4, 2.0)
+def test_the_smallest_values_that_refusals_name_work():
+    generated = masks.generate(4, 10, 1.101)
+    assert_sound(generated, generated.shape[1], 4, 10)
+    with pytest.raises(ValueError, match="`scale` must be at least 1.1"):
+        masks.generate(4, 10, 1.099)
+    narrow = masks.for_width(4, 4, 2.0)
+    assert_sound(narrow, 4, 4, int(narrow[0].sum()))
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
