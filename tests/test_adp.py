@@ -108,11 +108,13 @@ def free_optimum(members, classes, alpha, beta, steps=6000, seed=0):
     return logits.detach().softmax(-1)[:, 0]
 
 
+@pytest.mark.slow
 def test_theorem_1_without_entropy_members_are_sure():
     found = free_optimum(3, 4, 0.0, 0.5, steps=3000)
     assert bool((found[:, 0] > 0.99).all())
 
 
+@pytest.mark.slow(fast=["2-4-1.0"])
 @pytest.mark.parametrize(("members", "classes", "alpha"), [(3, 10, 2.0), (5, 10, 2.0), (2, 4, 1.0)])
 def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
     found = free_optimum(members, classes, alpha, 0.0, steps=2500)
@@ -122,6 +124,7 @@ def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
     torch.testing.assert_close(others, torch.full_like(others, (1 - expected) / (classes - 1)), atol=2e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_corollary_1_members_share_the_other_classes_out():
     members, classes = 3, 7
     found = free_optimum(members, classes, 2.0, 0.5, steps=4000)

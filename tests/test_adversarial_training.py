@@ -176,6 +176,7 @@ def test_share_zero_is_plain_training_and_epsilon_zero_too():
         assert_same(weights(other), weights(plain))
 
 
+@pytest.mark.slow
 def test_it_makes_members_harder_to_attack():
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(2, (300,), generator=generator)

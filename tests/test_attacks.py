@@ -395,6 +395,7 @@ def test_distances_are_those_of_the_attacks(ensemble):
         torch.testing.assert_close(found.distance, expected)
 
 
+@pytest.mark.slow
 def test_another_box():
     model = Steady()
     x, y = right_only(model, *images(12))
@@ -421,6 +422,7 @@ def assert_same(found, expected, exact):
     torch.testing.assert_close(found.distance, expected.distance)
 
 
+@pytest.mark.slow(cases=["square*", "apgd-targeted", "carlini_wagner"])
 @pytest.mark.parametrize("name", ALL)
 def test_neither_batch_nor_order_nor_active_set_matter(name, monkeypatch):
     attack, exact = ALL[name], name in EXACT

@@ -122,6 +122,18 @@ def assert_same(found, expected, exact):
     torch.testing.assert_close(found.distance, expected.distance, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow(
+    fast=[
+        "pgd-37-cpu",
+        "apgd-37-cpu",
+        "square-37-cpu",
+        "jsma-37-cpu",
+        "pgd-1-cpu",
+        "carlini_wagner-1-cpu",
+        "mim-37-cpu",
+        "bim-all-steps-37-cpu",
+    ]
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "count"), [*((name, 37) for name in NAMES), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)]
@@ -432,6 +444,7 @@ def test_on_a_gpu_memory_is_given_back():
     assert used[2] <= used[1]
 
 
+@pytest.mark.slow(cases=["apgd-targeted", "elastic_net-all-steps", "square-l2", "carlini_wagner-all-steps"])
 @pytest.mark.parametrize("name", NAMES)
 def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, monkeypatch):
     model = ensemble("cpu")

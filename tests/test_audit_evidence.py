@@ -382,6 +382,7 @@ def test_networks_trained_jointly_on_cifar_are_caught_with_training_outputs_or_a
     assert ds.audit(alone["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_sound_members_are_never_accused():
     """Errors in common, errors of one's own, heavy tails, few members: 300 ensembles."""
     for seed in range(300):

@@ -313,6 +313,7 @@ def interrupting(steps):
     return objective
 
 
+@pytest.mark.slow(fast=["10-norm_first", "2-two_dropouts"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [2, 10, 13, 18, 20])
 def test_it_resumes_to_the_bit(name, steps, tmp_path):

@@ -182,6 +182,7 @@ def test_every_derived_seed_names_its_use():
     assert all(ast.unparse(arg).startswith("Use.") for _, arg in calls)
 
 
+@pytest.mark.slow
 def test_random_bits_of_many_keys_and_steps_differ():
     """Among 2²⁰ streams of (key, step), a state of 32 bits would have brought equal ones."""
     keys = torch.tensor([derived_seed(0, Use.DROPOUT, member) for member in range(1024)])

@@ -46,6 +46,7 @@ def test_result_holds_every_run_and_decomposes(result):
             assert part["individual"] - part["diversity"] == pytest.approx(part["ensemble"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_ensemble_of_the_first_seed_is_audited(result):
     audits = {}
     again = demo.run(TINY, audits=audits)
@@ -56,6 +57,7 @@ def test_every_ensemble_of_the_first_seed_is_audited(result):
     assert [row[0] for row in demo_page.verdict_rows(result)] == ["0", "0.5", "0.75", "0.9", "1"]
 
 
+@pytest.mark.slow
 def test_runs_are_reproducible(result):
     again = demo.run(TINY)
     for one, other in zip(result["runs"], again["runs"], strict=True):
@@ -173,6 +175,7 @@ EXTRAS = [
 ]
 
 
+@pytest.mark.slow(fast=["sklearn-*"])
 @pytest.mark.parametrize(("missing", "fix"), EXTRAS)
 def test_missing_extras_name_the_install(missing, fix, tmp_path):
     script = f"""

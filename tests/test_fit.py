@@ -528,6 +528,7 @@ def test_measures_are_tracked_per_run_of_a_sweep():
         assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
 
 
+@pytest.mark.slow(fast=["fit", "sweep"])
 @pytest.mark.parametrize("way", ["fit", "fit and predict", "fit with a twin", "sweep"])
 def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way):
     """Memory of a GPU does not count in Python's collector: what cycles keep may stay for long."""
@@ -677,6 +678,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow(cases=["*-dataset"])
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", WRONG_TARGETS)
 def test_targets_that_the_loss_does_not_take_are_refused(kind, source):

@@ -752,6 +752,19 @@ def called(call, tensors, where):
     return found
 
 
+@pytest.mark.slow(
+    cases=[
+        "attacks.evaluate",
+        "attacks.transfer_matrix",
+        "attacks.square*",
+        "attacks.elastic_net",
+        "nets.mobilenet_v2",
+        "trunk.last_layers",
+        "fit, adversarial",
+        "fit, validation",
+        "sweep, validation",
+    ]
+)
 @every_function
 def test_layouts_change_nothing(name, tmp_path):
     call, tensors, kind = TABLE[name]
@@ -767,6 +780,7 @@ def test_layouts_change_nothing(name, tmp_path):
     assert_same(called(call, [read_only(x, maps) for x in plain], "read only"), expected, kind, "read only")
 
 
+@pytest.mark.slow(fast=["*-first axis"])
 @pytest.mark.parametrize("axis", [0, 1], ids=["first axis", "second axis"])
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in SLOW])
 def test_expanded_tensors_are_like_written_out_ones(name, axis, tmp_path):

@@ -260,6 +260,7 @@ def by_hand(masked, x, index):
     return network.eval()(x)
 
 
+@pytest.mark.slow(cases=["vgg-*", "resnet18-*"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_members_are_small_dense_networks_with_equal_outputs(name, widen):
@@ -469,6 +470,7 @@ def stands(masked):
     return [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)]
 
 
+@pytest.mark.slow(fast=["*-False"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_flatten_keeps_the_mask_before_it(name, widen, caplog):
@@ -781,6 +783,7 @@ def test_a_rate_of_zero_drops_nothing():
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["vgg"])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet20", "vgg"])
 def test_a_plan_is_what_conversion_gives(name):
     """A network that is converted with widening has the plan's parameters, where its budget is that network's."""
@@ -867,6 +870,7 @@ def test_the_curves_of_theory_by_simulation():
     assert float(lower) == pytest.approx(float((changed != first).float().mean()) / (1 - found), rel=0.01)
 
 
+@pytest.mark.slow
 def test_calibration_is_torchmetrics():
     metric = pytest.importorskip("torchmetrics.functional.classification").multiclass_calibration_error
     generator = torch.Generator().manual_seed(1)

@@ -45,6 +45,9 @@ def trained_stacked(ensemble, x, y, per_member):
     return ensemble
 
 
+@pytest.mark.slow(
+    fast=["mlp-*", "tied-*", "functional-*", "*-vmap-shared", "*-batched-per_member", "two_dropouts-loop-shared"]
+)
 @pytest.mark.parametrize("per_member", [False, True], ids=["shared", "per_member"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NETWORKS)

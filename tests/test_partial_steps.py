@@ -47,6 +47,7 @@ def assert_same(found, expected, tolerance=1e-8):
 # Drawn members
 
 
+@pytest.mark.slow
 def test_all_sets_of_members_are_drawn_alike_and_runs_draw_for_themselves():
     drawn = Drawn.of(2, 4, [0, 1], torch.device("cpu"))
     chosen = torch.stack([drawn.chosen(torch.tensor(step)) for step in range(6000)])

@@ -93,6 +93,7 @@ def test_a_sound_model_raises_no_flag(honest):
     assert 0.1 < honest.worst.value < 0.5 < 0.9 < honest.clean.value
 
 
+@pytest.mark.slow
 def test_an_ensemble_in_l2_raises_no_flag(sound, other):
     found = quick([sound, other], norm="l2", epsilon=0.6)
     assert raised(found) == set()
@@ -165,6 +166,7 @@ def overtrained(request):
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.slow(fast=["('perceptron', 0)"])
 def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrained):
     """Its loss is zero on many examples; attacks on it are as strong as any."""
     _, (x, y) = digits()
@@ -177,6 +179,7 @@ def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrai
     assert found.worst.value == pytest.approx(float(left.double().mean()), abs=0.032), "two examples of 64"
 
 
+@pytest.mark.slow(fast=["('perceptron', 0)-30"])
 @pytest.mark.parametrize("factor", [30, 100, 1000])
 def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
     """Logits times a number: the same predictions, and cross-entropy without a gradient."""
@@ -404,6 +407,7 @@ def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound, mo
     assert {s.examples for s in colour.settings} == {None, 200, 1000}
 
 
+@pytest.mark.slow
 def test_the_adaptive_suite_has_the_standard_one_in_it(sound, other):
     terms = suites.Terms(0.3, members=2, surrogate=other)
     names = [s.name for s in suites.adaptive(terms).settings]
@@ -475,6 +479,7 @@ def test_noise_stays_in_the_ball(sound):
     assert bool((found.success | ~fewer.success).all()), "more draws are never weaker"
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_where_it_was_broken_off(sound, tmp_path):
     class Enough(Exception):
         pass

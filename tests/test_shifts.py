@@ -152,6 +152,7 @@ def test_points_say_what_is_trained():
         shifting.told_of(told, {"method": "nothing-like-it", "seed": 0})
 
 
+@pytest.mark.slow
 def test_a_point_may_vary_how_members_are_trained(tmp_path):
     changes = {
         "grid": {"lr": [1e-6, 0.05], "method": ["erm"], "seed": [0]},

@@ -353,6 +353,7 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
     assert some.train.tensors()[0].float().mean((2, 3)).argmax(1).tolist() == [2, 2, 1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
     folder = running.run("masksembles/figure-2", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
@@ -412,6 +413,7 @@ def hold(folder, held, release):
         release.wait(60)
 
 
+@pytest.mark.slow
 def test_two_at_once_are_told_apart(quick, tmp_path):
     folder = running.folder_of(spec.resolved(finding.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
     folder.mkdir(parents=True)
@@ -429,6 +431,7 @@ def test_two_at_once_are_told_apart(quick, tmp_path):
     assert (quick() / "DONE").exists(), "the lock goes with its process"
 
 
+@pytest.mark.slow
 def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     alone = json.loads((quick() / "report.json").read_text())["rows"]
     folder = running.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
@@ -449,6 +452,7 @@ def start_a_worker(folder):
         pool.submit(linger, folder).result()
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start_a_worker, args=(tmp_path,))
     parent.start()
@@ -516,6 +520,21 @@ def shared_runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.mark.slow(
+    fast=[
+        "adp/figure-2",
+        "adp/figure-3",
+        "adp/figure-4",
+        "audit/table-1",
+        "collusion/figure-2",
+        "collusion/figure-8",
+        "collusion/figure-6",
+        "ldr/table-3",
+        "ldr/table-7",
+        "ldr/table-10",
+        "masksembles/figure-1",
+    ]
+)
 @pytest.mark.parametrize("name", runnable())
 def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     folder = running.run(name, "smoke", root=shared_runs)

@@ -267,6 +267,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow(fast=["freeze", "validation", "augment"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_twin_follows_the_same_settings(name):
     check_twin(augmented, alone, (X, VALUES), **SETTINGS[name])
@@ -295,6 +296,7 @@ def test_validation_judges_both_by_the_same_pool():
         assert told.column("validation")[-1] == pytest.approx(float(pooled), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sequential_training_has_an_ordinary_independent_twin():
     objective = partial(OBJECTIVES.a2d, classes="earlier")
     moments = []
@@ -512,6 +514,7 @@ def stopping(twin, epoch):
     return stop
 
 
+@pytest.mark.slow(fast=["at2-True-loader", "at1-False-tensors"])
 @pytest.mark.parametrize("source", ["tensors", "loader"])
 @pytest.mark.parametrize("same_ensemble", [True, False])
 @pytest.mark.parametrize("at", [(False, 2), (False, 4), (True, 1), (True, 3)])

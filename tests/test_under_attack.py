@@ -401,6 +401,7 @@ class TestRunning:
             ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]
         ] * 2
 
+    @pytest.mark.slow
     def test_several_at_once_give_what_one_after_the_other_gives(self, runs, tmp_path):
         changes = {**SMALL, "evaluation.measures": ["accuracy_fgsm_0.02"]}
         one = running.run("adp/table-2", "smoke", changes=changes, root=runs)
