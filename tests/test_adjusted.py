@@ -239,6 +239,7 @@ def small_data(n=40):
     return torch.randn(n, 3, generator=generator), torch.randint(4, (n,), generator=generator)
 
 
+@pytest.mark.slow(cases=["False"])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_run_of_a_sweep_draws_what_the_same_fit_draws(captured, monkeypatch):
     from dissensus.train import capture

@@ -173,6 +173,7 @@ def test_balls_just_short_of_the_border_fail_and_just_across_succeed(norm):
             assert attacks.apgd(model, one, label, epsilon=epsilon, norm=norm, steps=40).success.item() is broken
 
 
+@pytest.mark.slow
 def test_carlini_and_wagner_reach_the_plane_within_one_percent():
     model, x, y, border, _ = two_planes()
     found = attacks.carlini_wagner(
@@ -354,6 +355,7 @@ def test_projection_takes_no_more_than_it_must():
     assert torch.equal(norms.Ball.checked("l2", 0.0, (0.0, 1.0), x).projected(x, inside), x)
 
 
+@pytest.mark.slow(cases=["square"])
 @pytest.mark.parametrize("name", ALL)
 def test_results_lie_in_box_and_ball_and_do_what_they_say(name, ensemble):
     x, y = images()
@@ -512,6 +514,7 @@ def test_stopping_is_never_weaker_than_the_last_point(ensemble):
 # --- goals ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["square"])
 @pytest.mark.parametrize("name", ALL)
 def test_targets_are_reached(name, ensemble):
     x, y = images()
@@ -555,6 +558,7 @@ def test_failures_come_back_clean_and_marked():
         assert (found.distance == 0).all()
 
 
+@pytest.mark.slow
 def test_inputs_of_exactly_0_and_1_move():
     weight = torch.ones(1, 8) * torch.tensor([[-0.5], [0.5]])
     x = torch.tensor([[0.0] * 4 + [1.0] * 4])
@@ -576,6 +580,7 @@ def test_inputs_of_exactly_0_and_1_move():
     assert nearest.distance.item() == pytest.approx(0.4 / math.sqrt(4), rel=0.02), "the four zeros share the way"
 
 
+@pytest.mark.slow
 def test_scores_below_zero_are_as_good_as_others(ensemble):
     x, y = images(8, dtype=torch.float64)
     model = Steady(dtype=torch.float64)
@@ -610,6 +615,7 @@ def test_a_fixed_constant_is_one_run():
     assert strong.success.all()
 
 
+@pytest.mark.slow
 def test_aborting_early_is_up_to_each_example():
     model, x, y, *_ = two_planes()
     options = {"steps": 40, "search_steps": 2, "constant": 1.0, "step_size": 0.03}
@@ -658,6 +664,7 @@ def test_gradients_are_those_of_the_pool(pool, ensemble):
     torch.testing.assert_close(found, expected.clamp(0, 1))
 
 
+@pytest.mark.slow(cases=["square"])
 @pytest.mark.parametrize("name", ALL)
 def test_one_member_is_a_plain_classifier(name):
     x, y = images(10)
@@ -870,6 +877,7 @@ def test_a_model_that_answers_nan_is_refused():
             attack(lambda z: z.flatten(1)[:, :C] * math.nan, x, y, epsilon=0.1)
 
 
+@pytest.mark.slow
 def test_nan_along_the_way_is_no_success():
     """A model that breaks down above 0.6 is not fooled by being broken."""
     y = torch.zeros(4, dtype=torch.long)
@@ -1210,6 +1218,7 @@ def test_inputs_come_back_to_their_device(ensemble):
     assert (found.success == expected.success).float().mean() > 0.95
 
 
+@pytest.mark.slow
 def test_masked_gradients_do_not_hide_from_square(ensemble):
     """Logits times 1000: cross-entropy has no gradient left, random search does not care."""
     x, y = right_only(ensemble, *images(32))

@@ -87,6 +87,7 @@ def test_allowed_verdicts_are_verdicts_and_only_the_unknown_has_none(name, regre
             assert "collusive" not in one.allowed[by]
 
 
+@pytest.mark.slow
 def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
     names = ("networks alone", "forest of 5", "biases per example, 1 times", "few-shot, 20 rows, ridge")
     again, other = (made_of("friedman-200", names, seed) for seed in (0, 1))
@@ -95,6 +96,7 @@ def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
         assert not np.array_equal(other[name].case.test, regression[name].case.test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("kind", ["constant biases", "biases per example"])
 def test_biases_cancel_and_are_as_large_as_their_name_says(kind, size, regression, classification):

@@ -275,6 +275,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
+@pytest.mark.slow
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
     monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
 

@@ -980,6 +980,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow(fast=["channels last", "expanded"])
 @pytest.mark.parametrize("layout", IMAGES)
 def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
     build, shape = NETWORKS["cnn_batch_norm"]

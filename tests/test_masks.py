@@ -942,6 +942,7 @@ def test_what_has_no_examples_is_not_tiled():
         torch.testing.assert_close(masked.member(index)(x), outputs[index])
 
 
+@pytest.mark.slow(cases=["*vgg", "*resnet18"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("training", [False, True])
 def test_one_mask_of_all_channels_is_the_network_itself(name, training):

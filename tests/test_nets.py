@@ -260,6 +260,7 @@ def test_networks_can_be_traced(name, unchecked):
     torch.testing.assert_close(fx.symbolic_trace(net)(x), net(x))
 
 
+@pytest.mark.slow(cases=["resnet34", "vgg of padded images"])
 @one_of_each
 def test_networks_take_channels_last_and_autocast(name):
     build, shape = NETWORKS[name]

@@ -355,6 +355,7 @@ def test_an_objective_that_takes_no_unlabelled_data_says_so():
         ds.fit(ensemble_of(), pair, alone, epochs=1, unlabelled=other)
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_draw_and_disagree_as_eager_ones_do(name, device, monkeypatch):

@@ -244,6 +244,7 @@ def test_probabilities_as_logits(sound):
     assert not looked(Then(sound, lambda z: z.log_softmax(-1)), *images()).sums_to_one
 
 
+@pytest.mark.slow
 def test_random_outputs_and_the_mean_of_passes(sound):
     shaky = Then(sound, lambda z: z + 0.5 * torch.randn_like(z))
     found = quick(shaky)
@@ -437,6 +438,7 @@ def test_what_is_crafted_on_members_is_judged_as_members_are_pooled(sound, other
         assert torch.equal(scores.argmax(-1) != y, found.success)
 
 
+@pytest.mark.slow
 def test_members_logits_break_an_ensemble_that_hides_its_gradients(sound, other):
     """Confident members' mean probability is flat for every loss of it; their own ratios of logits are not."""
     pair = [Then(one, lambda z: 1000 * z) for one in (sound, other)]

@@ -31,7 +31,7 @@ def gradients(module):
 COMPILED = ["mlp", "two_dropouts", "channel_dropout", "cnn_batch_norm"]
 
 
-@pytest.mark.slow(fast=["mlp-loop", "two_dropouts-auto", "cnn_batch_norm-vmap"])
+@pytest.mark.slow(fast=["two_dropouts-auto", "cnn_batch_norm-vmap"])
 @pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "auto"])
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
@@ -95,6 +95,7 @@ def another_clock(monkeypatch):
     return fastest
 
 
+@pytest.mark.slow(fast=["mlp"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "norm_first"])
 def test_a_deterministic_training_is_not_decided_by_a_clock(name, another_clock, unchecked):
     build, shape = NETWORKS[name]

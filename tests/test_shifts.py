@@ -187,6 +187,7 @@ def test_pictures_in_folders_go_the_same_way(tmp_path):
     assert all(0 <= row["measures"]["accuracy_corrupted-2"] <= 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypatch):
     weights = ds.nets.mobilenet_v2().state_dict()
     monkeypatch.setattr(backbones.sources, "weights", lambda name: weights)

@@ -123,6 +123,7 @@ def trials_of(folder, seed):
     return json.loads((folder / f"made-table-seed-{seed}" / "trials.json").read_text())
 
 
+@pytest.mark.slow
 def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alone(tmp_path, monkeypatch):
     sweeps = []
 
@@ -142,6 +143,7 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
         assert [trial["epochs"] for trial in found] == [trial["epochs"] for trial in expected]
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monkeypatch):
     whole = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
     calls = []
@@ -606,7 +608,14 @@ def command(tmp_path, monkeypatch):
     return run
 
 
-def test_commands_list_show_run_and_report(command, tmp_path):
+@pytest.mark.slow
+def test_the_report_of_all_studies_has_a_page_and_figures(command, tmp_path):
+    command("study", "report", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures", "--format", "png")
+    assert (tmp_path / "page.html").read_text().count('class="badge') > 10
+    assert (tmp_path / "figures" / "collusion-figure-2-bioconcentration.png").stat().st_size > 5000
+
+
+def test_commands_list_show_run_and_report(command):
     listed = command("study", "list", "collusion")
     assert "collusion/figure-2" in listed
     assert "adp/table-1" not in listed
@@ -620,9 +629,6 @@ def test_commands_list_show_run_and_report(command, tmp_path):
     shown = command("study", "show", STUDY)
     assert "Diversity explosion" in shown
     assert "at scale" in shown
-    command("study", "report", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures", "--format", "png")
-    assert (tmp_path / "page.html").read_text().count('class="badge') > 10
-    assert (tmp_path / "figures" / "collusion-figure-2-bioconcentration.png").stat().st_size > 5000
     assert "must be pdf, png or svg" in command("study", "report", "--format", "gif", code=1)
     assert "no paper 'colusion'" in command("study", "list", "colusion", code=1)
     assert "write it as key=value" in command("study", "run", STUDY, "--set", "epochs", code=1)

@@ -67,6 +67,7 @@ def test_every_run_equals_the_same_run_fitted_alone(name, grid):
         assert swept.history(i).column("loss") == pytest.approx(history.column("loss"))
 
 
+@pytest.mark.slow(fast=["sgd"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_equality_over_optimisers_with_a_momentum_per_run(optimizer):
     build, _ = NETWORKS["mlp"]
@@ -419,6 +420,7 @@ def _negative_error(sign, outputs, targets):
     return -sign * (outputs.mean(0) - targets).square().mean()
 
 
+@pytest.mark.slow
 def test_the_table_tells_the_numbers_of_the_weights_that_are_kept():
     build, data = partial(ds.nets.mlp, 5, 1, (16,)), (torch.randn(60, 5), torch.randn(60, 1))
     options = {"epochs": 12, "batch_size": 8, "validation": (data[0][:20], torch.randn(20, 1)), "members": 2}

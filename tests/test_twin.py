@@ -84,6 +84,7 @@ def test_every_objective_has_a_twin_or_is_refused():
     assert {function.__name__ for function in OURS} == {*WITH_TWIN, *WITHOUT_TWIN}
 
 
+@pytest.mark.slow(fast=["adp", "augmented", "gradient_adjusted", "ldr"])
 @pytest.mark.parametrize("name", WITH_TWIN)
 def test_a_twin_is_what_independent_training_gives_and_its_sibling_is_as_without(name):
     objective, reference, targets, more = WITH_TWIN[name]
@@ -101,6 +102,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow(fast=["weights", "nested"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loss_and_weights_are_the_objectives(name):
     check_twin(*VARIANTS[name], (X, VALUES))
@@ -282,6 +284,7 @@ def test_an_iterable_of_frozen_members_is_for_both():
         assert moved == [False, True, False]
 
 
+@pytest.mark.slow
 def test_adversarial_training_is_that_of_both():
     attack = ds.train.AdversarialTraining(0.1, steps=2, box=(-9.0, 9.0))
     check_twin(OBJECTIVES.adp, alone_on_classes, (X, LABELS), adversarial=attack)
