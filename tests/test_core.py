@@ -247,6 +247,7 @@ NOT_OF_OUTPUTS = {
         "alpha_from_beta",
         "alpha_from_gamma",
         "beta_from_alpha",
+        "declaration",
         "gamma_from_alpha",
     },
 }

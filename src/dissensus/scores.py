@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.diversity.disagreement import distinct_predictions
+from dissensus.diversity.disagreement import distinct_predictions, jensen_shannon
 
 _LEAST = {torch.float32: -103.28, torch.float64: -744.44}
 """What the logarithm of a probability of zero is read as: that of the smallest number above zero of its type."""
@@ -71,12 +71,14 @@ def ensemble_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 
 def mutual_information(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """What knowing the member tells about the class: ensemble entropy less mean entropy, from 0 to log M.
+    """Mutual information of member and class: `ensemble_entropy` − `mean_entropy`, from 0 to log M.
+
+    The Jensen-Shannon divergence of the members is the same number, `dissensus.diversity.jensen_shannon`.
 
     >>> mutual_information(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    return (ensemble_entropy(probs) - mean_entropy(probs)).clamp_min(0)  # below zero by rounding only
+    return jensen_shannon(probs)
 
 
 def pairwise_kl(

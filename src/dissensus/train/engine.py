@@ -17,6 +17,7 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution.graphs import on
+from dissensus.objectives.declaration import ADVERSARIAL, DRAW, UNLABELLED
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import Freezing, standing
 from dissensus.train.diagnosis import check_names, culprit
@@ -35,14 +36,7 @@ Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
 """The watched metric of every run, ``[R]``, or of every member, ``[R·M]``; and the objective's parts, ``[R]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
-DRAW = "draw"
-"""The parameter by which an objective asks for a number that is new at every step of every run."""
-UNLABELLED = "unlabelled"
-"""The parameter by which an objective takes members' outputs on data without labels."""
 _STRIDE = 0x2545F4914F6CDD1D
-
-ADVERSARIAL = "adversarial"
-"""The parameter by which an objective takes members' outputs on attacked inputs, beside the clean ones."""
 
 
 @runtime_checkable
@@ -280,9 +274,9 @@ class Engine:
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        if not self.targets.seen:  # at the first step, or the first after a resume, which is never a captured one
+        if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
             own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            self.targets.see(outputs, own.y if isinstance(own, TensorBatches) else y)
+            self.targets.observe(outputs, own.y if isinstance(own, TensorBatches) else y)
         self.summed = outputs.shape[1] if self.drawn is None else self.members  # masks of a network count
         hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
         y = y if self.runs > 1 else y.unsqueeze(0)

@@ -1,7 +1,6 @@
 """`sweep`: a grid of runs as one training, wherever runs share shapes."""
 
 import functools
-import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from dissensus.data.unlabelled import with_unlabelled
 from dissensus.ensemble import fresh_members
 from dissensus.execution import BACKENDS, Choices, StackedMembers
 from dissensus.execution.weights import check_one_dtype
+from dissensus.objectives.declaration import ADVERSARIAL, takes
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words, train
@@ -41,7 +41,7 @@ from dissensus.train.compatibility import (
     tell_of_split,
 )
 from dissensus.train.early_stopping import Watch
-from dissensus.train.engine import ADVERSARIAL, Engine
+from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Metric, Validation, over_runs
 from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
 from dissensus.train.history import History, OnProgress, Progress
@@ -145,7 +145,7 @@ def sweep(
     check_few(objective, active_members)
     if unlabelled is not None:
         check_like((x, y), unlabelled)
-    if ADVERSARIAL in inspect.signature(objective).parameters:
+    if takes(objective, ADVERSARIAL):
         checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", "Use fit(adversarial=...).")
     defaults = {
         "lr": lr,

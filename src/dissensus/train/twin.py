@@ -16,36 +16,15 @@ from dissensus.axes import Objective
 from dissensus.data.batches import as_pair
 from dissensus.diversity.decomposition import check_pool
 from dissensus.ensemble import Ensemble
-from dissensus.objectives import (
-    a2d,
-    adp,
-    augmented,
-    divdis,
-    gradient_adjusted,
-    independent,
-    ldr,
-    negative_correlation,
-    trades,
-)
+from dissensus.objectives import augmented
+from dissensus.objectives.declaration import UNLABELLED, argument, declaration, takes, unwrapped
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import Checkpointer
-from dissensus.train.compatibility import check_adversarial, check_few, check_unlabelled, takes_unlabelled
+from dissensus.train.compatibility import check_adversarial, check_few, check_unlabelled
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
-from dissensus.train.trained_loss import Targets, setting, trained_loss, unwrapped
+from dissensus.train.trained_loss import Targets, trained_loss
 
 KIND = "dissensus.twin"
-OF_EACH_MEMBER = (independent, trades)
-"""Objectives in which no member sees another."""
-NEUTRAL: dict[Callable[..., Any], dict[str, float]] = {
-    a2d: {"strength": 0},
-    adp: {"alpha": 0, "beta": 0, "temperature": 1},
-    augmented: {"beta": 0},
-    divdis: {"strength": 0, "balance": 0},
-    gradient_adjusted: {"alpha": 0},
-    ldr: {"strength": 0},
-    negative_correlation: {"strength": 0},
-}
-"""Hyperparameters with which an objective is that of independent training."""
 _BY_OBJECTIVE = (
     "Pass twin=partial(dissensus.objectives.independent, loss=...), with the loss that `objective` trains on."
 )
@@ -54,22 +33,21 @@ _BY_OBJECTIVE = (
 def without_interaction(objective: Objective) -> Objective:
     """The objective of a twin: `augmented` with β = 0, with the loss, the pool and the weights of an objective.
 
-    That is `independent`, gradient for gradient. It also records the loss of the pooled prediction and the diversity,
-    and validation data judges it by the same pooled loss as the objective itself.
+    Its gradients are those of `independent`. It also records the loss of the pooled prediction and the diversity, and
+    on validation data its pooled loss is that of the objective itself.
 
+    >>> from dissensus.objectives import ldr
     >>> without_interaction(functools.partial(ldr, strength=1.0)).keywords["loss"]
     'cross_entropy'
     """
-    function, bound = unwrapped(objective)
-    known = trained_loss(objective)
-    name = getattr(function, "__name__", "the objective")
-    if function in OF_EACH_MEMBER:
+    declared, known = declaration(objective), trained_loss(objective)
+    name = getattr(unwrapped(objective)[0], "__name__", "the objective")
+    if declared.separable:
         _refuse_copy(f"{name}, which trains every member by itself")
-    neutral = NEUTRAL.get(function)
-    if neutral is not None and all(_equals(setting(key, function, bound), value) for key, value in neutral.items()):
-        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in neutral.items())}")
+    if declared.neutral and all(_equals(argument(objective, key), value) for key, value in declared.neutral.items()):
+        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in declared.neutral.items())}")
     if known is None:
-        checks.refuse("twin", "be an objective where the loss of `objective` cannot be seen", "True", _BY_OBJECTIVE)
+        checks.refuse("twin", "be an objective if the loss of `objective` is unknown", "True", _BY_OBJECTIVE)
     check_pool(known.loss, known.pool)
     return functools.partial(augmented, beta=0.0, loss=known.loss, pool=known.pool, weights=known.weights)
 
@@ -80,29 +58,30 @@ def _refuse_copy(got: str) -> None:
 
 
 def _equals(value: object, neutral: float) -> bool:
-    one = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-    return one and float(value) == neutral  # pyright: ignore[reportArgumentType]  # a number, or a tensor of one
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and float(value) == neutral
+    return isinstance(value, int | float) and value == neutral
 
 
 @dataclass
 class Twin:
-    """A twin that waits for its training: its members at their beginning, and what `fit` gets for them."""
+    """A twin that waits for its training: its members before training, and the arguments of `fit` for them."""
 
     ensemble: Ensemble
     objective: Objective
     settings: dict[str, Any]
-    """Of `fit`, besides the ensemble, the data and the objective."""
+    """Arguments of `fit` besides the ensemble, the data and the objective."""
     data: Any
     generators: list[torch.Generator]
-    """What the ensemble's training may draw from besides its seed: torch's generators, and those of loaders."""
+    """Generators that the ensemble's training may draw from besides its seed: torch's, and those of loaders."""
     states: list[Tensor]
-    """Of these generators, at the beginning."""
+    """States of these generators before training."""
 
     @classmethod
-    def of(cls, twin: bool | Objective, ensemble: Ensemble, told: Mapping[str, Any]) -> "Twin | None":
-        """The twin of an ensemble that `fit` is about to train, with what `fit` was told; None where none is wanted.
+    def of(cls, twin: bool | Objective, ensemble: Ensemble, arguments: Mapping[str, Any]) -> "Twin | None":
+        """The twin of an ensemble that `fit` is about to train with these arguments; None without a twin.
 
-        Everything that can be refused about it is refused here, before anything is trained.
+        All checks of the twin happen here, before anything is trained.
         """
         if twin is False:
             return None
@@ -110,29 +89,28 @@ class Twin:
             fix = "Pass twin=True, or partial(dissensus.objectives.independent, loss=...)."
             checks.refuse("twin", "be True, False, or an objective", repr(twin), fix, TypeError)
         _check_members(ensemble)
-        if told["sequential"] and told["checkpoint"] is not None:
+        if arguments["sequential"] and arguments["checkpoint"] is not None:
             fix = "Leave one of the three out."
             checks.refuse("twin", "come without `checkpoint` where training is sequential", "both", fix)
-        objective = without_interaction(told["objective"]) if twin is True else twin
-        own = {**told, "sequential": False, "twin": False}
-        data = own.pop("data")
+        objective = without_interaction(arguments["objective"]) if twin is True else twin
+        settings = {**arguments, "sequential": False, "twin": False}
+        data = settings.pop("data")
         for name in ("ensemble", "objective"):
-            own.pop(name)
-        if not takes_unlabelled(objective):
-            own["unlabelled"] = None
-        if told["checkpoint"] is not None:
-            own["checkpoint"] = Path(told["checkpoint"]) / "twin"
-        _check(objective, data, own)
-        generators = _generators(ensemble.device, data, own["unlabelled"], own["validation"])
+            settings.pop(name)
+        if not takes(objective, UNLABELLED):
+            settings["unlabelled"] = None
+        if arguments["checkpoint"] is not None:
+            settings["checkpoint"] = Path(arguments["checkpoint"]) / "twin"
+        _check(objective, data, settings)
+        generators = _generators(ensemble.device, data, settings["unlabelled"], settings["validation"])
         states = [generator.get_state() for generator in generators]
-        own["progress"] = _share(told, twin=True)
-        return cls(ensemble.subset(range(ensemble.members)), objective, own, data, generators, states)
+        settings["progress"] = _share(arguments, twin=True)
+        return cls(ensemble.subset(range(ensemble.members)), objective, settings, data, generators, states)
 
     def keep(self, checkpointer: Checkpointer, resume: bool) -> None:
-        """Store the beginning beside the ensemble's first checkpoint, or take it from there.
+        """Store the state before training beside the ensemble's first checkpoint, or restore it from there.
 
-        A training that goes on in the same process passes an ensemble that is trained in part, and another process has
-        other generators.
+        A resumed training may pass an ensemble that is partly trained, and another process has other generators.
         """
         folder = checkpointer.folder / "twin"
         beginning = folder / "beginning"
@@ -148,22 +126,22 @@ class Twin:
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "
                     "Give another folder."
                 ) from reason
-            self._take(beginning, stored)
+            self._restore(beginning, stored)
 
     def _tensors(self) -> dict[str, Tensor]:
         members = {f"members/{name}": tensor for name, tensor in self.ensemble.body.tensors().items()}
         return members | {f"generator/{place}": state for place, state in enumerate(self.states)}
 
-    def _take(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
-        own = self._tensors()
-        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in own.items()})
+    def _restore(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
+        tensors = self._tensors()
+        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in tensors.items()})
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(stored[name])
 
     def train(self, fit: Callable[..., History], ensemble: Ensemble, history: History) -> History:
-        """Train the twin after its sibling, and tell both the sibling and its history."""
-        self.ensemble.body.choices.update(ensemble.body.choices)  # of the same passes: measured once
+        """Train the twin after its sibling, and attach it to the sibling and to the sibling's history."""
+        self.ensemble.body.choices.update(ensemble.body.choices)  # backends are measured once for both
         with self._from_the_beginning():
             try:
                 history.twin_history = fit(self.ensemble, self.data, self.objective, **self.settings)
@@ -175,7 +153,7 @@ class Twin:
 
     @contextmanager
     def _from_the_beginning(self) -> Iterator[None]:
-        """A block that draws what the ensemble's training drew, and leaves generators as it found them."""
+        """A block that draws what the ensemble's training drew, and restores generators afterwards."""
         before = [generator.get_state() for generator in self.generators]
         with generators_kept(self.ensemble.device):
             try:
@@ -187,23 +165,23 @@ class Twin:
                     generator.set_state(state)
 
 
-def siblings_progress(told: Mapping[str, Any]) -> OnProgress | None:
+def siblings_progress(arguments: Mapping[str, Any]) -> OnProgress | None:
     """Progress of an ensemble whose twin is trained after it."""
-    return _share(told, twin=False)
+    return _share(arguments, twin=False)
 
 
-def _share(told: Mapping[str, Any], *, twin: bool) -> OnProgress | None:
-    if told["progress"] is None:
+def _share(arguments: Mapping[str, Any], *, twin: bool) -> OnProgress | None:
+    if arguments["progress"] is None:
         return None
-    first = told["ensemble"].members if told["sequential"] else 1
-    return share_of(told["progress"], first if twin else 0, 1 if twin else first, first + 1, twin=twin)
+    first = arguments["ensemble"].members if arguments["sequential"] else 1
+    return share_of(arguments["progress"], first if twin else 0, 1 if twin else first, first + 1, twin=twin)
 
 
 def _check_members(ensemble: Ensemble) -> None:
     network = getattr(ensemble.body, "network", None)
     masks = getattr(network, "members_inside", False)
     if ensemble.members == 1 and not masks:
-        checks.refuse("twin", "come with two members or more", "one", "A member alone has nobody to interact with.")
+        checks.refuse("twin", "come with two members or more", "one", "A single member has no other to interact with.")
     if masks and getattr(network, "assign", "all") == "split":
         got = "assign='split', where each example trains one mask"
         checks.refuse("twin", "come with masks that interact", got, "Use assign='all', or leave `twin` out.")
@@ -225,6 +203,6 @@ def _check(objective: Objective, data: Any, settings: Mapping[str, Any]) -> None
 
 def _generators(device: torch.device, *sources: object) -> list[torch.Generator]:
     loaders = [source for source in sources if isinstance(source, DataLoader)]
-    found = [own for loader in loaders for own in (loader.generator, getattr(loader.sampler, "generator", None))]
+    of_loaders = [g for loader in loaders for g in (loader.generator, getattr(loader.sampler, "generator", None))]
     on_device = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-    return [torch.default_generator, *on_device, *(own for own in found if own is not None)]
+    return [torch.default_generator, *on_device, *(generator for generator in of_loaders if generator is not None)]
