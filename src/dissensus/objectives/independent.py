@@ -19,7 +19,7 @@ def independent(
     *,
     loss: str | PerExampleLoss,
     weights: Weights = None,
-    smoothing: float | Sequence[float] | Float[Tensor, " M"] | None = None,
+    smoothing: float | Sequence[float] | Float[Tensor, ""] | Float[Tensor, " M"] | None = None,
 ) -> LossParts:
     """Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
 
