@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.losses import Climbed
 from dissensus.attacks.replays import capture_on
-from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, replaying, told
+from dissensus.attacks.victim import Model, PoolName, Victim, chosen, device_of, evaluating, told
+from dissensus.execution import passes_replayed
 from dissensus.execution.graphs import Capture, on
 
 log = logging.getLogger("dissensus")
@@ -194,7 +195,8 @@ def opened(model: Model, x: Tensor, y: Tensor, *, target: Tensor | None, pool: P
     _check_inputs(x, low, high)
     device = device_of(model, x.device)
     capture = capture_on(device)
-    with on(device), torch.inference_mode(False), torch.no_grad(), evaluating(model), replaying(model, capture):
+    replayed = nullcontext() if capture is None else passes_replayed()
+    with on(device), torch.inference_mode(False), torch.no_grad(), evaluating(model), replayed:
         labels = _checked_labels(y, len(x), "y").to(device)
         aims = labels if target is None else _checked_labels(target, len(x), "target").to(device)
         own = x.detach().to(device)

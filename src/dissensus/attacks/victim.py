@@ -9,8 +9,6 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from dissensus import checks, pooling
-from dissensus.execution import MixedMembers, StackedMembers
-from dissensus.execution.graphs import Capture
 
 Model = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 """An ensemble ``x -> [M, B, C]``, a plain classifier ``x -> [B, C]``, or a list of such classifiers."""
@@ -115,18 +113,3 @@ def evaluating(model: Model) -> Iterator[None]:
             network.train(mode)
             for layer, own in each.items():
                 layer.training = own
-
-
-@contextmanager
-def replaying(model: Model, capture: Capture | None) -> Iterator[None]:
-    """Where passes will be replayed from graphs, let ensembles choose what is fastest then, for a while."""
-    layers = [layer for network in networks_of(model) for layer in network.modules()] if capture else []
-    bodies = [layer for layer in layers if isinstance(layer, StackedMembers | MixedMembers)]
-    before = [body.replayed for body in bodies]
-    try:
-        for body in bodies:
-            body.replayed = True
-        yield
-    finally:
-        for body, own in zip(bodies, before, strict=True):
-            body.replayed = own

@@ -8,10 +8,10 @@ from typing import Any
 
 from dissensus import checks, storage
 from dissensus.auditing.evidence import as_json
+from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
 from dissensus.auditing.page import difference, html, one_figure
-from dissensus.auditing.tallying import DROPS
 
 MEANINGS = {
     "healthy": "For all that this data can tell, the members are models in their own right. They disagree, and their "

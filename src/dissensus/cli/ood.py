@@ -182,9 +182,9 @@ def _named(option: str, words: list[str], taken: tuple[str, ...] = ()) -> dict[s
 def _opened(files: dict[str, Path]) -> dict[str, Any]:
     """Stored outputs of all sets, not yet read; members and classes are as many in each."""
     from dissensus.auditing import reading
-    from dissensus.auditing.streaming import Members
+    from dissensus.auditing.streaming import OutputReader
 
-    sets = {name: Members(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
+    sets = {name: OutputReader(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
     first = sets[WITHIN]
     for name, own in sets.items():
         if (own.members, own.width) != (first.members, first.width):

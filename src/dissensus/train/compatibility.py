@@ -9,7 +9,6 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
-from dissensus.execution import StackedMembers
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
     UNLABELLED,
@@ -20,7 +19,7 @@ from dissensus.objectives.declaration import (
     unwrapped,
 )
 from dissensus.train.adversary import AdversarialTraining
-from dissensus.train.engine import Engine
+from dissensus.train.state import TrainState
 
 log = logging.getLogger("dissensus")
 
@@ -166,11 +165,11 @@ def check_like(data: Source, unlabelled: Tensor | Source) -> None:
     checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(x.shape[1:])} {x.dtype}")
 
 
-def check_drawn(engine: Engine) -> None:
+def check_drawn(state: TrainState) -> None:
     """Refuse to draw members that are not separate networks of one architecture."""
-    if engine.drawn is None:
+    if state.settings.sampling is None:
         return
-    if not isinstance(engine.body, StackedMembers) or len(engine.flat) != engine.runs * engine.members:
+    if not state.body.alike or len(state.flat) != state.runs * state.members:
         got = "different architectures, or masks of one network"
         checks.refuse("active_members", "come with members that are networks of one architecture", got)
 

@@ -35,12 +35,29 @@ class Run:
     members: int
     batch_size: int
     fold: int
-    optimiser: dict[str, float]
+    optimizer: dict[str, Any]
+    """Learning rate, weight decay, momentum and largest norm of gradients: numbers, or one per member."""
     hyper: dict[str, float]
     """The objective's numbers: one tensor over runs."""
     words: dict[str, Any]
     """The objective's other settings: runs that differ in them are trained apart."""
     build: dict[str, Any]
+
+    @classmethod
+    def single(cls, *, members: int, batch_size: int, seed: int, optimizer: dict[str, Any]) -> "Run":
+        """The run of a `fit`, which has no grid."""
+        return cls(
+            point={},
+            seed=seed,
+            split_seed=seed,
+            members=members,
+            batch_size=batch_size,
+            fold=0,
+            optimizer=optimizer,
+            hyper={},
+            words={},
+            build={},
+        )
 
     @property
     def shape(self) -> str:
@@ -104,7 +121,7 @@ def runs_of(
                 members=checks.count("members", values["members"]),
                 batch_size=checks.count("batch_size", values["batch_size"]),
                 fold=_fold(point, folds),
-                optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
+                optimizer={key: values[key] for key in PER_RUN if values.get(key) is not None},
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
                 build={key: point[key] for key in of_build if key in point and key not in (*SHAPES, *SEEDS, FOLD)},
@@ -142,5 +159,5 @@ def grouped(runs: Sequence[Run]) -> list[list[int]]:
     """Numbers of the runs that share shapes, group by group, in the order in which they appear."""
     groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimiser)}", []).append(number)
+        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)}", []).append(number)
     return list(groups.values())

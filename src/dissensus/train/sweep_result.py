@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
+from dissensus.execution import Body, StackedMembers
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
@@ -34,7 +34,7 @@ class Group:
     """Runs that were trained as one computation, and their members, stacked run by run."""
 
     runs: list[int]
-    body: StackedMembers
+    body: Body
     members: int
     build: dict[str, Any]
     seeds: list[int]
@@ -117,7 +117,7 @@ class Sweep:
             device = next(group.body.parameters()).device
             start = 0
             for batch in x.split(evaluation_batch(len(group.runs) * group.members, batch_size)):
-                found = group.body.run(None, batch.to(device), False).cpu()
+                found = group.body.run(None, batch.to(device)).cpu()
                 found = found.unflatten(0, (len(group.runs), -1))
                 if result is None:
                     result = found.new_empty(len(self), found.shape[1], len(x), *found.shape[3:])
