@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
-from dissensus.train import fused, memory, recipe
+from dissensus.train import fused_optim, memory, recipe
 from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.engine import Engine
 
@@ -104,9 +104,9 @@ def one_kernel(optimizer: str) -> float:
     """Difference of float32 weights after 25 steps, updated by one kernel or by several passes."""
     found = []
     build, shape = NETWORKS["MLP with dropout"]
-    takes = fused.takes
+    takes = fused_optim.takes
     for use in (False, True):
-        fused.takes = takes if use else lambda flat: False  # noqa: ARG005
+        fused_optim.takes = takes if use else lambda flat: False  # noqa: ARG005
         ensemble = ds.Ensemble(build, 3, backend="batched").to("cuda")
         x, y = problem(shape)
         with_capture(True)
@@ -123,7 +123,7 @@ def one_kernel(optimizer: str) -> float:
             clip_norm=1.0,
         )
         found.append({key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()})
-    fused.takes = takes
+    fused_optim.takes = takes
     return difference(*found)
 
 

@@ -161,7 +161,7 @@ def test_a_sweep_whose_single_run_does_not_fit_takes_its_members_in_groups():
     members = NewMembers(build, torch.device("cpu"))
     engine = Recipe(members, [run], data(shape), partial(objective, beta=0.2), epochs=2).engine()
     needs = engine.memory_needs(next(engine.feed.epoch(0))[0])
-    cut = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.each, **options)
+    cut = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.per_member, **options)
     assert [len(group.runs) for group in cut.groups] == [1, 1]
     assert cut.history(0).memory.startswith("2 of 5 members at once")
     for i in range(2):
@@ -191,7 +191,7 @@ def test_needs_grow_with_the_batch_and_leave_no_trace():
                 assert torch.equal(tensor, before[name]), name
     small, large = sizes
     assert small.held == large.held
-    assert large.each == 4 * small.each
+    assert large.per_member == 4 * small.per_member
 
 
 @pytest.mark.parametrize(

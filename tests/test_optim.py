@@ -21,7 +21,7 @@ def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=
     def column(name, value):
         return optim.column(name, value, M, flat)
 
-    return optim.Settings(
+    return optim.OptimizerColumns(
         lr=column("lr", lr),
         weight_decay=column("weight_decay", weight_decay),
         momentum=column("momentum", momentum),
@@ -66,7 +66,7 @@ def test_a_resting_member_keeps_weights_and_state(case):
     expected = []
     for member in range(M):
         lone = flat[member : member + 1].clone()
-        own = optim.Settings(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
+        own = optim.OptimizerColumns(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
         lone_state = optim.initial_moments(name, lone, own.momentum)
         for step, grad in enumerate(gradients(6)):
             if plan[member, step]:
@@ -158,7 +158,7 @@ def test_one_kernel_equals_the_passes_it_replaces(case, monkeypatch):
         state = optim.initial_moments(name, flat, given.momentum)
         with monkeypatch.context() as patch:
             if not fused:
-                patch.setattr("dissensus.train.fused.takes", lambda flat: False)
+                patch.setattr("dissensus.train.fused_optim.takes", lambda flat: False)
             for step in range(20):
                 active = torch.tensor([[1.0], [float(step % 3 > 0)], [1.0]], device="cuda")
                 grad = torch.where(active > 0, torch.randn(M, columns, device="cuda"), torch.nan)

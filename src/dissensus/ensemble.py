@@ -379,6 +379,6 @@ def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Bo
         checks.refuse("build", f"be one function, or one per member ({members})", f"{len(builds)} functions")
     with seeded(0):
         if mixed:
-            return MixedMembers([_checked(each()) for each in builds])
-        one = StackedMembers.of([_checked(builds[0]())])
-    return one.subset([0] * members)
+            return MixedMembers([_checked(build_member()) for build_member in builds])
+        first = StackedMembers.of([_checked(builds[0]())])
+    return first.subset([0] * members)

@@ -305,7 +305,7 @@ class Engine:
         """
         state, settings = self.state, self.state.settings
         current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
-        rows = optim.Rows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
+        rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
         optim.apply(self.optimizer, rows, grad, state.sampled_rows())
 
     def blame(self, run: int, step: int, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:

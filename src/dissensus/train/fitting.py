@@ -106,9 +106,9 @@ def fit(
         unlabelled: Data for objectives that disagree on data without labels (`objectives.a2d`, `objectives.divdis`): a
             tensor, or any source, whose targets are not looked at. Each step sees a batch of it beside the labelled
             one, in a pass of its own; the objective gets members' outputs on it as ``unlabelled``.
-        active_members: Draw so many members at every step and train those alone, as though they were the ensemble, with
-            the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that are not drawn
-            cost nothing and stay as they are: no decay, no moments, no batch-norm statistics.
+        active_members: The number of members that are drawn at every step and trained alone, as though they were the
+            ensemble, with the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that
+            are not drawn cost nothing and do not change: no decay, no moments, no batch-norm statistics.
         sequential: Train members one after the other, each for ``epochs``, with earlier ones frozen, as A2D was first
             done (`objectives.a2d` with ``classes="earlier"``). The first has nobody to differ from and is trained on
             its cross-entropy alone; later ones see themselves and the earlier members. The history is that of all
@@ -123,13 +123,15 @@ def fit(
             by probability and everything else by score. An objective of your own gives these losses as its parts
             ``ensemble`` and ``member_loss``; without ``ensemble``, a parameter ``loss`` that holds a name from
             `dissensus.losses` counts, and without such a loss its total divided by M.
-        mode: Which way ``metric`` is better, and so to be said with it: ``"min"``, or ``"max"`` as for an accuracy.
+        mode: Whether a lower (``"min"``) or a higher ``metric`` is better (``"max"``, as for an accuracy). Required
+            with ``metric``.
         track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
-            into the history as ``validation_...`` and decide nothing.
+            into the history as ``validation_...`` and do not affect training.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
-        patience: Stop after so many epochs without an improvement of the metric by more than ``min_delta``.
+        patience: Stop after this number of epochs without an improvement of the metric by more than ``min_delta``.
         min_delta: See ``patience``. It is in the metric's units; the default metric does not grow with M.
-        keep: The ``"best"`` epoch's weights at the end, or the ``"last"`` one's, where validation data only looks on.
+        keep: Keep the weights of the ``"best"`` epoch at the end, or of the ``"last"`` one; validation data then does
+            not change the result.
         augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step). A list
             has one per member, each of whom then sees a batch of its own.
         precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
@@ -149,7 +151,7 @@ def fit(
         checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
         progress: Called with a `Progress` about ten times a second and at epoch ends.
         seed: Determines data order, layers of dropout and augmentation. What a network's own code or a data set draws
-            (``F.dropout``, ``torch.randn``) comes from torch's global generator, as ever.
+            (``F.dropout``, ``torch.randn``) comes from torch's global generator.
         split_seed: Determines the validation split; by default the seed does.
         twin: Train an independent twin as well, a reference for an audit: a copy of the members as they are now,
             trained with the same loss, data order, seeds and settings, but without interaction between members. It is

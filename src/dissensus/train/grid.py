@@ -18,16 +18,16 @@ Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
 
 PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
-"""Settings of the optimiser that every run may have its own of."""
+"""Settings of the optimizer that may differ between runs."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
-"""Which of several data sets a run is trained on."""
+"""The data set of a run, where there are several."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One point of a grid, sorted by what each setting is for."""
+    """One point of a grid, with its settings sorted by use."""
 
     point: dict[str, Any]
     seed: int
@@ -38,9 +38,9 @@ class Run:
     optimizer: dict[str, Any]
     """Learning rate, weight decay, momentum and largest norm of gradients: numbers, or one per member."""
     hyper: dict[str, float]
-    """The objective's numbers: one tensor over runs."""
+    """The objective's numbers, which become one tensor over runs."""
     words: dict[str, Any]
-    """The objective's other settings: runs that differ in them are trained apart."""
+    """The objective's other settings; runs that differ in them are trained separately."""
     build: dict[str, Any]
 
     @classmethod
@@ -79,10 +79,10 @@ def points(grid: Grid) -> list[dict[str, Any]]:
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
         return [_plain(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [_plain(point.items()) for point in grid]
-    if not found:
+    listed = [_plain(point.items()) for point in grid]
+    if not listed:
         checks.refuse("grid", "hold at least one point", "none")
-    return found
+    return listed
 
 
 def _plain(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:

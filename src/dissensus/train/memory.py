@@ -30,21 +30,21 @@ class Needs:
     members: int
     held: int
     """Bytes that are always in use: weights, moments and the like."""
-    each: int
+    per_member: int
     """Bytes that a member's forward pass keeps until its backward pass."""
 
     @property
     def whole(self) -> int:
         """Bytes with all members at once."""
-        return self.held + self.members * self.each
+        return self.held + self.members * self.per_member
 
     def at_once(self, budget: int) -> int:
         """Members that fit into a budget at once, at least one.
 
-        >>> Needs(5, held=100, each=30).at_once(170)
+        >>> Needs(5, held=100, per_member=30).at_once(170)
         2
         """
-        return min(self.members, max(1, (budget - self.held) // max(self.each, 1)))
+        return min(self.members, max(1, (budget - self.held) // max(self.per_member, 1)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MemoryPlan:
     """None where all members train at once."""
 
     def __str__(self) -> str:
-        size = self.needs.held + self.at_once * self.needs.each
+        size = self.needs.held + self.at_once * self.needs.per_member
         return f"{self.at_once} of {self.needs.members} members at once, about {mebibytes(size)}"
 
 
@@ -108,7 +108,7 @@ def plan_members(
     its members, which cannot be grouped.
     """
     budget = allowed(limit.max_memory, device, deterministic=limit.deterministic)
-    least = needs.held + needs.each
+    least = needs.held + needs.per_member
     if least > budget and limit.max_memory is not None:
         fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
         checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
@@ -216,7 +216,7 @@ class Footprint:
         if self.precision in ("float32", "tf32") and self.device.type == "cuda":
             ways.append("precision='bf16' (half the activations)")
         if at_once > 1 and self.plan is not None:
-            half = self.plan.needs.held + at_once // 2 * self.plan.needs.each
+            half = self.plan.needs.held + at_once // 2 * self.plan.needs.per_member
             ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
         if self.batch_size is None or self.batch_size > 1:
             ways.append("a smaller batch" + (f" (now {self.batch_size})" if self.batch_size else ""))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-import dissensus.train.fused as fused
+import dissensus.train.fused_optim as fused
 from dissensus import checks
 
 _BELOW_ONE = 1 - 1e-12
@@ -24,7 +24,7 @@ PerMember = float | Sequence[float] | Tensor
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerColumns:
     """Hyperparameters of an optimiser, one row per member."""
 
     lr: Column
@@ -38,7 +38,7 @@ class Settings:
     everyone: bool = False
     """Whether no row rests, known on the host: moments then need no mask."""
 
-    def select(self, rows: Tensor) -> "Settings":
+    def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
         columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **columns)
@@ -46,7 +46,7 @@ class Settings:
 
 Moments = dict[str, Tensor]
 """The state of an optimizer, one row per member."""
-Update = Callable[[Matrix, Matrix, Moments, Settings, Column, Column | None], None]
+Update = Callable[[Matrix, Matrix, Moments, OptimizerColumns, Column, Column | None], None]
 
 
 def per_member(name: str, value: PerMember, members: int, low: float = 0.0) -> list[float]:
@@ -74,14 +74,14 @@ def wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> Settings:
-    """Settings from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
+def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> OptimizerColumns:
+    """Columns from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
     first, second = hyper["betas"]
     momentum = column("momentum", hyper["momentum"], members, like)
     if nesterov and not bool((momentum > 0).all()):
         checks.refuse("nesterov", "come with a momentum", "momentum 0", "Pass momentum=0.9.")
     decay = column("weight_decay", hyper["weight_decay"], members, like)
-    return Settings(
+    return OptimizerColumns(
         lr=column("lr", hyper["lr"], members, like),
         weight_decay=decay,
         momentum=momentum,
@@ -93,7 +93,12 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
 
 
 def sgd(
-    flat: Matrix, grad: Matrix, moments: Moments, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
     if "velocity" in moments and fused.takes(flat):
@@ -113,14 +118,24 @@ def sgd(
 
 
 def adam(
-    flat: Matrix, grad: Matrix, moments: Moments, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Adam, with weight decay as an L2 penalty in the gradient."""
     _adam_step(flat, grad, moments, settings, active, scale, decoupled=False)
 
 
 def adamw(
-    flat: Matrix, grad: Matrix, moments: Moments, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Adam with decoupled weight decay."""
     _adam_step(flat, grad, moments, settings, active, scale, decoupled=True)
@@ -130,7 +145,7 @@ def _adam_step(
     flat: Matrix,
     grad: Matrix,
     moments: Moments,
-    settings: Settings,
+    settings: OptimizerColumns,
     active: Column,
     scale: Column | None,
     decoupled: bool,
@@ -164,7 +179,7 @@ def _adam_step(
     flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness.to(flat.dtype)), value=-1)
 
 
-def _tamed(grad: Matrix, settings: Settings, active: Column, scale: Column | None) -> Matrix:
+def _tamed(grad: Matrix, settings: OptimizerColumns, active: Column, scale: Column | None) -> Matrix:
     """A gradient scaled row by row; of rows that rest, which may hold NaN, zero."""
     if scale is not None:
         grad = grad * scale.to(grad.dtype)
@@ -189,18 +204,18 @@ def initial_moments(name: str, flat: Matrix, momentum: Column) -> Moments:
     }
 
 
-class Rows(NamedTuple):
+class UpdateRows(NamedTuple):
     """All that an update reads and writes besides the gradient, one row per member."""
 
     flat: Matrix
     moments: Moments
-    settings: Settings
+    settings: OptimizerColumns
     active: Bool[Tensor, " M"]
     clip_norm: Column | None
 
-    def select(self, rows: Tensor) -> "Rows":
+    def select(self, rows: Tensor) -> "UpdateRows":
         """Copies of some rows, by number."""
-        return Rows(
+        return UpdateRows(
             self.flat[rows],
             {name: tensor[rows] for name, tensor in self.moments.items()},
             self.settings.select(rows),
@@ -209,7 +224,7 @@ class Rows(NamedTuple):
         )
 
 
-def apply(name: str, rows: Rows, grad: Float[Tensor, "K P"], sampled: Tensor | None = None) -> None:
+def apply(name: str, rows: UpdateRows, grad: Float[Tensor, "K P"], sampled: Tensor | None = None) -> None:
     """Clip and update all rows, or the sampled ones (by number), whose gradient ``grad`` is; others do not change."""
     updated = rows if sampled is None else rows.select(sampled)
     flat, moments, settings, active, clip_norm = updated

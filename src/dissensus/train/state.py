@@ -25,7 +25,7 @@ from dissensus.train.sampling import MemberSampling
 class RunSettings:
     """Settings of the runs in training that may differ between runs or members, as tensors on the device."""
 
-    optimizer: optim.Settings
+    optimizer: optim.OptimizerColumns
     clip_norm: Float[Tensor, "G 1"] | None = None
     """The largest norm of each row's gradient."""
     hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
