@@ -1,7 +1,6 @@
 """The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
 
 import functools
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Body, Choices, StackedMembers
 from dissensus.execution.weights import check_one_dtype
+from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer, in_words
@@ -34,12 +34,11 @@ from dissensus.train.compatibility import (
     check_patience,
     check_unlabelled,
     check_validation,
-    is_separable,
     recognised,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
-from dissensus.train.engine import ADVERSARIAL, Engine
+from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Validation, over_runs
 from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
@@ -157,7 +156,7 @@ class Recipe:
         check_few(objective, self.active_members)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
-        elif ADVERSARIAL in inspect.signature(objective).parameters:
+        elif takes(objective, ADVERSARIAL):
             fix = "Use fit(adversarial=...)."
             checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
         check_patience(settings.patience, settings.min_delta, self.validation)
