@@ -17,7 +17,8 @@ from dissensus.axes import LossParts, Objective
 from dissensus.data.batches import LoadedBatches, Source, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
-from dissensus.execution import Body, Choices, StackedMembers
+from dissensus.execution import Backend, Body, Choices, StackedMembers
+from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
@@ -57,7 +58,10 @@ class NewMembers:
 
     build: Callable[..., nn.Module]
     device: torch.device
-    backend: str = "auto"
+    backend: str | Backend = "auto"
+
+    def __post_init__(self) -> None:
+        checked(self.backend)
 
     def body(self, runs: Sequence[Run], dtype: torch.dtype) -> Body:
         """Stacked members of all runs; the weights of runs with the same seed are drawn once."""
@@ -73,7 +77,7 @@ class NewMembers:
         dtypes = {parameter.dtype for parameter in body.trainable().values()}
         if dtype.is_floating_point and dtypes != {dtype}:
             body = body.to(dtype)
-        body.backend = self.backend
+        body.request_backend(self.backend)
         return body.to(self.device)
 
     def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
