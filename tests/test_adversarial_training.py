@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.data.batches import batches
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
 
 M, EPSILON = 3, 0.05
@@ -195,21 +197,15 @@ def test_it_makes_members_harder_to_attack():
 @pytest.mark.parametrize("against", ["ensemble", "members"])
 def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
     pair = tuple(part.to(device) for part in classes(n=40))
-    replay = capture.captured if device == "cuda" else lambda function, generators: function
-    captures = []
-
-    def counting(function, generators):
-        captures.append(1)
-        return replay(function, generators)
-
+    counts = Captures(captured if device == "cuda" else recorded)
     found = []
-    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
+    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(lambda: counts)):
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of().to(device)
         attack = Attack((0.01, 0.05), steps=3, against=against)
         ds.fit(ensemble, pair, alone, epochs=4, batch_size=8, adversarial=attack)
         found.append(weights(ensemble))
-    assert len(captures) == 1, "all batches have one shape"
+    assert counts.captures == 1, "all batches have one shape"
     assert_same(found[1], found[0], 1e-6)
 
 
