@@ -601,12 +601,13 @@ def test_the_command(tmp_path, unchecked):
         "--epsilon",
     ]
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    done = run(app, [*command, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")])
+    done = run(app, [*command, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs"), "--attack", "mim"])
     assert done.exit_code == 0, done.output
     assert "flags raised" in done.output
     assert "worst case" in done.output
     result = Robustness.from_json(out.read_text())
     assert result.facts["epsilon"] == 20 / 255
+    assert result.attacks[-1].name == "MIM"
     assert result.facts["examples"] == 40
     assert result.facts["members"] == 2
     assert max(len(line) for line in done.output.splitlines() if "Open" not in line) <= 80
@@ -615,6 +616,7 @@ def test_the_command(tmp_path, unchecked):
     for wrong, message in (
         (["a/b"], "--epsilon must be a number or a fraction"),
         (["0.1", "--suite", "paperr"], "Did you mean 'paper'"),
+        (["0.1", "--attack", "mimm"], "Did you mean 'mim'"),
         (["0.1", "--network", "mlpp"], "Did you mean 'mlp'"),
         (["0.1", "--data", "minst"], "Did you mean 'mnist'"),
         (["0.1", "--option", "width"], "write it as name=value"),
