@@ -104,6 +104,7 @@ def test_balls_just_short_of_the_border_fail_and_just_across_succeed(norm):
             assert attacks.apgd(model, example, label, epsilon=epsilon, norm=norm, steps=40).success.item() is broken
 
 
+@pytest.mark.slow
 def test_carlini_and_wagner_reach_the_plane_within_one_percent():
     model, x, y, border, _ = two_planes()
     result = attacks.carlini_wagner(
@@ -377,6 +378,7 @@ def test_inputs_of_exactly_0_and_1_move():
     assert nearest.distance.item() == pytest.approx(0.4 / math.sqrt(4), rel=0.02), "the four zeros share the way"
 
 
+@pytest.mark.slow
 def test_scores_below_zero_are_as_good_as_others(ensemble):
     x, y = images(8, dtype=torch.float64)
     model = Steady(dtype=torch.float64)
@@ -411,6 +413,7 @@ def test_a_fixed_constant_is_one_run():
     assert strong.success.all()
 
 
+@pytest.mark.slow
 def test_aborting_early_is_up_to_each_example():
     model, x, y, *_ = two_planes()
     options = {"steps": 40, "search_steps": 2, "constant": 1.0, "step_size": 0.03}
@@ -893,6 +896,7 @@ def test_inputs_come_back_to_their_device(ensemble):
     assert (result.success == expected.success).float().mean() > 0.95
 
 
+@pytest.mark.slow
 def test_masked_gradients_do_not_hide_from_square(ensemble):
     """Logits times 1000: cross-entropy has no gradient left, random search does not care."""
     x, y = right_only(ensemble, *images(32))
@@ -1011,9 +1015,13 @@ def test_a_folder_takes_an_ensemble_that_was_measured_meanwhile(tmp_path):
     """Which backend was the fastest, in how many seconds, decides nothing; nor does a mode that attacks set."""
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), members=2)
-    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    first = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     ens.train()(x)
-    attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    again = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    assert torch.equal(first.inputs, again.inputs)
+    assert written
+    assert written == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
 
 
 class _Watching(nn.Module):

@@ -189,6 +189,7 @@ def test_results_lie_in_box_and_ball_and_successes_fool_the_model(row, ensemble)
         assert_within(row, result, x, row.epsilon)
 
 
+@pytest.mark.slow(cases=["square*"])
 @every
 def test_another_box(row):
     model = Steady()
@@ -287,6 +288,7 @@ def test_successes_are_tested_in_a_new_pass(row, monkeypatch):
 # --- one example at a time --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["square*", "apgd, targeted dlr", "carlini_wagner"])
 @every
 def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     dtype = torch.float32 if row.exact else torch.float64
@@ -308,12 +310,14 @@ def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     assert_same(row.attack(model, x, y), together, row.exact)
 
 
+@pytest.mark.slow(cases=["square*"])
 @every
 def test_results_are_reproducible(row, ensemble):
     x, y = images(8)
     assert_same(row.attack(ensemble, x, y), row.attack(ensemble, x, y))
 
 
+@pytest.mark.slow(cases=["square*"])
 @random_ones
 def test_seeds_give_other_results(row, ensemble):
     x, y = images(12)
@@ -345,6 +349,7 @@ def test_more_restarts_are_never_weaker(name, ensemble):
 # --- goals ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["square*"])
 @targeted
 def test_targets_are_reached(row, ensemble):
     x, y = images()
@@ -368,6 +373,7 @@ def test_an_example_that_is_at_its_target_is_left_alone(row, ensemble):
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["square*"])
 @every
 def test_an_ensemble_of_one_equals_the_plain_module(row):
     model = network()
@@ -516,6 +522,7 @@ def test_an_attack_from_outside_counts_for_the_worst_case_and_is_not_trusted(ens
     assert attacks.Robustness.from_json(result.to_json()) == result
 
 
+@pytest.mark.slow
 def test_further_attacks_run_after_the_suite(ensemble):
     x, y = images(40)
     attack = functools.partial(toward_black, epsilon=0.05)
@@ -537,6 +544,7 @@ def test_further_attacks_run_after_the_suite(ensemble):
     assert quick.facts["suite"] == "quick"
 
 
+@pytest.mark.slow
 def test_points_of_an_unbounded_attack_count_where_they_lie_within_epsilon(ensemble):
     x, y = images(40)
     far = functools.partial(toward_black, epsilon=0.9)

@@ -93,6 +93,7 @@ def test_a_sound_model_raises_no_flag(honest):
     assert 0.1 < honest.worst.value < 0.5 < 0.9 < honest.clean.value
 
 
+@pytest.mark.slow
 def test_an_ensemble_in_l2_raises_no_flag(sound, other):
     result = quick([sound, other], norm="l2", epsilon=0.6)
     assert raised(result) == set()
@@ -165,6 +166,7 @@ def overtrained(request):
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.slow(fast=["('perceptron', 0)"])
 def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrained):
     """Its loss is zero on many examples; attacks on it are as strong as any."""
     _, (x, y) = digits()
@@ -177,6 +179,7 @@ def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrai
     assert result.worst.value == pytest.approx(float(left.double().mean()), abs=0.032), "two examples of 64"
 
 
+@pytest.mark.slow(fast=["('perceptron', 0)-30"])
 @pytest.mark.parametrize("factor", [30, 100, 1000])
 def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
     """Logits times a number: the same predictions, and cross-entropy without a gradient."""
@@ -241,6 +244,7 @@ def test_probabilities_as_logits(sound):
     assert not model_diagnostics(Then(sound, lambda z: z.log_softmax(-1)), *images()).sums_to_one
 
 
+@pytest.mark.slow
 def test_random_outputs_and_the_mean_of_passes(sound):
     shaky = Then(sound, lambda z: z + 0.5 * torch.randn_like(z))
     result = quick(shaky)
@@ -403,6 +407,7 @@ def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound):
     assert {s.examples for s in colour.settings} == {None, 200, 1000}
 
 
+@pytest.mark.slow
 def test_the_adaptive_suite_has_the_standard_one_in_it(sound, other):
     terms = suites.Terms(0.3, members=2, surrogate=other)
     names = [s.name for s in suites.adaptive(terms).settings]
@@ -432,6 +437,7 @@ def test_what_is_crafted_on_members_is_judged_as_members_are_pooled(sound, other
         assert torch.equal(scores.argmax(-1) != y, result.success)
 
 
+@pytest.mark.slow
 def test_members_logits_break_an_ensemble_that_hides_its_gradients(sound, other):
     """Confident members' mean probability is flat for every loss of it; their own ratios of logits are not."""
     pair = [Then(member, lambda z: 1000 * z) for member in (sound, other)]
@@ -474,6 +480,7 @@ def test_noise_stays_in_the_ball(sound):
     assert bool((result.success | ~fewer.success).all()), "more draws are never weaker"
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_where_it_was_broken_off(sound, tmp_path):
     class Enough(Exception):
         pass
@@ -601,7 +608,8 @@ def test_the_command(tmp_path, unchecked):
         "--epsilon",
     ]
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    done = run(app, [*command, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs"), "--attack", "mim"])
+    files = ["--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")]
+    done = run(app, [*command, "20/255", "--attack", "mim", *files])
     assert done.exit_code == 0, done.output
     assert "flags raised" in done.output
     assert "worst case" in done.output

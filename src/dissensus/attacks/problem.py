@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -21,8 +21,8 @@ from dissensus.attacks.target_model import (
     evaluation_mode,
     is_valid,
     predicts,
-    replaying,
 )
+from dissensus.execution import passes_replayed
 from dissensus.execution.graphs import Capture, on
 
 log = logging.getLogger("dissensus")
@@ -215,7 +215,8 @@ def attack_problem(
     _check_inputs(x, low, high)
     device = device_of(model, x.device)
     capture = capture_on(device)
-    with on(device), torch.inference_mode(False), torch.no_grad(), evaluation_mode(model), replaying(model, capture):
+    replayed = nullcontext() if capture is None else passes_replayed()
+    with on(device), torch.inference_mode(False), torch.no_grad(), evaluation_mode(model), replayed:
         labels = _checked_labels(y, len(x), "y").to(device)
         targets = labels if target is None else _checked_labels(target, len(x), "target").to(device)
         inputs = x.detach().to(device)

@@ -9,8 +9,6 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 
 from dissensus import checks, pooling
-from dissensus.execution import MixedMembers, StackedMembers
-from dissensus.execution.graphs import Capture
 
 Model = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 """An ensemble ``x -> [M, B, C]``, a plain classifier ``x -> [B, C]``, or a list of such classifiers."""
@@ -119,18 +117,3 @@ def evaluation_mode(model: Model) -> Iterator[None]:
             module.train(training)
             for layer, layer_training in layer_modes.items():
                 layer.training = layer_training
-
-
-@contextmanager
-def replaying(model: Model, capture: Capture | None) -> Iterator[None]:
-    """Let ensembles choose the backend that is fastest when passes are replayed from graphs; restored on exit."""
-    layers = [layer for module in modules_of(model) for layer in module.modules()] if capture else []
-    bodies = [layer for layer in layers if isinstance(layer, StackedMembers | MixedMembers)]
-    before = [body.replayed for body in bodies]
-    try:
-        for body in bodies:
-            body.replayed = True
-        yield
-    finally:
-        for body, replayed in zip(bodies, before, strict=True):
-            body.replayed = replayed
