@@ -447,7 +447,7 @@ def test_on_a_gpu_memory_is_given_back():
     assert used[2] <= used[1]
 
 
-@pytest.mark.slow(cases=["apgd-targeted", "elastic_net-all-steps", "square-l2", "carlini_wagner-all-steps"])
+@pytest.mark.slow(fast=["fgsm", "pgd*", "apgd", "jsma", "bim-all-steps"])
 @pytest.mark.parametrize("name", NAMES)
 def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, monkeypatch):
     model = ensemble("cpu")
