@@ -31,7 +31,7 @@ def test_local_links_lead_somewhere(page):
 
 
 def test_make_targets_of_the_readme_exist():
-    targets = re.findall(r"make (\w+)", (ROOT / "README.md").read_text())
+    targets = re.findall(r"make ([\w-]+)", (ROOT / "README.md").read_text())
     makefile = (ROOT / "Makefile").read_text()
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"make {target} is not in the Makefile"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
+from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
 from dissensus.objectives import independent
 from dissensus.train.adversary import AdversarialTraining
@@ -40,7 +40,7 @@ def check_resume(resume: bool, checkpoint: object) -> None:
 
 
 def check_validation(
-    held_out: Source | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
+    held_out: DataLike | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
 ) -> Literal["min", "max"]:
     """Validation data is whole and there is some; what is to be taken on it comes with it. Which way is better."""
     if mode is not None:
@@ -99,7 +99,7 @@ def is_separable(objective: Callable[..., LossParts]) -> bool:
     return objective is independent and weights is None and not isinstance(smoothing, Sequence | Tensor)
 
 
-def recognised(data: Tensor | Source | None) -> str | None:
+def recognised(data: Tensor | DataLike | None) -> str | None:
     """What checkpoints know other data by."""
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
@@ -169,7 +169,7 @@ def check_augments(augment: Augments, members: int) -> None:
         checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
 
 
-def check_like(data: Source, unlabelled: Tensor | Source) -> None:
+def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:
     """Data without labels must look like the other."""
     pair = as_pair(data)
     own = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
