@@ -470,7 +470,7 @@ def stands(masked):
     return [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)]
 
 
-@pytest.mark.slow(fast=["*-False"])
+@pytest.mark.slow(fast=["maps, view*-False", "points*-False", "space, mean*-False"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_flatten_keeps_the_mask_before_it(name, widen, caplog):

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 
 import dissensus
 from dissensus import checks, storage
-from dissensus.data.batches import Augment, Source
+from dissensus.data.batches import Augment, DataLike
 from dissensus.data.extraction import ExtractionJob, OnRows, extract
 from dissensus.data.recognition import features_fingerprint, networks_in, pairs_of
 from dissensus.execution.skeleton import first_line
@@ -119,7 +119,7 @@ class FeatureCache(Dataset[tuple[Tensor, Tensor]]):
 
 def cached_features(
     features: Callable[[Tensor], Tensor],
-    data: Source,
+    data: DataLike,
     folder: str | Path,
     *,
     batch_size: int = 256,

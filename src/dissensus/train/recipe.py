@@ -13,7 +13,7 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import LoadedBatches, Source, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
@@ -123,17 +123,17 @@ class Recipe:
 
     initial: NewMembers | ExistingMembers
     runs: Sequence[Run]
-    data: Source
+    data: DataLike
     """For several folds, the pairs of all folds, concatenated."""
     objective: Callable[..., LossParts]
     epochs: int
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
-    validation: Source | float | None = None
+    validation: DataLike | float | None = None
     """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
     validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
-    unlabelled: Tensor | Source | None = None
+    unlabelled: Tensor | DataLike | None = None
     folds: int = 1
     validation_folds: int = 1
     """One fold of validation data for all runs, or as many as of training data."""
@@ -397,7 +397,7 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     return active.to(device)
 
 
-def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
+def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
     assert not isinstance(source, tuple)
     if isinstance(source, DataLoader):
         return source
