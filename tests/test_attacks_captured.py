@@ -111,6 +111,18 @@ def assert_same(found, expected, exact):
     torch.testing.assert_close(found.distance, expected.distance, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow(
+    fast=[
+        "pgd-37-cpu",
+        "apgd-37-cpu",
+        "square-37-cpu",
+        "jsma-37-cpu",
+        "pgd-1-cpu",
+        "carlini_wagner-1-cpu",
+        "mim-37-cpu",
+        "bim-all-steps-37-cpu",
+    ]
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "count"), [*((name, 37) for name in NAMES), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)]
@@ -130,6 +142,7 @@ def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured,
         assert found.success.sum() > 1, "or the test tests little"
 
 
+@pytest.mark.slow(fast=["pgd-l2"])
 @pytest.mark.parametrize("name", sorted(UNEVEN))
 def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, captured, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 10**9)
@@ -142,6 +155,7 @@ def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, cap
     assert counts.replays > 10
 
 
+@pytest.mark.slow(fast=["bim-*", "apgd-dlr-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["bim", "apgd-dlr", "carlini_wagner", "elastic_net", "square"])
 def test_targets(name, device, eager, captured):
@@ -290,6 +304,7 @@ def generators(device):
     return torch.rand(3).tolist(), torch.rand(3, device=device).tolist()
 
 
+@pytest.mark.slow(fast=["pgd"])
 @pytest.mark.parametrize("name", ["pgd", "apgd-targeted", "carlini_wagner"])
 def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monkeypatch, caplog):
     def refuses(function, generators):

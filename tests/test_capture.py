@@ -61,6 +61,7 @@ def replays(steps_by):
     return switch
 
 
+@pytest.mark.slow(fast=["mlp-loop-cpu", "two_dropouts-vmap-cpu", "cnn_batch_norm-batched-cpu", "mlp-streams-cpu"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["loop", "vmap", "batched", "streams"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
@@ -229,6 +230,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     assert record.getMessage().endswith("operation not permitted when stream is capturing")
 
 
+@pytest.mark.slow(fast=["auto"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("backend", ["loop", "streams", "auto"])
 def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):

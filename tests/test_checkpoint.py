@@ -57,6 +57,7 @@ def run(folder, steps=10**9, name="two_dropouts", source=None, **options):
     return ensemble, history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "sweep"])
 def test_killed_ten_times_it_ends_bit_for_bit_as_if_it_had_not_been(kind, tmp_path):
     script = Path(__file__).with_name("kill_and_resume.py")
@@ -67,6 +68,7 @@ def test_killed_ten_times_it_ends_bit_for_bit_as_if_it_had_not_been(kind, tmp_pa
     assert found["result"]["parts"] == (1 if kind == "fit" else 2)
 
 
+@pytest.mark.slow(fast=["1-two_dropouts", "9-norm_first", "23-mlp"])
 @pytest.mark.parametrize("name", ["mlp", "two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [1, 4, 9, 23])
 def test_an_interrupted_fit_resumes_exactly(name, steps, tmp_path):
@@ -249,6 +251,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
+@pytest.mark.slow
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
     monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: recorded))
 

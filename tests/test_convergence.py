@@ -143,6 +143,7 @@ def by_hand(networks, pair, objective, *, make, rates, epochs, size, seed, patie
 RULES = {"some": (3, 0.04), "all": (1, 0.45), "none": (50, 0.0)}
 
 
+@pytest.mark.slow(cases=["cnn_batch_norm-adamw-*"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm"])
@@ -315,6 +316,7 @@ def interrupting(steps):
     return objective
 
 
+@pytest.mark.slow(fast=["10-norm_first", "2-two_dropouts"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [2, 10, 13, 18, 20])
 def test_it_resumes_to_the_bit(name, steps, tmp_path):
@@ -340,6 +342,7 @@ def test_it_resumes_to_the_bit(name, steps, tmp_path):
     assert history.frozen_at == told.frozen_at, "a training that is done tells it again"
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_freeze_as_eager_ones_do(name, device, monkeypatch):

@@ -68,6 +68,7 @@ def at_once(monkeypatch):
     return lambda count: monkeypatch.setattr(memory.Needs, "at_once", lambda self, budget: count)
 
 
+@pytest.mark.slow(fast=["mlp-*", "*-2-coupled"])
 @pytest.mark.parametrize("objective", [augmented, independent], ids=["coupled", "separable"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "plain_average_norm"])

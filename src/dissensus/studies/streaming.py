@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus.data.batches import split_rows
-from dissensus.data.folders import Pictures
+from dissensus.data.folders import ImageFiles
 from dissensus.ensemble import Ensemble
 from dissensus.studies import rows as rows_of
 from dissensus.studies.optimising import VARIED, training_arguments
@@ -31,7 +31,7 @@ COUNTS = "counts"
 class _Scaled(Dataset[tuple[Tensor, Tensor]]):
     """Pictures as networks take them."""
 
-    def __init__(self, pictures: Pictures) -> None:
+    def __init__(self, pictures: ImageFiles) -> None:
         self.pictures = pictures
         self.mean, self.deviation = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, DEVIATION))
 
@@ -107,15 +107,15 @@ def _trained(
     return rows_of.Done(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
 
 
-def _separated(data: Streamed, share: float | None) -> tuple[Pictures, Pictures]:
+def _separated(data: Streamed, share: float | None) -> tuple[ImageFiles, ImageFiles]:
     """Pictures to train on, and those to look at on the way: a share of the training pictures, or the test pictures."""
     if not share:
         return data.train, data.test
     rest, part = split_rows(len(data.train), share, 0)
-    return data.train.at(rest.sort().values), data.train.at(part.sort().values)
+    return data.train.select(rest.sort().values), data.train.select(part.sort().values)
 
 
-def _loader(pictures: Pictures, batch_size: int, seed: int | None = None) -> DataLoader[Any]:
+def _loader(pictures: ImageFiles, batch_size: int, seed: int | None = None) -> DataLoader[Any]:
     """Batches in order, or shuffled by a seed; read by as many processes as there are cores, where it is worth it."""
     many = len(pictures) > 64 * batch_size
     generator = None if seed is None else torch.Generator().manual_seed(seed)
