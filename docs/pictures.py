@@ -17,7 +17,7 @@ import dissensus as ds
 from dissensus.auditing.page import drawings
 from dissensus.pages import figures
 from dissensus.studies import finding, report_figures
-from dissensus.studies.results import SHIPPED
+from dissensus.studies.run_folders import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
 

@@ -10,11 +10,24 @@ from torch import nn
 
 from dissensus import Ensemble, nets
 from dissensus.pages import figures
-from dissensus.studies import features, finding, report_figures, report_page, results
+from dissensus.studies import dict_results as results
+from dissensus.studies import features, finding, report_figures, report_page
 from dissensus.studies.spec import resolved
+from dissensus.studies.summary import MAX_MAPPED
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
-MADE = {"seeds": [0, 1], "networks": 18, "seconds": 60.0, "hardware": "any", "version": "0", "packages": {}, "data": []}
+MADE = {
+    "version": "0",
+    "python": "3",
+    "packages": {},
+    "hardware": "any",
+    "seeds": [0, 1],
+    "networks": 18,
+    "searched_networks": 0,
+    "seconds": 60.0,
+    "peak_mib": None,
+    "data": [],
+}
 
 
 def summary(study, rows):
@@ -156,7 +169,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
     ]
     (point,) = summary("adp/figure-3", rows)["points"]
     assert point["measures"] == {"a": [2.0, 1.0, 2]}
-    assert point["map"] == [[[0.5, -1.0, 3]] * results.MOST_MAPPED]
+    assert point["map"] == [[[0.5, -1.0, 3]] * MAX_MAPPED]
     assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
     assert point["flags"] == {"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []}
     means = {name: curve["mean"] for name, curve in point["curves"].items()}

@@ -24,13 +24,13 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, catalogue, sources
 from dissensus.execution import choice
+from dissensus.studies import dict_results as results
 from dissensus.studies import (
     finding,
     measures,
     problems,
     report_figures,
     report_page,
-    results,
     running,
     searching,
     spec,

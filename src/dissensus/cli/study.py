@@ -24,7 +24,8 @@ def list_studies(
     paper: Annotated[str, typer.Argument(help="Only this paper's: collusion, ldr, adp or masksembles.")] = "",
 ) -> None:
     """List all studies: claim, data, scales with their cost in minutes, and where each stands."""
-    from dissensus.studies import finding, results, running
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import finding, running
     from dissensus.studies.report_page import state_of
     from dissensus.studies.spec import PAPERS, SpecError
 
@@ -76,7 +77,8 @@ def _coloured(state: str) -> str:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")]) -> None:
     """Show a study: what it claims, what it would run, and what its results say."""
-    from dissensus.studies import finding, problems, results, running
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import finding, problems, running
     from dissensus.studies.registry import waits_for
     from dissensus.studies.spec import PAPERS, SpecError, to_toml
 
@@ -190,7 +192,8 @@ def run(
 ) -> None:
     """Run a study, or go on with one that was interrupted. One that is done is not run again."""
     from dissensus.data.formats import DataError
-    from dissensus.studies import results, running
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import running
 
     chosen = device_of(device)
     check_folder("the folder of runs, DISSENSUS_RUNS,", running.runs_folder())

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.pages import figures, layout
-from dissensus.studies import finding, problems, report_figures, results, verdicts
+from dissensus.studies import dict_results as results
+from dissensus.studies import finding, problems, report_figures, verdicts
 from dissensus.studies.attack_measures import of_the_paper, suite_of, within
 from dissensus.studies.registry import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value

@@ -25,6 +25,7 @@ import dissensus
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import audit_cases, finding, formulas, mask_overlap, problems, training, under_attack
 from dissensus.studies.registry import ATTACKED, TRAINED, check, waits_for
+from dissensus.studies.results import Report
 from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 
 OnStudy = Callable[[str, float], None]
@@ -113,6 +114,7 @@ def _run(
         "outputs": "." if base == folder else os.path.relpath(base, folder),
         "rows": rows,
     }
+    report = Report.from_json(report).to_json()
     write_atomically(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomically(folder / "DONE", b"")
 
