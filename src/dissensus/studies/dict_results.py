@@ -18,4 +18,4 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
 def found(name: str, root: Path) -> dict[str, Any] | None:
     """The result of a study."""
     result = find(name, root)
-    return None if result is None else result.to_json()
+    return None if result is None else {**result.to_json(), "origin": result.origin}
