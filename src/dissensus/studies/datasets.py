@@ -168,7 +168,7 @@ def load_streamed(name: str, spec: Spec) -> StreamedImages:
     return data
 
 
-def _generated_folder(folder: Path, seed: int, each: int = 12) -> Pictures:
+def _generated_folder(folder: Path, seed: int, count: int = 12) -> Pictures:
     """Small noisy images of three classes, each with its colour."""
     try:
         from PIL import Image
@@ -177,7 +177,7 @@ def _generated_folder(folder: Path, seed: int, each: int = 12) -> Pictures:
     rng = np.random.default_rng(seed)
     for number, colour in enumerate(("blue", "green", "red")):
         (folder / colour).mkdir(parents=True)
-        for i in range(each):
+        for i in range(count):
             pixels = rng.integers(0, 160, (20, 24, 3))
             pixels[:, :, 2 - number] += 60
             Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{i}.png")

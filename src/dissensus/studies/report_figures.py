@@ -11,9 +11,9 @@ from dissensus.pages import figures
 from dissensus.studies import datasets
 from dissensus.studies.procedures.train import HISTOGRAM
 from dissensus.studies.results import Measure
-from dissensus.studies.spec import Figure, Spec
+from dissensus.studies.spec import FigureSection, Spec
 
-Draw = Callable[[Figure, dict[str, Any], str], Any]
+Draw = Callable[[FigureSection, dict[str, Any], str], Any]
 """``(figure, point, title) -> figure``."""
 WORDS = {
     "error": "ensemble's error",
@@ -104,7 +104,7 @@ def _title(axes: list[str], point: dict[str, Any]) -> str:
     return ", ".join(value if isinstance(value, str) else f"{axis} {value}" for axis, value in values)
 
 
-def _alone(told: Figure, point: dict[str, Any]) -> Draw | None:
+def _alone(told: FigureSection, point: dict[str, Any]) -> Draw | None:
     """How a point is drawn that has a figure of its own."""
     if point.get("matrices"):
         return _matrices
@@ -115,7 +115,7 @@ def _alone(told: Figure, point: dict[str, Any]) -> Draw | None:
     return _gallery if told.x.startswith("predictive_diversity") and point.get("shown") else None
 
 
-def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _matrices(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """How what was crafted on one member does on another."""
     entries = []
     for name, matrix in point["matrices"].items():
@@ -124,14 +124,14 @@ def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: 
     return figures.matrices(entries, "tried on", "crafted on", title)
 
 
-def _maps(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _maps(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """Members' features in the plane."""
     alike = _mean(point, "features_similarity")
     words = "" if alike is None else f": similarity of members {alike:.2f}"
     return figures.maps(point["map"], _classes(point["data"]), title + words)
 
 
-def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
+def _roc(told: FigureSection, point: dict[str, Any], title: str) -> Any:
     """What ensemble diversity finds of every attack, and the area under each curve."""
     lines = []
     for name in told.lines:
@@ -142,7 +142,7 @@ def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
     return figures.roc(lines, told.x_label, told.y_label, title)
 
 
-def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _histogram(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """How many examples have which value; the measure of the same name is their median."""
     lines = []
     for point in points:
@@ -169,7 +169,7 @@ def _curve(name: str, curve: dict[str, Any]) -> figures.Line:
     return figures.Line(name, mean, error)
 
 
-def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _lines(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """Lines over an axis of the grid, over epochs, or over confidence."""
     x, lines = _LINES.get(told.x, _over_axis)(told, points)
     if not lines:
@@ -178,7 +178,7 @@ def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     return figures.draw(x, told.x_label or told.x, [figures.Panel(title, y_label, lines)])
 
 
-def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_axis(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     seen = list(dict.fromkeys(point[told.x] for point in points if point.get(told.x) is not None))
     x = seen if any(isinstance(value, str) for value in seen) else sorted(seen)
     groups = list(dict.fromkeys(point.get(told.groups) for point in points)) if told.groups else [None]
@@ -203,7 +203,7 @@ def _spread(x: list[Any]) -> list[Any]:
     return [f"{value:g}" for value in x] if wide else x
 
 
-def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_epochs(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     lines: list[figures.Line] = []
     length = 0
     for point in points:
@@ -216,7 +216,7 @@ def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any],
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
 
 
-def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_confidence(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     """Accuracy in bins of confidence, beside the diagonal that perfect calibration would be."""
     _, lines = _over_epochs(told, points)
     bins = len(lines[0].mean) if lines else 0
@@ -235,7 +235,7 @@ def _classes(data: str) -> tuple[str, ...]:
     return NAMES.get(datasets.source_of(data), tuple(map(str, range(1000))))
 
 
-def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _gallery(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """The pictures that members disagree on most and least."""
     names = _classes(point["data"])
 
@@ -249,7 +249,7 @@ def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: A
     return figures.gallery([(title, [shown(one) for one in some]) for title, some in rows])
 
 
-def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _pairs(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """Pairs of members in the plane, between the two curves of theory."""
     clouds = [(str(point[told.groups]), point["pairs"]) for point in points if point.get("pairs")]
     best = max((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
@@ -263,7 +263,7 @@ _TOGETHER = {"member_accuracy": _pairs, "log_nonmaximal_volume": _histogram}
 """Figures of several points, other than lines."""
 
 
-def _label(told: Figure, name: str, group: Any) -> str:
+def _label(told: FigureSection, name: str, group: Any) -> str:
     if group is None:
         return in_words(name)
     symbol = {"beta": "β", "alpha": "α", "members": "M"}.get(told.groups, told.groups)

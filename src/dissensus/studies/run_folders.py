@@ -2,7 +2,7 @@
 
 A folder's name is determined by the study, the scale and a fingerprint of the settings and of the library's version.
 ``state.json`` says whether the run was started or has failed, and for which settings and version; ``DONE`` marks a
-finished one. Runs that are unfinished, made with other settings or by another version are thus told apart.
+finished one. This distinguishes runs that are unfinished, that have other settings, and that another version made.
 """
 
 import json
