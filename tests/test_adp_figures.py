@@ -214,6 +214,7 @@ def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     assert_nothing_is_cut(alone[0])
 
 
+@pytest.mark.slow
 def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
     points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
     rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]

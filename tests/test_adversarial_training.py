@@ -176,6 +176,7 @@ def test_share_zero_is_plain_training_and_epsilon_zero_too():
         assert_same(weights(other), weights(plain))
 
 
+@pytest.mark.slow
 def test_it_makes_members_harder_to_attack():
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(2, (300,), generator=generator)
@@ -203,7 +204,7 @@ def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
 
     found = []
     for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
-        monkeypatch.setattr("dissensus.train.fitting.graph_steps", graph)
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of().to(device)
         attack = Attack((0.01, 0.05), steps=3, against=against)
         ds.fit(ensemble, pair, alone, epochs=4, batch_size=8, adversarial=attack)

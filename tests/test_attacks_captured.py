@@ -81,7 +81,7 @@ def examples(model, count, device, wrong=True):
 @pytest.fixture
 def eager(monkeypatch):
     """Switch capture off."""
-    return lambda: monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: None)
+    return lambda: monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: None)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def captured(monkeypatch):
         return counted
 
     def switch():
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", counting)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", counting)
         counts.update(captures=0, replays=0)
         return counts
 
@@ -122,6 +122,18 @@ def assert_same(found, expected, exact):
     torch.testing.assert_close(found.distance, expected.distance, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow(
+    fast=[
+        "pgd-37-cpu",
+        "apgd-37-cpu",
+        "square-37-cpu",
+        "jsma-37-cpu",
+        "pgd-1-cpu",
+        "carlini_wagner-1-cpu",
+        "mim-37-cpu",
+        "bim-all-steps-37-cpu",
+    ]
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "count"), [*((name, 37) for name in NAMES), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)]
@@ -141,6 +153,7 @@ def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured,
         assert found.success.sum() > 1, "or the test tests little"
 
 
+@pytest.mark.slow(fast=["pgd-l2"])
 @pytest.mark.parametrize("name", sorted(UNEVEN))
 def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, captured, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 10**9)
@@ -153,6 +166,7 @@ def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, cap
     assert counts["replays"] > 10
 
 
+@pytest.mark.slow(fast=["bim-*", "apgd-dlr-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["bim", "apgd-dlr", "carlini_wagner", "elastic_net", "square"])
 def test_targets(name, device, eager, captured):
@@ -305,6 +319,7 @@ def generators(device):
     return torch.rand(3).tolist(), torch.rand(3, device=device).tolist()
 
 
+@pytest.mark.slow(fast=["pgd"])
 @pytest.mark.parametrize("name", ["pgd", "apgd-targeted", "carlini_wagner"])
 def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monkeypatch, caplog):
     def refuses(function, generators):
@@ -318,7 +333,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monke
     torch.manual_seed(3)
     after = generators("cpu")
     torch.manual_seed(3)
-    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: refuses)
+    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: refuses)
     with caplog.at_level(logging.WARNING, "dissensus"):
         found = NAMES[name](model, x, y)
     assert_same(found, expected, exact=name not in UNEVEN)
@@ -353,7 +368,7 @@ def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, capl
 
     found = []
     for capture in (None, runs):
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device, capture=capture: capture)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device, capture=capture: capture)
         model = Draws(host=True)
         x, y = examples(Steady(0), 12, "cpu")
         torch.manual_seed(5)
@@ -432,13 +447,14 @@ def test_on_a_gpu_memory_is_given_back():
     assert used[2] <= used[1]
 
 
+@pytest.mark.slow(cases=["apgd-targeted", "elastic_net-all-steps", "square-l2", "carlini_wagner-all-steps"])
 @pytest.mark.parametrize("name", NAMES)
 def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, monkeypatch):
     model = ensemble("cpu")
     x, y = examples(model, 37, "cpu")
     eager()
     expected = NAMES[name](model, x, y)
-    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: recorded)
+    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: recorded)
     found = NAMES[name](model, x, y)
     assert torch.equal(found.success, expected.success)
     torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)

@@ -61,6 +61,14 @@ def test_gradient_steps_lead_where_theirs_lead(key):
     assert (attack(model, X, Y, **options, **decay).success >= judged.success).all(), "stopping is never weaker"
 
 
+@pytest.mark.slow(
+    cases=[
+        "foolbox.cw.search-5.ensemble",
+        "foolbox.cw.search-5.confidence",
+        "foolbox.cw.search-5.targeted",
+        "foolbox.cw.search-5.weak",
+    ]
+)
 @pytest.mark.parametrize("key", entries("foolbox.cw"))
 def test_carlini_wagner_finds_what_foolbox_finds(key):
     """Foolbox loses its last update: its n steps are our n − 1. Its tanh space is no wider than the box."""
@@ -114,6 +122,7 @@ def test_auto_pgd_breaks_what_the_authors_code_breaks(key):
     assert torch.equal(found.success, TENSORS[f"{key}.success"])
 
 
+@pytest.mark.slow
 def test_square_breaks_as_much_as_the_authors_code():
     """Over twenty seeds each. Theirs never changes the last row and column, so ours may break some more."""
     key = "pyautoattack.square"

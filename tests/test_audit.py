@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.auditing import reading, roc_area, streaming, tallying
+from dissensus.auditing.detection import DETECTORS
 from dissensus.auditing.page import drawings, html
+from dissensus.auditing.sums import tensors
 from dissensus.cli import app
 
 CLASSES = {"task": "classification", "kind": "logits"}
@@ -195,7 +197,7 @@ def test_large_outputs_are_counted_in_single_precision_and_agree(monkeypatch):
     logits, labels = classifier()
     exact = values(ds.audit(logits, labels, loss="brier", **CLASSES))
     monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
-    assert streaming.Members(logits).dtype == torch.float32
+    assert streaming.OutputReader(logits).dtype == torch.float32
     assert values(ds.audit(logits, labels, loss="brier", **CLASSES)) == pytest.approx(exact, rel=1e-4)
 
 
@@ -208,6 +210,7 @@ def test_intervals_are_those_of_the_ordinary_bootstrap():
     assert (accuracy.high - accuracy.low) == pytest.approx(2 * 1.96 * math.sqrt(p * (1 - p) / 20_000), rel=0.15)
 
 
+@pytest.mark.slow(cases=["4-300-score", "4-300-probability", "4-300-vote"])
 @pytest.mark.parametrize("pool", ["probability", "score", "vote"])
 @pytest.mark.parametrize(("members", "examples"), [(1, 40), (3, 20), (4, 300), (12, 25)])
 def test_estimates_lie_within_their_intervals(members, examples, pool):
@@ -233,6 +236,7 @@ def calibrated(seed, examples=400, members=5, classes=4):
     )
 
 
+@pytest.mark.slow
 def test_intervals_of_biased_figures_hold_the_truth():
     """What is zero in truth, and what several members share. Percentiles hold none of the first three, ever."""
     held = dict.fromkeys(("ece", "bias_share", "dominance", "best_accuracy", "above_chance"), 0)
@@ -560,7 +564,7 @@ def test_words_and_json():
     ("change", "message"),
     [
         ({"kind": None}, "`kind` must be 'logits' or 'probabilities'"),
-        ({"kind": "probabilities"}, "Logits\\? Say kind='logits'"),
+        ({"kind": "probabilities"}, "Logits\\? Use kind='logits'"),
         ({"targets": torch.zeros(300)}, "be labels"),
         ({"targets": torch.full((300,), 3)}, "lie between 0 and 2"),
         ({"targets": torch.zeros(299, dtype=torch.long)}, "hold N=300"),
@@ -631,31 +635,31 @@ def test_files(tmp_path):
     for i, member in enumerate(logits):
         np.savetxt(tmp_path / f"m{i}.csv", member, delimiter=",", header="a,b,c" if i else "", comments="")
     np.savetxt(tmp_path / "y.csv", labels, fmt="%d", header="label", comments="")
-    for found in (reading.stored([tmp_path / "a.npz"]), reading.stored([tmp_path / "a.safetensors"])):
+    for found in (reading.read_files([tmp_path / "a.npz"]), reading.read_files([tmp_path / "a.safetensors"])):
         assert not isinstance(found["outputs"], torch.Tensor), "nothing is loaded before it is sliced"
         assert np.array_equal(np.asarray(found["outputs"][:, 3:9]), logits[:, 3:9])
         assert np.array_equal(np.asarray(found["targets"]), labels)
         told = ds.audit(found["outputs"], found["targets"], **CLASSES)
         assert told.test == ds.audit(logits, labels, **CLASSES).test
-    assert isinstance(reading.stored([tmp_path / "a.npy"])["outputs"], np.memmap)
-    by_member = reading.stored([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
+    assert isinstance(reading.read_files([tmp_path / "a.npy"])["outputs"], np.memmap)
+    by_member = reading.read_files([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
     assert np.allclose(np.stack(by_member), logits)
-    assert np.array_equal(reading.array(tmp_path / "y.csv"), labels)
+    assert np.array_equal(reading.read_array(tmp_path / "y.csv"), labels)
     np.savetxt(tmp_path / "n.csv", logits[0], delimiter=",", header="0,1,2", comments="")
-    assert np.allclose(reading.array(tmp_path / "n.csv"), logits[0])
+    assert np.allclose(reading.read_array(tmp_path / "n.csv"), logits[0])
 
 
 def test_archives_are_mapped_where_they_can_be(tmp_path):
     logits, labels = (part.numpy() for part in classifier())
     np.savez(tmp_path / "plain.npz", labels, outputs=np.asfortranarray(logits), note=np.array(3), none=np.zeros((0, 2)))
     np.savez_compressed(tmp_path / "small.npz", outputs=logits)
-    plain = reading.stored([tmp_path / "plain.npz"])
+    plain = reading.read_files([tmp_path / "plain.npz"])
     assert isinstance(plain["outputs"], np.memmap)
     assert np.array_equal(plain["outputs"], logits)
     assert np.array_equal(plain["arr_0"], labels)
     assert plain["note"] == 3
     assert plain["none"].shape == (0, 2)
-    assert np.array_equal(reading.stored([tmp_path / "small.npz"])["outputs"], logits)
+    assert np.array_equal(reading.read_files([tmp_path / "small.npz"])["outputs"], logits)
 
 
 def test_parquet_where_pyarrow_is_there(tmp_path):
@@ -667,9 +671,9 @@ def test_parquet_where_pyarrow_is_there(tmp_path):
         table = pyarrow.table({f"c{k}": member[:, k] for k in range(3)})
         parquet.write_table(table, tmp_path / f"m{i}.parquet")
     parquet.write_table(pyarrow.table({"label": labels}), tmp_path / "y.parquet")
-    found = reading.stored([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
+    found = reading.read_files([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
     assert np.array_equal(np.stack(found), logits)
-    assert np.array_equal(reading.array(tmp_path / "y.parquet"), labels)
+    assert np.array_equal(reading.read_array(tmp_path / "y.parquet"), labels)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -695,10 +699,10 @@ def test_files_that_cannot_be_read(tmp_path):
         "absent.npy": "there is no file",
     }.items():
         with pytest.raises(reading.ReadingError, match=message):
-            reading.stored([tmp_path / name])
+            reading.read_files([tmp_path / name])
     np.savetxt(tmp_path / "one.csv", np.zeros((3, 2)), delimiter=",")
     with pytest.raises(reading.ReadingError, match="one file per member"):
-        reading.stored([tmp_path / "one.csv"])
+        reading.read_files([tmp_path / "one.csv"])
 
 
 def test_the_command(tmp_path):
@@ -719,7 +723,7 @@ def test_the_command(tmp_path):
     assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
     for wrong, message in (
         (["--fail-on", "bad"], "--fail-on must be one of"),
-        (["--kind", "probabilities"], "Say kind='logits'"),
+        (["--kind", "probabilities"], "Use kind='logits'"),
         (["--reference", str(tmp_path / "no.npz")], "there is no file"),
     ):
         failed = run(app, [*told, *wrong])
@@ -736,12 +740,14 @@ def test_the_command(tmp_path):
 
 def test_memory_does_not_grow_with_the_examples(tmp_path):
     """Only sums per block and one number per score and example are kept."""
-    members = streaming.Members(np.zeros((3, 5000, 4), dtype=np.float32))
-    tally = tallying.tallied(members, torch.zeros(5000, dtype=torch.long), kind="logits", loss="brier", pool="score")
-    held = sum(t.numel() for t in tally.sums.values()) / tallying.BLOCKS
-    assert held < 400
-    assert all(len(t) == 5000 for t in tally.scores.values())
-    assert max(len(o[0]) for _, o in [(r, o) for r, o in members.slices()]) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
+    reader = streaming.OutputReader(np.zeros((3, 5000, 4), dtype=np.float32))
+    settings = {"kind": "logits", "loss": "brier", "pool": "score", "scores": DETECTORS}
+    tally = tallying.tally_outputs(reader, torch.zeros(5000, dtype=torch.long), **settings)
+    numbers = sum(values.numel() for _, values in tensors(tally)) / tallying.BLOCKS
+    assert numbers < 400
+    assert tally.scores.keys() == DETECTORS.keys()
+    assert all(len(values) == 5000 for values in tally.scores.values())
+    assert max(len(outputs[0]) for _, outputs in reader.slices()) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
 
 
 def test_outputs_that_are_no_better_than_guessing_are_unskilled():

@@ -53,10 +53,12 @@ def softmax(logits):
     return torch.from_numpy(np.asarray(logits)).double().softmax(-1).numpy()
 
 
+@pytest.mark.slow
 def test_every_case_can_be_made(regression, classification):
     assert {*regression, *classification} == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classification):
     for one in (held[name] for held in (regression, classification) if name in held):
@@ -76,6 +78,7 @@ def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classifica
         assert audit_cases.audited(case, "alone").verdict in VERDICTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_allowed_verdicts_are_verdicts_and_only_the_unknown_has_none(name, regression, classification):
     one = regression.get(name) or classification[name]
@@ -87,6 +90,7 @@ def test_allowed_verdicts_are_verdicts_and_only_the_unknown_has_none(name, regre
             assert "collusive" not in one.allowed[by]
 
 
+@pytest.mark.slow
 def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
     names = ("networks alone", "forest of 5", "biases per example, 1 times", "few-shot, 20 rows, ridge")
     again, other = (made_of("friedman-200", names, seed) for seed in (0, 1))
@@ -95,6 +99,7 @@ def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
         assert not np.array_equal(other[name].case.test, regression[name].case.test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("kind", ["constant biases", "biases per example"])
 def test_biases_cancel_and_are_as_large_as_their_name_says(kind, size, regression, classification):
@@ -295,6 +300,7 @@ def test_ensembles_are_pooled_over_data_sets_and_summarised():
     assert rows[0].measures == {"ensembles": 2.0, "right_alone": 0.5}
 
 
+@pytest.mark.slow
 def test_the_study_runs_and_says_what_is_allowed(tmp_path):
     folder = runner.run(STUDY, "smoke", root=tmp_path)
     report = json.loads((folder / "report.json").read_text())

@@ -16,10 +16,10 @@ import dissensus as ds
 import dissensus.auditing.testing as testing
 from dissensus.auditing import stationarity
 from dissensus.auditing.distributions import below_zero, rotation_test, student_tail
-from dissensus.auditing.evidence import LIMITS, Limits
+from dissensus.auditing.limits import LIMITS, Limits
 from dissensus.auditing.measuring import expanded_confidence
-from dissensus.auditing.streaming import Members
-from dissensus.auditing.tallying import tallied
+from dissensus.auditing.streaming import OutputReader
+from dissensus.auditing.tallying import tally_outputs
 from dissensus.metrics import intervals
 
 KEPT = Path(__file__).parents[1] / "benchmarks/results/collusion_cifar10"
@@ -35,11 +35,11 @@ def normal(*shape, seed=0):
 
 
 def values_tally(outputs, targets, **more):
-    return tallied(Members(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **more)
+    return tally_outputs(OutputReader(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **more)
 
 
 def logits_tally(outputs, labels, pool="probability", **more):
-    return tallied(Members(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **more)
+    return tally_outputs(OutputReader(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **more)
 
 
 # Distributions
@@ -113,15 +113,15 @@ def test_slopes_are_derivatives():
     centre = y.mean(0)
     scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
     scaled = centre + scales.view(3, 1) * (f - centre)
-    found = stationarity.of_values(f, y, centre)
+    slopes = stationarity.value_slopes(f, y, centre)
     own = (scaled - y.unsqueeze(1)).square().sum(-1) / 2
     pool = (scaled.mean(1) - y).square().sum(-1) / 2
     for loss, prefix in ((own, ""), (pool, "pool_")):
         slope, curvature = derivatives(loss, scales)
-        torch.testing.assert_close(found[f"{prefix}slope"], slope)
-        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
-    torch.testing.assert_close(found["fitted_loss"], own.detach())
-    torch.testing.assert_close(found["pool_loss"], pool.detach())
+        torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
+        torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
+    torch.testing.assert_close(slopes.member_loss, own.detach())
+    torch.testing.assert_close(slopes.pool_loss, pool.detach())
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
@@ -134,12 +134,12 @@ def test_slopes_of_likelihoods_are_derivatives(pool):
     mean = log_probs.logsumexp(1) - math.log(3) if pool == "probability" else scaled.mean(1).log_softmax(-1)
     ensemble = -mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        found = stationarity.of_classes(logits, logits.softmax(-1), -own, labels, pool)
+        slopes = stationarity.class_slopes(logits, logits.softmax(-1), -own, labels, pool)
     for loss, prefix in ((own, ""), (ensemble, "pool_")):
         slope, curvature = derivatives(loss, scales)
-        torch.testing.assert_close(found[f"{prefix}slope"], slope)
-        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
-    torch.testing.assert_close(found["pool_loss"], ensemble.detach())
+        torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
+        torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
+    torch.testing.assert_close(slopes.pool_loss, ensemble.detach())
 
 
 def trained_at(beta, examples=80, members=4, features=6):
@@ -163,8 +163,8 @@ def trained_at(beta, examples=80, members=4, features=6):
 def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     f, y = trained_at(beta)
     # Members have no intercept, so that only scaling about zero is stationary.
-    centred = stationarity.of_values(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
-    own, pool = centred["slope"].mean(), centred["pool_slope"].sum(1).mean()
+    centred = stationarity.value_slopes(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
+    own, pool = centred.slope.mean(), centred.pool_slope.sum(1).mean()
     assert float(own / (own - pool)) == pytest.approx(beta, abs=1e-9)
 
 
@@ -185,7 +185,10 @@ def test_votes_reveal_nothing():
     votes = torch.eye(3, dtype=torch.float64)[torch.randint(3, (4, 60), generator=draw(0))]
     labels = torch.randint(3, (60,), generator=draw(1))
     settings = {"kind": "probabilities", "loss": "zero_one", "pool": "vote"}
-    assert testing.ownership(tallied(Members(votes), labels, in_bag=torch.ones(1, 60), **settings), 0.75, 0.1) is None
+    assert (
+        testing.ownership(tally_outputs(OutputReader(votes), labels, in_bag=torch.ones(1, 60), **settings), 0.75, 0.1)
+        is None
+    )
 
 
 # Offsets
@@ -198,7 +201,7 @@ def test_constant_offsets_of_values_are_their_squares():
     error = (f - y).square().sum(-1).mean()
     extra = shift.square().sum(-1).mean()
     common = (2 * (f - y).mean(0) * shift).sum(-1).mean()
-    found = testing.offsets(values_tally(f + shift, y), 0.25)
+    found = testing.constant_offsets(values_tally(f + shift, y), 0.25)
     assert found.value == pytest.approx(float(extra / (error + extra + common)), rel=1e-9)
     assert found.p < 1e-6
 
@@ -211,13 +214,13 @@ def test_offsets_of_logits_save_what_taking_them_away_saves():
     loss = ds.losses.cross_entropy(shifted, labels).mean()
     offset = shifted.mean(1) - shifted.mean((0, 1))
     saved = loss - ds.losses.cross_entropy(shifted - offset.unsqueeze(1), labels).mean()
-    found = testing.offsets(logits_tally(shifted, labels, pool="score"), 0.25)
+    found = testing.constant_offsets(logits_tally(shifted, labels, pool="score"), 0.25)
     assert found.value == pytest.approx(float(saved / loss), rel=0.1)
 
 
 def test_noise_is_no_offset():
     y = normal(60, 1)
-    found = testing.offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
+    found = testing.constant_offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
     assert found.value < 0.05
     assert found.p > 0.5
 
@@ -231,7 +234,7 @@ def test_members_that_have_seen_parts_do_not_lean():
     unseen = torch.rand(40, 20_000, 1, generator=draw(1)) < 0.4
     y = torch.zeros(20_000, 1, dtype=torch.float64)
     test, train = values_tally(errors.expand(40, -1, -1), y), values_tally(errors * unseen, y)
-    share, gap = testing.leaning(test, train, 0.35, 0.05)
+    share, gap = testing.pool_gap(test, train, 0.35, 0.05)
     assert gap.value == pytest.approx(1 / 0.4**2, rel=0.1)
     assert share.value < 0.05
     assert share.p > 0.99
@@ -241,7 +244,7 @@ def test_noise_of_members_own_around_a_pool_that_memorises_is_no_leaning():
     y, t = 2 * normal(2, 1000, 1)
     test, train = y + normal(1000, 1, seed=1), t + 0.05 * normal(1000, 1, seed=2)
     tallies = [values_tally(f + normal(50, 1000, 1, seed=3 + i), x) for i, (f, x) in enumerate(((test, y), (train, t)))]
-    share, _ = testing.leaning(*tallies, 0.35, 0.05)
+    share, _ = testing.pool_gap(*tallies, 0.35, 0.05)
     assert share.value < 0.1
 
 
@@ -249,7 +252,7 @@ def test_a_pool_that_fits_alone_has_all_of_the_gap():
     y, noise = normal(800, 1), normal(5, 800, 1, seed=1)
     apart = 2 * (noise - noise.mean(0))
     test, train = y + 0.5 * normal(800, 1, seed=2), y + 0.05 * normal(800, 1, seed=3)
-    share, gap = testing.leaning(values_tally(test + apart, y), values_tally(train + apart, y), 0.65, 0.05)
+    share, gap = testing.pool_gap(values_tally(test + apart, y), values_tally(train + apart, y), 0.65, 0.05)
     assert share.value > 0.9
     assert max(share.p, gap.p) < 1e-6
 
@@ -264,6 +267,7 @@ def test_the_luckiest_of_many_equal_members_is_not_better():
     assert best.accuracy.p > 0.01
 
 
+@pytest.mark.slow
 def test_a_reference_whose_members_vary_as_much_accuses_nobody():
     """Few members of a noisy kind: one ensemble's are twice as bad by chance."""
     accused = 0
@@ -271,7 +275,7 @@ def test_a_reference_whose_members_vary_as_much_accuses_nobody():
         size = (0.6 * normal(2, 5, 1, 1, seed=seed)).exp()
         y = normal(300, 1, seed=1000 + seed)
         one, other = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
-        accused += testing.against(values_tally(one, y), values_tally(other, y), 1.2).members.p < 0.001
+        accused += testing.compare_with_reference(values_tally(one, y), values_tally(other, y), 1.2).members.p < 0.001
     assert accused <= 2
 
 
@@ -293,6 +297,7 @@ def test_members_that_each_answer_one_class_are_unskilled():
     assert ds.audit(outputs, labels, task="classification", kind="probabilities").verdict == "unskilled"
 
 
+@pytest.mark.slow
 def test_stages_of_a_boosting_are_dominated():
     x, y = make_classification(1500, 20, n_informative=8, n_classes=3, random_state=0)
     model = GradientBoostingClassifier(n_estimators=150, random_state=0).fit(x[:700], y[:700])
@@ -314,6 +319,7 @@ def test_shallow_trees_that_vote_are_not_accused(depth):
         assert audit.verdict not in ("collusive", "unskilled"), audit.sentence
 
 
+@pytest.mark.slow(cases=["True"])
 @pytest.mark.parametrize("train", [False, True])
 def test_least_squares_on_shards_is_sound(train):
     for seed in range(10):
@@ -382,6 +388,7 @@ def test_networks_trained_jointly_on_cifar_are_caught_with_training_outputs_or_a
     assert ds.audit(alone["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_sound_members_are_never_accused():
     """Errors in common, errors of one's own, heavy tails, few members: 300 ensembles."""
     for seed in range(300):
@@ -437,6 +444,59 @@ def test_limits_are_a_users_to_set():
     assert ds.audit(outputs, y, task="regression", limits=Limits(offset=0.05)).verdict == "collusive"
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"limits": None}, "`limits` must be of type dissensus.auditing.Limits; got NoneType"),
+        ({"limits": {"gain": 0.1}}, r"got dict. Use Limits\(gain=0.05\)"),
+        ({"limits": Limits(gain="0.1")}, "`limits.gain` must be a finite number; got '0.1'"),
+        ({"limits": Limits(offset=math.nan)}, "`limits.offset` must be a finite number; got nan"),
+        ({"limits": Limits(worse=True)}, "`limits.worse` must be a finite number; got True"),
+        ({"limits": Limits(level=0.0)}, "`limits.level` must lie between 0 and 1; got 0.0"),
+        ({"limits": Limits(collusive_level=5)}, "`limits.collusive_level` must lie between 0 and 1; got 5"),
+        ({"limits": Limits(leaning=0.5)}, "`limits.leaning` must hold 2 numbers; got 0.5"),
+        ({"limits": Limits(no_skill=(0.1, None))}, "`limits.no_skill` must be a finite number; got None"),
+        ({"seed": None}, "`seed` must be a whole number of at least 0; got None"),
+        ({"seed": 1.5}, "`seed` must be a whole number of at least 0; got 1.5"),
+        ({"seed": "1"}, "`seed` must be a whole number of at least 0; got '1'"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0; got -1"),
+        ({"seed": 2**70}, r"`seed` must be below 2\*\*63"),
+    ],
+)
+def test_odd_limits_and_seeds_are_refused(setting, message, unchecked):
+    y = normal(50, 1)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ds.audit(y + normal(3, 50, 1, seed=1), y, task="regression", **setting)
+
+
+def test_numpy_seeds_are_whole_numbers(unchecked):
+    y = normal(50, 1)
+    outputs = y + normal(3, 50, 1, seed=1)
+    first, second = (ds.audit(outputs, y, task="regression", seed=seed).test for seed in (3, np.int64(3)))
+    assert first == second
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_tests_that_several_rules_use_are_computed_once(monkeypatch, reference):
+    """Evidence, doubts and reasons of one verdict share their tests; each set of outputs has its own."""
+    names = ("skill", "constant_offsets", "best_member", "best_kappa", "pooling_gain", "ownership", "constant_share")
+    calls = []
+    for name in (*names, "error_correlation"):
+        original = getattr(testing, name)
+        monkeypatch.setattr(
+            testing,
+            name,
+            lambda tally, *rest, name=name, f=original: calls.append((name, id(tally))) or f(tally, *rest),
+        )
+    labels = torch.randint(3, (400,), generator=draw(0))
+    logits = 2.0 * torch.nn.functional.one_hot(labels, 3) + normal(400, 3) + normal(5, 400, 3, seed=1)
+    more = {"reference": logits.flip(0) + 0.1} if reference else {}
+    audit = ds.audit(logits, labels, train=(logits, labels), in_bag="all", **more, **CLASSES)
+    assert audit.verdict == "healthy"
+    assert len(calls) == len(set(calls)), "a test was computed twice for the same outputs"
+    assert {name for name, _ in calls} >= {"skill", "constant_offsets", "best_member", "pooling_gain", "ownership"}
+
+
 def test_groups_are_the_units():
     y, repeats = normal(40, 1), 25
     outputs = y + 0.5 * normal(5, 40, 1, seed=1)
@@ -458,7 +518,7 @@ def test_groups_are_the_units():
         ({"train": True, "in_bag": "some"}, "be 'all' or a mask"),
         ({"train": True, "in_bag": np.ones((2, 50))}, "be 'all' or a mask"),
         ({"train": True, "in_bag": 2 * np.ones((3, 50))}, "Counts of a bootstrap"),
-        ({"train": True, "in_bag": np.zeros((3, 50))}, "leave every member some example"),
+        ({"train": True, "in_bag": np.zeros((3, 50))}, "keep at least one example for every member"),
     ],
 )
 def test_odd_masks_and_groups_are_refused(more, message):

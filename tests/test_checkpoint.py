@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dissensus as ds
 from dissensus.train import capture
 from dissensus.train import checkpoint as checkpoints
+from dissensus.train.settings import CheckpointSettings
 
 M = 3
 mse = partial(ds.objectives.independent, loss="mse")
@@ -55,6 +56,7 @@ def run(folder, steps=10**9, name="two_dropouts", source=None, **options):
     return ensemble, history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "sweep"])
 def test_killed_ten_times_it_ends_bit_for_bit_as_if_it_had_not_been(kind, tmp_path):
     script = Path(__file__).with_name("kill_and_resume.py")
@@ -65,6 +67,7 @@ def test_killed_ten_times_it_ends_bit_for_bit_as_if_it_had_not_been(kind, tmp_pa
     assert found["result"]["parts"] == (1 if kind == "fit" else 2)
 
 
+@pytest.mark.slow(fast=["1-two_dropouts", "9-norm_first", "23-mlp"])
 @pytest.mark.parametrize("name", ["mlp", "two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [1, 4, 9, 23])
 def test_an_interrupted_fit_resumes_exactly(name, steps, tmp_path):
@@ -98,7 +101,7 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
-def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog):
+def test_the_last_two_are_kept_and_a_corrupt_one_is_skipped(tmp_path, caplog):
     expected, _ = run(None, checkpoint_seconds=None)
     with pytest.raises(Interrupted):
         run(tmp_path, 9)
@@ -107,7 +110,7 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog
     file.write_bytes(file.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING, "dissensus"):
         resumed, _ = run(tmp_path, resume=True)
-    assert any("passed over" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
+    assert any("skipped" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
     own, other = weights(resumed), weights(expected)
     assert all(torch.equal(own[key], other[key]) for key in own)
     for path in tmp_path.glob("step-*"):
@@ -273,8 +276,9 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
+@pytest.mark.slow
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)
@@ -285,7 +289,7 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
 
         def stops(self, engine):
             write(self, engine)
-            if engine.steps >= steps:
+            if engine.state.steps >= steps:
                 raise Interrupted
 
         monkeypatch.setattr(checkpoints.Checkpointer, "write", stops)
@@ -314,13 +318,16 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
 def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeypatch, unchecked):
     now = [0.0]
     monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
-    saver = checkpoints.Checkpointer(tmp_path, {})
+    saver = checkpoints.Checkpointer(CheckpointSettings(tmp_path), {})
 
     class Feed:
         resumable = True
 
+    class State:
+        in_epoch = 0
+
     class Engine:
-        in_epoch, feed = 0, Feed()
+        state, feed = State(), Feed()
 
     writes = []
 

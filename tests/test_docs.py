@@ -13,6 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 
 
+@pytest.mark.slow(cases=["audit.md", "masks.md", "gpu.md", "robustness.md"])
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

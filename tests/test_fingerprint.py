@@ -249,6 +249,7 @@ print(fingerprint([Net(), attack, lambda x: x in WORDS, WORDS]))
 """
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_every_process():
     found = set()
     for seed in ("1", "2", "3"):

@@ -156,6 +156,7 @@ def test_points_say_what_is_trained():
         shift.point_settings(told, {"method": "nothing-like-it", "seed": 0})
 
 
+@pytest.mark.slow
 def test_a_point_may_vary_how_members_are_trained(tmp_path):
     changes = {
         "grid": {"lr": [1e-6, 0.05], "method": ["erm"], "seed": [0]},
@@ -190,6 +191,7 @@ def test_pictures_in_folders_go_the_same_way(tmp_path):
     assert all(0 <= row["measures"]["accuracy_corrupted-2"] <= 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypatch):
     weights = ds.nets.mobilenet_v2().state_dict()
     monkeypatch.setattr(backbones.sources, "weights", lambda name: weights)

@@ -319,6 +319,7 @@ def test_a_file_of_the_library_survives_being_written_and_read(path):
     assert again.digest() == study.digest()
 
 
+@pytest.mark.slow(cases=["adp/*", "ldr/*"])
 @every_file
 def test_a_resolved_study_survives_being_written_and_read(path):
     study = library(path)

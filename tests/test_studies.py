@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from dissensus import metrics
 from dissensus.cli import app
-from dissensus.data import augment, catalogue, sources
+from dissensus.data import augment, sources
 from dissensus.execution import choice
 from dissensus.studies import datasets, library, measures, report_figures, report_page, spec
 from dissensus.studies import dict_results as results
@@ -113,6 +113,7 @@ def trials_of(folder, seed):
     return json.loads((folder / f"made-table-seed-{seed}" / "trials.json").read_text())
 
 
+@pytest.mark.slow
 def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alone(tmp_path, monkeypatch):
     sweeps = []
 
@@ -132,6 +133,7 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
         assert [trial["epochs"] for trial in found] == [trial["epochs"] for trial in expected]
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monkeypatch):
     whole = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
     calls = []
@@ -347,6 +349,7 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
     assert some.train.tensors()[0].float().mean((2, 3)).argmax(1).tolist() == [2, 2, 1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
     folder = runner.run("masksembles/figure-2", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
@@ -406,6 +409,7 @@ def hold(folder, held, release):
         release.wait(60)
 
 
+@pytest.mark.slow
 def test_two_at_once_are_told_apart(quick, tmp_path):
     folder = runner.folder_of(spec.resolved(library.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
     folder.mkdir(parents=True)
@@ -423,6 +427,7 @@ def test_two_at_once_are_told_apart(quick, tmp_path):
     assert (quick() / "DONE").exists(), "the lock goes with its process"
 
 
+@pytest.mark.slow
 def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     alone = json.loads((quick() / "report.json").read_text())["rows"]
     folder = runner.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
@@ -443,6 +448,7 @@ def start_a_worker(folder):
         pool.submit(linger, folder).result()
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start_a_worker, args=(tmp_path,))
     parent.start()
@@ -510,6 +516,21 @@ def shared_runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.mark.slow(
+    fast=[
+        "adp/figure-2",
+        "adp/figure-3",
+        "adp/figure-4",
+        "audit/table-1",
+        "collusion/figure-2",
+        "collusion/figure-8",
+        "collusion/figure-6",
+        "ldr/table-3",
+        "ldr/table-7",
+        "ldr/table-10",
+        "masksembles/figure-1",
+    ]
+)
 @pytest.mark.parametrize("name", runnable())
 def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     folder = runner.run(name, "smoke", root=shared_runs)
@@ -581,7 +602,14 @@ def command(tmp_path, monkeypatch):
     return run
 
 
-def test_commands_list_show_run_and_report(command, tmp_path):
+@pytest.mark.slow
+def test_the_report_of_all_studies_has_a_page_and_figures(command, tmp_path):
+    command("study", "report", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures", "--format", "png")
+    assert (tmp_path / "page.html").read_text().count('class="badge') > 10
+    assert (tmp_path / "figures" / "collusion-figure-2-bioconcentration.png").stat().st_size > 5000
+
+
+def test_commands_list_show_run_and_report(command):
     listed = command("study", "list", "collusion")
     assert "collusion/figure-2" in listed
     assert "adp/table-1" not in listed
@@ -595,9 +623,6 @@ def test_commands_list_show_run_and_report(command, tmp_path):
     shown = command("study", "show", STUDY)
     assert "Diversity explosion" in shown
     assert "at scale" in shown
-    command("study", "report", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures", "--format", "png")
-    assert (tmp_path / "page.html").read_text().count('class="badge') > 10
-    assert (tmp_path / "figures" / "collusion-figure-2-bioconcentration.png").stat().st_size > 5000
     assert "must be pdf, png or svg" in command("study", "report", "--format", "gif", code=1)
     assert "no paper 'colusion'" in command("study", "list", "colusion", code=1)
     assert "write it as key=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
@@ -653,7 +678,7 @@ def test_shipped_results_are_of_studies_that_exist_and_are_small():
 
 def test_sources_and_problems_know_the_same_names():
     known = {datasets.source_of(name) for name in datasets.NAMES if name not in datasets.GENERATED}
-    assert known == set(sources.SOURCES) - set(catalogue.WEIGHTS)
+    assert known == {name for name, info in sources.DATASETS.items() if info.kind != "weights"}
 
 
 @pytest.mark.parametrize("columns", [80, 160])

@@ -120,6 +120,7 @@ class TestSpec:
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_methods_that_differ_in_numbers_are_one_sweep_and_equal_those_trained_alone(self, trained, runs):
         assert len(list((trained / "made-images").glob("checkpoints-*"))) == 1
         alone = runner.run(
@@ -353,6 +354,7 @@ class TestRunning:
         short = results.summary(json.loads((folder / "report.json").read_text()))
         assert short["points"][0]["examples"] == {"accuracy_fgsm_0": 24}
 
+    @pytest.mark.slow
     def test_more_examples_than_were_kept_are_refused(self, runs):
         with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):
             runner.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
@@ -369,6 +371,7 @@ class TestRunning:
     def test_seeds_without_a_number_are_left_out_of_the_mean(self):
         assert list(estimate([float("nan"), 0.9, 0.7])) == pytest.approx([0.8, 0.1, 2])
 
+    @pytest.mark.slow
     def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
         taken = []
         inner = attack_measures.value
@@ -400,6 +403,7 @@ class TestRunning:
             ["accuracy", "accuracy_fgsm_0.1", "accuracy_pgd_0.1"]
         ] * 2
 
+    @pytest.mark.slow
     def test_several_at_once_give_what_one_after_the_other_gives(self, runs, tmp_path):
         changes = {**SMALL, "evaluation.measures": ["accuracy_fgsm_0.02"]}
         one = runner.run("adp/table-2", "smoke", changes=changes, root=runs)

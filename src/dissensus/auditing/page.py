@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dissensus.auditing.tallying import DROPS
+from dissensus.auditing.examples import DROPS
 from dissensus.diversity.plane import plane_of
 from dissensus.pages import figures, layout
 

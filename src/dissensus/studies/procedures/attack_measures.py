@@ -89,7 +89,7 @@ def is_attack_measure(name: str, output_measures: Mapping[str, OutputMeasure] = 
     if not measure.attack:
         return name == SIMILARITY or is_output_measure(name, output_measures)
     if measure.kind in ("auroc", "fooled"):
-        known = measure.kind == "fooled" or measure.score in (ED, *scores.OF_PROBS, *scores.OF_LOGITS)
+        known = measure.kind == "fooled" or measure.score in (ED, *scores.SCORES)
         return known and measure.attack in STRENGTHS and not measure.parameter and not measure.targeted
     if not measure.parameter:
         return False

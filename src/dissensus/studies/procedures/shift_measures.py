@@ -55,7 +55,7 @@ def is_shift_measure(name: str, output_measures: Mapping[str, OutputMeasure] = M
     if measure.attack:
         return False
     if measure.kind == "auroc":
-        return bool(measure.dataset) and measure.score in (*scores.OF_PROBS, *scores.OF_LOGITS, BEST)
+        return bool(measure.dataset) and measure.score in (*scores.SCORES, BEST)
     if measure.kind.startswith(AUDIT):
         return not measure.dataset and measure.kind.removeprefix(AUDIT) in VERDICTS
     if measure.dataset and "worst_group" in measure.kind:

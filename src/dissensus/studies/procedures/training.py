@@ -21,7 +21,7 @@ from dissensus.studies.procedures.base import Context
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 from dissensus.train import History
-from dissensus.train.evaluation import Metric
+from dissensus.train.settings import Metric
 
 TRACKED = ("accuracy", "member_accuracy")
 """Measures that are followed over the epochs, beside the losses."""
