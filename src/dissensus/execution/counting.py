@@ -16,7 +16,7 @@ from dissensus.execution.skeleton import Skeleton, Tensors
 _LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class Tally:
+class CallCounter:
     """Replaces a counter in a network and counts calls."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ def counters(skeleton: Skeleton) -> list[str]:
 
 @contextmanager
 def tallied(skeleton: Skeleton, buffers: Tensors, members: int) -> Iterator[list[dict[str, Any]]]:
-    """The buffers of each member, with tallies in place of counters, which are incremented afterwards."""
+    """The buffers of each member, with call counters in place of counters, which are incremented afterwards."""
     names = [name for name in skeleton.once(counters) if name in buffers] if skeleton.network.training else []
-    tallies = [{name: Tally() for name in names} for _ in range(members)]
+    tallies = [{name: CallCounter() for name in names} for _ in range(members)]
     held = {name: tensor for name, tensor in buffers.items() if name not in names}
     yield [{**{name: tensor[i] for name, tensor in held.items()}, **tallies[i]} for i in range(members)]
     if not names:
