@@ -15,17 +15,17 @@ import torch
 
 import dissensus as ds
 from dissensus.auditing.page import drawings
-from dissensus.pages import figures
+from dissensus.pages import charts, figures, style
 from dissensus.studies import finding, report_figures
 from dissensus.studies.results import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
 
 
-def line(name: str, points: list[dict[str, Any]], measure: str) -> figures.Line:
+def line(name: str, points: list[dict[str, Any]], measure: str) -> charts.Line:
     """A measure over points."""
     each = [point["measures"][measure] for point in points]
-    return figures.Line(name, [value[0] for value in each], [value[1] for value in each])
+    return charts.Line(name, [value[0] for value in each], [value[1] for value in each])
 
 
 def shipped(name: str) -> list[dict[str, Any]]:
@@ -38,20 +38,21 @@ def collusion() -> bytes:
     weather = [point for point in shipped("figure-2.paper.json") if point["data"] == "weather"]
     cnns = shipped("figure-15.paper.json")
     few, many = ([point for point in cnns if point["members"] == count] for count in (5, 10))
-    first = figures.Panel(
+    first = charts.Panel(
         "weather: diversity explodes",
         "test squared error",
         [line("diversity", weather, "diversity"), line("ensemble", weather, "error")],
     )
-    second = figures.Panel(
+    second = charts.Panel(
         "CIFAR-10: the best β lies inside",
         "test loss of the ensemble",
         [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")],
     )
     drawn = [
-        figures.draw([p["beta"] for p in points], "β", [panel]) for points, panel in ((weather, first), (few, second))
+        charts.line_chart([p["beta"] for p in points], "β", [panel])
+        for points, panel in ((weather, first), (few, second))
     ]
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def biases() -> bytes:
@@ -66,8 +67,8 @@ def biases() -> bytes:
         for c in shifts
     ]
 
-    def plain(name: str, values: torch.Tensor) -> figures.Line:
-        return figures.Line(name, values.tolist(), [0.0] * len(values))
+    def plain(name: str, values: torch.Tensor) -> charts.Line:
+        return charts.Line(name, values.tolist(), [0.0] * len(values))
 
     seen = [plain("learner f + 1", f + 1), plain("learner f − 1", f - 1), plain("their mean", f)]
     costs = [
@@ -78,9 +79,9 @@ def biases() -> bytes:
             ("ensemble's error", "ensemble"),
         )
     ]
-    first = figures.draw(x.tolist(), "x", [figures.Panel("opposite biases cancel", "prediction", seen)])
-    second = figures.draw(shifts, "c", [figures.Panel("and cost the ensemble nothing", "squared error", costs)])
-    return side_by_side([figures.as_png(figure) for figure in (first, second)])
+    first = charts.line_chart(x.tolist(), "x", [charts.Panel("opposite biases cancel", "prediction", seen)])
+    second = charts.line_chart(shifts, "c", [charts.Panel("and cost the ensemble nothing", "squared error", costs)])
+    return side_by_side([style.as_png(figure) for figure in (first, second)])
 
 
 def audit() -> bytes:
@@ -101,17 +102,17 @@ def audit() -> bytes:
         lr=2e-3,
     )
     alone, jointly = (swept.run(i).predict(x[1400:]) for i in range(2))
-    found = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
-    print(found.sentence)
-    print(found.test["accuracy"], found.test["member_accuracy"])
-    return side_by_side([figures.as_png(figure) for figure, _ in drawings(found)[:3]])
+    result = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
+    print(result.sentence)
+    print(result.test["accuracy"], result.test["member_accuracy"])
+    return side_by_side([style.as_png(drawing.figure) for drawing in drawings(result)[:3]])
 
 
 def masks() -> bytes:
     """What a budget buys."""
     budgets = [1.0, 2.0]
     plans = [ds.masks.plan(ds.nets.resnet18(), 4, budget) for budget in budgets]
-    return figures.as_png(figures.budgets(budgets, plans, "parameters"))
+    return style.as_png(figures.mask_budgets(budgets, plans, "parameters"))
 
 
 def plane() -> bytes:
@@ -122,7 +123,7 @@ def plane() -> bytes:
         result = json.loads((SHIPPED / f"{name}.laptop.json").read_text())
         result["points"] = [point for point in result["points"] if point["data"] == "cifar10"]
         drawn += [figure for figure, _ in report_figures.drawn(finding.load(name), result)]
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def ldr() -> bytes:
@@ -138,23 +139,23 @@ def ldr() -> bytes:
             "share called collusive": "audit_collusive",
         }
         lines = [line(words, own, measure) for words, measure in told.items()]
-        panel = figures.Panel(f"{data}: five heads, all pairs", "share", lines)
-        drawn.append(figures.draw([f"{point['strength']:g}" for point in own], "λ", [panel]))
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+        panel = charts.Panel(f"{data}: five heads, all pairs", "share", lines)
+        drawn.append(charts.line_chart([f"{point['strength']:g}" for point in own], "λ", [panel]))
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def gallery() -> bytes:
     """CIFAR-10 pictures of most and least disagreement."""
     result = json.loads((SHIPPED / "ldr/figure-3.gpu.json").read_text())
     drawn = report_figures.drawn(finding.load("ldr/figure-3"), result)
-    return figures.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
+    return style.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
 
 
 def adp() -> bytes:
     """What members' features look like without and with ADP, on CIFAR-10."""
     result = json.loads((SHIPPED / "adp/figure-2.gpu.json").read_text())
     drawn = report_figures.drawn(finding.load("adp/figure-2"), result)
-    return side_by_side([figures.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
+    return side_by_side([style.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
 
 
 def side_by_side(pictures: list[bytes]) -> bytes:

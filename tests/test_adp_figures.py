@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.pages import figures
+from dissensus.pages import charts, html, style
+from dissensus.pages.parts import Page
 from dissensus.studies import features, finding, report_figures, report_page, results
 from dissensus.studies.spec import resolved
 
@@ -30,7 +31,7 @@ def row(method, seed, measures, **beside):
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
     found = report_figures.drawn(finding.load(study), summary(study, rows))
-    return [(figure, title, figures.as_svg(figure, title)) for figure, title in found]
+    return [(figure, title, style.as_svg(figure, title)) for figure, title in found]
 
 
 def legend_words(figure):
@@ -279,7 +280,7 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
 def test_the_legend_of_the_plane_lies_within_the_picture():
     clouds = [(f"masksembles-{i}", [[0.8, 0.5], [0.9, 0.4]]) for i in range(7)]
     curves = [("independent errors", [0, 1], [1, 1]), ("flipped predictions", [0, 1], [1, 0])]
-    assert_nothing_is_cut(figures.scatter(clouds, curves, "accuracy", "diversity", "cifar10"))
+    assert_nothing_is_cut(charts.scatter_chart(clouds, curves, "accuracy", "diversity", "cifar10"))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +325,7 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
     found = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
     monkeypatch.setattr(results, "found", lambda name, root: found)
-    page = report_page.html(["adp/figure-3"], tmp_path)
+    page = html(report_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
     told = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
     assert f"<dt>adp-2-0</dt><dd>{told}</dd>" in page
@@ -342,12 +343,12 @@ def test_the_page_says_what_is_left_at_the_worst_case():
         "adaptive_0.1": 0.0123,
     }
     rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the paper&#x27;s attacks leave 50.0 % (baseline), 50.0 % (adp-2-0)" in text
-    assert "; the worst case leaves 1.2 % (baseline), 1.2 %" in text
-    assert text.index("<td>50.0 %") < text.index("<td>2.0 %") < text.index("<td>1.2 %")
-    assert "30.0 %" not in text  # another ε
-    assert "70.0 %" not in text  # a parameter that is no ε
+    text = html(Page("", report_page._worst_case(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the paper&#x27;s attacks leave 50.0% (baseline), 50.0% (adp-2-0)" in text
+    assert "; the worst case leaves 1.2% (baseline), 1.2%" in text
+    assert text.index(">50.0%<") < text.index(">2.0%<") < text.index(">1.2%<")
+    assert "30.0%" not in text  # another ε
+    assert "70.0%" not in text  # a parameter that is no ε
     assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
@@ -355,13 +356,15 @@ def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the worst case leaves 10.0 % (a), 11.0 % (b), 12.0 % (c)," in text
-    assert "<tr><td>c</td><td>90.0 %</td><td>50.0 %</td><td>12.0 %</td></tr>" in text
-    assert "<td>examples</td><td>all</td>" in text
+    text = html(Page("", report_page._worst_case(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the worst case leaves 10.0% (a), 11.0% (b), 12.0% (c)," in text
+    shares = "".join(f'<td class="number">{share}</td>' for share in ("90.0%", "50.0%", "12.0%"))
+    assert f'<tr><td class="short">c</td>{shares}</tr>' in text
+    assert ">examples</td>" in text
+    assert ">all</td>" in text
     many = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", many)))
-    assert "the worst case leaves 0.0 % (m0) to 12.0 % (m12)." in text
+    text = html(Page("", report_page._worst_case(summary("adp/table-2", many))))
+    assert "the worst case leaves 0.0% (m0) to 12.0% (m12)." in text
 
 
 def test_the_page_counts_what_agrees():

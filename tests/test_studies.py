@@ -24,6 +24,7 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, catalogue, sources
 from dissensus.execution import choice
+from dissensus.pages import html
 from dissensus.studies import (
     finding,
     measures,
@@ -606,7 +607,7 @@ def test_commands_list_show_run_and_report(command, tmp_path):
     assert (tmp_path / "figures" / "collusion-figure-2-bioconcentration.png").stat().st_size > 5000
     assert "must be pdf, png or svg" in command("study", "report", "--format", "gif", code=1)
     assert "no paper 'colusion'" in command("study", "list", "colusion", code=1)
-    assert "write it as key=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
+    assert "write it as name=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
     assert "use --device cpu" in command("study", "run", STUDY, "--device", "cuda", code=1) or torch.cuda.is_available()
 
 
@@ -620,7 +621,7 @@ def test_commands_for_data(command):
 
 def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
     quick()
-    page = report_page.html([STUDY, "collusion/figure-3", "adp/table-2"], tmp_path)
+    page = html(report_page.page([STUDY, "collusion/figure-3", "adp/table-2"], tmp_path))
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
     for anchor in re.findall(r'href="#([^"]+)"', page):
         assert f'id="{anchor}"' in page

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +9,25 @@ import typer
 from rich.markup import escape
 from rich.padding import Padding
 
-from dissensus.cli.screen import check_drawn, check_folder, console, device_of, fail, keep, resumable, shown, table
+from dissensus.cli.screen import (
+    COLOURS,
+    check_drawn,
+    check_folder,
+    console,
+    fail,
+    parsed_settings,
+    print_place,
+    progress_bar,
+    resumable,
+    table,
+    torch_device,
+    write_file,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
 NARROW = 120
 """Columns of a terminal below which a list reads better than a table."""
-COLOURS = {"agrees": "green", "agrees in direction": "yellow", "disagrees": "red"}
 
 
 @app.command("list")
@@ -69,7 +80,10 @@ def _scales(spec: Any) -> str:
 
 
 def _coloured(state: str) -> str:
-    colour = COLOURS.get(state, "dim")
+    from dissensus.studies.report_page import NEWS
+
+    news = NEWS.get(state, "none")
+    colour = "dim" if news == "none" else COLOURS[news]
     return f"[{colour}]{escape(state)}[/{colour}]"
 
 
@@ -192,15 +206,15 @@ def run(
     from dissensus.data.formats import DataError
     from dissensus.studies import results, running
 
-    chosen = device_of(device)
+    where = torch_device(device)
     check_folder("the folder of runs, DISSENSUS_RUNS,", running.runs_folder())
     try:
-        with resumable(), shown() as bar:
+        with resumable(), progress_bar() as bar:
             folder = running.run(
                 name,
                 scale,
-                changes=_parsed(changes or []),
-                device=chosen,
+                changes=parsed_settings("--set", changes or [], "optimisation.epochs=3"),
+                device=where,
                 jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
             )
@@ -208,20 +222,6 @@ def run(
         fail(str(reason))
     _print_verdicts(results.summary(json.loads((folder / "report.json").read_text())))
     console.print(f"Results are in {folder}", soft_wrap=True)
-
-
-def _parsed(changes: list[str]) -> dict[str, Any]:
-    """``key=value`` with values as in TOML; a word needs no quotes."""
-    found: dict[str, Any] = {}
-    for change in changes:
-        key, sign, text = change.partition("=")
-        if not sign or not key:
-            fail(f"--set {change}: write it as key=value, such as optimisation.epochs=3")
-        try:
-            found[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key.strip()] = text.strip()
-    return found
 
 
 @app.command()
@@ -232,6 +232,7 @@ def report(
     kind: Annotated[str, typer.Option("--format", help="pdf, png or svg, for --figures.")] = "pdf",
 ) -> None:
     """Write one page for all results: claims with verdicts, and figures drawn like the papers'."""
+    from dissensus.pages import html
     from dissensus.studies import finding, report_page, running
     from dissensus.studies.spec import SpecError
 
@@ -242,12 +243,11 @@ def report(
     root = running.runs_folder()
     try:
         chosen = [finding.load(name).name for name in names] if names else finding.names()
-        text = report_page.html(chosen, root)
+        text = html(report_page.page(chosen, root))
         written = report_page.write_figures(chosen, root, figures, kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:
         fail(str(reason))
-    keep(out, text.encode())
-    console.print("Open ", end="")
-    console.print(f"{out}", style="bold", soft_wrap=True)
+    write_file(out, text.encode())
+    print_place("Open", out)
     if figures is not None:
         console.print(f"{len(written)} figures are in {figures}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dissensus.pages import figures
+from dissensus.pages import charts, figures
 from dissensus.studies import problems
 from dissensus.studies.attack_measures import BINS, suite_of
 from dissensus.studies.shift_measures import AUROC, taken_apart
@@ -130,14 +130,14 @@ def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: 
     for name, matrix in point["matrices"].items():
         what = "target reached" if name.startswith("targeted_") else "accuracy"
         entries.append((f"{in_words(name)}\n{what}, %", matrix))
-    return figures.matrices(entries, "tried on", "crafted on", title)
+    return charts.matrices(entries, "tried on", "crafted on", title)
 
 
 def _maps(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """Members' features in the plane."""
     alike = _mean(point, "features_similarity")
     words = "" if alike is None else f": similarity of members {alike:.2f}"
-    return figures.maps(point["map"], _classes(point["data"]), title + words)
+    return charts.maps(point["map"], _classes(point["data"]), title + words)
 
 
 def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
@@ -148,7 +148,7 @@ def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
             area = _mean(point, f"{AUROC}nonmaximal_volume_{name.removeprefix(FOUND)}")
             label = in_words(name) + ("" if area is None else f", area {area:.3f}")
             lines.append(_curve(label, point["curves"][name]))
-    return figures.roc(lines, told.x_label, told.y_label, title)
+    return charts.roc_chart(lines, told.x_label, told.y_label, title)
 
 
 def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
@@ -166,16 +166,16 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
         return None
     (_, low, high), bins = BINS, len(lines[0].mean)
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
-    return figures.histogram(edges, lines, told.x_label, told.y_label, title)
+    return charts.histogram(edges, lines, told.x_label, told.y_label, title)
 
 
 def _mean(point: dict[str, Any], name: str) -> float | None:
     return point["measures"].get(name, (None,))[0]
 
 
-def _curve(name: str, curve: dict[str, Any]) -> figures.Line:
+def _curve(name: str, curve: dict[str, Any]) -> charts.Line:
     mean, error = ([math.nan if v is None else v for v in curve[key]] for key in ("mean", "error"))
-    return figures.Line(name, mean, error)
+    return charts.Line(name, mean, error)
 
 
 def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
@@ -184,21 +184,21 @@ def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     if not lines:
         return None
     y_label = told.y_label or ", ".join(in_words(name) for name in told.lines[:2])
-    return figures.draw(x, told.x_label or told.x, [figures.Panel(title, y_label, lines)])
+    return charts.line_chart(x, told.x_label or told.x, [charts.Panel(title, y_label, lines)])
 
 
-def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[charts.Line]]:
     seen = list(dict.fromkeys(point[told.x] for point in points if point.get(told.x) is not None))
     x = seen if any(isinstance(value, str) for value in seen) else sorted(seen)
     groups = list(dict.fromkeys(point.get(told.groups) for point in points)) if told.groups else [None]
-    lines: list[figures.Line] = []
+    lines: list[charts.Line] = []
     for group in groups:
         own = [p for p in points if not told.groups or p.get(told.groups) == group]
         by_x = {point.get(told.x): point["measures"] for point in own}
         for name in told.lines:
             each = [by_x[value][name] for value in x if value in by_x and name in by_x[value]]
             if len(each) == len(x) and x and all(entry[0] is not None for entry in each):
-                lines.append(figures.Line(_label(told, name, group), [e[0] for e in each], [e[1] for e in each]))
+                lines.append(charts.Line(_label(told, name, group), [e[0] for e in each], [e[1] for e in each]))
     return _spread(x), lines
 
 
@@ -212,8 +212,8 @@ def _spread(x: list[Any]) -> list[Any]:
     return [f"{value:g}" for value in x] if wide else x
 
 
-def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
-    lines: list[figures.Line] = []
+def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[charts.Line]]:
+    lines: list[charts.Line] = []
     length = 0
     for point in points:
         group = point.get(told.groups) if told.groups else None
@@ -225,12 +225,12 @@ def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any],
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
 
 
-def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[charts.Line]]:
     """Accuracy in bins of confidence, beside the diagonal that perfect calibration would be."""
     _, lines = _over_epochs(told, points)
     bins = len(lines[0].mean) if lines else 0
     x = [(i + 0.5) / bins for i in range(bins)]
-    return x, [*lines, figures.Line("perfect", x, [0.0] * bins)] if lines else []
+    return x, [*lines, charts.Line("perfect", x, [0.0] * bins)] if lines else []
 
 
 NAMES = {
@@ -255,7 +255,7 @@ def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: A
 
     half = len(point["shown"]) // 2
     rows = (("most disagreement", point["shown"][:half]), ("least disagreement", point["shown"][half:]))
-    return figures.gallery([(title, [shown(one) for one in some]) for title, some in rows])
+    return charts.gallery([(title, [shown(one) for one in some]) for title, some in rows])
 
 
 def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:

@@ -1,17 +1,36 @@
 """One page for all results: per paper the claims with their verdicts, and every study that was run, with figures."""
 
-import math
 import shlex
 from pathlib import Path
 from typing import Any
 
-from dissensus.pages import figures, layout
+from dissensus.pages import (
+    Badge,
+    Cell,
+    Drawing,
+    Facts,
+    Folded,
+    Link,
+    News,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    style,
+)
 from dissensus.studies import finding, problems, report_figures, results, verdicts
 from dissensus.studies.attack_measures import of_the_paper, suite_of, within
 from dissensus.studies.registry import waits_for
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 
-KINDS = {verdicts.AGREES: "good", verdicts.DIRECTION: "fair", verdicts.DISAGREES: "bad", verdicts.NOT_RUN: "none"}
+NEWS: dict[str, News] = {
+    verdicts.AGREES: "good",
+    verdicts.DIRECTION: "fair",
+    verdicts.DISAGREES: "bad",
+    verdicts.NOT_RUN: "none",
+}
 
 
 CURVES = (
@@ -31,43 +50,38 @@ def state_of(spec: Spec, result: dict[str, Any] | None) -> str:
     return f"{verdicts.NOT_RUN}; needs {', '.join(absent)}" if absent else verdicts.NOT_RUN
 
 
-def html(names: list[str], root: Path) -> str:
-    """The whole page."""
+def page(names: list[str], root: Path) -> Page:
+    """The report on studies: claims with verdicts, and every study that has results."""
     studies = [(finding.load(name), results.found(name, root)) for name in names]
-    body = [
-        layout.heading("What the papers say, and what we measured", 1),
-        layout.paragraph(
-            "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our "
-            "numbers: agrees, agrees in direction (the right way, but by another amount or within the spread over "
-            "seeds), disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; "
-            "intervals are 95 % bootstrap intervals, of paired differences (Δ) where two settings are compared.",
-            "lead",
-        ),
-        _counts(studies),
-    ]
+    sections: list[Part] = []
     for paper, title in PAPERS.items():
-        own = [(spec, result) for spec, result in studies if spec.paper == paper]
-        if own:
-            body += [layout.heading(title), _overview(own)]
-            body += [part for spec, result in own if result is not None for part in _study(spec, result)]
-    return layout.page("dissensus: studies", body)
+        chosen = [(spec, result) for spec, result in studies if spec.paper == paper]
+        if chosen:
+            details = [_study(spec, result) for spec, result in chosen if result is not None]
+            sections.append(Section(title, [_overview(chosen), *details]))
+    introduction = (
+        "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our numbers: "
+        "agrees, agrees in direction (the right way, but by another amount or within the spread over seeds), "
+        "disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; intervals are "
+        "95 % bootstrap intervals, of paired differences (Δ) where two settings are compared."
+    )
+    return Page("What the papers say, and what we measured", [Text(introduction, "lead"), _counts(studies), *sections])
 
 
-def _counts(studies: list[tuple[Spec, dict[str, Any] | None]]) -> str:
-    run = [state_of(spec, result) for spec, result in studies if result is not None]
-    parts = [f"{run.count(verdict)} {verdict}" for verdict in KINDS if run.count(verdict)]
-    return layout.paragraph(f"{len(run)} of {len(studies)} studies have results: {', '.join(parts) or 'none yet'}.")
+def _counts(studies: list[tuple[Spec, dict[str, Any] | None]]) -> Text:
+    states = [state_of(spec, result) for spec, result in studies if result is not None]
+    counts = [f"{verdict}: {states.count(verdict)}" for verdict in NEWS if verdict in states]
+    return Text(f"Studies with results: {len(states)} of {len(studies)} ({', '.join(counts) or 'none yet'}).")
 
 
-def _overview(own: list[tuple[Spec, dict[str, Any] | None]]) -> str:
-    rows = []
-    for spec, result in own:
+def _overview(studies: list[tuple[Spec, dict[str, Any] | None]]) -> Table:
+    rows: list[list[Cell]] = []
+    for spec, result in studies:
         state = state_of(spec, result)
-        name = layout.link(f"#{_anchor(spec)}", spec.reference) if result is not None else layout.Html(spec.reference)
-        scale = result["scale"] if result is not None else ""
-        badge = layout.badge(state, KINDS.get(state, "none"))
-        rows.append([name, badge, _agreeing(result), scale, layout.Wrapped(spec.claim)])
-    return layout.table(("study", "verdict", "statements", "scale", "claim"), rows, cards=True)
+        name = spec.reference if result is None else Link(f"#{_anchor(spec)}", spec.reference)
+        scale = "" if result is None else result["scale"]
+        rows.append([name, Badge(state, NEWS.get(state, "none")), _agreeing(result), scale, spec.claim])
+    return Table(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
 
 
 def _agreeing(result: dict[str, Any] | None) -> str:
@@ -78,10 +92,10 @@ def _agreeing(result: dict[str, Any] | None) -> str:
     return f"{len(found) - found.count(verdicts.DISAGREES)} of {len(found)} agree" if found else ""
 
 
-def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
+def _study(spec: Spec, result: dict[str, Any]) -> Section:
     made = result["made"]
-    drawn = [
-        (figures.as_svg(figure, f"{spec.reference}: {title}"), title)
+    drawings = [
+        Drawing(figure, description=f"{spec.reference}: {title}")
         for figure, title in report_figures.drawn(spec, result)
     ]
     judged, others = (
@@ -92,7 +106,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         ]
         for left_out in (False, True)
     )
-    told = [
+    facts = [
         ("command", _command(spec, result)),
         ("seeds", f"{len(made['seeds'])}"),
         ("networks", _networks(made)),
@@ -101,19 +115,19 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
         ("data", "; ".join(entry["source"] for entry in made["data"])),
         *([("note", spec.note)] if spec.note else []),
     ]
-    return [
-        layout.heading(f"{spec.reference}: {spec.title}", 3, _anchor(spec)),
-        layout.paragraph(spec.claim),
-        *([layout.figures(drawn)] if drawn else []),
-        *([layout.paragraph(CURVES)] if spec.evaluation.curves and drawn else []),
+    parts: list[Part] = [
+        Text(spec.claim),
+        *drawings,
+        *([Text(CURVES)] if spec.evaluation.curves and drawings else []),
         *_worst_case(result),
-        *([layout.table(VERDICT_COLUMNS, judged, cards=True)] if judged else []),
-        *([layout.folded(_left_out(len(others)), layout.table(VERDICT_COLUMNS, others, cards=True))] if others else []),
+        *([Table(VERDICT_COLUMNS, judged, narrow="cards")] if judged else []),
+        *([Folded(_left_out(len(others)), [Table(VERDICT_COLUMNS, others, narrow="cards")])] if others else []),
         *_measured(result),
         *_audits(result),
         *_flags(result),
-        layout.facts(told),
+        Facts(facts),
     ]
+    return Section(f"{spec.reference}: {spec.title}", parts, _anchor(spec))
 
 
 def _command(spec: Spec, result: dict[str, Any]) -> str:
@@ -134,10 +148,10 @@ def _left_out(count: int) -> str:
     return f"{count} more statements, of data or points that this scale does not have"
 
 
-def _measured(result: dict[str, Any]) -> list[str]:
+def _measured(result: dict[str, Any]) -> list[Part]:
     """Every measure of every point, folded away, where points are few enough to stand beside each other."""
     axes = [axis for axis in result["axes"] if axis != "data"]
-    found: list[str] = []
+    parts: list[Part] = []
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         points = [point for point in result["points"] if point["data"] == data]
         if not 1 < len(points) <= MOST_COLUMNS:
@@ -147,19 +161,19 @@ def _measured(result: dict[str, Any]) -> list[str]:
         for name in points[0]["measures"]:
             cells = [point["measures"].get(name, (None, None))[:2] for point in points]
             if any(mean is not None for mean, _ in cells) and not name.startswith("audit_"):
-                rows.append([_of_examples(name, points[0]), *(_mean(*cell) for cell in cells)])
+                rows.append([_of_examples(name, points[0]), *(Number(mean, error=error) for mean, error in cells)])
         said = [point.get("audited") for point in points]
         if any(said):
             words = [", ".join(f"{word} {n}" for word, n in (own or {}).items()) for own in said]
-            rows.append(["the audit says", *map(layout.Wrapped, words)])
-        found.append(layout.folded(f"{data}: every measure, mean ± standard error", layout.table(header, rows)))
-    return found
+            rows.append(["the audit says", *words])
+        parts.append(Folded(f"{data}: every measure, mean ± standard error", [Table(header, rows)]))
+    return parts
 
 
-def _worst_case(result: dict[str, Any]) -> list[str]:
+def _worst_case(result: dict[str, Any]) -> list[Part]:
     """What is left of every ensemble under single attacks and under a suite of them, at the suite's ε."""
     axes = [axis for axis in result["axes"] if axis != "data"]
-    found: list[str] = []
+    parts: list[Part] = []
     for data in dict.fromkeys(point["data"] for point in result["points"]):
         points = {_name(point, axes): point for point in result["points"] if point["data"] == data}
         names, few = (next(iter(points.values())).get(key, {}) for key in ("measures", "examples"))
@@ -174,8 +188,8 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
                 table.append([words, examples, *(_share(point, name) for point in points.values())])
             header, *rows = table if len(points) < len(table) else [list(row) for row in zip(*table, strict=True)]
             words = f"{data}, at ε = {epsilon}: {_plainly(points, single, worst)}"
-            found += [layout.paragraph(words), layout.table(header, rows)]
-    return found
+            parts += [Text(words), Table([str(name) for name in header], rows)]
+    return parts
 
 
 def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str:
@@ -190,7 +204,7 @@ def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str
         return "no worst case was found."
     if len(ours) > MOST_NAMED:
         low, high = min(ours, key=ours.__getitem__), max(ours, key=ours.__getitem__)
-        return f"the worst case leaves {100 * ours[low]:.1f} % ({low}) to {100 * ours[high]:.1f} % ({high})."
+        return f"the worst case leaves {ours[low]:.1%} ({low}) to {ours[high]:.1%} ({high})."
     told = f"the worst case leaves {_several(ours)}"
     return f"the paper's attacks leave {_several(theirs)}; {told}." if theirs and len(ours) <= MOST_BOTH else f"{told}."
 
@@ -200,7 +214,7 @@ MOST_NAMED, MOST_BOTH = 12, 4
 
 
 def _several(shares: dict[str, float]) -> str:
-    return ", ".join(f"{100 * share:.1f} % ({title})" for title, share in shares.items())
+    return ", ".join(f"{share:.1%} ({title})" for title, share in shares.items())
 
 
 def _of_examples(name: str, point: dict[str, Any]) -> str:
@@ -209,22 +223,22 @@ def _of_examples(name: str, point: dict[str, Any]) -> str:
     return report_figures.in_words(name) + (f", {examples:,} examples" if examples else "")
 
 
-def _share(point: dict[str, Any], name: str) -> str:
+def _share(point: dict[str, Any], name: str) -> Number:
     mean = point["measures"].get(name, (None,))[0]
-    return "" if mean is None else f"{100 * mean:.1f} %"
+    return Number(mean, form=".1%")
 
 
-def _audits(result: dict[str, Any]) -> list[str]:
+def _audits(result: dict[str, Any]) -> list[Part]:
     """Why the audit says what it says of every point, where there is one seed."""
     lines = [
         (title, f"{', '.join(point['audited'])}: {'; '.join(point['audit_reasons'])}")
         for title, point in _titled(result).items()
         if point.get("audit_reasons")
     ]
-    return [layout.paragraph("What the audit says of each ensemble:"), layout.facts(lines)] if lines else []
+    return [Text("What the audit says of each ensemble:"), Facts(lines)] if lines else []
 
 
-def _flags(result: dict[str, Any]) -> list[str]:
+def _flags(result: dict[str, Any]) -> list[Part]:
     """What the checks of attacks say, a line per point: a worst case with flags is one to be doubted."""
     lines = []
     for title, point in _titled(result).items():
@@ -232,7 +246,7 @@ def _flags(result: dict[str, Any]) -> list[str]:
             raised = [(name.replace("_", " "), names) for name, names in point["flags"].items() if names]
             words = "; ".join(f"{', '.join(names)} ({suite})" for suite, names in raised)
             lines.append((title, f"flags raised: {words or 'none'}"))
-    return [layout.facts(lines)] if lines else []
+    return [Facts(lines)] if lines else []
 
 
 def _name(point: dict[str, Any], axes: list[str]) -> str:
@@ -246,10 +260,6 @@ def _titled(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {_name(point, axes): point for point in result["points"]}
 
 
-def _mean(mean: float | None, error: float | None) -> str:
-    return "" if mean is None else _number(mean) + (f" ± {error:.1g}" if error else "")
-
-
 def _networks(made: dict[str, Any]) -> str:
     searched = f" after a search over {made['searched_networks']:,}" if made.get("searched_networks") else ""
     return f"{made['networks']:,}{searched}, in {made['seconds'] / 60:.1f} minutes"
@@ -257,23 +267,19 @@ def _networks(made: dict[str, Any]) -> str:
 
 def _verdict_row(verdict: dict[str, Any], seeds: int) -> list[Any]:
     sign = "Δ " if verdict["compared"] else ""
-    span = "" if verdict["low"] is None else f"{sign}{_number(verdict['low'])} to {_number(verdict['high'])}"
+    span = "" if verdict["low"] is None else f"{sign}{verdict['low']:.3g} to {verdict['high']:.3g}"
     if seeds == 1 and span:
         span = "one seed"
     word = verdict["verdict"]
     return [
-        layout.Wrapped(verdict["says"]),
-        layout.badge(word, KINDS[word]),
+        verdict["says"],
+        Badge(word, NEWS[word]),
         verdict["data"],
         verdict["paper"],
-        _number(verdict["ours"]),
+        Number(verdict["ours"]),
         span,
-        _number(verdict["difference"]),
+        Number(verdict["difference"]),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else f"{value:.3g}"
 
 
 def _anchor(spec: Spec) -> str:
@@ -291,6 +297,6 @@ def write_figures(names: list[str], root: Path, folder: Path, kind: str) -> list
         spec = finding.load(name)
         for figure, title in report_figures.drawn(spec, result):
             file = folder / f"{_anchor(spec)}-{title.replace(' ', '-')}.{kind}"
-            figures.save(figure, file)
+            style.save(figure, file)
             written.append(file)
     return written
