@@ -73,7 +73,7 @@ class Counts:
 
 def taken(attack: Callable[[], attacks.Adversarial], capture_on: Callable[[torch.device], Any]) -> tuple[float, float]:
     """Milliseconds of a whole call, and the share of examples that it breaks."""
-    with mock.patch("dissensus.attacks.case.capture_on", capture_on):
+    with mock.patch("dissensus.attacks.problem.capture_on", capture_on):
         torch.cuda.synchronize()
         start = time.perf_counter()
         found = attack()

@@ -17,9 +17,9 @@ import torch
 from provenance import command_line, library
 from torch import Tensor
 
-from dissensus.auditing.measuring import measured
-from dissensus.auditing.streaming import Members
-from dissensus.auditing.tallying import tallied
+from dissensus.auditing.measuring import measure
+from dissensus.auditing.streaming import OutputReader
+from dissensus.auditing.tallying import tally_outputs
 
 TRUTH = 400_000
 SETTINGS = [
@@ -56,7 +56,7 @@ def figures(task: str, outputs: Tensor, targets: Tensor, seed: int) -> dict[str,
         "loss": "mse" if task == "regression" else "cross_entropy",
         "pool": "score" if task == "regression" else "probability",
     }
-    return measured(tallied(Members(outputs, exact=True), targets, **settings), seed)  # type: ignore[arg-type]
+    return measure(tally_outputs(OutputReader(outputs, exact=True), targets, **settings), seed)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -245,8 +245,7 @@ def test_a_run_of_a_sweep_draws_what_the_same_fit_draws(captured, monkeypatch):
 
     if captured:
         steps = partial(capture.GraphSteps, lambda function, generators: function)
-        for room in ("fitting", "sweeping"):
-            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", lambda engine: steps())
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: steps())
     objective = partial(objectives.learner_dropout, loss="cross_entropy", pool="probability")
     build = partial(ds.nets.mlp, 3, 4, (6,))
     grid = {"drop": [0.0, 0.4], "seed": [0, 1]}

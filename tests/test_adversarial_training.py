@@ -203,7 +203,7 @@ def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
 
     found = []
     for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
-        monkeypatch.setattr("dissensus.train.fitting.graph_steps", graph)
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of().to(device)
         attack = Attack((0.01, 0.05), steps=3, against=against)
         ds.fit(ensemble, pair, alone, epochs=4, batch_size=8, adversarial=attack)

@@ -17,23 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import attacks, storage
-from dissensus.attacks import (
-    blocks,
-    gradient,
-    losses,
-    noise,
-    norms,
-    optimisation,
-    trials,
-)
+from dissensus.attacks import blocks, crafting, gradient, losses, norms, random_numbers
 from dissensus.attacks.apgd import checkpoints
-from dissensus.attacks.probing import looked
-from dissensus.attacks.victim import Victim
+from dissensus.attacks.diagnostics import model_diagnostics
+from dissensus.attacks.target_model import TargetModel
 from dissensus.execution import tf32
 from dissensus.fingerprint import digest
 
 square_module = importlib.import_module("dissensus.attacks.square")  # the package's attribute is the function
 jsma_module = importlib.import_module("dissensus.attacks.jsma")
+apgd_module = importlib.import_module("dissensus.attacks.apgd")
+carlini_wagner_module = importlib.import_module("dissensus.attacks.carlini_wagner")
+elastic_net_module = importlib.import_module("dissensus.attacks.elastic_net")
 C, SIDE = 4, 6
 
 
@@ -251,8 +246,8 @@ def test_saliency_search_in_pieces_equals_a_search_by_hand(pairs, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     gain, loss = torch.randn(2, 5, 9, generator=generator)
     room = torch.rand(5, 9, generator=generator) > 0.2
-    monkeypatch.setattr(saliency, "AT_ONCE", 5 * 9 * 2)
-    value, chosen = jsma_module._strongest(gain, loss, room, pairs)
+    monkeypatch.setattr(jsma_module, "PAIRS_AT_ONCE", 5 * 9 * 2)
+    value, chosen = jsma_module.largest_saliency(gain, loss, room, pairs)
     for b in range(5):
         sets = [(i, j) for i in range(9) for j in range(i + 1, 9)] if pairs else [(i,) for i in range(9)]
         best, which = 0.0, ()
@@ -332,7 +327,7 @@ def test_projections_hold_exactly_in_floating_point(epsilon, dtype):
     moved = x + torch.randn(x.shape, generator=generator, dtype=dtype)
     for norm in ("linf", "l2"):
         ball = norms.Ball.checked(norm, epsilon, (0.0, 1.0), x)
-        for point in (moved, x + epsilon * moved.sign(), x, ball.random(x, noise.keys(x, 0))):
+        for point in (moved, x + epsilon * moved.sign(), x, ball.random(x, random_numbers.keys(x, 0))):
             found = ball.projected(x, point)
             assert ((found >= 0) & (found <= 1)).all()
             if norm == "linf":
@@ -459,31 +454,31 @@ def test_broken_examples_stop_costing():
 
 def test_random_numbers_belong_to_the_example():
     x, _ = images(6)
-    key = noise.keys(x, 3)
+    key = random_numbers.keys(x, 3)
     order = torch.tensor([4, 0, 5, 2, 1, 3])
-    assert torch.equal(noise.keys(x[order], 3), key[order])
-    drawn = noise.uniform(key, (1000,), 5)
-    assert torch.equal(noise.uniform(key[2:3], (1000,), 5), drawn[2:3])
+    assert torch.equal(random_numbers.keys(x[order], 3), key[order])
+    drawn = random_numbers.uniform(key, (1000,), 5)
+    assert torch.equal(random_numbers.uniform(key[2:3], (1000,), 5), drawn[2:3])
     assert ((drawn > 0) & (drawn < 1)).all()
     assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
     assert drawn.var().item() == pytest.approx(1 / 12, abs=0.005)
-    others = [noise.uniform(key, (1000,), 6), noise.uniform(noise.keys(x, 4), (1000,), 5)]
+    others = [random_numbers.uniform(key, (1000,), 6), random_numbers.uniform(random_numbers.keys(x, 4), (1000,), 5)]
     correlations = torch.corrcoef(torch.cat([drawn, *others]))
     assert (correlations - torch.eye(18)).abs().max() < 0.15
-    assert noise.signs(drawn).unique().tolist() == [-1.0, 1.0]
-    assert noise.below(drawn, 5).unique().tolist() == [0, 1, 2, 3, 4]
+    assert random_numbers.random_signs(drawn).unique().tolist() == [-1.0, 1.0]
+    assert random_numbers.random_integers(drawn, 5).unique().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_starts_fill_the_ball():
     x = torch.full((400, 3), 0.5, dtype=torch.float64) + 1e-6 * torch.rand(400, 3, dtype=torch.float64)
-    cube = norms.Ball("linf", 0.2, 0.0, 1.0).random(x, noise.keys(x, 0)) - x
+    cube = norms.Ball("linf", 0.2, 0.0, 1.0).random(x, random_numbers.keys(x, 0)) - x
     assert cube.abs().max() > 0.195
     assert cube.mean(0).abs().max() < 0.02
-    ball = norms.Ball("l2", 0.2, 0.0, 1.0).random(x, noise.keys(x, 0)) - x
+    ball = norms.Ball("l2", 0.2, 0.0, 1.0).random(x, random_numbers.keys(x, 0)) - x
     radius = ball.norm(dim=1) / 0.2
     assert radius.max() <= 1 + 1e-9
     assert (radius**3).mean().item() == pytest.approx(0.5, abs=0.06), "uniform in volume"
-    assert not torch.equal(noise.keys(x, 0, 0), noise.keys(x, 0, 1))
+    assert not torch.equal(random_numbers.keys(x, 0, 0), random_numbers.keys(x, 0, 1))
 
 
 @pytest.mark.parametrize("attack", [attacks.pgd, attacks.apgd, attacks.square])
@@ -634,9 +629,9 @@ def test_pools_are_their_formulas(ensemble):
         "score": z.mean(0),
         1: z[1],
     }.items():
-        torch.testing.assert_close(Victim(ensemble, pool).verdict(z), expected)
-    assert torch.equal(Victim(ensemble, "members").scores(z), z)
-    assert torch.equal(Victim(ensemble, "score").scores(z)[0], z.mean(0))
+        torch.testing.assert_close(TargetModel(ensemble, pool).pooled_scores(z), expected)
+    assert torch.equal(TargetModel(ensemble, "members").attacked_scores(z), z)
+    assert torch.equal(TargetModel(ensemble, "score").attacked_scores(z)[0], z.mean(0))
 
 
 @pytest.mark.parametrize("pool", ["probability", "score", "members", 2])
@@ -796,18 +791,22 @@ CALLS = {
     "rescaled": functools.partial(
         attacks.tried,
         epsilon=0.1,
-        craft=functools.partial(trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=0.1), pool="score"),
+        craft=functools.partial(
+            crafting.craft_on_rescaled, craft=functools.partial(attacks.pgd, epsilon=0.1), pool="score"
+        ),
     ),
     "averaged": functools.partial(
         attacks.tried,
         epsilon=0.1,
-        craft=functools.partial(trials.averaged, craft=functools.partial(attacks.pgd, epsilon=0.1), passes=3),
+        craft=functools.partial(
+            crafting.craft_on_repeated_passes, craft=functools.partial(attacks.pgd, epsilon=0.1), passes=3
+        ),
     ),
     "autoattack": functools.partial(attacks.autoattack, epsilon=0.1),
     "transfer_matrix": functools.partial(attacks.transfer_matrix, epsilon=0.1),
     "over": lambda model, x, y: attacks.over(functools.partial(attacks.pgd, epsilon=0.1), model, x, y, batch_size=3),
     "evaluate": lambda model, x, y: attacks.evaluate(model, (x, y), "quick", epsilon=0.1),
-    "looked": looked,
+    "model_diagnostics": model_diagnostics,
 }
 
 
@@ -909,7 +908,7 @@ def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
     model, x, y, *_ = two_planes()
     with caplog.at_level(logging.WARNING, "dissensus"):
         found = attacks.apgd(model, x, y, epsilon=0.3, loss="dlr", steps=10)
-    assert "DLR needs 3 classes or more; with 2 the attack climbs the margin" in caplog.text
+    assert "DLR needs 3 classes or more; with 2 the attack uses the margin" in caplog.text
     assert found.success.all()
     assert torch.equal(found.inputs, attacks.apgd(model, x, y, epsilon=0.3, loss="margin", steps=10).inputs)
     caplog.clear()
@@ -917,8 +916,7 @@ def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
     with caplog.at_level(logging.WARNING, "dissensus"):
         attacks.apgd(three, *right_only(three, x, y), epsilon=0.3, loss="targeted_dlr", steps=5)
         attacks.apgd(three, *right_only(three, x, y), epsilon=0.3, loss="dlr", steps=5)
-    assert caplog.text.count("DLR towards a class needs 4") == 1
-    assert "DLR needs" not in caplog.text
+    assert caplog.text.count("targeted DLR needs 4") == caplog.text.count("DLR needs") == 1
 
 
 @pytest.mark.parametrize(
@@ -1003,13 +1001,13 @@ def test_square_asks_as_often_as_it_says(ensemble):
 
 def test_squares_shrink_by_the_schedule(monkeypatch):
     shares = []
-    original = square_module._linf_proposed
+    original = square_module._linf_proposal
 
     def watched(at, x, share, *rest):
         shares.append(share)
         return original(at, x, share, *rest)
 
-    monkeypatch.setattr(random_search, "_linf_proposed", watched)
+    monkeypatch.setattr(square_module, "_linf_proposal", watched)
     model = lambda z: linear(torch.eye(2, 4), torch.tensor([50.0, 0.0]))(z)  # noqa: E731
     attacks.square(model, torch.rand(1, 4), torch.tensor([0]), epsilon=0.1, queries=10_000 // 50)
     halvings = [round(math.log2(0.8 / share)) for share in shares]
@@ -1170,7 +1168,7 @@ def test_steps_read_nothing_on_the_host(name, monkeypatch):
         return blocks.Steps(silent, *rest, **options)
 
     ran = []
-    for module in (gradient, adaptive, optimisation, saliency, random_search):
+    for module in (gradient, apgd_module, carlini_wagner_module, elastic_net_module, jsma_module, square_module):
         monkeypatch.setattr(module, "Steps", watched)
     model = Steady()
     x, y = right_only(model, *images(6))
@@ -1189,13 +1187,15 @@ def test_the_bare_loop_is_the_attack(ensemble):
         return torch.autograd.grad(-ds.losses.at_label(ds.pooling.mean_probability(ensemble(at)), y).sum(), at)[0]
 
     ball = norms.Ball.checked("linf", 0.1, (0.0, 1.0), x)
-    start = ball.random(x, noise.keys(x, 0, 0))
+    start = ball.random(x, random_numbers.keys(x, 0, 0))
     found = attacks.climbed(slope, x, start, ball=ball, steps=5, step_size=0.05)
     torch.testing.assert_close(found, attacks.perturbed(ensemble, x, y, epsilon=0.1, steps=5))
     each = torch.linspace(0.01, 0.1, 16).view(-1, 1, 1, 1)
     for norm in ("linf", "l2"):
         varied = norms.Ball(norm, each, 0.0, 1.0)
-        found = attacks.climbed(slope, x, varied.random(x, noise.keys(x, 1)), ball=varied, steps=3, step_size=0.05)
+        found = attacks.climbed(
+            slope, x, varied.random(x, random_numbers.keys(x, 1)), ball=varied, steps=3, step_size=0.05
+        )
         assert (varied.lengths(found - x) <= varied.limit.flatten()).all()
 
 
@@ -1268,7 +1268,7 @@ def dropping(training):
 def through(source):
     craft = functools.partial(attacks.perturbed, epsilon=0.1)
     return functools.partial(
-        attacks.tried, craft=functools.partial(trials.elsewhere, source=source, craft=craft), epsilon=0.1
+        attacks.tried, craft=functools.partial(crafting.craft_on_source, source=source, craft=craft), epsilon=0.1
     )
 
 

@@ -81,7 +81,7 @@ def examples(model, count, device, wrong=True):
 @pytest.fixture
 def eager(monkeypatch):
     """Switch capture off."""
-    return lambda: monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: None)
+    return lambda: monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: None)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def captured(monkeypatch):
         return counted
 
     def switch():
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", counting)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", counting)
         counts.update(captures=0, replays=0)
         return counts
 
@@ -318,7 +318,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monke
     torch.manual_seed(3)
     after = generators("cpu")
     torch.manual_seed(3)
-    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: refuses)
+    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: refuses)
     with caplog.at_level(logging.WARNING, "dissensus"):
         found = NAMES[name](model, x, y)
     assert_same(found, expected, exact=name not in UNEVEN)
@@ -353,7 +353,7 @@ def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, capl
 
     found = []
     for capture in (None, runs):
-        monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device, capture=capture: capture)
+        monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device, capture=capture: capture)
         model = Draws(host=True)
         x, y = examples(Steady(0), 12, "cpu")
         torch.manual_seed(5)
@@ -438,7 +438,7 @@ def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, 
     x, y = examples(model, 37, "cpu")
     eager()
     expected = NAMES[name](model, x, y)
-    monkeypatch.setattr("dissensus.attacks.case.capture_on", lambda device: recorded)
+    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: recorded)
     found = NAMES[name](model, x, y)
     assert torch.equal(found.success, expected.success)
     torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.auditing import reading, roc_area, streaming, tallying
+from dissensus.auditing.detection import DETECTORS
 from dissensus.auditing.page import drawings, page
+from dissensus.auditing.sums import tensors
 from dissensus.cli import app
 from dissensus.pages import html
 
@@ -196,7 +198,7 @@ def test_large_outputs_are_counted_in_single_precision_and_agree(monkeypatch):
     logits, labels = classifier()
     exact = values(ds.audit(logits, labels, loss="brier", **CLASSES))
     monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
-    assert streaming.Members(logits).dtype == torch.float32
+    assert streaming.OutputReader(logits).dtype == torch.float32
     assert values(ds.audit(logits, labels, loss="brier", **CLASSES)) == pytest.approx(exact, rel=1e-4)
 
 
@@ -561,7 +563,7 @@ def test_words_and_json():
     ("change", "message"),
     [
         ({"kind": None}, "`kind` must be 'logits' or 'probabilities'"),
-        ({"kind": "probabilities"}, "Logits\\? Say kind='logits'"),
+        ({"kind": "probabilities"}, "Logits\\? Use kind='logits'"),
         ({"targets": torch.zeros(300)}, "be labels"),
         ({"targets": torch.full((300,), 3)}, "lie between 0 and 2"),
         ({"targets": torch.zeros(299, dtype=torch.long)}, "hold N=300"),
@@ -720,7 +722,7 @@ def test_the_command(tmp_path):
     assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
     for wrong, message in (
         (["--fail-on", "bad"], "--fail-on must be one of"),
-        (["--kind", "probabilities"], "Say --kind logits"),
+        (["--kind", "probabilities"], "Use --kind logits"),
         (["--reference", str(tmp_path / "no.npz")], "there is no file"),
     ):
         failed = run(app, [*told, *wrong])
@@ -737,12 +739,14 @@ def test_the_command(tmp_path):
 
 def test_memory_does_not_grow_with_the_examples(tmp_path):
     """Only sums per block and one number per score and example are kept."""
-    members = streaming.Members(np.zeros((3, 5000, 4), dtype=np.float32))
-    tally = tallying.tallied(members, torch.zeros(5000, dtype=torch.long), kind="logits", loss="brier", pool="score")
-    held = sum(t.numel() for t in tally.sums.values()) / tallying.BLOCKS
-    assert held < 400
-    assert all(len(t) == 5000 for t in tally.scores.values())
-    assert max(len(o[0]) for _, o in [(r, o) for r, o in members.slices()]) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
+    reader = streaming.OutputReader(np.zeros((3, 5000, 4), dtype=np.float32))
+    settings = {"kind": "logits", "loss": "brier", "pool": "score", "scores": DETECTORS}
+    tally = tallying.tally_outputs(reader, torch.zeros(5000, dtype=torch.long), **settings)
+    numbers = sum(values.numel() for _, values in tensors(tally)) / tallying.BLOCKS
+    assert numbers < 400
+    assert tally.scores.keys() == DETECTORS.keys()
+    assert all(len(values) == 5000 for values in tally.scores.values())
+    assert max(len(outputs[0]) for _, outputs in reader.slices()) <= streaming.NUMBERS_AT_ONCE // (3 * 45)
 
 
 def test_outputs_that_are_no_better_than_guessing_are_unskilled():

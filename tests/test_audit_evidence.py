@@ -16,10 +16,10 @@ import dissensus as ds
 import dissensus.auditing.testing as testing
 from dissensus.auditing import stationarity
 from dissensus.auditing.distributions import below_zero, rotation_test, student_tail
-from dissensus.auditing.evidence import LIMITS, Limits
+from dissensus.auditing.limits import LIMITS, Limits
 from dissensus.auditing.measuring import expanded_confidence
-from dissensus.auditing.streaming import Members
-from dissensus.auditing.tallying import tallied
+from dissensus.auditing.streaming import OutputReader
+from dissensus.auditing.tallying import tally_outputs
 from dissensus.metrics import intervals
 
 KEPT = Path(__file__).parents[1] / "benchmarks/results/collusion_cifar10"
@@ -35,11 +35,11 @@ def normal(*shape, seed=0):
 
 
 def values_tally(outputs, targets, **more):
-    return tallied(Members(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **more)
+    return tally_outputs(OutputReader(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **more)
 
 
 def logits_tally(outputs, labels, pool="probability", **more):
-    return tallied(Members(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **more)
+    return tally_outputs(OutputReader(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **more)
 
 
 # Distributions
@@ -113,15 +113,15 @@ def test_slopes_are_derivatives():
     centre = y.mean(0)
     scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
     scaled = centre + scales.view(3, 1) * (f - centre)
-    found = stationarity.of_values(f, y, centre)
+    slopes = stationarity.value_slopes(f, y, centre)
     own = (scaled - y.unsqueeze(1)).square().sum(-1) / 2
     pool = (scaled.mean(1) - y).square().sum(-1) / 2
     for loss, prefix in ((own, ""), (pool, "pool_")):
         slope, curvature = derivatives(loss, scales)
-        torch.testing.assert_close(found[f"{prefix}slope"], slope)
-        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
-    torch.testing.assert_close(found["fitted_loss"], own.detach())
-    torch.testing.assert_close(found["pool_loss"], pool.detach())
+        torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
+        torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
+    torch.testing.assert_close(slopes.member_loss, own.detach())
+    torch.testing.assert_close(slopes.pool_loss, pool.detach())
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
@@ -134,12 +134,12 @@ def test_slopes_of_likelihoods_are_derivatives(pool):
     mean = log_probs.logsumexp(1) - math.log(3) if pool == "probability" else scaled.mean(1).log_softmax(-1)
     ensemble = -mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        found = stationarity.of_classes(logits, logits.softmax(-1), -own, labels, pool)
+        slopes = stationarity.class_slopes(logits, logits.softmax(-1), -own, labels, pool)
     for loss, prefix in ((own, ""), (ensemble, "pool_")):
         slope, curvature = derivatives(loss, scales)
-        torch.testing.assert_close(found[f"{prefix}slope"], slope)
-        torch.testing.assert_close(found[f"{prefix}curvature"], curvature)
-    torch.testing.assert_close(found["pool_loss"], ensemble.detach())
+        torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
+        torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
+    torch.testing.assert_close(slopes.pool_loss, ensemble.detach())
 
 
 def trained_at(beta, examples=80, members=4, features=6):
@@ -163,8 +163,8 @@ def trained_at(beta, examples=80, members=4, features=6):
 def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     f, y = trained_at(beta)
     # Members have no intercept, so that only scaling about zero is stationary.
-    centred = stationarity.of_values(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
-    own, pool = centred["slope"].mean(), centred["pool_slope"].sum(1).mean()
+    centred = stationarity.value_slopes(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
+    own, pool = centred.slope.mean(), centred.pool_slope.sum(1).mean()
     assert float(own / (own - pool)) == pytest.approx(beta, abs=1e-9)
 
 
@@ -185,7 +185,10 @@ def test_votes_reveal_nothing():
     votes = torch.eye(3, dtype=torch.float64)[torch.randint(3, (4, 60), generator=draw(0))]
     labels = torch.randint(3, (60,), generator=draw(1))
     settings = {"kind": "probabilities", "loss": "zero_one", "pool": "vote"}
-    assert testing.ownership(tallied(Members(votes), labels, in_bag=torch.ones(1, 60), **settings), 0.75, 0.1) is None
+    assert (
+        testing.ownership(tally_outputs(OutputReader(votes), labels, in_bag=torch.ones(1, 60), **settings), 0.75, 0.1)
+        is None
+    )
 
 
 # Offsets
@@ -198,7 +201,7 @@ def test_constant_offsets_of_values_are_their_squares():
     error = (f - y).square().sum(-1).mean()
     extra = shift.square().sum(-1).mean()
     common = (2 * (f - y).mean(0) * shift).sum(-1).mean()
-    found = testing.offsets(values_tally(f + shift, y), 0.25)
+    found = testing.constant_offsets(values_tally(f + shift, y), 0.25)
     assert found.value == pytest.approx(float(extra / (error + extra + common)), rel=1e-9)
     assert found.p < 1e-6
 
@@ -211,13 +214,13 @@ def test_offsets_of_logits_save_what_taking_them_away_saves():
     loss = ds.losses.cross_entropy(shifted, labels).mean()
     offset = shifted.mean(1) - shifted.mean((0, 1))
     saved = loss - ds.losses.cross_entropy(shifted - offset.unsqueeze(1), labels).mean()
-    found = testing.offsets(logits_tally(shifted, labels, pool="score"), 0.25)
+    found = testing.constant_offsets(logits_tally(shifted, labels, pool="score"), 0.25)
     assert found.value == pytest.approx(float(saved / loss), rel=0.1)
 
 
 def test_noise_is_no_offset():
     y = normal(60, 1)
-    found = testing.offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
+    found = testing.constant_offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
     assert found.value < 0.05
     assert found.p > 0.5
 
@@ -231,7 +234,7 @@ def test_members_that_have_seen_parts_do_not_lean():
     unseen = torch.rand(40, 20_000, 1, generator=draw(1)) < 0.4
     y = torch.zeros(20_000, 1, dtype=torch.float64)
     test, train = values_tally(errors.expand(40, -1, -1), y), values_tally(errors * unseen, y)
-    share, gap = testing.leaning(test, train, 0.35, 0.05)
+    share, gap = testing.pool_gap(test, train, 0.35, 0.05)
     assert gap.value == pytest.approx(1 / 0.4**2, rel=0.1)
     assert share.value < 0.05
     assert share.p > 0.99
@@ -241,7 +244,7 @@ def test_noise_of_members_own_around_a_pool_that_memorises_is_no_leaning():
     y, t = 2 * normal(2, 1000, 1)
     test, train = y + normal(1000, 1, seed=1), t + 0.05 * normal(1000, 1, seed=2)
     tallies = [values_tally(f + normal(50, 1000, 1, seed=3 + i), x) for i, (f, x) in enumerate(((test, y), (train, t)))]
-    share, _ = testing.leaning(*tallies, 0.35, 0.05)
+    share, _ = testing.pool_gap(*tallies, 0.35, 0.05)
     assert share.value < 0.1
 
 
@@ -249,7 +252,7 @@ def test_a_pool_that_fits_alone_has_all_of_the_gap():
     y, noise = normal(800, 1), normal(5, 800, 1, seed=1)
     apart = 2 * (noise - noise.mean(0))
     test, train = y + 0.5 * normal(800, 1, seed=2), y + 0.05 * normal(800, 1, seed=3)
-    share, gap = testing.leaning(values_tally(test + apart, y), values_tally(train + apart, y), 0.65, 0.05)
+    share, gap = testing.pool_gap(values_tally(test + apart, y), values_tally(train + apart, y), 0.65, 0.05)
     assert share.value > 0.9
     assert max(share.p, gap.p) < 1e-6
 
@@ -271,7 +274,7 @@ def test_a_reference_whose_members_vary_as_much_accuses_nobody():
         size = (0.6 * normal(2, 5, 1, 1, seed=seed)).exp()
         y = normal(300, 1, seed=1000 + seed)
         one, other = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
-        accused += testing.against(values_tally(one, y), values_tally(other, y), 1.2).members.p < 0.001
+        accused += testing.compare_with_reference(values_tally(one, y), values_tally(other, y), 1.2).members.p < 0.001
     assert accused <= 2
 
 
@@ -458,7 +461,7 @@ def test_groups_are_the_units():
         ({"train": True, "in_bag": "some"}, "be 'all' or a mask"),
         ({"train": True, "in_bag": np.ones((2, 50))}, "be 'all' or a mask"),
         ({"train": True, "in_bag": 2 * np.ones((3, 50))}, "Counts of a bootstrap"),
-        ({"train": True, "in_bag": np.zeros((3, 50))}, "leave every member some example"),
+        ({"train": True, "in_bag": np.zeros((3, 50))}, "keep at least one example for every member"),
     ],
 )
 def test_odd_masks_and_groups_are_refused(more, message):

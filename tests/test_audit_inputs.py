@@ -289,7 +289,7 @@ def test_frames_of_a_regression():
     [
         ({"loss": "cross_entropy"}, "`loss` must be one of 'zero_one', 'brier'"),
         ({"pool": "score"}, "`pool` must be one of 'vote', 'probability'"),
-        ({"outputs": np.eye(3)[[[0, 1]]]}, r"be votes \[M, N\].*got \[1, 2, 3\].*Say kind='probabilities'"),
+        ({"outputs": np.eye(3)[[[0, 1]]]}, r"be votes \[M, N\].*got \[1, 2, 3\].*Use kind='probabilities'"),
         ({"outputs": np.zeros(5, int)}, r"be votes \[M, N\].*got \[5\].*Give \[votes\]"),
         ({"outputs": []}, r"be votes \[M, N\]"),
         ({"outputs": None}, "`outputs` must be an array, a frame or a list; got None"),
@@ -538,7 +538,7 @@ def test_boosted_models_have_stages_and_no_members(name, unchecked):
     x, x_test, y, y_test = classes_data(names=True)
     count = {"n_estimators": 5} if name == "GradientBoosting" else {"max_iter": 5}
     model = getattr(ensemble, f"{name}Classifier")(**count).fit(x, y)
-    with pytest.raises(TypeError, match="no members. A boosted model adds up stages.*say staged=True"):
+    with pytest.raises(TypeError, match="no members. A boosted model adds up stages.*use staged=True"):
         ds.audit_estimator(model, x_test, y_test)
     found = ds.audit_estimator(model, x_test, y_test, staged=True)
     same(found, ds.audit(list(model.staged_predict_proba(x_test)), y_test, classes=NAMES, **PROBS))

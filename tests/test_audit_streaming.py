@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import dissensus as ds
-from dissensus.auditing import streaming, tallying
-from dissensus.auditing.measuring import measured
+from dissensus.auditing import examples, streaming, tallying
+from dissensus.auditing import sums as summing
+from dissensus.auditing.detection import DETECTORS
+from dissensus.auditing.measuring import measure
 
 LOGITS = {"kind": "logits", "loss": "cross_entropy", "pool": "probability"}
 VALUES = {"kind": "values", "loss": "mse", "pool": "score"}
@@ -38,21 +40,37 @@ def flat(logits):
     return logits.movedim(2, -1).reshape(len(logits), -1, logits.shape[2])
 
 
-def sums(outputs, targets, groups=None, **settings):
-    return tallying.tallied(streaming.Members(outputs), targets, groups=groups, **{**LOGITS, **settings})
+def tally_of(outputs, targets, groups=None, **settings):
+    reader = streaming.OutputReader(outputs)
+    return tallying.tally_outputs(reader, targets, groups=groups, **{**LOGITS, **settings})
+
+
+def named_sums(tally):
+    """All tensors of a tally but its scores, by name."""
+    return dict(summing.tensors(tally))
+
+
+def assert_same_sums(expected, tally, **tolerance):
+    names = named_sums(expected)
+    assert named_sums(tally).keys() == names.keys()
+    for name, values in named_sums(tally).items():
+        torch.testing.assert_close(values, names[name], msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+    assert tally.scores.keys() == expected.scores.keys()
+    for name, values in tally.scores.items():
+        torch.testing.assert_close(values, expected.scores[name], atol=1e-5, rtol=1e-4)
 
 
 def test_rows_of_a_group_are_resampled_together():
     """Every row three times, in any order: three times the rows, but no more evidence."""
     logits, labels = classifier()
-    once = sums(logits, labels)
+    once = tally_of(logits, labels)
     order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(300).repeat(3)[order]
-    tripled = sums(logits[:, rows], labels[rows], groups=rows * 7 - 50)
+    tripled = tally_of(logits[:, rows], labels[rows], groups=rows * 7 - 50)
     assert (once.units, tripled.units, tripled.examples) == (300, 300, 900)
-    alone = sums(logits[:, rows], labels[rows])
+    alone = tally_of(logits[:, rows], labels[rows])
     assert alone.units == 900
-    expected, grouped, ungrouped = (measured(tally) for tally in (once, tripled, alone))
+    expected, grouped, ungrouped = (measure(tally) for tally in (once, tripled, alone))
     for name, figure in expected.items():
         if not name.startswith("codependence"):
             assert grouped[name] == pytest.approx(figure, rel=1e-9, nan_ok=True), name
@@ -63,20 +81,20 @@ def test_rows_of_a_group_are_resampled_together():
 def test_groups_of_unequal_size_are_never_split():
     logits, labels = classifier(examples=1000, classes=2)
     groups = (torch.rand(1000, generator=torch.Generator().manual_seed(2)) ** 3 * 40).long()
-    tally = sums(logits, labels, groups=groups)
+    tally = tally_of(logits, labels, groups=groups)
     sizes = groups.unique(return_counts=True)[1]
     assert tally.units == len(sizes) < 256
-    assert tally.sums["count"].sort().values.tolist() == sizes.sort().values.tolist()
-    torch.testing.assert_close(tally.sums["coarse_count"], tally.sums["count"])
+    assert tally.count.sort().values.tolist() == sizes.sort().values.tolist()
+    torch.testing.assert_close(tally.offsets.count, tally.count)
 
 
 @pytest.mark.parametrize("groups", [torch.zeros(40, dtype=torch.long), torch.tensor([3, -1]).repeat(20)])
 def test_one_or_two_groups_make_two_blocks(groups):
     logits, labels = classifier(examples=40)
-    tally = sums(logits, labels, groups=groups)
+    tally = tally_of(logits, labels, groups=groups)
     assert tally.units == len(groups.unique())
-    assert len(tally.sums["count"]) == 2
-    assert tally.sums["count"].sum() == 40
+    assert len(tally.count) == 2
+    assert tally.count.sum() == 40
 
 
 def test_coarse_blocks_know_how_many_examples_they_hold(monkeypatch):
@@ -84,26 +102,24 @@ def test_coarse_blocks_know_how_many_examples_they_hold(monkeypatch):
     monkeypatch.setattr(tallying, "_MOST_HELD", 3 * 2)
     f = torch.zeros(2, 7, 1, dtype=torch.float64)
     f[1] = 1.0
-    tally = sums(f, torch.zeros(7, dtype=torch.float64), **VALUES)
-    assert sorted(tally.sums["coarse_count"].tolist()) == [2, 2, 3]
-    assert measured(tally)["bias_share"] == pytest.approx((1.0, 1.0, 1.0))
+    tally = tally_of(f, torch.zeros(7, dtype=torch.float64), **VALUES)
+    assert sorted(tally.offsets.count.tolist()) == [2, 2, 3]
+    assert measure(tally)["bias_share"] == pytest.approx((1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("grid", [(5, 6), (7,), (2, 3, 2)])
 def test_dense_outputs_are_pixels_in_groups_of_an_image(grid):
     logits, labels = dense(grid=grid)
-    tally = sums(logits, labels.flatten())
+    tally = tally_of(logits, labels.flatten())
     assert (tally.units, tally.examples, tally.width) == (12, 12 * math.prod(grid), 4)
     images = torch.arange(12).repeat_interleave(math.prod(grid))
-    expected = sums(flat(logits), labels.flatten(), groups=images)
-    assert tally.sums.keys() == expected.sums.keys()
-    for name, held in expected.sums.items():
-        torch.testing.assert_close(tally.sums[name], held, msg=name)
+    expected = tally_of(flat(logits), labels.flatten(), groups=images)
+    assert_same_sums(expected, tally)
     patients = torch.arange(12) // 3
-    by_patient = sums(logits, labels.flatten(), groups=patients)
-    expected = sums(flat(logits), labels.flatten(), groups=patients[images])
+    by_patient = tally_of(logits, labels.flatten(), groups=patients)
+    expected = tally_of(flat(logits), labels.flatten(), groups=patients[images])
     assert by_patient.units == 4
-    torch.testing.assert_close(by_patient.sums["products"], expected.sums["products"])
+    torch.testing.assert_close(by_patient.errors.products, expected.errors.products)
 
 
 def test_dense_outputs_are_audited(tmp_path):
@@ -133,14 +149,13 @@ def test_dense_regression(width):
 @pytest.mark.parametrize("numbers", [45 * 3 * 7, 45 * 3 * 31, 45 * 3 * 100])
 def test_large_images_are_read_in_parts(monkeypatch, numbers):
     logits, labels = dense()
-    whole = sums(logits, labels.flatten())
+    whole = tally_of(logits, labels.flatten())
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
-    sizes = [rows.stop - rows.start for rows, _ in streaming.Members(logits).slices()]
+    sizes = [rows.stop - rows.start for rows, _ in streaming.OutputReader(logits).slices()]
     assert sum(sizes) == 12 * 30
     assert max(sizes) <= numbers // (45 * 3)
-    again = sums(logits, labels.flatten())
-    for name, held in whole.sums.items():
-        torch.testing.assert_close(again.sums[name], held, msg=name)
+    again = tally_of(logits, labels.flatten())
+    assert_same_sums(whole, again)
 
 
 def test_targets_of_dense_outputs_have_their_shape(unchecked):
@@ -162,38 +177,38 @@ def test_targets_of_dense_outputs_have_their_shape(unchecked):
 @pytest.mark.parametrize("members", [1, 2, 5, 8])
 def test_codependence_of_few_members_is_exact(members, pool):
     logits, labels = classifier(members=members, examples=150)
-    tally = sums(logits, labels, pool=pool)
+    tally = tally_of(logits, labels, pool=pool)
     pooled = {"probability": ds.pooling.mean_probability, "score": ds.pooling.mean_score}[pool]
     whole = ds.losses.cross_entropy(pooled(logits), labels).mean()
-    for i, drop in enumerate(tallying.DROPS):
+    for i, drop in enumerate(examples.DROPS):
         kept = members - int(members * drop)
-        some = [
+        subset_losses = [
             ds.losses.cross_entropy(pooled(logits[list(subset)]), labels).mean()
             for subset in itertools.combinations(range(members), kept)
         ]
-        rise = tally.sums["rises"][:, i].sum() / 150
-        assert float(rise) == pytest.approx(float(sum(some) / len(some) - whole), abs=1e-12)
+        rise = tally.errors.rises[:, i].sum() / 150
+        assert float(rise) == pytest.approx(float(sum(subset_losses) / len(subset_losses) - whole), abs=1e-12)
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
 def test_codependence_of_many_members_is_drawn_by_example(monkeypatch, pool):
     logits, labels = classifier(members=12, examples=800)
-    tally = sums(logits, labels, pool=pool)
-    rises = tally.sums["rises"].sum(0) / 800
-    monkeypatch.setattr(tallying, "_SUBSETS", 1000)  # C(12, 5) = 792: all of them
-    exact = sums(logits, labels, pool=pool).sums["rises"].sum(0) / 800
+    tally = tally_of(logits, labels, pool=pool)
+    rises = tally.errors.rises.sum(0) / 800
+    monkeypatch.setattr(examples, "_SUBSETS", 1000)  # C(12, 5) = 792: all of them
+    exact = tally_of(logits, labels, pool=pool).errors.rises.sum(0) / 800
     torch.testing.assert_close(rises, exact, rtol=0.05, atol=0)
     assert (rises != exact).tolist() == [False, True, True]  # C(12, 10) = 66 are visited, the others drawn
     monkeypatch.undo()
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 12 * 33)
-    again = sums(logits, labels, pool=pool).sums["rises"].sum(0) / 800
+    again = tally_of(logits, labels, pool=pool).errors.rises.sum(0) / 800
     torch.testing.assert_close(again, rises)  # draws do not depend on how outputs are read
 
 
 def test_codependence_survives_members_that_rule_the_label_out():
     logits, labels = classifier(members=3, examples=20)
     logits[:2] += 5000.0 * (1 - torch.nn.functional.one_hot(labels, 3))
-    tally = sums(logits, labels)
+    tally = tally_of(logits, labels)
     expected = (
         sum(
             ds.losses.cross_entropy(ds.pooling.mean_probability(logits[list(pair)]), labels).mean()
@@ -202,7 +217,7 @@ def test_codependence_survives_members_that_rule_the_label_out():
         / 3
         - ds.losses.cross_entropy(ds.pooling.mean_probability(logits), labels).mean()
     )
-    assert float(tally.sums["rises"][:, 1].sum() / 20) == pytest.approx(float(expected))
+    assert float(tally.errors.rises[:, 1].sum() / 20) == pytest.approx(float(expected))
 
 
 def deviation(averaged):
@@ -211,35 +226,35 @@ def deviation(averaged):
 
 def test_offsets_are_those_of_probabilities():
     logits, labels = classifier()
-    by_score = sums(logits, labels, pool="score").sums
-    torch.testing.assert_close(by_score["offset"].sum(0), deviation(logits.softmax(-1)))
+    by_score = tally_of(logits, labels, pool="score").offsets
+    torch.testing.assert_close(by_score.offset.sum(0), deviation(logits.softmax(-1)))
     torch.testing.assert_close(
-        by_score["deviation"].sum(0), deviation(logits - logits.mean(-1, keepdim=True)), atol=1e-9, rtol=1e-9
+        by_score.deviation.sum(0), deviation(logits - logits.mean(-1, keepdim=True)), atol=1e-9, rtol=1e-9
     )
-    by_probability = sums(logits, labels).sums
-    assert by_probability["offset"] is by_probability["deviation"]
-    torch.testing.assert_close(by_probability["offset"], by_score["offset"])
+    by_probability = tally_of(logits, labels).offsets
+    assert by_probability.offset is by_probability.deviation
+    torch.testing.assert_close(by_probability.offset, by_score.offset)
     votes = torch.nn.functional.one_hot(logits.argmax(-1), 3).double()
-    by_vote = sums(logits, labels, pool="vote", loss="zero_one").sums
-    assert by_vote["offset"] is by_vote["deviation"]
-    torch.testing.assert_close(by_vote["offset"].sum(0), deviation(votes))
-    values = sums(logits, logits.mean(0), **VALUES).sums
-    assert values["offset"] is values["deviation"]
+    by_vote = tally_of(logits, labels, pool="vote", loss="zero_one").offsets
+    assert by_vote.offset is by_vote.deviation
+    torch.testing.assert_close(by_vote.offset.sum(0), deviation(votes))
+    values = tally_of(logits, logits.mean(0), **VALUES).offsets
+    assert values.offset is values.deviation
 
 
 def test_votes_are_known_as_hard():
     logits, labels = classifier()
     votes = torch.nn.functional.one_hot(logits.argmax(-1), 3).double()
-    given = {"kind": "probabilities"}
-    assert sums(votes, labels, **given).hard
-    assert sums(votes.half(), labels, **given).hard
-    assert not sums(votes.lerp(torch.full_like(votes, 1 / 3), 1e-4), labels, **given).hard
-    assert not sums(logits, labels).hard
-    assert sums(1e6 * votes, labels).hard
+    probabilities = {"kind": "probabilities"}
+    assert tally_of(votes, labels, **probabilities).hard
+    assert tally_of(votes.half(), labels, **probabilities).hard
+    assert not tally_of(votes.lerp(torch.full_like(votes, 1 / 3), 1e-4), labels, **probabilities).hard
+    assert not tally_of(logits, labels).hard
+    assert tally_of(1e6 * votes, labels).hard
     late = votes.clone()
     late[-1, -1] = torch.tensor([0.5, 0.5, 0.0])
-    assert not sums(late, labels, **given).hard
-    assert not sums(votes, votes.mean(0), **VALUES).hard
+    assert not tally_of(late, labels, **probabilities).hard
+    assert not tally_of(votes, votes.mean(0), **VALUES).hard
 
 
 SETTINGS = [
@@ -257,22 +272,18 @@ def outputs_and_targets(kind, members=4, examples=300):
     return outputs, outputs.mean(0) * 1.1 if kind == "values" else labels
 
 
-def assert_same_sums(one, other, **tolerance):
-    assert one.sums.keys() == other.sums.keys()
-    for name, held in one.sums.items():
-        torch.testing.assert_close(other.sums[name], held, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
-    assert one.scores.keys() == other.scores.keys()
-    for name, values in one.scores.items():
-        torch.testing.assert_close(other.scores[name], values, atol=1e-5, rtol=1e-4)
+def scores_of(settings):
+    """What an audit keeps of every example with these settings."""
+    return {} if settings["kind"] == "values" else DETECTORS
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['kind']}-{s['pool']}")
 @pytest.mark.parametrize("numbers", [1, 45 * 4 * 7, 45 * 4 * 299])
 def test_slices_of_any_size_give_equal_sums(monkeypatch, settings, numbers):
     outputs, targets = outputs_and_targets(settings["kind"])
-    whole = sums(outputs, targets, keep_scores=True, **settings)
+    whole = tally_of(outputs, targets, scores=scores_of(settings), **settings)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
-    assert_same_sums(whole, sums(outputs, targets, keep_scores=True, **settings))
+    assert_same_sums(whole, tally_of(outputs, targets, scores=scores_of(settings), **settings))
 
 
 @pytest.fixture
@@ -287,25 +298,25 @@ def two_threads():
 def test_threads_change_nothing(monkeypatch, two_threads, settings):
     outputs, targets = outputs_and_targets(settings["kind"], examples=200)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 23)
-    alone = sums(outputs, targets, **settings)
+    alone = tally_of(outputs, targets, **settings)
     monkeypatch.setattr(tallying, "_ALONE_UP_TO", 0)
-    together = sums(outputs, targets, **settings)
-    for name, held in alone.sums.items():
-        assert torch.equal(together.sums[name], held), f"{name} depends on which thread is first"
+    together = tally_of(outputs, targets, **settings)
+    for name, values in named_sums(alone).items():
+        assert torch.equal(named_sums(together)[name], values), f"{name} depends on which thread is first"
     assert torch.get_num_threads() == 2, "torch has its threads back"
 
 
-def test_an_error_in_a_thread_is_told(monkeypatch, two_threads):
+def test_an_error_in_a_thread_is_raised(monkeypatch, two_threads):
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 23)
     monkeypatch.setattr(tallying, "_ALONE_UP_TO", 0)
     logits, labels = classifier()
     for row in (290, 117):
         logits[2, row, 1] = math.inf
     with pytest.raises(ValueError, match="member 2, example 117"):
-        sums(logits, labels)
+        tally_of(logits, labels)
     assert torch.get_num_threads() == 2
     with pytest.raises(ValueError, match="`outputs` must be logits"):
-        sums(classifier()[0].softmax(-1), labels)
+        tally_of(classifier()[0].softmax(-1), labels)
 
 
 @pytest.mark.parametrize("settings", SETTINGS[:4], ids=lambda s: f"{s['kind']}-{s['pool']}")
@@ -313,11 +324,11 @@ def test_an_error_in_a_thread_is_told(monkeypatch, two_threads):
 def test_single_precision_agrees(monkeypatch, settings, groups):
     outputs, targets = outputs_and_targets(settings["kind"], examples=2000)
     outputs = outputs.float()
-    exact = sums(outputs.double(), targets, groups=groups, **settings)
+    exact = tally_of(outputs.double(), targets, groups=groups, **settings)
     monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 301)
-    monkeypatch.setattr(tallying, "_ADDED_UP", 3)  # many sums are carried over
-    assert_same_sums(exact, sums(outputs, targets, groups=groups, **settings), atol=1e-4, rtol=1e-5)
+    monkeypatch.setattr(summing, "_SINGLE_PRECISION_ROWS", 3)  # many sums are carried over
+    assert_same_sums(exact, tally_of(outputs, targets, groups=groups, **settings), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -328,16 +339,18 @@ def test_a_gpu_gives_the_same_sums(monkeypatch, settings, single):
     monkeypatch.setattr(tallying, "_GPU_AT_ONCE", 45 * 12 * 301)
     if single:
         monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
-    host, card = (sums(outputs, targets, keep_scores=True, device=name, **settings) for name in ("cpu", "cuda"))
-    assert all(held.device.type == "cpu" for held in card.sums.values())
+    host, card = (
+        tally_of(outputs, targets, scores=scores_of(settings), device=name, **settings) for name in ("cpu", "cuda")
+    )
+    assert all(values.device.type == "cpu" for values in named_sums(card).values())
     tolerance = {"atol": 1e-4, "rtol": 1e-5} if single else {"atol": 1e-9, "rtol": 1e-9}
     assert_same_sums(host, card, **tolerance)
 
 
 def test_a_gpu_is_for_many_numbers(monkeypatch):
-    small, large = (streaming.Members(np.broadcast_to(np.float16(0), (50, n, 1000))) for n in (100, 100_000))
+    small, large = (streaming.OutputReader(np.broadcast_to(np.float16(0), (50, n, 1000))) for n in (100, 100_000))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [tallying._device(some).type for some in (small, large)] == ["cpu", "cuda"]
+    assert [tallying._device(reader).type for reader in (small, large)] == ["cpu", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert tallying._device(large).type == "cpu"
 
@@ -350,27 +363,27 @@ def test_memory_maps_of_half_precision_are_read_in_slices(tmp_path, monkeypatch,
     mapped = np.load(tmp_path / "o.npy", mmap_mode="r")
     outputs = mapped if stacked else list(mapped)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 3 * 500)
-    sizes = {(part.dtype, len(part)) for _, part in streaming.Members(outputs).parts()}
+    sizes = {(part.dtype, len(part)) for _, part in streaming.OutputReader(outputs).parts()}
     assert sizes == {(torch.float16, 500)}, "stored numbers are not converted before they are needed"
     tracemalloc.start()
-    tally = sums(outputs, labels)
+    tally = tally_of(outputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < half.nbytes / 2
-    expected = sums(half.astype(np.float64), labels)
-    torch.testing.assert_close(tally.sums["member_nll"], expected.sums["member_nll"])
+    expected = tally_of(half.astype(np.float64), labels)
+    torch.testing.assert_close(tally.sums.classes.member_nll, expected.sums.classes.member_nll)
 
 
 def test_outputs_are_left_as_they_are():
     for settings in SETTINGS:
         outputs, targets = outputs_and_targets(settings["kind"])
         before = outputs.clone()
-        sums(outputs, targets, keep_scores=True, **settings)
+        tally_of(outputs, targets, scores=scores_of(settings), **settings)
         assert torch.equal(outputs, before)
 
 
 def test_ties_of_votes_go_to_the_first_class():
     """Two of six members for each of three classes: sums of votes are equal, whatever member comes first."""
     votes = torch.nn.functional.one_hot(torch.tensor([2, 1, 0, 2, 1, 0]), 3).double().unsqueeze(1).expand(-1, 20, -1)
-    tally = sums(votes, torch.zeros(20, dtype=torch.long), kind="probabilities")
-    assert tally.sums["right"].sum() == 20
+    tally = tally_of(votes, torch.zeros(20, dtype=torch.long), kind="probabilities")
+    assert tally.sums.classes.right.sum() == 20

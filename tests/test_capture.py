@@ -33,10 +33,7 @@ def assert_same(found, expected):
 @pytest.fixture
 def eager(monkeypatch):
     """Switch capture off."""
-    return lambda: [
-        monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", lambda engine: None)
-        for room in ("fitting", "sweeping")
-    ]
+    return lambda: monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: None)
 
 
 @pytest.fixture
@@ -55,11 +52,10 @@ def replays(monkeypatch):
         return replayed
 
     def steps(engine):
-        return capture.GraphSteps(partial(counting, engine.flat.device))
+        return capture.GraphSteps(partial(counting, engine.state.flat.device))
 
     def switch():
-        for room in ("fitting", "sweeping"):
-            monkeypatch.setattr(f"dissensus.train.{room}.graph_steps", steps)
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", steps)
         return counts
 
     return switch
@@ -224,7 +220,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     def refuses(function, generators):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(refuses))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(refuses))
     build, shape = NETWORKS["mlp"]
     ensemble = ds.Ensemble(build, 3).double()
     history = ds.fit(ensemble, data(shape, "cpu"), partial(augmented, beta=0.7), epochs=5, batch_size=8)
@@ -247,7 +243,7 @@ def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
     for captured in (False, True):
         with monkeypatch.context() as patch:
             if not captured:
-                patch.setattr("dissensus.train.fitting.graph_steps", lambda engine: None)
+                patch.setattr("dissensus.train.recipe.graph_steps", lambda engine: None)
             torch.manual_seed(4)
             torch.cuda.manual_seed(4)
             ensemble = ds.Ensemble(build, 3, backend=backend).double().cuda()
@@ -275,7 +271,7 @@ def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
             raise RuntimeError("out of memory")
         return function
 
-    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(second_refuses))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(second_refuses))
     build, shape = NETWORKS["mlp"]
     ds.fit(ds.Ensemble(build, 3).double(), data(shape, "cpu"), partial(augmented, beta=0.7), epochs=8, batch_size=8)
     assert len(captures) == 2

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dissensus as ds
 from dissensus.train import capture
 from dissensus.train import checkpoint as checkpoints
+from dissensus.train.settings import CheckpointSettings
 
 M = 3
 mse = partial(ds.objectives.independent, loss="mse")
@@ -98,7 +99,7 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     assert all(torch.equal(own[key], other[key]) for key in own)
 
 
-def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog):
+def test_the_last_two_are_kept_and_a_corrupt_one_is_skipped(tmp_path, caplog):
     expected, _ = run(None, checkpoint_seconds=None)
     with pytest.raises(Interrupted):
         run(tmp_path, 9)
@@ -107,7 +108,7 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_passed_over(tmp_path, caplog
     file.write_bytes(file.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING, "dissensus"):
         resumed, _ = run(tmp_path, resume=True)
-    assert any("passed over" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
+    assert any("skipped" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
     own, other = weights(resumed), weights(expected)
     assert all(torch.equal(own[key], other[key]) for key in own)
     for path in tmp_path.glob("step-*"):
@@ -274,7 +275,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
 
 
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.train.sweeping.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)
@@ -285,7 +286,7 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
 
         def stops(self, engine):
             write(self, engine)
-            if engine.steps >= steps:
+            if engine.state.steps >= steps:
                 raise Interrupted
 
         monkeypatch.setattr(checkpoints.Checkpointer, "write", stops)
@@ -314,13 +315,16 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
 def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeypatch, unchecked):
     now = [0.0]
     monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
-    saver = checkpoints.Checkpointer(tmp_path, {})
+    saver = checkpoints.Checkpointer(CheckpointSettings(tmp_path), {})
 
     class Feed:
         resumable = True
 
+    class State:
+        in_epoch = 0
+
     class Engine:
-        in_epoch, feed = 0, Feed()
+        state, feed = State(), Feed()
 
     writes = []
 

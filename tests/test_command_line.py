@@ -110,7 +110,7 @@ REFUSED = [
         f"audit probs.npy --targets labels.npy {SAVED}",
         1,
         "`outputs` must be logits; got numbers of at least zero that "
-        "sum to one over classes: probabilities. Say --kind probabilities.",
+        "sum to one over classes: probabilities. Use --kind probabilities.",
     ),
     (f"audit in.npy --targets labels.npy --reference probs.npy {SAVED}", 1, "--reference must be logits"),
     (f"audit in.npy --targets labels.npy --ood probs.npy {SAVED}", 1, "--ood must be logits"),

@@ -50,7 +50,7 @@ def seen(losses, patience=2, tolerance=0.1, active=None):
     freezing = Freezing(Convergence(patience, tolerance), len(losses[0]))
     going = torch.ones(len(losses[0]), dtype=torch.bool) if active is None else torch.tensor(active)
     for epoch, now in enumerate(losses, 1):
-        going = freezing.see(epoch, now, going)
+        going = freezing.update(epoch, now, going)
     return freezing.epochs(), going.tolist()
 
 
@@ -86,8 +86,8 @@ def test_members_that_rest_already_are_no_part_of_it():
 
 def test_masks_of_a_network_are_one_member():
     freezing = Freezing(Convergence(1, 0.1), 2)
-    going = freezing.see(1, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
-    assert freezing.see(2, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
+    going = freezing.update(1, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
+    assert freezing.update(2, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
     network = ds.masks.convert(ds.nets.mlp(6, 3, (16,)).double(), 3, 2.0, widen=True, assign="all")
     history = ds.fit(network, classes(), alone, epochs=9, lr=0.0, freeze=Convergence(2), shuffle=False)
     assert history.frozen_at == [3]
@@ -188,13 +188,13 @@ def test_training_equals_algorithm_1_by_hand_with_a_rate_per_member(name, optimi
 def test_a_frozen_member_stands_still_in_everything_and_the_others_go_on(optimizer, monkeypatch):
     engines, ends = [], {}
 
-    def spied(engine, *rest):
+    def spied(engine):
         engines.append(engine)
-        checkpoint.train(engine, *rest)
+        checkpoint.train(engine)
 
     def look(moment):
-        engine = engines[0]
-        held = {"flat": engine.flat, **engine.state, **engine.body.state()}
+        state = engines[0].state
+        held = {"flat": state.flat, **state.moments, **state.body.state()}
         if moment.step == 3 * moment.epoch:  # the last look at an epoch is that at its end
             ends[moment.epoch] = (moment, {name: tensor.detach().clone() for name, tensor in held.items()})
 
@@ -353,7 +353,7 @@ def test_captured_steps_freeze_as_eager_ones_do(name, device, monkeypatch):
         return counting
 
     for steps in (lambda engine: None, lambda engine: capture.GraphSteps(fresh=fresh)):
-        monkeypatch.setattr("dissensus.train.fitting.graph_steps", steps)
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", steps)
         ensemble = ensemble_of(name, backend="loop").to(device)
         history = ds.fit(
             ensemble,

@@ -282,9 +282,9 @@ def table():
         "losses.check_targets": (lambda y: ds.losses.check_targets("poisson", y, C), (REALS.abs(),)),
         # scores
         **{
-            f"scores.{name}": (call, (PROBS,))
-            for name, call in ds.scores.OF_PROBS.items()
-            if name != "distinct_predictions"
+            f"scores.{name}": (score.function, (PROBS,))
+            for name, score in ds.scores.SCORES.items()
+            if score.takes == "probabilities" and name != "distinct_predictions"
         },
         "scores.pairwise_kl, of logarithms": (lambda f: ds.scores.pairwise_kl(log_probs=f), (PROBS.log(),)),
         "scores.mean_energy": (ds.scores.mean_energy, (LOGITS,)),

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus import attacks, pages
-from dissensus.attacks import flags, suites, trials
+from dissensus.attacks import crafting, flags, suites
+from dissensus.attacks.diagnostics import AttackDiagnostics, ModelDiagnostics, model_diagnostics
 from dissensus.attacks.page import page as robustness_page
-from dissensus.attacks.probing import Look, Probes, looked
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
@@ -169,7 +169,7 @@ def overtrained(request):
 def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrained):
     """Its loss is zero on many examples; attacks on it are as strong as any."""
     _, (x, y) = digits()
-    assert looked(overtrained, x, y).saturated > flags.SATURATED
+    assert model_diagnostics(overtrained, x, y).saturated > flags.SATURATED
     found = quick(overtrained, (x, y), epsilon=0.1)
     assert "saturated loss" not in raised(found)
     terms, left = suites.Terms(0.1, shape=(1, 8, 8)), torch.ones(len(x), dtype=torch.bool)
@@ -200,8 +200,8 @@ def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
     ],
 )
 def test_a_saturated_loss_counts_where_others_find_more(saturated, ce, logits, square, strange):
-    probes = Probes(100, 90, 80, 0, {10: ce}, ce, ce, ce, 0, ce, logits, 0, square, {}, {})
-    look = Look(100, 1, 10, 90, 0.0, 0.0, saturated, False, 0.0, 0.0)
+    probes = AttackDiagnostics(100, 90, 80, 0, {10: ce}, ce, ce, ce, 0, ce, logits, 0, square, {}, {})
+    look = ModelDiagnostics(100, 1, 10, 90, 0.0, 0.0, saturated, False, 0.0, 0.0)
     assert flags._saturated(look, probes).raised is strange
 
 
@@ -216,7 +216,7 @@ def test_a_saturated_loss_counts_where_others_find_more(saturated, ce, logits, s
     ],
 )
 def test_noise_says_something_where_the_attack_leaves_something(clean, noise, plain, strange):
-    probes = Probes(100, clean, noise, 0, {10: plain}, plain, plain, plain, 0, plain, 0, 0, None, {}, {})
+    probes = AttackDiagnostics(100, clean, noise, 0, {10: plain}, plain, plain, plain, 0, plain, 0, 0, None, {}, {})
     assert flags._noise(probes).raised is strange
 
 
@@ -239,7 +239,7 @@ def test_gradients_that_are_lost(sound):
 
 def test_probabilities_as_logits(sound):
     assert "probabilities as logits" in raised(quick(Then(sound, lambda z: z.softmax(-1))))
-    assert not looked(Then(sound, lambda z: z.log_softmax(-1)), *images()).sums_to_one
+    assert not model_diagnostics(Then(sound, lambda z: z.log_softmax(-1)), *images()).sums_to_one
 
 
 def test_random_outputs_and_the_mean_of_passes(sound):
@@ -254,14 +254,14 @@ def test_random_outputs_and_the_mean_of_passes(sound):
     last = suites.adaptive(suites.Terms(EPSILON, classes=C, stochastic=True)).settings[4]
     assert last.name == "PGD, mean of passes"
     assert int(last.attack(shaky, x, y).success.sum()) > 10
-    passes = trials.Passes(shaky, 3)
+    passes = crafting.RepeatedPasses(shaky, 3)
     assert passes(images(5)[0]).shape == (3, 5, C)
 
 
 def test_outputs_that_depend_on_the_batch():
     normed = trained(0, nn.BatchNorm1d(32))
     normed.train()
-    assert looked(normed, *images()).between_batches < 1e-5, "a module is evaluated in evaluation mode"
+    assert model_diagnostics(normed, *images()).between_batches < 1e-5, "a module is evaluated in evaluation mode"
     assert "depends on the batch" in raised(quick(lambda x: normed(x)))
 
 
@@ -343,8 +343,8 @@ def test_restarts_that_are_weaker(sound):
 
 
 def test_flags_leave_room_for_luck():
-    assert flags.margin(64) == 2.0
-    assert flags.margin(200) == 4.0
+    assert flags.chance_margin(64) == 2.0
+    assert flags.chance_margin(200) == 4.0
 
 
 def test_the_evaluation_is_its_attacks_one_after_the_other(sound):
@@ -372,13 +372,12 @@ def few_steps(terms):
         attack = setting.attack
         short = {"steps": 30} if attack.keywords.get("steps") == 1000 else {}
         settings.append(setting._replace(attack=functools.partial(attack, **short)))
-    return suites.Suite(settings, False, suites.quick(terms).probing)
+    return suites.Suite(settings, False, suites.quick(terms).budget, "paper")
 
 
-def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound, monkeypatch):
-    monkeypatch.setitem(suites.SUITES, "paper", few_steps)
+def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound):
     x, y = images(240)
-    found = attacks.evaluate(sound, (x, y), "paper", epsilon=EPSILON)
+    found = attacks.evaluate(sound, (x, y), few_steps, epsilon=EPSILON)
     assert [row.name for row in found.attacks] == [
         "FGSM",
         "BIM",
@@ -450,7 +449,7 @@ def test_rescaled_scores_break_what_cross_entropy_cannot(sound):
     masked = Then(sound, lambda z: 100 * z)
     plain = attacks.pgd(masked, x, y, epsilon=EPSILON)
     craft = functools.partial(
-        trials.rescaled, craft=functools.partial(attacks.pgd, epsilon=EPSILON), pool="probability"
+        crafting.craft_on_rescaled, craft=functools.partial(attacks.pgd, epsilon=EPSILON), pool="probability"
     )
     found = attacks.tried(masked, x, y, craft=craft, epsilon=EPSILON)
     assert int(found.success.sum()) > 3 * int(plain.success.sum())
@@ -526,12 +525,11 @@ def test_json_and_back(masked):
     assert [row[0] for row in rows] == ["no attack", *(row.name for row in found.attacks), "worst case"]
 
 
-def test_what_a_weak_suite_missed_is_said(sound, monkeypatch):
+def test_what_a_weak_suite_missed_is_said(sound):
     def weak(terms):
-        return suites.Suite(suites.paper(terms).settings[:1], False, suites.quick(terms).probing)
+        return suites.Suite(suites.paper(terms).settings[:1], False, suites.quick(terms).budget, "quick")
 
-    monkeypatch.setitem(suites.SUITES, "quick", weak)
-    found = quick(Then(sound, lambda z: 100 * z))
+    found = attacks.evaluate(Then(sound, lambda z: 100 * z), images(), weak, epsilon=EPSILON, epsilons=[EPSILON])
     assert found.facts["beyond"] > 10
     assert "a stronger one would leave fewer" in " ".join(found.summary().split())
 

@@ -422,7 +422,6 @@ def settings(ensemble):
     body = ensemble.body
     return (
         body.backend,
-        body.replayed,
         body.channels_last,
         body.by_rule,
         [m.training for m in ensemble.modules()],

@@ -1,10 +1,16 @@
-"""How far out of distribution an example is, by what members say of it: ``[M, B, C] -> [B]``, higher is farther.
+"""Scores of how far an example is out of distribution, from the outputs of members: ``[M, B, C] -> [B]``.
 
-Entropies are in nats and not divided by the number of classes, so that mutual information is ensemble entropy less mean
-entropy. Outputs in half precision are taken as float32. NaN in an output gives NaN for that example, in every score.
+Higher means farther out, in every score. Entropies are in nats and not divided by the number of classes, so that mutual
+information is ensemble entropy less mean entropy. Outputs in half precision are computed in float32. NaN in an output
+gives NaN for that example, in every score.
+
+`SCORES` lists what is built in. A new score is one function in this file and one line in that table. A score of yours
+is passed where scores are taken: ``table(outputs, scores={"mine": function})``, ``dissensus.audit(..., scores=...)``.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,19 +18,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.diversity.disagreement import distinct_predictions
+from dissensus.diversity.disagreement import distinct_predictions, jensen_shannon
 
 _LEAST = {torch.float32: -103.28, torch.float64: -744.44}
-"""What the logarithm of a probability of zero is read as: that of the smallest number above zero of its type."""
+"""Logarithm that a probability of zero is given: that of the smallest positive number of its type."""
 _LEAST_LOG = -1e5
-"""What a log-probability of −∞ is read as."""
+"""Number that replaces a log-probability of −∞."""
 
 
 def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """PDS (LDR paper, equation 10): the mean over classes of the largest probability that any member gives it.
+    """PDS (LDR paper, equation 10): mean over classes of the largest probability that any member gives the class.
 
-    With members that are sure it counts the distinct classes they name, over C. The mean of the members' probabilities
-    cannot tell members that are all unsure from members that are sure of different things; this can (Figure 2):
+    (1/C) Σ_c max_m p_m,c, from 1/C for one member or equal members to min(M, C)/C. For members that are certain it is
+    the number of distinct classes that they name, over C. The mean of the members' probabilities is the same for
+    members that are all uncertain and for members that are certain of different classes; PDS is not (Figure 2):
 
     >>> unsure = torch.full((3, 1, 3), 1 / 3)
     >>> sure = torch.eye(3).unsqueeze(1)  # each names another class
@@ -37,17 +44,17 @@ def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 
 def model_average(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """One less the largest of the members' mean probabilities (BMA, LDR paper, §3.4)."""
+    """BMA (LDR paper, §3.4): one less the largest of the members' mean probabilities, from 0 to 1 − 1/C."""
     return 1 - _probs(probs).mean(0).amax(-1)
 
 
 def mean_least_confidence(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """One less the members' mean confidence in the class that each of them names (LDR paper, equation 16)."""
+    """One less the mean of the members' largest probabilities (LDR paper, equation 16), from 0 to 1 − 1/C."""
     return 1 - _probs(probs).amax(-1).mean(0)
 
 
 def mean_energy(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The members' mean energy, −log Σ_c exp f_c (LDR paper, equation 13).
+    """Mean of the members' energies, −log Σ_c exp f_c (LDR paper, equation 13).
 
     >>> mean_energy(torch.zeros(2, 1, 4))
     tensor([-1.3863])
@@ -61,35 +68,37 @@ def max_logit(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
 
 
 def mean_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The mean of the members' entropies (LDR paper, equation 14, times C)."""
+    """Mean of the members' entropies (LDR paper, equation 14, times C), from 0 to log C."""
     return torch.special.entr(_probs(probs)).sum(-1).mean(0)
 
 
 def ensemble_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The entropy of the members' mean probabilities (LDR paper, equation 15, times C)."""
+    """Entropy of the members' mean probabilities (LDR paper, equation 15, times C), from 0 to log C."""
     return torch.special.entr(_probs(probs).mean(0)).sum(-1)
 
 
 def mutual_information(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """What knowing the member tells about the class: ensemble entropy less mean entropy, from 0 to log M.
+    """Mutual information of class and member: ensemble entropy less mean entropy, from 0 to log min(M, C).
+
+    This is `dissensus.diversity.jensen_shannon`, under the name that it has as a score; 0 for one member.
 
     >>> mutual_information(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
-    return (ensemble_entropy(probs) - mean_entropy(probs)).clamp_min(0)  # below zero by rounding only
+    return jensen_shannon(probs)
 
 
 def pairwise_kl(
     probs: Float[Tensor, "M B C"] | None = None, *, log_probs: Float[Tensor, "M B C"] | None = None
 ) -> Float[Tensor, " B"]:
-    """KL(p_i ‖ p_j), averaged over all ordered pairs of members; 0 for one member.
+    """Mean of KL(p_i ‖ p_j) over all ordered pairs of members; 0 for one member.
 
-    The sum over pairs is M Σ_i Σ_c p_i (log p_i − mean_j log p_j): no pair is looked at by itself.
+    The sum over pairs is M Σ_i Σ_c p_i (log p_i − mean_j log p_j), which needs no loop over pairs.
 
     Args:
-        probs: Probabilities. Exact as far as they are: one that has underflowed to zero is read as the smallest number
-            above zero of its type, whose logarithm is −103 in float32 and −744 in float64.
-        log_probs: Their logarithms instead, which do not underflow; −∞ is read as −10⁵.
+        probs: Probabilities. A probability that has underflowed to zero counts as the smallest positive number of its
+            type, whose logarithm is −103 in float32 and −744 in float64.
+        log_probs: Logarithms of probabilities instead, which do not underflow; −∞ counts as −10⁵.
 
     >>> pairwise_kl(torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]))
     tensor([0.1373])
@@ -105,8 +114,8 @@ def pairwise_kl(
     else:
         assert probs is not None
         probs = _probs(probs)
-        none = probs == 0
-        logs = torch.where(none, _LEAST[probs.dtype], torch.where(none, 1.0, probs).log())
+        underflowed = probs == 0
+        logs = torch.where(underflowed, _LEAST[probs.dtype], torch.where(underflowed, 1.0, probs).log())
     members = len(logs)
     relative = logs - logs[:1]  # exactly zero for identical members
     total = (probs * (relative - relative.mean(0))).sum((0, -1))
@@ -114,86 +123,172 @@ def pairwise_kl(
 
 
 def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The Jensen-Shannon divergence of two members, averaged over pairs, from 0 to log 2; 0 for one member.
+    """Mean of the Jensen-Shannon divergence over all pairs of members, from 0 to log 2; 0 for one member.
 
     >>> pairwise_jsd(torch.eye(2).unsqueeze(1))
     tensor([0.6931])
     """
     probs = _probs(probs)
     members = len(probs)
-    own = torch.special.entr(probs).sum(-1)
-    total = 0 * own.sum(0)  # NaN where an output is, for one member too
+    entropy = torch.special.entr(probs).sum(-1)
+    total = 0 * entropy.sum(0)  # NaN where an output is, for one member too
     for shift in range(1, members):  # every ordered pair once, M at a time
         between = torch.special.entr((probs + probs.roll(shift, 0)) / 2).sum(-1)
-        total = total + (between - (own + own.roll(shift, 0)) / 2).sum(0)
+        total = total + (between - (entropy + entropy.roll(shift, 0)) / 2).sum(0)
     return (total / max(1, members * (members - 1))).clamp_min(0)  # below zero by rounding only
 
 
 def probability_variance(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The variance of members' probabilities (divided by M), averaged over classes."""
+    """Variance of the members' probabilities (with divisor M), averaged over classes; 0 for one member."""
     return _probs(probs).var(0, correction=0).mean(-1)
 
 
-OF_PROBS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "predictive_diversity": predictive_diversity,
-    "model_average": model_average,
-    "mean_least_confidence": mean_least_confidence,
-    "mean_entropy": mean_entropy,
-    "ensemble_entropy": ensemble_entropy,
-    "mutual_information": mutual_information,
-    "pairwise_kl": pairwise_kl,
-    "pairwise_jsd": pairwise_jsd,
-    "probability_variance": probability_variance,
-    "distinct_predictions": distinct_predictions,
+Takes = Literal["probabilities", "logits", "values"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score: a function ``[M, B, C] -> [B]`` that is higher for examples farther out, and what to know about it.
+
+    Args:
+        function: Computes the score.
+        takes: Outputs that the function takes: ``"probabilities"``, ``"logits"`` or, for regression, ``"values"``.
+        title: The score in words; the key of its table where this is left out.
+        disagreement: Whether the score measures disagreement alone. It needs two members then: for one member, and for
+            equal members, it is the lower end of its range.
+        bounds: The range of the score for M members and C classes.
+        from_logits: The same score from logits, where this keeps what a softmax would lose.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    takes: Takes = "probabilities"
+    title: str = ""
+    disagreement: bool = False
+    bounds: Callable[[int, int], tuple[float, float]] = lambda *_: (-math.inf, math.inf)
+    from_logits: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, outputs: Tensor, kind: Takes, probs: Tensor | None = None) -> Tensor:
+        """The score of outputs of some kind; `probs` are their probabilities, where they are known already."""
+        if kind == "logits" and self.from_logits is not None:
+            values = self.from_logits(outputs)
+        elif kind == "logits" and self.takes == "probabilities":
+            values = self.function(outputs.softmax(-1) if probs is None else probs)
+        else:
+            values = self.function(outputs)
+        if not isinstance(values, Tensor) or tuple(values.shape) != (outputs.shape[1],):
+            got = checks.shape_text(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            name = getattr(self.function, "__name__", "score")
+            checks.refuse(name, f"return one number per example, [B={outputs.shape[1]}]", got)
+        return values
+
+
+def _between(low: float, high: float) -> Callable[[int, int], tuple[float, float]]:
+    return lambda *_: (low, high)
+
+
+SCORES: Mapping[str, Score] = {
+    "predictive_diversity": Score(predictive_diversity, disagreement=True, bounds=lambda m, c: (1 / c, min(m, c) / c)),
+    "model_average": Score(
+        model_average,
+        title="least confidence of the mean",
+        bounds=lambda _, c: (0.0, 1 - 1 / c),
+    ),
+    "mean_least_confidence": Score(mean_least_confidence, bounds=lambda _, c: (0.0, 1 - 1 / c)),
+    "mean_entropy": Score(mean_entropy, bounds=lambda _, c: (0.0, math.log(c))),
+    "ensemble_entropy": Score(
+        ensemble_entropy,
+        title="entropy of the mean",
+        bounds=lambda _, c: (0.0, math.log(c)),
+    ),
+    "mutual_information": Score(mutual_information, disagreement=True, bounds=lambda m, c: (0.0, math.log(min(m, c)))),
+    "pairwise_kl": Score(
+        pairwise_kl,
+        disagreement=True,
+        bounds=_between(0.0, math.inf),
+        from_logits=lambda logits: pairwise_kl(log_probs=_logits(logits).log_softmax(-1)),
+    ),
+    "pairwise_jsd": Score(pairwise_jsd, disagreement=True, bounds=_between(0.0, math.log(2))),
+    "probability_variance": Score(
+        probability_variance, disagreement=True, bounds=lambda m, c: (0.0, (1 - 1 / min(m, c)) / c)
+    ),
+    "distinct_predictions": Score(distinct_predictions, disagreement=True, bounds=lambda m, c: (1.0, float(min(m, c)))),
+    "mean_energy": Score(mean_energy, "logits"),
+    "max_logit": Score(max_logit, "logits"),
 }
-OF_LOGITS: Mapping[str, Callable[[Tensor], Tensor]] = {"mean_energy": mean_energy, "max_logit": max_logit}
-"""Scores that need logits; `of_logits` computes all the others from logits as well."""
+"""Every score that is built in, by name."""
+
+
+def select(scores: Mapping[str, Score | Callable[..., object]], kind: Takes) -> dict[str, Score]:
+    """Those of some scores that can be computed from outputs of a kind.
+
+    Args:
+        scores: Scores by name. A plain function is taken as a score of probabilities, or of values for regression.
+        kind: Kind of the outputs. Scores of logits cannot be computed from probabilities.
+
+    >>> list(select({"energy": SCORES["mean_energy"], "spread": lambda probs: probs.std(0).mean(-1)}, "probabilities"))
+    ['spread']
+    """
+    if not isinstance(scores, Mapping) or not scores:
+        checks.refuse("scores", "be a dictionary of scores by name", repr(scores), error=TypeError)
+    default: Takes = "values" if kind == "values" else "probabilities"
+    selected: dict[str, Score] = {}
+    for name, score in scores.items():
+        if not isinstance(name, str) or not callable(score):
+            got = f"{name!r}: {type(score).__name__}"
+            checks.refuse("scores", "hold functions [M, B, C] -> [B] by name", got, error=TypeError)
+        entry = score if isinstance(score, Score) else Score(score, default)
+        if entry.takes == kind or (entry.takes == "probabilities" and kind == "logits"):
+            selected[name] = entry
+    if not selected:
+        checks.refuse("scores", f"hold a score of {kind}", ", ".join(map(repr, scores)))
+    return selected
 
 
 def of_logits(name: str, logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
-    """The score of that name, from logits, without what a softmax on the way would lose.
+    """The score of that name from logits, without the loss of precision of a softmax in between.
 
     >>> of_logits("pairwise_kl", torch.tensor([[[0.0, 200.0]], [[200.0, 0.0]]]))
     tensor([200.])
     """
-    checks.one_of("name", name, (*OF_PROBS, *OF_LOGITS))
-    logits = _logits(logits)
-    if name in OF_LOGITS:
-        return OF_LOGITS[name](logits)
-    if name == "pairwise_kl":
-        return pairwise_kl(log_probs=logits.log_softmax(-1))
-    return OF_PROBS[name](logits.softmax(-1))
+    checks.one_of("name", name, SCORES)
+    return SCORES[name](_logits(logits), "logits")
 
 
 def table(
-    outputs: Float[Tensor, "M B C"], *, kind: Literal["logits", "probabilities"] = "logits", at_once: int = 2**22
+    outputs: Float[Tensor, "M B C"],
+    *,
+    kind: Literal["logits", "probabilities"] = "logits",
+    at_once: int = 2**22,
+    scores: Mapping[str, Score | Callable[..., object]] = SCORES,
 ) -> dict[str, Float[Tensor, " B"]]:
     """Every score of every example, in one pass over the outputs, slice by slice.
 
     Args:
-        outputs: Of the members: logits, or probabilities, of which those scores that need logits are left out.
-        kind: Which of the two.
-        at_once: Numbers of a slice: what bounds the memory that is needed.
+        outputs: Logits or probabilities of the members. Scores that need logits are left out for probabilities.
+        kind: Kind of the outputs.
+        at_once: Numbers per slice, which bounds the memory.
+        scores: Scores by name: `Score`, or functions of probabilities ``[M, B, C] -> [B]``. The default is all that are
+            built in; ``{**SCORES, "mine": function}`` adds one.
 
-    >>> found = table(torch.randn(3, 5, 4))
-    >>> len(found), found["mutual_information"].shape
+    >>> logits = torch.randn(3, 5, 4)
+    >>> len(table(logits)), table(logits)["mutual_information"].shape
     (12, torch.Size([5]))
+    >>> list(table(logits, scores={"range": lambda probs: (probs.amax(0) - probs.amin(0)).amax(-1)}))
+    ['range']
     """
     checks.one_of("kind", kind, ("logits", "probabilities"))
     members, batch, classes = checks.member_outputs(outputs)
     if kind == "logits":
         checks.member_logits(outputs, "outputs")
+    selected = select(scores, kind)
     size = max(1, at_once // (members * classes))
-    found: dict[str, list[Tensor]] = {}
+    columns: dict[str, list[Tensor]] = {name: [] for name in selected}
     for start in range(0, batch, size):
         part = checks.full_precision(outputs[:, start : start + size])
         probs = part.softmax(-1) if kind == "logits" else part
-        for name, score in OF_PROBS.items():
-            exact = kind == "logits" and name == "pairwise_kl"  # logits know what has underflowed in probabilities
-            found.setdefault(name, []).append(of_logits(name, part) if exact else score(probs))
-        for name, score in OF_LOGITS.items() if kind == "logits" else ():
-            found.setdefault(name, []).append(score(part))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+        for name, score in selected.items():
+            columns[name].append(score(part, kind, probs))
+    return {name: torch.cat(parts) for name, parts in columns.items()}
 
 
 def _probs(probs: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
-from dissensus.attacks.case import Adversarial
-from dissensus.attacks.victim import Model, evaluating
+from dissensus.attacks.problem import Adversarial
+from dissensus.attacks.target_model import Model, evaluation_mode
 from dissensus.fingerprint import digest, fingerprint
 
 KIND = "dissensus.attacks.chunk"
@@ -85,7 +85,7 @@ def _finished(
 
 def _identity(attack: Callable[..., Adversarial], model: Model) -> dict[str, Any]:
     """What decides every chunk: the attack, and the model in the mode in which attacks see it."""
-    with evaluating(model):
+    with evaluation_mode(model):
         return {"format": FORMAT, "attack": fingerprint(attack), "model": fingerprint(model)}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dissensus.attacks.flags import Flag
-from dissensus.attacks.robustness import Point, Robustness
+from dissensus.attacks.robustness import CurvePoint, Robustness
 from dissensus.metrics import Interval
 from dissensus.pages import Badge, Cell, Drawing, Facts, Number, Page, Section, Table, Text, style
 
@@ -132,7 +132,7 @@ def _accuracy_by_attack(result: Robustness) -> Any:
 
 
 @style.figure_style()
-def _accuracy_over_epsilon(points: Sequence[Point], epsilon: float) -> Any:
+def _accuracy_over_epsilon(points: Sequence[CurvePoint], epsilon: float) -> Any:
     figure = style.blank_figure()
     axes = figure.subplots()
     _draw_accuracy(axes, [point.at for point in points], points, "ε")
@@ -142,7 +142,7 @@ def _accuracy_over_epsilon(points: Sequence[Point], epsilon: float) -> Any:
 
 
 @style.figure_style()
-def _accuracy_over_steps(points: Sequence[Point]) -> Any:
+def _accuracy_over_steps(points: Sequence[CurvePoint]) -> Any:
     """Steps grow by factors, so they stand at equal distances."""
     figure = style.blank_figure()
     axes = figure.subplots()
@@ -152,7 +152,7 @@ def _accuracy_over_steps(points: Sequence[Point]) -> Any:
     return figure
 
 
-def _draw_accuracy(axes: Any, x: Sequence[float], points: Sequence[Point], x_label: str) -> None:
+def _draw_accuracy(axes: Any, x: Sequence[float], points: Sequence[CurvePoint], x_label: str) -> None:
     shares = [point.accuracy for point in points]
     band = [share.low for share in shares], [share.high for share in shares]
     values = [share.value for share in shares]

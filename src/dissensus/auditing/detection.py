@@ -1,10 +1,23 @@
-"""How well a score tells two sets of examples apart."""
+"""Detection of shifted examples by scores."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from dissensus.auditing.measuring import Figure
 from dissensus.metrics.detection import auroc
+from dissensus.scores import SCORES
+
+DETECTORS = {
+    SCORES[name].title or name.replace("_", " "): SCORES[name]
+    for name in (
+        "distinct_predictions",
+        "mutual_information",
+        "predictive_diversity",
+        "model_average",
+        "ensemble_entropy",
+    )
+}
+"""Scores that an audit of a classifier uses for detection, by the names that it shows."""
 
 
 def roc_area(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confidence: float = 0.95) -> Figure:

@@ -39,7 +39,7 @@ class ModelMembers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimated:
+class AuditArguments:
     """What `dissensus.audit` is called with for a model, and what it cannot know."""
 
     outputs: Any
@@ -48,7 +48,7 @@ class Estimated:
     facts: dict[str, Any]
 
 
-def estimated(
+def read_model(
     model: Any,
     X: Any,
     y: Any,
@@ -61,7 +61,7 @@ def estimated(
     pool: str | None = None,
     classes: Any = None,
     staged: bool = False,
-) -> Estimated:
+) -> AuditArguments:
     """Members' outputs on all data. The arguments are those of `dissensus.audit_estimator`."""
     if train is not None and (not isinstance(train, tuple | list) or len(train) != 2):
         checks.refuse("train", "be a pair (X, y)", type(train).__name__, error=TypeError)
@@ -69,11 +69,11 @@ def estimated(
         checks.one_of("task", task, _TASKS.values())
     members = members_of(model, "model", task=task, kind=kind, staged=staged)
     if members.task is None:
-        fix = "Say task='classification' or task='regression'."
+        fix = "Use task='classification' or task='regression'."
         checks.refuse("task", "be given for a model that does not tell it", "None", fix)
     known = VALUES if members.task == "regression" else members.kind
     if known is None:
-        fix = "Say kind='logits', kind='probabilities' or kind='labels'."
+        fix = "Use kind='logits', kind='probabilities' or kind='labels'."
         checks.refuse("kind", "be given for a model that does not tell it", "None", fix)
     pool = pool or _POOLS[known]
     wanted = members.classes if classes is None else classes
@@ -103,7 +103,7 @@ def estimated(
         settings["train"] = (read(members, members.outputs(train[0]), "train"), train[1])
         settings["in_bag"] = _in_bag(model, len(train[1]))
     settings["ood"] = None if ood is None else read(members, members.outputs(ood), "ood")
-    return Estimated(read(members, raw, "model"), y, settings, facts)
+    return AuditArguments(read(members, raw, "model"), y, settings, facts)
 
 
 def _check_labels(classes: Any, labels: Any, name: str) -> None:
@@ -243,7 +243,7 @@ def _refuse_single(inner: Any, name: str) -> NoReturn:
     if any(word in sort for word in ("Boost", "XGB", "LGBM")):
         fix = f"A boosted model adds up stages, which are not members that it averages. {fix}"
         if hasattr(inner, "staged_predict"):
-            fix += " To audit the predictions after each stage all the same, say staged=True."
+            fix += " To audit the predictions after each stage all the same, use staged=True."
     checks.refuse(name, _SORTS, f"{sort}, which has no members", fix, TypeError)
 
 
@@ -308,7 +308,7 @@ def _kind_of(members: list[Any], kind: str | None, name: str, *, votes: bool = F
     if kind not in (PROBABILITIES, LABELS):
         checks.refuse("kind", "be 'probabilities' or 'labels' for estimators", repr(kind))
     if kind == PROBABILITIES and without:
-        fix = "Say kind='labels' to audit hard votes."
+        fix = "Use kind='labels' to audit hard votes."
         checks.refuse(name, "have members with predict_proba for kind 'probabilities'", without[0], fix)
     return kind
 

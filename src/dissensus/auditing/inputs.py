@@ -72,7 +72,7 @@ class Classes:
         return found if _is_text(self.labels) and not _is_text(found) else self.columns(found, "targets")
 
 
-def prepared(
+def prepare(
     outputs: Outputs,
     targets: Any,
     train: tuple[Outputs, Any] | None,
@@ -146,7 +146,7 @@ def _scores(given: Inputs, names: Any) -> Inputs:
         found = _members(outputs, name, columns)
         parts = found if isinstance(found, list) else [found]
         if any(isinstance(part, np.ndarray) and part.dtype.kind in "OUS" for part in parts):
-            checks.refuse(name, "be numbers", "names", "Hard votes? Say kind='labels' (--kind labels).", TypeError)
+            checks.refuse(name, "be numbers", "names", "Hard votes? Use kind='labels' (--kind labels).", TypeError)
         width = _width(found)
         if classes is not None and width not in (None, len(classes.labels)):
             wanted = f"have {len(classes.labels)} columns, one for each class: {_listed(classes.labels)}"
@@ -225,7 +225,7 @@ def _voted(outputs: Any, name: str) -> Any:
         checks.refuse(name, "be votes [M, N], or a list of M lists of labels", type(found).__name__, error=TypeError)
     shape = tuple(found.shape)
     if len(shape) != 2 or 0 in shape:
-        fix = "Probabilities? Say kind='probabilities'." if len(shape) == 3 else "One member? Give [votes]."
+        fix = "Probabilities? Use kind='probabilities'." if len(shape) == 3 else "One member? Give [votes]."
         checks.refuse(name, "be votes [M, N], or a list of M lists of labels", checks.shape_text(shape), fix)
     return found
 
@@ -287,7 +287,7 @@ def _labels(part: Any, name: str) -> Any:
     if part.dtype.kind == "f":
         if not bool((part == np.round(part)).all()):
             got = "numbers with fractions" if bool(np.isfinite(part).all()) else "NaN or infinity"
-            fix = "" if name in ("targets", "classes") else "Probabilities? Say kind='probabilities'."
+            fix = "" if name in ("targets", "classes") else "Probabilities? Use kind='probabilities'."
             checks.refuse(name, "be labels: whole numbers or names", got, fix)
         part = part.astype(np.int64)
     return part

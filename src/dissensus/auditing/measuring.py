@@ -1,12 +1,13 @@
-"""From sums to figures: each with its bootstrap interval, all replicates computed at once.
+"""Figures with bootstrap intervals, from sums. All replicates are computed at once.
 
 A figure is one number per replicate, ``[S]``, or several, ``[S, K]``, of which it is the largest, the smallest or the
-sum of sizes: `_INTERVALS` says which. These are biased, and have an interval that allows for it (see
+sum of absolute values, as `_INTERVALS` says. Such figures are biased, and their intervals allow for it (see
 `dissensus.metrics.intervals`).
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus.auditing.distributions import student_tail
-from dissensus.auditing.tallying import COARSE, DROPS, OF_TRAINING, Tally
+from dissensus.auditing.examples import DROPS
+from dissensus.auditing.sums import BinSums, ErrorSums, Sums, mapped
+from dissensus.auditing.tallying import Tally
 from dissensus.metrics import intervals
 from dissensus.metrics.intervals import Interval
 
@@ -33,41 +36,63 @@ class Figure(NamedTuple):
         return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
-def measured(tally: Tally, seed: int = 0) -> dict[str, Figure]:
+@dataclass(frozen=True)
+class _Means:
+    """Means over the examples of every replicate, ``[S, ...]``."""
+
+    sums: Sums
+    bias: Float[Tensor, " S"]
+    """Mean squared constant offset of the members from their mean."""
+    labels: Float[Tensor, "S C"] | None
+    bins: BinSums | None
+
+
+def measure(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     """Every figure that a tally can give."""
-    blocks = len(tally.sums["count"])
-    weights = _drawn(blocks, seed)
-    sums = dict(tally.sums)
-    count, coarse_count = weights @ sums.pop("count"), sums["coarse_count"]
-    deviation = sums["deviation"]
-    sums = {name: held for name, held in sums.items() if name not in (*COARSE, *OF_TRAINING)}
-    means = {
-        name: torch.tensordot(weights, held, 1) / count.view(-1, *[1] * (held.ndim - 1)) for name, held in sums.items()
-    }
-    # As many numbers as all outputs of an example, for every replicate: a few replicates at a time. Blocks left out are
-    # not needed for the interval of a square.
-    coarse = _drawn(len(deviation), seed)[: 1 + REPLICATES]
+    blocks = len(tally.count)
+    weights = _block_weights(blocks, seed)
+    count = weights @ tally.count
+
+    def mean(sums: Tensor) -> Tensor:
+        return torch.tensordot(weights, sums, 1) / count.view(-1, *[1] * (sums.ndim - 1))
+
+    means = _Means(
+        mapped(replace(tally.sums, slopes=None), mean),
+        _bias(tally, blocks, seed),
+        None if tally.labels is None else mean(tally.labels),
+        None if tally.bins is None else mapped(tally.bins, mean),
+    )
+    figures = _spread_figures(tally, means)
+    if means.sums.errors is not None:
+        figures |= _error_figures(tally, means.sums, means.sums.errors)
+        figures |= _value_figures(means.sums) if tally.kind == "values" else _class_figures(tally, means)
+    resamples = weights[1 : 1 + REPLICATES]
+    return {name: _figure(name, values, resamples) for name, values in figures.items()}
+
+
+def _bias(tally: Tally, blocks: int, seed: int) -> Float[Tensor, " S"]:
+    """Mean squared constant offset of every replicate; NaN where a block is left out, which its interval does not need.
+
+    For every replicate there are as many numbers as all outputs of an example, so a few replicates are computed at a
+    time.
+    """
+    deviation, count = tally.offsets.deviation, tally.offsets.count
+    weights = _block_weights(len(count), seed)[: 1 + REPLICATES]
     bias = torch.cat(
         [
-            (torch.tensordot(some, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
-            for some, n in zip(coarse.split(50), (coarse @ coarse_count).split(50), strict=True)
+            (torch.tensordot(part, deviation, 1) / n.view(-1, 1, 1)).square().sum(-1).mean(-1)
+            for part, n in zip(weights.split(50), (weights @ count).split(50), strict=True)
         ]
     )
-    means["bias"] = torch.cat([bias, bias.new_full((blocks,), math.nan)])
-    found = _of_spread(tally, means)
-    if "quadratic" in means:
-        found |= _of_errors(tally, means)
-        found |= _of_values(means) if tally.kind == "values" else _of_classes(tally, means)
-    resamples = weights[1 : 1 + REPLICATES]
-    return {name: _figure(name, values, resamples) for name, values in found.items()}
+    return torch.cat([bias, bias.new_full((blocks,), math.nan)])
 
 
 @cache
 def expanded_confidence(units: int) -> float:
-    """The confidence at which percentiles of resamples of so many units hold the truth of a mean 95 % of the time.
+    """Confidence at which the percentiles of resamples of that many units cover a mean with probability 95 %.
 
-    Resamples vary by the standard deviation with divisor n rather than n − 1, and their percentiles are those of a
-    Gaussian rather than of Student's t: both make intervals of few units too short (Hesterberg, 2015).
+    Resamples have the standard deviation with divisor n rather than n − 1, and their percentiles are those of a
+    Gaussian rather than of Student's t. Both make intervals of few units too short (Hesterberg, 2015).
 
     >>> round(expanded_confidence(20), 3), round(expanded_confidence(256), 3)
     (0.968, 0.952)
@@ -79,9 +104,9 @@ def expanded_confidence(units: int) -> float:
     return math.erf(high * math.sqrt(units / (units - 1) / 2))
 
 
-def _drawn(blocks: int, seed: int) -> Float[Tensor, "S K"]:
-    """How often every replicate draws every block. The first row is the data itself; behind the replicates, each block
-    is left out once."""
+def _block_weights(blocks: int, seed: int) -> Float[Tensor, "S K"]:
+    """How often every replicate draws every block: first the data itself, then the replicates of the bootstrap, then
+    all data without one block, for every block."""
     drawn = torch.randint(blocks, (REPLICATES, blocks), generator=torch.Generator().manual_seed(seed))
     weights = torch.zeros(REPLICATES, blocks, dtype=torch.float64)
     weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
@@ -90,18 +115,19 @@ def _drawn(blocks: int, seed: int) -> Float[Tensor, "S K"]:
 
 
 def by_member(tally: Tally) -> dict[str, list[Any]]:
-    """Per member: loss, accuracy; per pair: correlation of errors, disagreement."""
-    count = float(tally.sums["count"].sum())
-    means = {name: held.sum(0) / count for name, held in tally.sums.items()}
-    products = means["products"]
+    """Per member: loss and accuracy; per pair: correlation of errors and disagreement."""
+    count = float(tally.count.sum())
+    errors, choices, classes = tally.errors, tally.sums.choices, tally.sums.classes
+    products = errors.products.sum(0) / count
     scale = products.diagonal().clamp_min(1e-300).sqrt()
-    found = {
-        "loss": means["member_loss"].tolist(),
+    figures = {
+        "loss": (errors.member_loss.sum(0) / count).tolist(),
         "error_correlation": (products / scale / scale.unsqueeze(1)).tolist(),
     }
-    if "member_right" in means:
-        found |= {"accuracy": means["member_right"].tolist(), "disagreement": (1 - means["agreements"]).tolist()}
-    return found
+    if classes is not None and choices is not None:
+        accuracy, agreement = classes.member_right.sum(0) / count, choices.agreements.sum(0) / count
+        figures |= {"accuracy": accuracy.tolist(), "disagreement": (1 - agreement).tolist()}
+    return figures
 
 
 _INTERVALS: dict[str, Callable[[Tensor, float], Interval]] = {
@@ -115,7 +141,7 @@ _INTERVALS: dict[str, Callable[[Tensor, float], Interval]] = {
     "worst_accuracy": intervals.smallest,
     "above_chance": intervals.largest,
 }
-"""How figures that are biased get their intervals; all others are means or ratios of means."""
+"""Intervals of figures that are biased; all others are means or ratios of means."""
 _SHARES = (
     "bias_share",
     "ece",
@@ -143,7 +169,7 @@ _AT_LEAST_ZERO = (
     "worst_member",
 )
 _POSITIVE = (*_AT_LEAST_ZERO, "diversity", "relative_diversity", "of_uncorrelated", "codependence", "plane_diversity")
-"""Figures whose intervals are taken of their logarithms, which are less skewed."""
+"""Figures whose intervals are computed on the logarithm, which is less skewed."""
 _AT_MOST_ONE = ("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation")
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARES, (0.0, 1.0)),
@@ -151,7 +177,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_AT_MOST_ONE, (-math.inf, 1.0)),
     "distinct": (1.0, math.inf),
 }
-"""Where figures can lie; intervals do not leave it."""
+"""Ranges of figures; intervals are clipped to them."""
 
 
 def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "R B"]) -> Figure:
@@ -164,7 +190,7 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
         value, low, high = float(values[0]), math.exp(ends.low), math.exp(min(ends.high, 700.0))
     else:
         value, low, high = intervals.studentised(float(values[0]), left_out, resamples)
-        if math.isnan(low):  # a figure that is no number without some of its units
+        if math.isnan(low):  # a figure that is NaN without some of its units
             value, low, high = intervals.percentile(resampled, confidence)
     least, most = _RANGES.get(name, (-math.inf, math.inf))
     if math.isnan(value):
@@ -173,42 +199,42 @@ def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b; infinite where something is set against nothing, NaN where nothing is set against nothing."""
-    found = a / torch.where(b.abs() > 1e-300, b, torch.ones_like(b))
-    none = torch.where(a.abs() > 1e-300, a.sign() * float("inf"), torch.full_like(a, float("nan")))
-    return torch.where(b.abs() > 1e-300, found, none)
+    """a/b; infinite where b alone is zero, NaN where both are."""
+    ratio = a / torch.where(b.abs() > 1e-300, b, torch.ones_like(b))
+    undefined = torch.where(a.abs() > 1e-300, a.sign() * float("inf"), torch.full_like(a, float("nan")))
+    return torch.where(b.abs() > 1e-300, ratio, undefined)
 
 
-def _of_spread(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
-    bias = means["bias"]
-    share = torch.where(means["spread"] > 0, bias / means["spread"].clamp_min(1e-300), torch.zeros_like(bias))
-    found = {"spread": means["spread"], "bias_share": share}
-    if "agreements" in means:
+def _spread_figures(tally: Tally, means: _Means) -> dict[str, Tensor]:
+    """Figures that need no targets."""
+    spread, choices = means.sums.spread, means.sums.choices
+    share = torch.where(spread > 0, means.bias / spread.clamp_min(1e-300), torch.zeros_like(means.bias))
+    figures = {"spread": spread, "bias_share": share}
+    if choices is not None:
         members = tally.members
         pairs = max(1, members * (members - 1))
-        agreeing = (means["agreements"].sum((-1, -2)) - members) / pairs
-        found |= {"disagreement": 1 - agreeing if members > 1 else 0 * agreeing, "distinct": means["distinct"]}
-    return found
+        agreeing = (choices.agreements.sum((-1, -2)) - members) / pairs
+        figures |= {"disagreement": 1 - agreeing if members > 1 else 0 * agreeing, "distinct": choices.distinct}
+    return figures
 
 
-def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The decomposition, and how errors go together (in squares: squared error, or the Brier score)."""
+def _error_figures(tally: Tally, sums: Sums, errors: ErrorSums) -> dict[str, Tensor]:
+    """The decomposition, and correlations of errors (in squares: squared error, or the Brier score)."""
     members = tally.members
-    own = means["member_loss"]
-    individual, ensemble = own.mean(-1), means["ensemble_loss"]
-    products = means["products"]
-    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    member_loss = errors.member_loss
+    individual, ensemble = member_loss.mean(-1), errors.ensemble_loss
+    diagonal = errors.products.diagonal(dim1=-2, dim2=-1)
     variance = diagonal.mean(-1)
-    covariance = (products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
-    error = means["quadratic"]  # of the mean prediction: what covariances speak of
-    pooled = means.get("brier", error) if tally.pool == "score" else error  # of what the ensemble says
-    found = {
+    covariance = (errors.products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
+    error = errors.quadratic  # of the mean prediction, as covariances are
+    pooled = error if tally.pool != "score" or sums.classes is None else sums.classes.brier  # of the pooled prediction
+    figures = {
         "ensemble": ensemble,
         "individual": individual,
         "diversity": individual - ensemble,
-        "best_member": own,
-        "worst_member": own,
-        "dominance": _ratio(own.std(-1, correction=0), individual),
+        "best_member": member_loss,
+        "worst_member": member_loss,
+        "dominance": _ratio(member_loss.std(-1, correction=0), individual),
         "error_covariance": covariance,
         "error_correlation": _ratio(covariance, variance),
         "relative_diversity": _ratio(variance - error, error),
@@ -221,57 +247,66 @@ def _of_errors(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
         kept = members - int(members * drop)
         if kept == members:
             continue  # too few to leave one out
-        if "rises" in means:
-            rise = means["rises"][..., i]
+        if errors.rises is not None:
+            rise = errors.rises[..., i]
         elif tally.loss == "mse" or (tally.loss, tally.pool) == ("brier", "probability"):  # the closed form of squares
             rise = (individual - ensemble) * (members - kept) / (kept * max(1, members - 1))
         else:
             continue
-        found[f"codependence_{drop}"] = _ratio(rise, ensemble)
-    return found
+        figures[f"codependence_{drop}"] = _ratio(rise, ensemble)
+    return figures
 
 
-def _of_values(means: dict[str, Tensor]) -> dict[str, Tensor]:
-    spread = means["y_squared"] - means["y"].square().sum(-1)
-    error, own = means["quadratic"], means["member_loss"].mean(-1)
+def _value_figures(sums: Sums) -> dict[str, Tensor]:
+    """Figures of a regression."""
+    assert sums.values is not None
+    assert sums.errors is not None
+    spread = sums.values.y_squared - sums.values.y.square().sum(-1)
+    error, member_error = sums.errors.quadratic, sums.errors.member_loss.mean(-1)
     return {
         "mse": error,
-        "member_mse": own,
+        "member_mse": member_error,
         "explained": 1 - _ratio(error, spread),
-        "member_explained": 1 - _ratio(own, spread),
+        "member_explained": 1 - _ratio(member_error, spread),
     }
 
 
-def _of_classes(tally: Tally, means: dict[str, Tensor]) -> dict[str, Tensor]:
-    right, own_right = means["right"], means["member_right"]
-    guessed, own_guessed = means["guessed"], means["member_guessed"]  # right by luck, with answers as frequent
-    kappa, own_kappa = _ratio(right - guessed, 1 - guessed), _ratio(own_right - own_guessed, 1 - own_guessed)
-    # Of an ensemble that is worse than guessing, the largest ratio is not that of the best member.
-    best_first = own_kappa if float(kappa[0]) > 0 else own_kappa.amax(-1, keepdim=True)
+def _class_figures(tally: Tally, means: _Means) -> dict[str, Tensor]:
+    """Figures of a classifier."""
+    classes, choices = means.sums.classes, means.sums.choices
+    assert classes is not None
+    assert choices is not None
+    assert means.bins is not None
+    assert means.labels is not None
+    kappa = _ratio(classes.right - classes.guessed, 1 - classes.guessed)
+    member_kappa = _ratio(classes.member_right - classes.member_guessed, 1 - classes.member_guessed)
+    # For an ensemble that is worse than guessing, the largest ratio is not that of the best member.
+    best_first = member_kappa if float(kappa[0]) > 0 else member_kappa.amax(-1, keepdim=True)
     members = tally.members
-    disagreement = 1 - means["agreements"]
-    wrong = 1 - own_right
+    disagreement = 1 - choices.agreements
+    wrong = 1 - classes.member_right
     plane = _ratio(disagreement, (wrong.unsqueeze(-1) + wrong.unsqueeze(-2)) / 2)
-    beside = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
+    plane_diversity = plane.nan_to_num(0.0).sum((-1, -2)) / max(1, members * (members - 1))
+    member_brier = classes.member_brier.mean(-1)
     return {
-        "accuracy": right,
-        "member_accuracy": own_right.mean(-1),
-        "best_accuracy": own_right,
-        "worst_accuracy": own_right,
+        "accuracy": classes.right,
+        "member_accuracy": classes.member_right.mean(-1),
+        "best_accuracy": classes.member_right,
+        "worst_accuracy": classes.member_right,
         "kappa": kappa,
-        "member_kappa": own_kappa.mean(-1),
-        "nll": means["nll"],
-        "member_nll": means["member_nll"].mean(-1),
-        "brier": means["brier"],
-        "member_brier": means["member_brier"].mean(-1),
-        "ece": _gaps(means["bins"]),
-        "member_ece": _gaps(means["member_bins"]).flatten(1) / members,
-        "lost": _ratio(means["member_brier"].mean(-1), 1 - means["classes"].square().sum(-1)),
+        "member_kappa": member_kappa.mean(-1),
+        "nll": classes.nll,
+        "member_nll": classes.member_nll.mean(-1),
+        "brier": classes.brier,
+        "member_brier": member_brier,
+        "ece": _gaps(means.bins.pool),
+        "member_ece": _gaps(means.bins.members).flatten(1) / members,
+        "lost": _ratio(member_brier, 1 - means.labels.square().sum(-1)),
         "above_chance": _ratio(best_first, kappa.unsqueeze(-1).expand_as(best_first)),
-        "plane_diversity": beside,
+        "plane_diversity": plane_diversity,
     }
 
 
 def _gaps(bins: Float[Tensor, "*S bins 3"]) -> Float[Tensor, "*S bins"]:
-    """By how much each bin is too sure, weighted by its examples: sizes add up to the expected calibration error."""
+    """Confidence less accuracy of each bin, weighted by its examples; their sizes add up to the calibration error."""
     return bins[..., 1] - bins[..., 2]

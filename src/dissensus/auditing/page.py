@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
-from dissensus.auditing.tallying import DROPS
 from dissensus.diversity.plane import plane_of
 from dissensus.pages import Badge, Drawing, Facts, News, Number, Page, Part, Section, Table, Text, charts, style
 from dissensus.pages.figures import plane_curves

@@ -8,10 +8,10 @@ from typing import Any
 
 from dissensus import checks, storage
 from dissensus.auditing.evidence import as_json
+from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
 from dissensus.auditing.page import difference, number, overview, page, size
-from dissensus.auditing.tallying import DROPS
 from dissensus.pages import html
 
 TITLES = {

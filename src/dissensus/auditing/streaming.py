@@ -12,40 +12,40 @@ from torch import Tensor
 from dissensus import checks
 
 NUMBERS_AT_ONCE = 2**21
-"""Numbers of a slice: what bounds the memory of an audit."""
+"""Numbers per slice, which bounds the memory of an audit."""
 _PER_MEMBER = 45
-"""Numbers that are counted of every member and example, where outputs are fewer."""
+"""Numbers that are computed for every member and example, where outputs are fewer."""
 _EXACT_UP_TO = 2**24
-"""Numbers up to which everything is computed in float64."""
+"""Largest number of outputs for which everything is computed in float64."""
 
 Outputs = Any
-"""``[M, N, C]`` as a tensor, an array or a memory map, or M of them ``[N, C]``; dense outputs ``[M, N, C, *S]`` too."""
+"""A tensor, an array or a memory map ``[M, N, C]``, or M of them ``[N, C]``; also dense outputs ``[M, N, C, *S]``."""
 
 
-class Members:
-    """M members' outputs for N examples, read slice by slice.
+class OutputReader:
+    """Outputs of M members for N examples, read slice by slice.
 
-    Dense outputs ``[M, N, C, *S]`` (segmentation, series) hold one prediction per pixel: each pixel is an example here,
-    and the pixels of an image follow each other. `images` is N, and `grid` is the shape S of an image, ``()`` for
-    outputs that are not dense.
+    Dense outputs ``[M, N, C, *S]`` (segmentation, series) hold one prediction per pixel. Each pixel is an example here,
+    and the pixels of an image follow each other. `images` is N, and `grid` is the shape S of an image, which is ``()``
+    for outputs that are not dense.
     """
 
     def __init__(self, outputs: Outputs, name: str = "outputs", *, exact: bool = False) -> None:
-        each: Sequence[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
+        arrays: Sequence[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
         self.stacked = not isinstance(outputs, list | tuple)
-        shapes = [tuple(part.shape) if hasattr(part, "shape") else None for part in each]
+        shapes = [tuple(array.shape) if hasattr(array, "shape") else None for array in arrays]
         wanted = "be an array [M, N, C], or a list of M arrays [N, C]; dense outputs are [M, N, C, H, W]"
-        if not each or any(shape is None for shape in shapes):
+        if not arrays or any(shape is None for shape in shapes):
             checks.refuse(name, wanted, type(outputs).__name__, error=TypeError)
         if len(set(shapes)) > 1:
             checks.refuse(name, "hold members of one shape", f"{sorted(set(map(str, shapes)))}")
-        shape = shapes[0] if self.stacked else (len(each), *(shapes[0] or ()))
+        shape = shapes[0] if self.stacked else (len(arrays), *(shapes[0] or ()))
         assert shape is not None
         if len(shape) == 2:
             shape = (*shape, 1)  # one output per example
         if len(shape) < 3 or 0 in shape:
-            checks.refuse(name, wanted, checks.shape_text(shape), "One output per example? [M, N] will do.")
-        self.each, self.name = each, name
+            checks.refuse(name, wanted, checks.shape_text(shape), "One output per example? Use [M, N].")
+        self.arrays, self.name = arrays, name
         self.members, self.images, self.width = shape[:3]
         self.grid = tuple(shape[3:])
         self.pixels = math.prod(self.grid)
@@ -54,10 +54,10 @@ class Members:
         self.dtype = torch.float64 if few or exact else torch.float32  # values may be large beside their errors
 
     def check_classes(self) -> None:
-        """Refuse a single column, which is no output of a classifier, and say how two columns are made of it."""
+        """Refuse a single column, which is no output of a classifier, with a way to make two columns of it."""
         if self.width > 1:
             return
-        flat = len(self.each[0].shape) == (2 if self.stacked else 1)
+        flat = len(self.arrays[0].shape) == (2 if self.stacked else 1)
         join = "stack" if flat else "concatenate"
         axis = -1 - len(self.grid)
         fixes = [
@@ -67,7 +67,7 @@ class Members:
         ]
         if flat and self.stacked:
             fixes.append("One network, [N, C]? Use outputs[None].")
-        shape = checks.shape_text(self.each[0].shape) + (
+        shape = checks.shape_text(self.arrays[0].shape) + (
             "" if self.stacked else f" from each of {self.members} members"
         )
         wanted = "[M, N, C]" if self.stacked else "[N, C]"
@@ -75,28 +75,28 @@ class Members:
 
     @property
     def numbers(self) -> int:
-        """How many numbers all members put out."""
+        """Number of all outputs."""
         return self.members * self.examples * self.width
 
     def slices(self) -> Iterator[tuple[slice, Float[Tensor, "M n C"]]]:
-        """``(which examples, outputs)``, one after the other, finite and in full precision."""
+        """Pairs (rows, outputs), one slice after the other, finite and in full precision."""
         for rows, part in self.parts():
             outputs = part.to(self.dtype)
             self.check_finite(outputs, rows.start)
             yield rows, outputs.transpose(0, 1)
 
     def parts(self, at_once: int | None = None) -> Iterator[tuple[slice, Shaped[Tensor, "n M C"]]]:
-        """``(which examples, outputs as they are stored)``, about `at_once` numbers each, one after the other."""
+        """Pairs (rows, outputs as they are stored) of about `at_once` numbers each, one slice after the other."""
         start = 0
-        for where in self._places(NUMBERS_AT_ONCE if at_once is None else at_once):
-            part = self._at(where)
+        for index in self._indices(NUMBERS_AT_ONCE if at_once is None else at_once):
+            part = self._at(index)
             rows = slice(start, start + len(part))
             yield rows, part
             start = rows.stop
 
     def check_finite(self, outputs: Float[Tensor, "n M C"], start: int) -> None:
         """Refuse outputs that are not finite; `start` is the number of the first example."""
-        if bool(outputs.sum(-1).isfinite().all()):  # one pass; only a sum that is not finite needs a closer look
+        if bool(outputs.sum(-1).isfinite().all()):  # one pass; only sums that are not finite need a closer look
             return
         if not bool(outputs.isfinite().all()):
             row, member = (~outputs.isfinite()).nonzero()[0, :2].tolist()
@@ -104,8 +104,8 @@ class Members:
             got = f"NaN or infinity at member {member}, {example}"
             checks.refuse(self.name, "be finite", got, "Leave such members or examples out.")
 
-    def _places(self, at_once: int) -> Iterator[tuple[slice, ...]]:
-        """What is read at once: several images, or some lines of one that is too large."""
+    def _indices(self, at_once: int) -> Iterator[tuple[slice, ...]]:
+        """Indices of what is read at once: several images, or some lines of an image that is too large."""
         size = max(1, at_once // (self.members * max(self.width, self.members, _PER_MEMBER)))
         if self.pixels <= size or not self.grid:
             step = size // self.pixels
@@ -116,21 +116,21 @@ class Members:
             for at in range(0, self.grid[0], lines):
                 yield slice(image, image + 1), slice(None), slice(at, min(at + lines, self.grid[0]))
 
-    def _at(self, where: tuple[slice, ...]) -> Shaped[Tensor, "n M C"]:
+    def _at(self, index: tuple[slice, ...]) -> Shaped[Tensor, "n M C"]:
         if self.stacked:
-            part = as_tensor(self.each[0][(slice(None), *where)], self.name).transpose(0, 1)
+            part = as_tensor(self.arrays[0][(slice(None), *index)], self.name).transpose(0, 1)
         else:
-            part = torch.stack([as_tensor(one[where], self.name) for one in self.each], 1)
+            part = torch.stack([as_tensor(array[index], self.name) for array in self.arrays], 1)
         if self.grid:
             part = part.flatten(3).permute(0, 3, 1, 2)
         return part.reshape(-1, self.members, self.width)
 
 
-def as_tensor(part: Any, name: str, fix: str = "") -> Tensor:
-    """Numbers from anywhere as a tensor on the host."""
-    if isinstance(part, Tensor):
-        return part.detach().cpu()
-    array = np.array(part)  # a copy: a slice of a file may not be written to
+def as_tensor(numbers: Any, name: str, fix: str = "") -> Tensor:
+    """Numbers of any array as a tensor on the host."""
+    if isinstance(numbers, Tensor):
+        return numbers.detach().cpu()
+    array = np.array(numbers)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))

@@ -202,9 +202,9 @@ def _files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()
 def _open_sets(files: dict[str, Path]) -> dict[str, Any]:
     """Stored outputs of all sets, with the same members and classes in each; they are read when they are needed."""
     from dissensus.auditing import reading
-    from dissensus.auditing.streaming import Members
+    from dissensus.auditing.streaming import OutputReader
 
-    sets = {name: Members(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
+    sets = {name: OutputReader(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
     first = sets[WITHIN]
     for name, members in sets.items():
         if (members.members, members.width) != (first.members, first.width):

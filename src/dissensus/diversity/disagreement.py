@@ -1,7 +1,7 @@
 """Do members name different classes?"""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks, pooling
@@ -37,9 +37,17 @@ def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """
     checks.member_outputs(probs, "probs")
     named, unknown = pooling.first_choices(probs)
-    named = named.sort(0).values
-    distinct = 1 + (named[1:] != named[:-1]).sum(0)
-    return distinct.to(checks.full_precision(probs).dtype).masked_fill(unknown.any(0), torch.nan)
+    return distinct_labels(named).to(checks.full_precision(probs).dtype).masked_fill(unknown.any(0), torch.nan)
+
+
+def distinct_labels(named: Int[Tensor, "M B"]) -> Int[Tensor, " B"]:
+    """How many different classes members name, from the class that each of them names.
+
+    >>> distinct_labels(torch.tensor([[0, 1, 2], [0, 2, 2], [0, 1, 0]]))
+    tensor([1, 2, 2])
+    """
+    ordered = named.sort(0).values
+    return 1 + (ordered[1:] != ordered[:-1]).sum(0)
 
 
 def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:

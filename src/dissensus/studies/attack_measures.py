@@ -92,7 +92,7 @@ def exists(name: str) -> bool:
     """Whether a measure can be taken."""
     detected = _DETECTED.fullmatch(name)
     if detected:
-        return detected[1] in (None, ED, *scores.OF_PROBS, *scores.OF_LOGITS)
+        return detected[1] in (None, ED, *scores.SCORES)
     known = any(pattern.fullmatch(name) for pattern in (_ACCURACY, _SUITE, _TRANSFER))
     return known or name == SIMILARITY or measures.exists(name)
 

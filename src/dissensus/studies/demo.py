@@ -14,7 +14,7 @@ from torch import Tensor
 import dissensus
 from dissensus import nets
 from dissensus.auditing import Audit, audit
-from dissensus.auditing.tallying import DROPS
+from dissensus.auditing.examples import DROPS
 from dissensus.axes import Pool
 from dissensus.data import samples
 from dissensus.diversity import decompose

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from dissensus.auditing.tallying import DROPS
+from dissensus.auditing.examples import DROPS
 from dissensus.pages import Cell, Drawing, Facts, Number, Page, Part, Section, Table, Text, charts, style
 from dissensus.studies import verdicts
 from dissensus.studies.demo import DemoProblem, DemoResult, DemoRun

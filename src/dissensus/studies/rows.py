@@ -11,7 +11,7 @@ from dissensus.execution.inference import Inputs
 from dissensus.studies import measures
 from dissensus.studies.spec import Spec
 from dissensus.train import History
-from dissensus.train.evaluation import Metric
+from dissensus.train.settings import Metric
 
 TRACKED = ("accuracy", "member_accuracy")
 """Measures that are followed over the epochs, beside the losses."""

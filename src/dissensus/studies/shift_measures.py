@@ -59,7 +59,7 @@ def exists(name: str) -> bool:
     """Whether a measure can be taken."""
     what, of = taken_apart(name)
     if what.startswith(AUROC):
-        return bool(of) and what.removeprefix(AUROC) in (*scores.OF_PROBS, *scores.OF_LOGITS, BEST)
+        return bool(of) and what.removeprefix(AUROC) in (*scores.SCORES, BEST)
     if what.startswith("audit_"):
         return not of and what.removeprefix("audit_") in VERDICTS
     if of and "worst_group" in what:

@@ -7,7 +7,6 @@ gone by then, at once).
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -37,6 +36,8 @@ class GraphSteps:
         """``fresh`` gives a way to capture for each time that graphs are forgotten, with a pool of its own."""
         self.capture, self.fresh = capture, fresh
         self.refused: dict[Shapes, str] = {}
+        self.given_up = False
+        """Whether steps run eagerly from the next epoch on, because none could be captured."""
         self.forget()
 
     def forget(self) -> None:
@@ -52,16 +53,16 @@ class GraphSteps:
         if not self.replays:  # what graphs read and write must stay where it is
             self.factor = torch.ones((), dtype=factors.dtype, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
-        engine.ticks.fill_(engine.steps)
+        engine.state.ticks.fill_(engine.state.steps)
         self.failed_at.fill_(-1)
         self.past: dict[int, Raw] = {}
-        for raw in feed.raw(engine.epoch, engine.in_epoch):
+        for raw in feed.raw(engine.state.epoch, engine.state.in_epoch):
             if feed.resumable:
-                self.past[engine.steps] = raw
+                self.past[engine.state.steps] = raw
             else:
-                self.past = {engine.steps: raw}
-            feed.seed_step(engine.epoch, engine.in_epoch)
-            self._step(engine, raw, factors[engine.in_epoch])
+                self.past = {engine.state.steps: raw}
+            feed.seed_step(engine.state.epoch, engine.state.in_epoch)
+            self._step(engine, raw, factors[engine.state.in_epoch])
             if not feed.resumable:
                 self.tell(engine)
             yield feed.size(*raw)
@@ -81,30 +82,21 @@ class GraphSteps:
             replay()
         else:
             engine.step(*engine.feed.batch(*raw), factor)
-            engine.ticks.add_(1)
+            engine.state.ticks.add_(1)
 
     def _prepare(self, engine: Engine, raw: Raw, shapes: Shapes) -> None:
         """Capture the step of a shape, or say in one line why not."""
         held = tuple(part.clone() for part in raw)
-        examples = engine.feed.size(*held)
 
         def whole_step() -> None:
             x, y = engine.feed.batch(*held)
-            _, parts, grad = engine.gradient(x, y)
-            with torch.no_grad():
-                rows = engine.active.view(engine.runs, engine.members)
-                largest = torch.linalg.vector_norm(grad.view(engine.runs, -1), math.inf, 1)
-                fine = (parts.total.isfinite() & largest.isfinite()) | ~rows.any(1)
-                self.failed_at.copy_(torch.where(fine | (self.failed_at >= 0), self.failed_at, engine.ticks))
-                rows.logical_and_(fine.unsqueeze(1))
-                engine.update(grad, self.factor, unseen=True)
-                engine.add(parts, examples)
-                engine.ticks.add_(1)
+            engine.device_step(x, y, self.factor, self.failed_at)
 
-        generators = Generators(engine.flat.device)
+        generators = Generators(engine.state.flat.device)
         before = generators.host()
         try:
-            if engine.grouped is not None and engine.grouped.draws:
+            plan = engine.state.plan
+            if plan is not None and plan.groups is not None and plan.groups.draws:
                 raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
             replay = self.capture(whole_step, engine.feed.generators)
             if moved(before, generators.host()):
@@ -115,25 +107,25 @@ class GraphSteps:
             self.refused[shapes] = first_line(reason)
             log.warning("steps are not captured in a graph: %s", self.refused[shapes])
             if not self.replays:
-                engine.captured = None  # from the next epoch on; what is fastest is measured again, without graphs
+                self.given_up = True  # what is fastest is measured again, without graphs
 
     def tell(self, engine: Engine) -> None:
         """Note the runs that failed since the last time; their weights stand still, so that step can be seen again."""
         feed, failed = engine.feed, self.failed_at >= 0
         if not bool(failed.any()):
             return
-        engine.freeze(failed)
-        base, now = engine.steps - engine.in_epoch, int(engine.ticks)
+        engine.state.freeze(failed)
+        base, now = engine.state.steps - engine.state.in_epoch, int(engine.state.ticks)
         for run in failed.nonzero().flatten().tolist():
             step = int(self.failed_at[run])
             self._count_back(engine, run, step, now)
-            feed.seed_step(engine.epoch, step - base)
-            engine.ticks.fill_(step)
+            feed.seed_step(engine.state.epoch, step - base)
+            engine.state.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
             again = engine.raw_gradient(*feed.batch(*self.past[step]))
-            engine.body.merge(engine.body.state(), before, torch.ones_like(engine.active))
+            engine.body.merge(engine.body.state(), before, torch.ones_like(engine.state.active))
             engine.blame(run, step, *again)
-        engine.ticks.fill_(now)
+        engine.state.ticks.fill_(now)
         self.failed_at.fill_(-1)
 
     def _count_back(self, engine: Engine, run: int, step: int, now: int) -> None:
@@ -141,15 +133,16 @@ class GraphSteps:
 
         Running means of batch norm have moved too and stay so; no pass of training reads them.
         """
-        rows = torch.zeros_like(engine.active)
+        rows = torch.zeros_like(engine.state.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
         counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
-        beside = engine.adversary is not None and engine.adversary.told.beside
+        beside = engine.adversary is not None and engine.adversary.settings.beside
         passes = 2 if beside or isinstance(engine.feed, WithUnlabelled) else 1
-        counted = torch.full_like(engine.active, now - step, dtype=torch.int64)
-        if engine.drawn is not None:
+        counted = torch.full_like(engine.state.active, now - step, dtype=torch.int64)
+        sampling = engine.state.settings.sampling
+        if sampling is not None:
             at = torch.arange(step, now, device=counted.device)
-            passed = [engine.drawn.rows(engine.drawn.chosen(tick)) for tick in at]
+            passed = [sampling.rows(sampling.sample(tick)) for tick in at]
             counted = torch.cat(passed).bincount(minlength=len(counted)) if passed else counted
         earlier = {
             name: (tensor - passes * counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
@@ -160,12 +153,12 @@ class GraphSteps:
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
     """Captured steps, on a GPU; the graphs of all shapes share one pool of memory, since no two run at once."""
-    if engine.flat.device.type != "cuda":
+    if engine.state.flat.device.type != "cuda":
         return None
     watch = "global" if engine.feed.resumable else "thread_local"  # a foreign loader may have threads of its own
 
     def fresh() -> Capture:
-        with on(engine.flat.device):
+        with on(engine.state.flat.device):
             return functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch)
 
     return GraphSteps(fresh=fresh)

@@ -12,10 +12,10 @@ from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
-from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
 from dissensus.train.adversary import AdversarialTraining
-from dissensus.train.engine import ADVERSARIAL, UNLABELLED, Engine
+from dissensus.train.engine import ADVERSARIAL, UNLABELLED
+from dissensus.train.state import TrainState
 
 log = logging.getLogger("dissensus")
 
@@ -179,11 +179,11 @@ def check_like(data: Source, unlabelled: Tensor | Source) -> None:
     checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(own.shape[1:])} {own.dtype}")
 
 
-def check_drawn(engine: Engine) -> None:
+def check_drawn(state: TrainState) -> None:
     """Members can be drawn where each is a network of its own, of one architecture."""
-    if engine.drawn is None:
+    if state.settings.sampling is None:
         return
-    if not isinstance(engine.body, StackedMembers) or len(engine.flat) != engine.runs * engine.members:
+    if not state.body.alike or len(state.flat) != state.runs * state.members:
         got = "different architectures, or masks of one network"
         checks.refuse("active_members", "come with members that are networks of one architecture", got)
 

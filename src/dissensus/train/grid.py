@@ -19,18 +19,18 @@ Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
 
 PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
-"""Settings of the optimiser that every run may have its own of."""
+"""Settings of the optimizer that may differ between runs."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
-"""Which of several data sets a run is trained on."""
+"""The data set of a run, where there are several."""
 _DATA = ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
-"""Parameters of objectives that no grid sets."""
+"""Parameters of objectives that a grid cannot set."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One point of a grid, sorted by what each setting is for."""
+    """One point of a grid, with its settings sorted by use."""
 
     point: dict[str, Any]
     seed: int
@@ -38,12 +38,29 @@ class Run:
     members: int
     batch_size: int
     fold: int
-    optimiser: dict[str, float]
+    optimizer: dict[str, Any]
+    """Learning rate, weight decay, momentum and largest norm of gradients: numbers, or one per member."""
     hyper: dict[str, float]
-    """The objective's numbers: one tensor over runs."""
+    """The objective's numbers, which become one tensor over runs."""
     words: dict[str, Any]
-    """The objective's other settings: runs that differ in them are trained apart."""
+    """The objective's other settings; runs that differ in them are trained separately."""
     build: dict[str, Any]
+
+    @classmethod
+    def single(cls, *, members: int, batch_size: int, seed: int, optimizer: dict[str, Any]) -> "Run":
+        """The run of a `fit`, which has no grid."""
+        return cls(
+            point={},
+            seed=seed,
+            split_seed=seed,
+            members=members,
+            batch_size=batch_size,
+            fold=0,
+            optimizer=optimizer,
+            hyper={},
+            words={},
+            build={},
+        )
 
     @property
     def shape(self) -> str:
@@ -65,10 +82,10 @@ def points(grid: Grid) -> list[dict[str, Any]]:
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
         return [_plain(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [_plain(point.items()) for point in grid]
-    if not found:
+    listed = [_plain(point.items()) for point in grid]
+    if not listed:
         checks.refuse("grid", "hold at least one point", "none")
-    return found
+    return listed
 
 
 def _plain(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,7 +117,7 @@ def runs_of(
                 members=checks.count("members", values["members"]),
                 batch_size=checks.count("batch_size", values["batch_size"]),
                 fold=_fold(point, folds),
-                optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
+                optimizer={key: values[key] for key in PER_RUN if values.get(key) is not None},
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
                 build={key: point[key] for key in of_build if key in point and key not in (*SHAPES, *SEEDS, FOLD)},
@@ -119,7 +136,7 @@ def _fold(point: Mapping[str, Any], folds: int) -> int:
 
 
 def _free_parameters(function: Callable[..., Any]) -> list[str]:
-    """Names that a call may still set: keywords that no ``partial`` has bound, and no data."""
+    """Names that a call can still set: keywords that no ``partial`` has bound, without data."""
     bound = set(function.keywords) if isinstance(function, functools.partial) else set()
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
@@ -142,5 +159,5 @@ def grouped(runs: Sequence[Run]) -> list[list[int]]:
     """Numbers of the runs that share shapes, group by group, in the order in which they appear."""
     groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimiser)}", []).append(number)
+        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)}", []).append(number)
     return list(groups.values())

@@ -1,6 +1,6 @@
-"""Random numbers that belong to an example: from a counter-based hash of (seed, the example itself, words, position).
+"""Random numbers that belong to an example: a counter-based hash of (seed, the example's values, words, position).
 
-An example draws the same numbers in any batch, in any order, on any device. Equal examples draw equal numbers.
+An example draws the same numbers in any batch, in any order and on any device. Equal examples draw equal numbers.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from dissensus.randomness import Use, derived_seed, example_keys, mixed
 
 Keys = Int[Tensor, " B"]
 Word = int | Int[Tensor, ""]
-"""A whole number of 31 bits, on the host or on the device."""
+"""A 31-bit integer, on the host or on the device."""
 
 
 def keys(x: Float[Tensor, "B *S"], seed: int, *words: int) -> Keys:
-    """A key for each example, from its values, a seed and any further words (such as the number of a restart)."""
+    """One key per example, from its values, a seed and further words (such as the number of a restart)."""
     return example_keys(x, derived_seed(seed, Use.ATTACK, *words))
 
 
-def later(key: Keys, *words: Word) -> Keys:
-    """Keys that follow from keys and words, such as a step and what is drawn in it."""
+def derived_keys(key: Keys, *words: Word) -> Keys:
+    """Keys derived from keys and words, such as the number of a step."""
     for word in words:
         key = mixed(mixed(key ^ word) + 0x3C6EF372)
     return key
@@ -36,14 +36,14 @@ def uniform(key: Keys, shape: Sequence[int], *words: Word) -> Float[Tensor, "B *
     >>> torch.equal(uniform(key, (5,))[2:], uniform(key[2:], (5,)))
     True
     """
-    return randomness.uniform(later(key, *words), shape)
+    return randomness.uniform(derived_keys(key, *words), shape)
 
 
-def signs(numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def random_signs(numbers: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """−1 or +1, from uniform numbers."""
     return torch.where(numbers < 0.5, -1.0, 1.0)
 
 
-def below(numbers: Float[Tensor, "..."], limit: int) -> Int[Tensor, "..."]:
-    """Whole numbers from 0 to ``limit`` − 1, from uniform numbers."""
+def random_integers(numbers: Float[Tensor, "..."], limit: int) -> Int[Tensor, "..."]:
+    """Integers from 0 to ``limit`` − 1, from uniform numbers."""
     return (numbers * limit).long()

@@ -1,4 +1,4 @@
-"""Ensembles of members with hyperparameters of their own, still trained as one stacked computation."""
+"""Hyperparameters that differ between members, which are still trained as one stacked computation."""
 
 import math
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from dissensus.train.optim import column
 
 
 def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, float]) -> dict[str, list[float]]:
-    """Draw a value per member of every hyperparameter named, between two ends.
+    """Draw one value per member for every named hyperparameter, between two bounds.
 
-    Log-uniform where the lower end is above zero, as for learning rates; else uniform. A member's values depend on the
-    seed, the member and the name alone. Hand ``lr``, ``weight_decay``, ``momentum`` to `dissensus.fit`, label smoothing
-    to `dissensus.objectives.independent`, an initial scale to `scale_weights`, and make one augmentation per member of
-    a strength.
+    Values are log-uniform where the lower bound is above zero, as for learning rates; otherwise uniform. A member's
+    values depend only on the seed, the member and the name. Pass ``lr``, ``weight_decay``, ``momentum`` to
+    `dissensus.fit`, label smoothing to `dissensus.objectives.independent` and an initial scale to `scale_weights`; make
+    one augmentation per member from strengths.
 
-    >>> found = drawn_hyperparameters(3, lr=(1e-4, 1e-2), smoothing=(0.0, 0.2))
-    >>> all(1e-4 <= value <= 1e-2 for value in found["lr"]), len(found["smoothing"])
+    >>> values = drawn_hyperparameters(3, lr=(1e-4, 1e-2), smoothing=(0.0, 0.2))
+    >>> all(1e-4 <= value <= 1e-2 for value in values["lr"]), len(values["smoothing"])
     (True, 3)
     """
     checks.count("members", members)
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for name, (low, high) in ranges.items():
         if not 0 <= low <= high or not math.isfinite(high):
             checks.refuse(name, "be a range (low, high) of numbers from 0 on", (low, high))
@@ -36,10 +36,10 @@ def drawn_hyperparameters(members: int, seed: int = 0, **ranges: tuple[float, fl
             np.random.default_rng(derived_seed(seed, Use.HYPERPARAMETERS, name, i)).random() for i in range(members)
         ]
         if low > 0:
-            found[name] = [float(low * (high / low) ** draw) for draw in draws]
+            values[name] = [float(low * (high / low) ** draw) for draw in draws]
         else:
-            found[name] = [float(low + (high - low) * draw) for draw in draws]
-    return found
+            values[name] = [float(low + (high - low) * draw) for draw in draws]
+    return values
 
 
 def scale_weights(ensemble: Ensemble, scales: float | Sequence[float]) -> None:
@@ -63,7 +63,7 @@ def scale_weights(ensemble: Ensemble, scales: float | Sequence[float]) -> None:
 
 
 def low_confidence(log_probs: Float[Tensor, "N C"], below: float = 0.2) -> Bool[Tensor, " N"]:
-    """Which training examples a first network is not sure of: what to disagree on in two stages.
+    """Training examples of which a first network is not certain, for disagreement in two stages.
 
     (LDR paper, appendix A.9.) The confidence is that of the class that the network names. Fit the others, and disagree
     on these::
