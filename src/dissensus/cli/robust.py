@@ -65,7 +65,7 @@ def robust(
     """
     from dissensus import attacks
     from dissensus.data.formats import DataError
-    from dissensus.studies import problems, subjects
+    from dissensus.studies import datasets, stored_ensembles
 
     chosen = device_of(device)
     check_file("--json", json_file)
@@ -74,11 +74,11 @@ def robust(
     try:
         size, told = fraction(epsilon), _options(option or [])
         _check_options(network, told)
-        problem = subjects.images(data, trained_on=trained_on, seed=split_seed)
+        problem = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
         standard: Any = {"options": told, "standardise": standardise}
-        own = subjects.subject(ensemble, network, problem, **standard)
-        other = None if surrogate is None else subjects.subject(surrogate, network, problem, **standard).model
-        fixed = problems.has_own_splits(data)
+        own = stored_ensembles.load(ensemble, network, problem, **standard)
+        other = None if surrogate is None else stored_ensembles.load(surrogate, network, problem, **standard).model
+        fixed = datasets.is_split_by_seed(data)
         console.print(_given(data, standardise, fixed), style="dim", markup=False, highlight=False)
         settings: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), shown() as bar:

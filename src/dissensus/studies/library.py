@@ -1,23 +1,26 @@
-"""The library of studies: which there are, and one by its name."""
+"""The library of studies: their names, and a study by its name or file."""
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dissensus import checks
-from dissensus.studies import registry
+from dissensus.studies.procedures import PROCEDURES
+from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.spec import Spec, SpecError, merged, parse
+from dissensus.studies.validation import check
 
 SPECS = Path(__file__).parent / "specs"
-_OWN = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
-"""What a study that uses another's trainings never takes over from it."""
+_NOT_INHERITED = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
+"""Keys that a study never inherits from the study whose trainings it uses."""
 
 
 def names() -> list[str]:
     """All studies, by paper, tables before figures, in the order of their numbers."""
-    found = [path.relative_to(SPECS).with_suffix("").as_posix() for path in SPECS.glob("*/*.toml")]
-    return sorted(found, key=_order)
+    studies = [path.relative_to(SPECS).with_suffix("").as_posix() for path in SPECS.glob("*/*.toml")]
+    return sorted(studies, key=_order)
 
 
 def _order(name: str) -> tuple[str, str, int]:
@@ -26,45 +29,46 @@ def _order(name: str) -> tuple[str, str, int]:
     return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
 
 
-def load(name: str) -> Spec:
+def load(name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
     """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
     path = Path(name)
     if path.suffix == ".toml" and path.exists():
-        return read(path, f"{path.parent.name}/{path.stem}")
+        return read(path, f"{path.parent.name}/{path.stem}", procedures)
     known = names()
     if name not in known:
-        same = next((n for n in known if n.endswith(f"/{name}")), name)  # its paper was left out
+        same = next((n for n in known if n.endswith(f"/{name}")), name)  # without its paper
         hint = checks.nearest(same, known, "`dissensus study list` shows all.")
         raise SpecError(f"there is no study {name!r}. {hint}")
-    return read(SPECS / f"{name}.toml", name)
+    return read(SPECS / f"{name}.toml", name, procedures)
 
 
-def read(path: Path, name: str) -> Spec:
-    """A study from a file, with what it takes over from the study that it uses."""
-    told = _toml(path)
-    if "uses" in told:
-        base = _toml(SPECS / f"{told['uses']}.toml")
-        told = merged(_taken_over(base, told, path.name), told)
-    spec = parse(told, name, path.name)
-    registry.check(spec, path.name)
+def read(path: Path, name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
+    """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
+    settings = _toml(path)
+    if "uses" in settings:
+        base = _toml(SPECS / f"{settings['uses']}.toml")
+        settings = merged(_inherited(base, settings, path.name), settings)
+    spec = parse(settings, name, path.name)
+    check(spec, path.name, procedures)
     return spec
 
 
-def _taken_over(base: dict[str, Any], told: dict[str, Any], file: str) -> dict[str, Any]:
-    """How another study trains, at the scales that this one names; not what it measures."""
+def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dict[str, Any]:
+    """How another study trains, at the scales that this one has; not what it measures."""
     for section in ("members", "optimisation", "search"):
-        if section in told:
-            raise SpecError(f"{file}: key {section!r} is that of {told['uses']}, whose trainings this study uses.")
-    kept = {key: value for key, value in base.items() if key not in (*_OWN, "evaluation", "scales", "by_data")}
+        if section in settings:
+            raise SpecError(f"{file}: key {section!r} is that of {settings['uses']}, whose trainings this study uses.")
+    excluded = (*_NOT_INHERITED, "evaluation", "scales", "by_data")
+    inherited = {key: value for key, value in base.items() if key not in excluded}
     for key in ("scales", "by_data"):
         sections = {
-            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in told[key]
+            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in settings[key]
         }
-        kept[key] = {
+        inherited[key] = {
             name: {inner: value for inner, value in section.items() if inner != "evaluation"}
             for name, section in sections.items()
         }
-    return kept
+    return inherited
 
 
 def _toml(path: Path) -> dict[str, Any]:

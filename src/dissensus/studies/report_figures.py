@@ -2,16 +2,15 @@
 
 import base64
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dissensus.pages import figures
-from dissensus.studies import problems
-from dissensus.studies.attack_measures import BINS, suite_of
-from dissensus.studies.shift_measures import AUROC, taken_apart
+from dissensus.studies import datasets
+from dissensus.studies.procedures.train import HISTOGRAM
+from dissensus.studies.results import Measure
 from dissensus.studies.spec import Figure, Spec
 
 Draw = Callable[[Figure, dict[str, Any], str], Any]
@@ -47,17 +46,18 @@ def in_words(name: str) -> str:
     >>> in_words("accuracy_fgsm_0.02"), in_words("transfer_targeted_pgd_0.05"), in_words("standard_0.01")
     ('FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01')
     """
-    attacked, suite = _ATTACKED.fullmatch(name), suite_of(name)
-    if attacked:
-        return _under_attack(*attacked.groups())
-    if suite:
-        return f"worst case, {suite[0]} {suite[1]}"
-    if name.startswith("codependence_"):
-        return f"drop {float(name.removeprefix('codependence_')):.0%}"
-    what, of = taken_apart(name)
-    if of:
-        score = what.removeprefix(AUROC)
-        return f"{SCORES.get(score, score.replace('_', ' ')) if what != score else in_words(what)}, {of}"
+    measure = Measure.parse(name)
+    score = SCORES.get(measure.score, measure.score.replace("_", " "))
+    if measure.kind == "worst_case":
+        return f"worst case, {measure.attack} {measure.parameter}"
+    if measure.attack:
+        before = f"{score}, " if score else _BEFORE.get(measure.kind, "")
+        words = ("targeted" if measure.targeted else "", ATTACKS[measure.attack], measure.parameter)
+        return before + " ".join(filter(None, words))
+    if measure.dataset:
+        return f"{score or in_words(name.removesuffix(f'_{measure.dataset}'))}, {measure.dataset}"
+    if measure.kind == "codependence":
+        return f"drop {float(measure.parameter):.0%}"
     return WORDS.get(name, name.replace("_", " "))
 
 
@@ -74,17 +74,8 @@ ATTACKS = {
     "carlini_wagner": "C&W",
     "elastic_net": "EAD",
 }
-FOUND = "true_positive_rate_"
-"""What curves of detection are called, before the attack's name."""
-_BEFORE = {"accuracy_": "", FOUND: "", "transfer_": "transfer, ", "fooled_": "fooled by "}
-"""What is said before an attack's name, by what stands before it."""
-_ATTACKED = re.compile(rf"({'|'.join(_BEFORE)}|{AUROC}\w+?_|)(targeted_)?({'|'.join(ATTACKS)})(?:_([\d.]+))?")
-
-
-def _under_attack(before: str, targeted: str | None, name: str, strength: str | None) -> str:
-    score = before.removeprefix(AUROC).rstrip("_")
-    told = f"{SCORES.get(score, score.replace('_', ' '))}, " if before.startswith(AUROC) else _BEFORE.get(before, "")
-    return told + " ".join(filter(None, ("targeted" if targeted else "", ATTACKS[name], strength)))
+_BEFORE = {"transfer": "transfer, ", "fooled": "fooled by "}
+"""What is said before an attack's name, by the kind of measure."""
 
 
 def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -145,7 +136,7 @@ def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
     lines = []
     for name in told.lines:
         if name in point["curves"]:
-            area = _mean(point, f"{AUROC}nonmaximal_volume_{name.removeprefix(FOUND)}")
+            area = _mean(point, str(Measure("auroc", Measure.parse(name).attack, score="nonmaximal_volume")))
             label = in_words(name) + ("" if area is None else f", area {area:.3f}")
             lines.append(_curve(label, point["curves"][name]))
     return figures.roc(lines, told.x_label, told.y_label, title)
@@ -164,7 +155,7 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
                 lines.append(_curve(label + words, point["curves"][name]))
     if not lines:
         return None
-    (_, low, high), bins = BINS, len(lines[0].mean)
+    (_, low, high), bins = HISTOGRAM, len(lines[0].mean)
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     return figures.histogram(edges, lines, told.x_label, told.y_label, title)
 
@@ -241,7 +232,7 @@ NAMES = {
 
 
 def _classes(data: str) -> tuple[str, ...]:
-    return NAMES.get(problems.source_of(data), tuple(map(str, range(1000))))
+    return NAMES.get(datasets.source_of(data), tuple(map(str, range(1000))))
 
 
 def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001

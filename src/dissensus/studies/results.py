@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from dissensus.attacks.suites import PUBLISHED
-from dissensus.studies.shifts import SETS
+from dissensus.studies.shifted_datasets import SETS
 from dissensus.studies.spec import Spec, parse
 
 ATTACKS = (*PUBLISHED, "apgd", "square")

@@ -40,9 +40,9 @@ def runs_folder() -> Path:
     return Path(os.environ.get("DISSENSUS_RUNS") or "runs") / "studies"
 
 
-def folder_of(spec: Spec, scale: str, root: Path) -> Path:
-    """The folder of a study that has been resolved at a scale."""
-    return root / spec.name / f"{scale}-{spec.digest()}"
+def folder_of(spec: Spec, scale: str, root: Path, foreign: str = "") -> Path:
+    """The folder of a study at a scale; ``foreign`` is the fingerprint of its parts from outside."""
+    return root / spec.name / f"{scale}-{spec.digest(foreign)}"
 
 
 def write_state(folder: Path, state: RunState) -> None:

@@ -180,13 +180,17 @@ class Spec:
         """The study as plain values, empty ones left out."""
         return _plain(self)
 
-    def settings_fingerprint(self) -> str:
-        """A checksum of all settings that decide what is computed: texts, costs and expectations do not."""
-        return fingerprint({key: value for key, value in self.to_dict().items() if key not in _TEXTS})[:12]
+    def settings_fingerprint(self, foreign: str = "") -> str:
+        """A checksum of all settings that decide what is computed: texts, costs and expectations do not.
 
-    def digest(self) -> str:
+        ``foreign`` is a checksum of procedures and measures from outside the package.
+        """
+        settings = {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
+        return fingerprint((settings, foreign))[:12]
+
+    def digest(self, foreign: str = "") -> str:
         """A checksum of the settings and of the library's version; names the folder of a run."""
-        return fingerprint((self.settings_fingerprint(), dissensus.__version__))[:12]
+        return fingerprint((self.settings_fingerprint(foreign), dissensus.__version__))[:12]
 
 
 _TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
