@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import dissensus as ds
-from dissensus.studies import audit_cases, case_makers, finding, results, running, spec
+from dissensus.studies import audit_cases, case_makers, finding, running, spec
+from dissensus.studies import dict_results as results
 from dissensus.studies.audit_cases import CASES, Unit
 from dissensus.studies.problems import Problem, problem
 

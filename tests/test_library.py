@@ -10,7 +10,7 @@ import pytest
 import dissensus
 from dissensus.studies import finding, registry, spec
 
-LIBRARY = Path(dissensus.__file__).parent / "studies" / "library"
+LIBRARY = Path(dissensus.__file__).parent / "studies" / "specs"
 REQUIRED = [
     "collusion/table-1",
     "collusion/figure-2",

@@ -21,7 +21,7 @@ from dissensus.attacks.page import page as robustness_page
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
-from dissensus.studies import subjects
+from dissensus.studies import datasets, stored_ensembles
 from dissensus.studies.registry import maker
 
 C, SIDE, EPSILON = 4, 6, 0.15
@@ -555,7 +555,7 @@ def test_refusals(sound, unchecked):
 
 def stored(tmp_path, seed=0, name="kept"):
     """A small ensemble of the studies' perceptrons for made-up images, trained a little."""
-    problem = subjects.images("made-images")
+    problem = datasets.load_unscaled("made-images")
     x, y = problem.train
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     ens = ds.Ensemble(maker("mlp", problem, {"width": 16}), members=2, seed=seed, backend="loop")
@@ -567,16 +567,16 @@ def stored(tmp_path, seed=0, name="kept"):
 
 def test_a_stored_ensemble_behind_its_standardisation(tmp_path):
     problem, ens = stored(tmp_path)
-    found = subjects.subject(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=True)
+    found = stored_ensembles.load(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=True)
     x, y = found.data
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
     train = problem.train[0]
     mean, std = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True)
     torch.testing.assert_close(found.model(x), ens((x - mean) / std))
     assert float((found.model(x).mean(0).argmax(-1) == y).float().mean()) > 0.9
-    bare = subjects.subject(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=False)
+    bare = stored_ensembles.load(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=False)
     assert isinstance(bare.model, ds.Ensemble)
-    digits = subjects.images("digits", trained_on=100)
+    digits = datasets.load_unscaled("digits", train_examples=100)
     assert digits.shape == (1, 8, 8)
     assert len(digits.train[0]) == 100
     assert float(digits.test[0].max()) <= 1

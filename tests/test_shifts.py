@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import dissensus as ds
-from dissensus.studies import backbones, finding, problems, report_figures, results, running, shifting, shifts, spec
+from dissensus.studies import backbones, finding, problems, report_figures, running, shifting, shifts, spec
+from dissensus.studies import dict_results as results
 from dissensus.studies.problems import Problem
 from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
 

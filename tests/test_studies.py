@@ -25,13 +25,13 @@ from dissensus.cli import app
 from dissensus.data import augment, catalogue, sources
 from dissensus.execution import choice
 from dissensus.pages import html
+from dissensus.studies import dict_results as results
 from dissensus.studies import (
     finding,
     measures,
     problems,
     report_figures,
     report_page,
-    results,
     running,
     searching,
     spec,

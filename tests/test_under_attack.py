@@ -17,12 +17,13 @@ from dissensus.studies import (
     comparing,
     finding,
     hardened,
-    results,
     running,
     spec,
     subjects,
+    summary,
     under_attack,
 )
+from dissensus.studies import dict_results as results
 from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
 from dissensus.studies.registry import waits_for
 
@@ -368,7 +369,7 @@ class TestRunning:
         assert short["points"][0]["measures"]["accuracy_fgsm_0.1"] == [None, None, 0]
 
     def test_seeds_without_a_number_are_left_out_of_the_mean(self):
-        assert results._short([float("nan"), 0.9, 0.7]) == pytest.approx([0.8, 0.1, 2])
+        assert list(summary.estimate([float("nan"), 0.9, 0.7])) == pytest.approx([0.8, 0.1, 2])
 
     def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
         taken = []

@@ -25,7 +25,7 @@ def masks(
     import torch
 
     from dissensus.masks import plan
-    from dissensus.studies.problems import Problem
+    from dissensus.studies.datasets import StudyData
     from dissensus.studies.registry import NETWORKS, maker
 
     budgets = budget or [1.0, 2.0]
@@ -35,7 +35,7 @@ def masks(
     x = torch.zeros(1, 3, size, size)
     images = x, torch.zeros(1, dtype=torch.int64)
     try:
-        single = maker(network, Problem("images", images, images, 10), {})()
+        single = maker(network, StudyData("images", images, images, 10), {})()
         plans = [plan(single, count, times, cost=cost, x=x) for times in budgets]
     except ValueError as reason:
         fail(in_options(str(reason), OPTIONS))

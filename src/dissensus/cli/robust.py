@@ -88,7 +88,7 @@ def robust(
     from dissensus.attacks.page import page as robustness_page
     from dissensus.data.formats import DataError
     from dissensus.pages import html
-    from dissensus.studies import problems, subjects
+    from dissensus.studies import datasets, stored_ensembles
 
     where = torch_device(device)
     check_file("--json", json_file)
@@ -98,11 +98,11 @@ def robust(
         largest = fraction(epsilon)
         network_options = parsed_settings("--option", option or [], "width=64")
         _check_options(network, network_options)
-        problem = subjects.images(data, trained_on=trained_on, seed=split_seed)
+        images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
         building: Any = {"options": network_options, "standardise": standardise}
-        subject = subjects.subject(ensemble, network, problem, **building)
-        other = None if surrogate is None else subjects.subject(surrogate, network, problem, **building).model
-        is_fixed = problems.has_own_splits(data)
+        subject = stored_ensembles.load(ensemble, network, images, **building)
+        other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
+        is_fixed = datasets.is_split_by_seed(data)
         console.print(_preparation(data, standardise, is_fixed), style="dim", markup=False, highlight=False)
         choices: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), progress_bar() as bar:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dissensus.studies.problems import Problem
+from dissensus.studies.datasets import StudyData
 
 Array = npt.NDArray[Any]
 Kind = Literal["logits", "probabilities"]
@@ -24,7 +24,7 @@ TWIN = 100_003
 
 
 class Case(NamedTuple):
-    """Outputs of an ensemble, and how they are to be read."""
+    """Outputs of an ensemble, and how they are interpreted."""
 
     test: Array
     """``[M, N, C]``, on test data."""
@@ -50,8 +50,8 @@ class Case(NamedTuple):
         return "zero_one" if self.pool == "vote" else None
 
 
-class Outputs(NamedTuple):
-    """Of members, on test and on training data."""
+class NetworkOutputs(NamedTuple):
+    """Outputs of members on test and on training data."""
 
     test: Array
     train: Array
@@ -69,11 +69,11 @@ class Materials:
         twins: The same, with other seeds.
     """
 
-    data: Problem
+    data: StudyData
     seed: int
     members: int
-    networks: dict[str, Outputs]
-    twins: dict[str, Outputs]
+    networks: dict[str, NetworkOutputs]
+    twins: dict[str, NetworkOutputs]
 
     @property
     def classes(self) -> int:
@@ -383,7 +383,7 @@ def _with(m: Materials, x: Array, y: Array, x_test: Array, y_test: Array, output
         found = torch.from_numpy(targets)
         return torch.from_numpy(features), found.float() if found.is_floating_point() else found.long()
 
-    return replace(m, data=Problem(m.data.name, pair(x, y), pair(x_test, y_test), outputs), networks={}, twins={})
+    return replace(m, data=StudyData(m.data.name, pair(x, y), pair(x_test, y_test), outputs), networks={}, twins={})
 
 
 def imbalanced(build: Build, m: Materials, *, share: float = 0.05) -> Case | None:

@@ -5,7 +5,6 @@ Sections are dataclasses; a field's annotation is the type that is wanted and it
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import types
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import dissensus
 from dissensus import checks
+from dissensus.fingerprint import fingerprint
 
 SCALES = ("smoke", "laptop", "gpu", "paper")
 """From seconds to the full protocol; ``gpu``: all of the data, and as much of the rest as a card does in minutes."""
@@ -180,14 +180,20 @@ class Spec:
         """The study as plain values, empty ones left out."""
         return _plain(self)
 
-    def digest(self) -> str:
-        """A checksum of all that decides what is computed, and of the library's version: not of words and costs."""
-        told = {key: value for key, value in self.to_dict().items() if key not in _WORDS}
-        told["version"] = dissensus.__version__
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+    def settings_fingerprint(self, foreign: str = "") -> str:
+        """A checksum of all settings that decide what is computed: texts, costs and expectations do not.
+
+        ``foreign`` is a checksum of procedures and measures from outside the package.
+        """
+        settings = {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
+        return fingerprint((settings, foreign))[:12]
+
+    def digest(self, foreign: str = "") -> str:
+        """A checksum of the settings and of the library's version; names the folder of a run."""
+        return fingerprint((self.settings_fingerprint(foreign), dissensus.__version__))[:12]
 
 
-_WORDS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
+_TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
 
 
 def parse(told: dict[str, Any], name: str, file: str) -> Spec:
