@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dissensus.studies.problems import Problem, problem
 
 import dissensus as ds
 from dissensus.studies import audit_cases, case_makers, finding, running, spec
 from dissensus.studies import dict_results as results
 from dissensus.studies.audit_cases import CASES, Unit
-from dissensus.studies.problems import Problem, problem
 
 STUDY = "audit/table-1"
 UNKNOWN = {*audit_cases.BETWEEN, *audit_cases.LDR, *audit_cases.ADP}

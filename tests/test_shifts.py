@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from dissensus.studies.problems import Problem
+from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
 from sklearn.metrics import roc_auc_score
 
 import dissensus as ds
 from dissensus.studies import backbones, finding, problems, report_figures, running, shifting, shifts, spec
 from dissensus.studies import dict_results as results
-from dissensus.studies.problems import Problem
-from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
 
 
 def pictures(n=40, channels=3, side=16):

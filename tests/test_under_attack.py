@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
 from sklearn.metrics import roc_auc_score, roc_curve
 
 import dissensus as ds
@@ -24,7 +25,6 @@ from dissensus.studies import (
     under_attack,
 )
 from dissensus.studies import dict_results as results
-from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
 from dissensus.studies.registry import waits_for
 
 SMALL = {"optimisation.epochs": 1, "optimisation.examples": 64, "evaluation.examples": 24}
