@@ -267,6 +267,7 @@ def test_the_luckiest_of_many_equal_members_is_not_better():
     assert best.accuracy.p > 0.01
 
 
+@pytest.mark.slow
 def test_a_reference_whose_members_vary_as_much_accuses_nobody():
     """Few members of a noisy kind: one ensemble's are twice as bad by chance."""
     accused = 0
@@ -296,6 +297,7 @@ def test_members_that_each_answer_one_class_are_unskilled():
     assert ds.audit(outputs, labels, task="classification", kind="probabilities").verdict == "unskilled"
 
 
+@pytest.mark.slow
 def test_stages_of_a_boosting_are_dominated():
     x, y = make_classification(1500, 20, n_informative=8, n_classes=3, random_state=0)
     model = GradientBoostingClassifier(n_estimators=150, random_state=0).fit(x[:700], y[:700])
@@ -317,6 +319,7 @@ def test_shallow_trees_that_vote_are_not_accused(depth):
         assert audit.verdict not in ("collusive", "unskilled"), audit.sentence
 
 
+@pytest.mark.slow(cases=["True"])
 @pytest.mark.parametrize("train", [False, True])
 def test_least_squares_on_shards_is_sound(train):
     for seed in range(10):
@@ -385,6 +388,7 @@ def test_networks_trained_jointly_on_cifar_are_caught_with_training_outputs_or_a
     assert ds.audit(alone["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_sound_members_are_never_accused():
     """Errors in common, errors of one's own, heavy tails, few members: 300 ensembles."""
     for seed in range(300):
@@ -438,6 +442,59 @@ def test_limits_are_a_users_to_set():
     y = f + normal(600, seed=1)
     outputs = torch.stack([f + 0.45, f - 0.45])
     assert ds.audit(outputs, y, task="regression", limits=Limits(offset=0.05)).verdict == "collusive"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"limits": None}, "`limits` must be of type dissensus.auditing.Limits; got NoneType"),
+        ({"limits": {"gain": 0.1}}, r"got dict. Use Limits\(gain=0.05\)"),
+        ({"limits": Limits(gain="0.1")}, "`limits.gain` must be a finite number; got '0.1'"),
+        ({"limits": Limits(offset=math.nan)}, "`limits.offset` must be a finite number; got nan"),
+        ({"limits": Limits(worse=True)}, "`limits.worse` must be a finite number; got True"),
+        ({"limits": Limits(level=0.0)}, "`limits.level` must lie between 0 and 1; got 0.0"),
+        ({"limits": Limits(collusive_level=5)}, "`limits.collusive_level` must lie between 0 and 1; got 5"),
+        ({"limits": Limits(leaning=0.5)}, "`limits.leaning` must hold 2 numbers; got 0.5"),
+        ({"limits": Limits(no_skill=(0.1, None))}, "`limits.no_skill` must be a finite number; got None"),
+        ({"seed": None}, "`seed` must be a whole number of at least 0; got None"),
+        ({"seed": 1.5}, "`seed` must be a whole number of at least 0; got 1.5"),
+        ({"seed": "1"}, "`seed` must be a whole number of at least 0; got '1'"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0; got -1"),
+        ({"seed": 2**70}, r"`seed` must be below 2\*\*63"),
+    ],
+)
+def test_odd_limits_and_seeds_are_refused(setting, message, unchecked):
+    y = normal(50, 1)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ds.audit(y + normal(3, 50, 1, seed=1), y, task="regression", **setting)
+
+
+def test_numpy_seeds_are_whole_numbers(unchecked):
+    y = normal(50, 1)
+    outputs = y + normal(3, 50, 1, seed=1)
+    first, second = (ds.audit(outputs, y, task="regression", seed=seed).test for seed in (3, np.int64(3)))
+    assert first == second
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_tests_that_several_rules_use_are_computed_once(monkeypatch, reference):
+    """Evidence, doubts and reasons of one verdict share their tests; each set of outputs has its own."""
+    names = ("skill", "constant_offsets", "best_member", "best_kappa", "pooling_gain", "ownership", "constant_share")
+    calls = []
+    for name in (*names, "error_correlation"):
+        original = getattr(testing, name)
+        monkeypatch.setattr(
+            testing,
+            name,
+            lambda tally, *rest, name=name, f=original: calls.append((name, id(tally))) or f(tally, *rest),
+        )
+    labels = torch.randint(3, (400,), generator=draw(0))
+    logits = 2.0 * torch.nn.functional.one_hot(labels, 3) + normal(400, 3) + normal(5, 400, 3, seed=1)
+    more = {"reference": logits.flip(0) + 0.1} if reference else {}
+    audit = ds.audit(logits, labels, train=(logits, labels), in_bag="all", **more, **CLASSES)
+    assert audit.verdict == "healthy"
+    assert len(calls) == len(set(calls)), "a test was computed twice for the same outputs"
+    assert {name for name, _ in calls} >= {"skill", "constant_offsets", "best_member", "pooling_gain", "ownership"}
 
 
 def test_groups_are_the_units():

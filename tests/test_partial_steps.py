@@ -6,12 +6,14 @@ from itertools import combinations
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus.data.batches import batches
 from dissensus.data.unlabelled import with_unlabelled
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
 from dissensus.train.sampling import MemberSampling
 
@@ -47,6 +49,7 @@ def assert_same(found, expected, tolerance=1e-8):
 # Drawn members
 
 
+@pytest.mark.slow
 def test_all_sets_of_members_are_drawn_alike_and_runs_draw_for_themselves():
     drawn = MemberSampling.of(2, 4, [0, 1], torch.device("cpu"))
     chosen = torch.stack([drawn.sample(torch.tensor(step)) for step in range(6000)])
@@ -354,25 +357,20 @@ def test_an_objective_that_takes_no_unlabelled_data_says_so():
         ds.fit(ensemble_of(), pair, alone, epochs=1, unlabelled=other)
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_draw_and_disagree_as_eager_ones_do(name, device, monkeypatch):
     pair, other = classes(NETWORKS[name][1], n=40)
     pair, other = tuple(part.to(device) for part in pair), other.to(device)
-    replay = capture.captured if device == "cuda" else lambda function, generators: function
-    counts = []
-
-    def counting(function, generators):
-        counts.append(1)
-        return replay(function, generators)
-
+    counts = Captures(captured if device == "cuda" else recorded)
     found = []
-    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
+    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(lambda: counts)):
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of(name).to(device)
         history = ds.fit(ensemble, pair, a2d, epochs=4, batch_size=8, unlabelled=other, active_members=2)
         found.append((weights(ensemble), history.column("loss")))
-    assert len(counts) == 1, "all batches have one shape"
+    assert counts.captures == 1, "all batches have one shape"
     assert_same(found[1][0], found[0][0], 1e-6)
     assert found[0][1] == pytest.approx(found[1][1])
 

@@ -25,8 +25,7 @@ class Meaning(NamedTuple):
 MEANINGS = {
     "healthy": Meaning(
         "good",
-        "For all that this data can tell, the members are models in their own right. They disagree, and their mean is "
-        "better for it.",
+        "As far as this data shows, every member is a usable model. Members disagree, and their mean is better for it.",
     ),
     "redundant": Meaning(
         "fair", "The members say nearly the same, so one of them would do almost as well as all together."

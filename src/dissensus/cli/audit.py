@@ -110,9 +110,9 @@ def audit(
     check_drawn("--page", page)
     options = OPTIONS
     try:
-        arrays = reading.stored(files)
+        arrays = reading.read_files(files)
         options = _options_used(arrays, {"targets": targets, "train": train, "in_bag": in_bag, "reference": reference})
-        labels = reading.array(targets) if targets is not None else arrays.get("targets")
+        labels = reading.read_array(targets) if targets is not None else arrays.get("targets")
         if labels is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
         arguments: dict[str, Any] = {
@@ -123,7 +123,7 @@ def audit(
             "pool": pool,
             "train": _training_pair(arrays, train),
             "in_bag": _in_bag(arrays, in_bag),
-            "groups": reading.array(groups) if groups is not None else arrays.get("groups"),
+            "groups": reading.read_array(groups) if groups is not None else arrays.get("groups"),
             "reference": _outputs(arrays, "reference", reference),
             "ood": _outputs(arrays, "ood", ood),
         }
@@ -158,7 +158,7 @@ def _training_pair(arrays: dict[str, Any], file: Path | None) -> tuple[Any, Any]
     from dissensus.auditing import reading
 
     if file is not None:
-        stored = reading.stored([file])
+        stored = reading.read_files([file])
         if "targets" not in stored:
             raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
         return stored["outputs"], stored["targets"]
@@ -173,13 +173,13 @@ def _in_bag(arrays: dict[str, Any], value: str | None) -> Any:
 
     if value is None:
         return arrays.get("train_in_bag")
-    return value if value == "all" else reading.array(value)
+    return value if value == "all" else reading.read_array(value)
 
 
 def _outputs(arrays: dict[str, Any], name: str, file: Path | None) -> Any:
     from dissensus.auditing import reading
 
-    return reading.stored([file])["outputs"] if file is not None else arrays.get(name)
+    return reading.read_files([file])["outputs"] if file is not None else arrays.get(name)
 
 
 def _print(result: Any) -> None:

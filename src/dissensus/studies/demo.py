@@ -16,7 +16,7 @@ from dissensus import nets
 from dissensus.auditing import Audit, audit
 from dissensus.auditing.examples import DROPS
 from dissensus.axes import Pool
-from dissensus.data import samples
+from dissensus.data import sources
 from dissensus.diversity import decompose
 from dissensus.objectives import augmented
 from dissensus.studies import measures
@@ -160,7 +160,7 @@ def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
             if on_step is not None:
                 on_step(label, (done + p.step / p.steps) / len(sweeps), p)
 
-        sample = samples.load(problem.data, seed=seed)
+        sample = sources.train_test_split(problem.data, seed=seed)
         outputs = _member_outputs(problem, sample, seed, settings, report)
         for i, beta in enumerate(settings.betas):
             runs.append(_measured(problem, sample, beta, seed, {part: held[i] for part, held in outputs.items()}))

@@ -12,7 +12,7 @@ from dissensus.pages.figures import plane
 from dissensus.studies.labels import class_labels, measure_label
 from dissensus.studies.procedures.train import HISTOGRAM
 from dissensus.studies.results import Curve, Measure, Point, Summary
-from dissensus.studies.spec import Figure, Spec
+from dissensus.studies.spec import FigureSection, Spec
 
 Points = Sequence[Point]
 _CLASSES = 10
@@ -48,7 +48,7 @@ def _point_title(axes: Sequence[str], point: Point) -> str:
     return ", ".join(value if isinstance(value, str) else f"{axis} {value}" for axis, value in values)
 
 
-def _single_point_figure(settings: Figure, point: Point) -> Callable[[Figure, Point, str], Any] | None:
+def _single_point_figure(settings: FigureSection, point: Point) -> Callable[[FigureSection, Point, str], Any] | None:
     """The function that draws a point by itself; None for a point that is drawn with others."""
     if point.matrices:
         return _transfer_matrices
@@ -59,7 +59,7 @@ def _single_point_figure(settings: Figure, point: Point) -> Callable[[Figure, Po
     return _gallery if settings.x.startswith("predictive_diversity") and point.pictures else None
 
 
-def _transfer_matrices(settings: Figure, point: Point, title: str) -> Any:  # noqa: ARG001
+def _transfer_matrices(settings: FigureSection, point: Point, title: str) -> Any:  # noqa: ARG001
     """Success of examples that were crafted on one member and tried on another."""
     entries = []
     for name, matrix in (point.matrices or {}).items():
@@ -68,14 +68,14 @@ def _transfer_matrices(settings: Figure, point: Point, title: str) -> Any:  # no
     return charts.matrices(entries, "tried on", "crafted on", title)
 
 
-def _feature_maps(settings: Figure, point: Point, title: str) -> Any:  # noqa: ARG001
+def _feature_maps(settings: FigureSection, point: Point, title: str) -> Any:  # noqa: ARG001
     """Members' features in the plane."""
     similarity = point.mean("features_similarity")
     words = "" if similarity is None else f": similarity of members {similarity:.2f}"
     return charts.maps(point.feature_map or [], class_labels(point.data), title + words)
 
 
-def _roc_curves(settings: Figure, point: Point, title: str) -> Any:
+def _roc_curves(settings: FigureSection, point: Point, title: str) -> Any:
     """ROC curves of ensemble diversity for every attack, with the area under each."""
     lines = []
     for name in settings.lines:
@@ -86,7 +86,7 @@ def _roc_curves(settings: Figure, point: Point, title: str) -> Any:
     return charts.roc_chart(lines, settings.x_label, settings.y_label, title)
 
 
-def _gallery(settings: Figure, point: Point, title: str) -> Any:  # noqa: ARG001
+def _gallery(settings: FigureSection, point: Point, title: str) -> Any:  # noqa: ARG001
     """The pictures that members disagree on most and least."""
     names = class_labels(point.data)
 
@@ -106,7 +106,7 @@ def _line(name: str, curve: Curve) -> charts.Line:
     return charts.Line(name, mean, error)
 
 
-def _lines(settings: Figure, points: Points, title: str) -> Any:
+def _lines(settings: FigureSection, points: Points, title: str) -> Any:
     """Lines over an axis of the grid, over epochs, or over confidence."""
     x, lines = _LINES.get(settings.x, _over_axis)(settings, points)
     if not lines:
@@ -115,7 +115,7 @@ def _lines(settings: Figure, points: Points, title: str) -> Any:
     return charts.line_chart(x, settings.x_label or settings.x, [charts.Panel(title, y_label, lines)])
 
 
-def _over_axis(settings: Figure, points: Points) -> tuple[list[Any], list[charts.Line]]:
+def _over_axis(settings: FigureSection, points: Points) -> tuple[list[Any], list[charts.Line]]:
     values = list(dict.fromkeys(value for point in points if (value := point.value(settings.x)) is not None))
     x = values if any(isinstance(value, str) for value in values) else sorted(values)
     groups = list(dict.fromkeys(point.value(settings.groups) for point in points)) if settings.groups else [None]
@@ -138,7 +138,7 @@ def _places(x: list[Any]) -> list[Any]:
     return [f"{value:g}" for value in x] if is_wide else x
 
 
-def _over_epochs(settings: Figure, points: Points) -> tuple[list[Any], list[charts.Line]]:
+def _over_epochs(settings: FigureSection, points: Points) -> tuple[list[Any], list[charts.Line]]:
     lines: list[charts.Line] = []
     for point in points:
         group = point.value(settings.groups) if settings.groups else None
@@ -149,7 +149,7 @@ def _over_epochs(settings: Figure, points: Points) -> tuple[list[Any], list[char
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
 
 
-def _over_confidence(settings: Figure, points: Points) -> tuple[list[Any], list[charts.Line]]:
+def _over_confidence(settings: FigureSection, points: Points) -> tuple[list[Any], list[charts.Line]]:
     """Accuracy in bins of confidence, beside the diagonal of perfect calibration."""
     _, lines = _over_epochs(settings, points)
     bins = len(lines[0].mean) if lines else 0
@@ -157,7 +157,7 @@ def _over_confidence(settings: Figure, points: Points) -> tuple[list[Any], list[
     return x, [*lines, charts.Line("perfect", x, [0.0] * bins)] if lines else []
 
 
-def _histogram(settings: Figure, points: Points, title: str) -> Any:
+def _histogram(settings: FigureSection, points: Points, title: str) -> Any:
     """Counts of examples by value; the measure of the same name is their median."""
     lines = []
     for point in points:
@@ -175,7 +175,7 @@ def _histogram(settings: Figure, points: Points, title: str) -> Any:
     return charts.histogram(edges, lines, settings.x_label, settings.y_label, title)
 
 
-def _pairs_on_the_plane(settings: Figure, points: Points, title: str) -> Any:
+def _pairs_on_the_plane(settings: FigureSection, points: Points, title: str) -> Any:
     """Pairs of members on the plane of accuracy and diversity, between the two curves of theory."""
     clouds: Any = [(str(point.value(settings.groups)), point.pairs) for point in points if point.pairs]
     best = max((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
@@ -188,7 +188,7 @@ _GROUP_FIGURES = {"member_accuracy": _pairs_on_the_plane, "log_nonmaximal_volume
 """Figures of several points other than lines, by the figure's x."""
 
 
-def _label(settings: Figure, name: str, group: Any) -> str:
+def _label(settings: FigureSection, name: str, group: Any) -> str:
     if group is None:
         return measure_label(name)
     value = f"{group:g}" if isinstance(group, int | float) else str(group)

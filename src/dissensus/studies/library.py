@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dissensus import checks
-from dissensus.studies.procedures import PROCEDURES
 from dissensus.studies.procedures.base import Procedure
+from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.spec import Spec, SpecError, merged, parse
 from dissensus.studies.validation import check
 

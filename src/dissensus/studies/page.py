@@ -25,7 +25,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.labels import measure_label
 from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
 from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
-from dissensus.studies.run_folders import find
+from dissensus.studies.run_folders import find, unfinished
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 from dissensus.studies.validation import missing
 
@@ -68,7 +68,8 @@ def page(names: Sequence[str], root: Path) -> Page:
         chosen = [(spec, summary) for spec, summary in studies if spec.paper == paper]
         if chosen:
             details = [_study(spec, summary) for spec, summary in chosen if summary is not None]
-            sections.append(Section(title, [_overview(chosen), *details]))
+            notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
+            sections.append(Section(title, [_overview(chosen), *notes, *details]))
     introduction = (
         "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our numbers: "
         "agrees, agrees in direction (the right way, but by another amount or within the spread over seeds), "

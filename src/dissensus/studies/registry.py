@@ -9,9 +9,9 @@ from torch import nn
 
 from dissensus import nets, objectives
 from dissensus.axes import LossParts
+from dissensus.objectives.declaration import hyperparameters
 from dissensus.studies.datasets import StreamedImages, StudyData
 from dissensus.studies.spec import Objective, Spec, SpecError
-from dissensus.train.engine import UNLABELLED
 
 AnyData = StudyData | StreamedImages
 
@@ -141,21 +141,23 @@ def maker(name: str, data: AnyData, options: dict[str, Any]) -> Callable[..., nn
     return partial(NETWORKS[name], data, **options)
 
 
-def objective_of(told: Objective) -> Callable[..., LossParts]:
-    """The objective with everything bound but what the grid varies."""
-    return objective_with(told.name, {"loss": told.loss, "pool": told.pool, **told.options})
+def objective_of(section: Objective) -> Callable[..., LossParts]:
+    """The objective with all hyperparameters bound except those that the grid varies."""
+    return objective_with(section.name, {"loss": section.loss, "pool": section.pool, **section.options})
 
 
-def objective_with(name: str, given: dict[str, Any]) -> Callable[..., LossParts]:
-    """An objective with those of the settings bound that it takes; data is none of them."""
-    function = getattr(objectives, name)
-    known = set(inspect.signature(function).parameters) - {UNLABELLED}
-    return partial(function, **{key: value for key, value in given.items() if key in known})
+def objective_with(name: str, settings: dict[str, Any]) -> Callable[..., LossParts]:
+    """An objective with those settings bound that are hyperparameters of it."""
+    objective = objectives.OBJECTIVES[name]
+    known = hyperparameters(objective)
+    return partial(objective, **{key: value for key, value in settings.items() if key in known})
 
 
-def numbers_of(objective: str, told: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """What of a method's settings the objective takes: numbers that a sweep can vary, and the rest."""
-    known = inspect.signature(getattr(objectives, objective)).parameters
-    taken = {key: value for key, value in told.items() if key in known}
-    swept = {key: float(value) for key, value in taken.items() if "Tensor" in str(known[key].annotation)}
+def numbers_of(name: str, settings: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Settings of a method that are hyperparameters of its objective: numbers that a sweep can vary, and the rest."""
+    objective = objectives.OBJECTIVES[name]
+    known = hyperparameters(objective)
+    taken = {key: value for key, value in settings.items() if key in known}
+    sweepable = objectives.declaration(objective).sweepable or ()
+    swept = {key: float(value) for key, value in taken.items() if key in sweepable}
     return swept, {key: value for key, value in taken.items() if key not in swept}

@@ -28,8 +28,8 @@ from dissensus.fingerprint import fingerprint
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import datasets, library
 from dissensus.studies.measures import MEASURES, OutputMeasure
-from dissensus.studies.procedures import PROCEDURES
 from dissensus.studies.procedures.base import Context, OnProgress, Procedure, Step, no_progress
+from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
 from dissensus.studies.results import Provenance, Report, Row
 from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_folder, write_state
@@ -144,7 +144,7 @@ def _rows(context: Context, procedure: Procedure, jobs: int) -> list[Row]:
     for step, weight in zip(steps, weights, strict=True):
         left = list(step.tasks(context))
         share = weight / (sum(weights) or 1.0)
-        _work(step, left, context, jobs, _Part(context.progress, before, share))
+        _work(step, left, context, jobs, _ProgressPart(context.progress, before, share))
         before += share
     units = _Units(procedure, unfinished=False)(context)
     return list(
@@ -178,7 +178,7 @@ class _RunUnit:
         write_rows(context.folder / unit.name, rows)
 
 
-class _Part:
+class _ProgressPart:
     """Progress of one part of a study."""
 
     def __init__(self, progress: OnProgress, before: float, share: float) -> None:
@@ -192,7 +192,7 @@ def _work(step: Step, tasks: Sequence[Any], context: Context, jobs: int, progres
     """Do the tasks of a step, one after the other or in several processes."""
     if jobs <= 1 or len(tasks) < 2:
         for i, task in enumerate(tasks):
-            part = _Part(progress, i / len(tasks), 1 / len(tasks))
+            part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
             step.run(task, replace(context, progress=part))
         return
     silent = replace(context, progress=no_progress)

@@ -2,7 +2,7 @@
 
 A folder's name is determined by the study, the scale and a fingerprint of the settings and of the library's version.
 ``state.json`` says whether the run was started or has failed, and for which settings and version; ``DONE`` marks a
-finished one. Runs that are unfinished, made with other settings or by another version are thus told apart.
+finished one. This distinguishes runs that are unfinished, that have other settings, and that another version made.
 """
 
 import json
@@ -84,7 +84,7 @@ def find(name: str, root: Path) -> Summary | None:
         file = SHIPPED / f"{name}.{scale}.json"
         if file.exists():
             shipped = Summary.from_json(json.loads(file.read_text()))
-            return replace(shipped, origin=f"shipped with dissensus, made by version {shipped.provenance.version}")
+            return replace(shipped, origin=f"shipped with the package and made by version {shipped.provenance.version}")
     return None
 
 

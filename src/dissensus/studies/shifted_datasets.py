@@ -153,10 +153,10 @@ def reshaped(x: Tensor, shape: torch.Size) -> Tensor:
     return x if x.shape[2:] == shape[1:] else F.interpolate(x, tuple(shape[1:]), mode="bilinear", antialias=True)
 
 
-class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
+class ScaledImageFiles(Dataset[tuple[Tensor, Tensor]]):
     """Images in files as floats in [0, 1], with labels; corrupted where there is a severity."""
 
-    def __init__(self, pictures: folders.Pictures, severity: int | None = None) -> None:
+    def __init__(self, pictures: folders.ImageFiles, severity: int | None = None) -> None:
         self.pictures, self.severity = pictures, severity
 
     def __len__(self) -> int:
@@ -174,24 +174,24 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
 def _from_folders(name: str, spec: Spec, sets: list[str], unlabelled: list[str]) -> ShiftedData:
     data = load_streamed(name, spec)
 
-    def load(key: str, pictures: folders.Pictures) -> Examples:
+    def load(key: str, pictures: folders.ImageFiles) -> Examples:
         if key in CORRUPTED:
-            return ImageFiles(pictures, int(key.rpartition("-")[2])), pictures.labels
+            return ScaledImageFiles(pictures, int(key.rpartition("-")[2])), pictures.labels
         if key == "validation":
             validation = sources.dataset(name, "validation", size=data.train.size)
-            return ImageFiles(validation), validation.labels
+            return ScaledImageFiles(validation), validation.labels
         if key not in OTHER_FOLDERS:
             raise SpecError(f"no set of pictures is called {key!r} beside {name}")
-        other = folders.by_class(sources.data_folder() / key, data.train.size).some(spec.evaluation.examples)
+        other = folders.by_class(sources.data_folder() / key, data.train.size).subset(spec.evaluation.examples)
         numbers = {word: number for number, word in enumerate(data.train.classes)}
         if not set(other.classes) <= set(numbers):
-            return ImageFiles(other), None
-        return ImageFiles(other), torch.tensor([numbers[other.classes[label]] for label in other.labels.tolist()])
+            return ScaledImageFiles(other), None
+        return ScaledImageFiles(other), torch.tensor([numbers[other.classes[label]] for label in other.labels.tolist()])
 
     return ShiftedData(
         name,
-        (ImageFiles(data.train), data.train.labels),
-        (ImageFiles(data.test), data.test.labels),
+        (ScaledImageFiles(data.train), data.train.labels),
+        (ScaledImageFiles(data.test), data.test.labels),
         data.outputs,
         {key: load(key, data.test) for key in sets},
         {key: load(key, data.train)[0] for key in unlabelled},

@@ -7,8 +7,8 @@ from dissensus import checks, objectives
 from dissensus.diversity.decomposition import check_pool
 from dissensus.studies.datasets import NAMES
 from dissensus.studies.measures import MEASURES, OutputMeasure
-from dissensus.studies.procedures import PROCEDURES
 from dissensus.studies.procedures.base import Procedure
+from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.registry import EXTERNAL, HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
 from dissensus.studies.spec import Spec, SpecError
 from dissensus.studies.training_arguments import AUGMENTATIONS

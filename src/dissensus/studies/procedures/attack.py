@@ -134,7 +134,7 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
 def _missing_targets(spec: Spec) -> list[str]:
     """Axes, test sets and attacks that do not exist."""
     lacks = [f"a grid with the axis {axis!r}" for axis in ("method", "seed") if axis not in spec.grid]
-    lacks += [f"attacks on {name!r}, which has no test set of its own" for name in spec.data if is_split_by_seed(name)]
+    lacks += [f"attacks on {name!r}, which has no fixed test set" for name in spec.data if is_split_by_seed(name)]
     lacks += [f"an attack {name!r}" for name in spec.evaluation.attacked if name not in attack_measures.LIMITED]
     lacks += [f"an attack {name!r}" for name in spec.evaluation.strong if name not in attack_measures.STRENGTHS]
     return lacks[:1]

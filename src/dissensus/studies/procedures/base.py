@@ -16,7 +16,7 @@ OnProgress = Callable[[str, float], None]
 
 
 def no_progress(text: str, share: float) -> None:
-    """Progress that nobody follows."""
+    """Ignore the progress."""
 
 
 class Unit(Protocol):

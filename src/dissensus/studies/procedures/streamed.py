@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus.data.batches import split_rows
-from dissensus.data.folders import Pictures
+from dissensus.data.folders import ImageFiles
 from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import FOLDERS, StreamedImages
@@ -41,7 +41,7 @@ COUNTS = "counts"
 class _StandardisedImages(Dataset[tuple[Tensor, Tensor]]):
     """Images standardised by ImageNet's channels."""
 
-    def __init__(self, pictures: Pictures) -> None:
+    def __init__(self, pictures: ImageFiles) -> None:
         self.pictures = pictures
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
 
@@ -112,15 +112,15 @@ def _fit(
     return TrainedRun(number, point, ensemble, history, "stopped early" if history.stopped_early else status)
 
 
-def _split(data: StreamedImages, share: float | None) -> tuple[Pictures, Pictures]:
+def _split(data: StreamedImages, share: float | None) -> tuple[ImageFiles, ImageFiles]:
     """Images to train on, and images to watch: a share of the training images, or else the test images."""
     if not share:
         return data.train, data.test
     train, validation = split_rows(len(data.train), share, 0)
-    return data.train.at(train.sort().values), data.train.at(validation.sort().values)
+    return data.train.select(train.sort().values), data.train.select(validation.sort().values)
 
 
-def _loader(pictures: Pictures, batch_size: int, seed: int | None = None) -> DataLoader[Any]:
+def _loader(pictures: ImageFiles, batch_size: int, seed: int | None = None) -> DataLoader[Any]:
     """Batches in order, or shuffled by a seed; large sets are read by as many processes as there are cores."""
     large = len(pictures) > 64 * batch_size
     generator = None if seed is None else torch.Generator().manual_seed(seed)
