@@ -1,10 +1,11 @@
-# `make demo` runs the main job, `make test` the tests. Each target makes .venv by itself the first time.
+# `make demo` runs the main job, `make test` the tests of a change, `make test-all` all tests. Each target makes .venv by
+# itself the first time.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs oracles clean
+.PHONY: demo test test-all lint bench docs oracles clean
 .DEFAULT_GOAL := demo
 
 $(READY): requirements.lock pyproject.toml
@@ -16,8 +17,14 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY)
 	$(BIN)/dissensus demo
 
+# Tests of a file share a worker, and with it what the file trains once.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2
+	$(PYTEST) -m "not slow"
+
+test-all: $(READY)
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff format --check

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from dissensus import attacks
-from dissensus.attacks.probing import looked
+from dissensus.attacks.diagnostics import model_diagnostics
 
 EPSILON, EXAMPLES, EPOCHS = 0.1, 128, 200
 FACTORS = (10, 30, 100, 1000)
@@ -89,7 +89,7 @@ def row(case: str, networks: list[nn.Module], factor: float, data: tuple[Tensor,
     return {
         "case": case,
         "factor": factor,
-        "saturated": looked(model, *data).saturated,
+        "saturated": model_diagnostics(model, *data).saturated,
         "suite": suite.worst.value,
         "cross_entropy": float((~by_ce.success).double().mean()),
         "truth": worst,

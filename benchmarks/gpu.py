@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dissensus as ds
-from dissensus.train import fitting
+from dissensus.train import recipe
 from dissensus.train.memory import COPIES, saved_bytes
 
 DEVICE = torch.device("cuda")
 objective = partial(ds.objectives.augmented, beta=0.5, loss="cross_entropy", pool="probability")
-GRAPH_STEPS = fitting.graph_steps
+GRAPH_STEPS = recipe.graph_steps
 WAYS = {
     "loop, eager": ("loop", False),
     "loop, graph": ("loop", True),
@@ -97,7 +97,7 @@ def by_hand(case: Case, steps: int, epochs: int) -> list[float]:
 
 def by_fit(case: Case, backend: str, captured: bool, steps: int, epochs: int) -> tuple[list[float], str]:
     """Seconds of a step, from each epoch of `fit`, and the backend that ran."""
-    setattr(fitting, "graph_steps", GRAPH_STEPS if captured else lambda engine: None)  # noqa: ARG005, B010
+    setattr(recipe, "graph_steps", GRAPH_STEPS if captured else lambda engine: None)  # noqa: ARG005, B010
     ensemble = ds.Ensemble(case.build, case.members, backend=backend).to(DEVICE)
     ends: dict[int, float] = {}
 

@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
-from dissensus.train import fitting, fused, memory, sweeping
+from dissensus.execution.graphs import Capture
+from dissensus.train import fused_optim, memory, recipe
+from dissensus.train.capture import GraphSteps
 from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.engine import Engine
 
@@ -104,9 +106,9 @@ def one_kernel(optimizer: str) -> float:
     """Difference of float32 weights after 25 steps, updated by one kernel or by several passes."""
     found = []
     build, shape = NETWORKS["MLP with dropout"]
-    takes = fused.takes
+    takes = fused_optim.takes
     for use in (False, True):
-        fused.takes = takes if use else lambda flat: False  # noqa: ARG005
+        fused_optim.takes = takes if use else lambda flat: False  # noqa: ARG005
         ensemble = ds.Ensemble(build, 3, backend="batched").to("cuda")
         x, y = problem(shape)
         with_capture(True)
@@ -123,7 +125,7 @@ def one_kernel(optimizer: str) -> float:
             clip_norm=1.0,
         )
         found.append({key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()})
-    fused.takes = takes
+    fused_optim.takes = takes
     return difference(*found)
 
 
@@ -201,7 +203,7 @@ def stopped_after(step: int | None) -> Iterator[None]:
 
     def writes(self: Checkpointer, engine: Engine) -> None:
         write(self, engine)
-        if step is not None and engine.steps >= step:
+        if step is not None and engine.state.steps >= step:
             raise Interrupted
 
     Checkpointer.write = writes
@@ -211,34 +213,39 @@ def stopped_after(step: int | None) -> Iterator[None]:
         Checkpointer.write = write
 
 
-GRAPH_STEPS = fitting.graph_steps
+GRAPH_STEPS = recipe.graph_steps
 replayed = {"steps": 0}
 """Steps that were replayed from a graph since the last look."""
 
 
 def with_capture(wanted: bool) -> None:
-    for room in (fitting, sweeping):
-        setattr(room, "graph_steps", counted if wanted else lambda engine: None)  # noqa: ARG005, B010
+    setattr(recipe, "graph_steps", counted if wanted else lambda engine: None)  # noqa: ARG005, B010
 
 
-def counted(engine: Engine) -> Any:
+def counted(engine: Engine) -> GraphSteps | None:
     """Captured steps that count their replays."""
     steps = GRAPH_STEPS(engine)
-    capture = steps.capture if steps is not None else None
+    if steps is None:
+        return None
+    library_capture = steps.cache.new_capture
 
-    def counting(function: Any, generators: Any) -> Any:
-        assert capture is not None
-        replay = capture(function, generators)
+    def new_capture() -> Capture | None:
+        capture = library_capture()
+        if capture is None:
+            return None
 
-        def one() -> None:
-            replayed["steps"] += 1
-            replay()
+        def counting(function: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+            replay = capture(function, generators)
 
-        return one
+            def replay_and_count() -> None:
+                replayed["steps"] += 1
+                replay()
 
-    if steps is not None:
-        steps.capture = counting
-    return steps
+            return replay_and_count
+
+        return counting
+
+    return GraphSteps(new_capture)
 
 
 def replays() -> int:

@@ -1,6 +1,7 @@
-"""Shapes and types are checked under the tests only; every test starts from the same generators and one thread."""
+"""Set-up of all tests: shape checks, random generators, one thread, and the marker of slow tests."""
 
 import os
+from fnmatch import fnmatchcase
 
 import jaxtyping
 import pytest
@@ -15,6 +16,26 @@ settings.register_profile("thorough", max_examples=500, deadline=None, suppress_
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(config, items):
+    """Let `slow` mark some cases of a parametrised test, by patterns of their ids.
+
+    ``@pytest.mark.slow(cases=["vgg-*"])`` marks these cases; ``@pytest.mark.slow(fast=["mlp-*"])`` marks all others.
+    """
+    unmatched = {}
+    for item in items:
+        for mark in [mark for mark in item.own_markers if mark.name == "slow" and mark.kwargs]:
+            case, ((kind, patterns),) = item.callspec.id, mark.kwargs.items()
+            matching = {pattern for pattern in patterns if fnmatchcase(case, pattern)}
+            left = unmatched.setdefault(item.nodeid.partition("[")[0], set(patterns))
+            left -= matching
+            if bool(matching) != {"cases": True, "fast": False}[kind]:
+                item.own_markers.remove(mark)
+    unmatched = {test: sorted(patterns) for test, patterns in unmatched.items() if patterns}
+    if unmatched and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"`slow` must name cases that exist; got {unmatched}")
 
 
 @pytest.fixture(autouse=True)

@@ -212,6 +212,7 @@ def test_intervals_are_those_of_the_ordinary_bootstrap():
     assert (accuracy.high - accuracy.low) == pytest.approx(2 * 1.96 * math.sqrt(p * (1 - p) / 20_000), rel=0.15)
 
 
+@pytest.mark.slow(cases=["4-300-score", "4-300-probability", "4-300-vote"])
 @pytest.mark.parametrize("pool", ["probability", "score", "vote"])
 @pytest.mark.parametrize(("members", "examples"), [(1, 40), (3, 20), (4, 300), (12, 25)])
 def test_estimates_lie_within_their_intervals(members, examples, pool):
@@ -237,6 +238,7 @@ def calibrated(seed, examples=400, members=5, classes=4):
     )
 
 
+@pytest.mark.slow
 def test_intervals_of_biased_figures_hold_the_truth():
     """What is zero in truth, and what several members share. Percentiles hold none of the first three, ever."""
     held = dict.fromkeys(("ece", "bias_share", "dominance", "best_accuracy", "above_chance"), 0)

@@ -267,6 +267,7 @@ def test_the_luckiest_of_many_equal_members_is_not_better():
     assert best.accuracy.p > 0.01
 
 
+@pytest.mark.slow
 def test_a_reference_whose_members_vary_as_much_accuses_nobody():
     """Few members of a noisy kind: one ensemble's are twice as bad by chance."""
     accused = 0
@@ -296,6 +297,7 @@ def test_members_that_each_answer_one_class_are_unskilled():
     assert ds.audit(outputs, labels, task="classification", kind="probabilities").verdict == "unskilled"
 
 
+@pytest.mark.slow
 def test_stages_of_a_boosting_are_dominated():
     x, y = make_classification(1500, 20, n_informative=8, n_classes=3, random_state=0)
     model = GradientBoostingClassifier(n_estimators=150, random_state=0).fit(x[:700], y[:700])
@@ -317,6 +319,7 @@ def test_shallow_trees_that_vote_are_not_accused(depth):
         assert audit.verdict not in ("collusive", "unskilled"), audit.sentence
 
 
+@pytest.mark.slow(cases=["True"])
 @pytest.mark.parametrize("train", [False, True])
 def test_least_squares_on_shards_is_sound(train):
     for seed in range(10):
@@ -385,6 +388,7 @@ def test_networks_trained_jointly_on_cifar_are_caught_with_training_outputs_or_a
     assert ds.audit(alone["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
 
 
+@pytest.mark.slow
 def test_sound_members_are_never_accused():
     """Errors in common, errors of one's own, heavy tails, few members: 300 ensembles."""
     for seed in range(300):

@@ -377,6 +377,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow(cases=["*-True"])
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("model", PLAIN.values(), ids=PLAIN)
 def test_pooled_outputs_are_what_the_classifier_predicts(model, names):

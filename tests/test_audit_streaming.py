@@ -277,6 +277,7 @@ def scores_of(settings):
     return {} if settings["kind"] == "values" else DETECTORS
 
 
+@pytest.mark.slow(cases=["1-logits-*"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['kind']}-{s['pool']}")
 @pytest.mark.parametrize("numbers", [1, 45 * 4 * 7, 45 * 4 * 299])
 def test_slices_of_any_size_give_equal_sums(monkeypatch, settings, numbers):
@@ -355,6 +356,7 @@ def test_a_gpu_is_for_many_numbers(monkeypatch):
     assert tallying._device(large).type == "cpu"
 
 
+@pytest.mark.slow(cases=["False"])
 @pytest.mark.parametrize("stacked", [True, False])
 def test_memory_maps_of_half_precision_are_read_in_slices(tmp_path, monkeypatch, stacked):
     logits, labels = classifier(members=3, examples=20_000, classes=10)

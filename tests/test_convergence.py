@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 from networks import NETWORKS
+from recording import recorded
 from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.data.batches import batches
+from dissensus.execution.graphs import captured
 from dissensus.train import capture, checkpoint
 from dissensus.train.convergence import Convergence, Freezing
 
@@ -50,7 +52,7 @@ def seen(losses, patience=2, tolerance=0.1, active=None):
     freezing = Freezing(Convergence(patience, tolerance), len(losses[0]))
     going = torch.ones(len(losses[0]), dtype=torch.bool) if active is None else torch.tensor(active)
     for epoch, now in enumerate(losses, 1):
-        going = freezing.see(epoch, now, going)
+        going = freezing.update(epoch, now, going)
     return freezing.epochs(), going.tolist()
 
 
@@ -86,8 +88,8 @@ def test_members_that_rest_already_are_no_part_of_it():
 
 def test_masks_of_a_network_are_one_member():
     freezing = Freezing(Convergence(1, 0.1), 2)
-    going = freezing.see(1, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
-    assert freezing.see(2, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
+    going = freezing.update(1, [1.0, 3.0, 1.0, 1.0], torch.ones(2, dtype=torch.bool))
+    assert freezing.update(2, [1.2, 1.2, 1.2, 0.8], going).tolist() == [True, False]
     network = ds.masks.convert(ds.nets.mlp(6, 3, (16,)).double(), 3, 2.0, widen=True, assign="all")
     history = ds.fit(network, classes(), alone, epochs=9, lr=0.0, freeze=Convergence(2), shuffle=False)
     assert history.frozen_at == [3]
@@ -141,6 +143,7 @@ def by_hand(networks, pair, objective, *, make, rates, epochs, size, seed, patie
 RULES = {"some": (3, 0.04), "all": (1, 0.45), "none": (50, 0.0)}
 
 
+@pytest.mark.slow(cases=["cnn_batch_norm-adamw-*"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm"])
@@ -188,13 +191,13 @@ def test_training_equals_algorithm_1_by_hand_with_a_rate_per_member(name, optimi
 def test_a_frozen_member_stands_still_in_everything_and_the_others_go_on(optimizer, monkeypatch):
     engines, ends = [], {}
 
-    def spied(engine, *rest):
+    def spied(engine):
         engines.append(engine)
-        checkpoint.train(engine, *rest)
+        checkpoint.train(engine)
 
     def look(moment):
-        engine = engines[0]
-        held = {"flat": engine.flat, **engine.state, **engine.body.state()}
+        state = engines[0].state
+        held = {"flat": state.flat, **state.moments, **state.body.state()}
         if moment.step == 3 * moment.epoch:  # the last look at an epoch is that at its end
             ends[moment.epoch] = (moment, {name: tensor.detach().clone() for name, tensor in held.items()})
 
@@ -313,6 +316,7 @@ def interrupting(steps):
     return objective
 
 
+@pytest.mark.slow(fast=["10-norm_first", "2-two_dropouts"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [2, 10, 13, 18, 20])
 def test_it_resumes_to_the_bit(name, steps, tmp_path):
@@ -338,6 +342,7 @@ def test_it_resumes_to_the_bit(name, steps, tmp_path):
     assert history.frozen_at == told.frozen_at, "a training that is done tells it again"
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_freeze_as_eager_ones_do(name, device, monkeypatch):
@@ -348,12 +353,14 @@ def test_captured_steps_freeze_as_eager_ones_do(name, device, monkeypatch):
 
         def counting(function, generators):
             captures.append(function)
-            return capture.captured(function, generators, pool=pools[-1]) if device == "cuda" else function
+            if device == "cuda":
+                return captured(function, generators, pool=pools[-1])
+            return recorded(function, generators, host_reads=True)  # `one_hot` checks its labels on a CPU
 
         return counting
 
-    for steps in (lambda engine: None, lambda engine: capture.GraphSteps(fresh=fresh)):
-        monkeypatch.setattr("dissensus.train.fitting.graph_steps", steps)
+    for steps in (lambda engine: None, lambda engine: capture.GraphSteps(fresh)):
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", steps)
         ensemble = ensemble_of(name, backend="loop").to(device)
         history = ds.fit(
             ensemble,

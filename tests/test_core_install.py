@@ -126,6 +126,7 @@ def told(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_works_or_names_the_extra(words, told):
     code, said, broken = told[words]
@@ -149,10 +150,11 @@ def test_every_command_is_among_those_above():
     assert missing == []
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported(tmp_path):
     root = Path(ds.__file__).parent
     files = [file.relative_to(root.parent).with_suffix("").parts for file in root.rglob("*.py")]
-    of_triton = ("dissensus", "train", "kernels")  # which torch brings where there is CUDA
+    of_triton = ("dissensus", "train", "triton_kernels")  # which torch brings where there is CUDA
     names = [".".join(parts) for parts in files if parts[1] not in ("cli", "__main__") and parts != of_triton]
     assert len(names) > 100
     script = HIDE + textwrap.dedent("""
@@ -165,6 +167,7 @@ def test_every_module_can_be_imported(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_the_command_line_names_its_extra(missing, tmp_path):
     other = "rich" if missing == "typer" else "click"

@@ -124,7 +124,7 @@ def test_contrast_is_exact():
 def test_changes_of_colour_are_exact(name):
     x = photographs(2, height=6, width=7, dtype=torch.float64)
     x[0, :, 0, 0], x[0, :, 0, 1], x[0, :, 0, 2] = 0.0, 1.0, torch.tensor([0.0, 0.5, 0.0])
-    for severity, size in enumerate(CORRUPTIONS[name].sizes, 1):
+    for severity, size in enumerate(CORRUPTIONS[name].strengths, 1):
         expected = np.empty(x.shape)
         for b, i, j in np.ndindex(2, 6, 7):
             hue, saturation, value = colorsys.rgb_to_hsv(*x[b, :, i, j].tolist())
@@ -139,7 +139,7 @@ def test_changes_of_colour_are_exact(name):
 @pytest.mark.parametrize("shape", [(32, 32), (9, 13), (1, 1)])
 def test_pixelate_equals_a_loop(shape):
     x = photographs(2, 3, *shape, dtype=torch.float64)
-    for severity, share in enumerate(CORRUPTIONS["pixelate"].sizes, 1):
+    for severity, share in enumerate(CORRUPTIONS["pixelate"].strengths, 1):
         cells = [max(1, int(side * share)) for side in shape]
         expected = np.empty(x.shape)
         for i, j in np.ndindex(*shape):
@@ -155,7 +155,7 @@ def test_pixelate_equals_a_loop(shape):
 def test_pixelate_agrees_with_pillow():
     x = photographs(1)
     picture = Image.fromarray((x[0] * 255).round().byte().permute(1, 2, 0).numpy())
-    for severity, share in enumerate(CORRUPTIONS["pixelate"].sizes, 1):
+    for severity, share in enumerate(CORRUPTIONS["pixelate"].strengths, 1):
         small = picture.resize((int(32 * share), int(32 * share)), Image.Resampling.BOX)
         expected = np.asarray(small.resize((32, 32), Image.Resampling.BOX)).transpose(2, 0, 1) / 255
         assert np.abs(corrupt(x, "pixelate", severity)[0].numpy() - expected).max() < 1.5 / 255
@@ -163,7 +163,7 @@ def test_pixelate_agrees_with_pillow():
 
 def test_gaussian_blur_agrees_with_scipy():
     x = photographs(2, dtype=torch.float64)
-    for severity, deviation in enumerate(CORRUPTIONS["gaussian_blur"].sizes, 1):
+    for severity, deviation in enumerate(CORRUPTIONS["gaussian_blur"].strengths, 1):
         radius = max(1, round(4 * deviation))
         expected = ndimage.gaussian_filter(x.numpy(), (0, 0, deviation, deviation), mode="nearest", radius=radius)
         np.testing.assert_allclose(corrupt(x, "gaussian_blur", severity), expected, atol=1e-9)

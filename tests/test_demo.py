@@ -17,15 +17,29 @@ TINY = demo.Settings(betas=(0.0, 0.5, 0.75, 0.9, 1.0), seeds=(0, 1), members=3, 
 
 
 @pytest.fixture(scope="module")
-def result():
-    return demo.run(TINY)
+def command(tmp_path_factory):
+    """The command run once at a small size: its result on the screen, and the folder that it writes."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "FAST", TINY)
+        return CliRunner().invoke(cli.app, ["demo", "--fast", "--out", str(folder)]), folder
 
 
 @pytest.fixture(scope="module")
-def report(result, tmp_path_factory):
-    path = tmp_path_factory.mktemp("demo") / "report.html"
-    path.write_text(demo_page.html(result))
-    return path
+def result(command):
+    return json.loads((command[1] / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def report(command):
+    return command[1] / "report.html"
+
+
+@pytest.fixture(scope="module")
+def again():
+    """The same runs, called from Python: the result and the audits."""
+    audits = {}
+    return demo.run(TINY, audits=audits), audits
 
 
 def test_defaults_keep_the_promise():
@@ -40,26 +54,27 @@ def test_defaults_keep_the_promise():
 def test_result_holds_every_run_and_decomposes(result):
     runs = result["runs"]
     assert len(runs) == 3 * 5 * 2
-    assert json.loads(json.dumps(result))["runs"] == runs, "numbers are lost on the way through JSON"
     for run in runs:
         for part in (run["train"], run["test"]):
             assert part["individual"] - part["diversity"] == pytest.approx(part["ensemble"], rel=1e-5)
 
 
-def test_every_ensemble_of_the_first_seed_is_audited(result):
-    audits = {}
-    again = demo.run(TINY, audits=audits)
-    assert again["verdicts"] == result["verdicts"]
+@pytest.mark.slow
+def test_every_ensemble_of_the_first_seed_is_audited(result, again):
+    direct, audits = again
+    assert direct["verdicts"] == result["verdicts"]
     assert len(audits) == len(result["verdicts"]) == 3 * 5
     assert audits["digits, scores", 1.0].reference is not None
     assert audits["digits, scores", 0.0].reference is None, "it is the reference"
     assert [row[0] for row in demo_page.verdict_rows(result)] == ["0", "0.5", "0.75", "0.9", "1"]
 
 
-def test_runs_are_reproducible(result):
-    again = demo.run(TINY)
-    for one, other in zip(result["runs"], again["runs"], strict=True):
-        assert one["test"]["ensemble"] == pytest.approx(other["test"]["ensemble"], rel=1e-4)
+@pytest.mark.slow
+def test_runs_are_reproducible_and_no_number_is_lost_in_json(result, again):
+    direct, _ = again
+    assert json.loads(json.dumps(direct))["runs"] == direct["runs"]
+    for stored, run in zip(result["runs"], direct["runs"], strict=True):
+        assert stored["test"]["ensemble"] == pytest.approx(run["test"]["ensemble"], rel=1e-4)
 
 
 def fake(errors_first, errors_last):
@@ -140,14 +155,13 @@ def test_page_in_a_real_browser(report, tmp_path, width):
     assert found["wide"] <= found["inner"], "the page scrolls sideways"
 
 
-def test_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "FAST", TINY)
-    done = CliRunner().invoke(cli.app, ["demo", "--fast", "--out", str(tmp_path / "demo")])
+def test_the_command(command, result, tmp_path):
+    done, folder = command
     assert done.exit_code == 0, done.output
     assert "diversity" in done.output
     assert "report.html" in done.output.replace("\n", "")
-    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
-    assert len(json.loads((tmp_path / "demo" / "results.json").read_text())["runs"]) == 30
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert len(result["runs"]) == 30
     (tmp_path / "file").write_text("")
     refused = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "file")])
     assert refused.exit_code == 2
@@ -173,6 +187,7 @@ EXTRAS = [
 ]
 
 
+@pytest.mark.slow(fast=["sklearn-*"])
 @pytest.mark.parametrize(("missing", "fix"), EXTRAS)
 def test_missing_extras_name_the_install(missing, fix, tmp_path):
     script = f"""

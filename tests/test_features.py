@@ -249,7 +249,7 @@ def test_a_whole_cache_is_used_again(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "dissensus"):
         again = cached(5)
     assert seen == [4, 8, 11], "features were computed again"
-    assert "features are taken from" in caplog.text
+    assert "reading features from" in caplog.text
     assert torch.equal(first.tensors()[0], again.tensors()[0])
     cached(6, overwrite=True)
     assert seen[3:] == [6, 11]
@@ -440,7 +440,7 @@ def test_damage_is_refused_by_name(tmp_path):
     manifest.write_text("{")
     assert len(cached_features(own.features, data, tmp_path, overwrite=True)) == N
     assert len(FeatureCache.open(tmp_path, verify=True)) == N
-    with pytest.raises(ds.StorageError, match="holds no whole features"):
+    with pytest.raises(ds.StorageError, match="holds no complete features"):
         FeatureCache.open(tmp_path / "nowhere")
 
 
@@ -509,7 +509,7 @@ def test_other_wrong_arguments_are_refused(tmp_path, unchecked):
     refused(TypeError, "`augmentations` must be a list of functions", augmentations=flips)
     refused(TypeError, "`augmentations` must be a list of functions", augmentations=["flips"])
     refused(ValueError, "keep the number of examples; got 5 of 11", augmentations=[lambda x, _: x[:5]])
-    refused(ValueError, "`device` must be where the network is, cpu; got cuda", device="cuda")
+    refused(ValueError, "`device` must be the network's, cpu; got cuda", device="cuda")
     (tmp_path / "file").write_text("hello")
     with pytest.raises(ds.StorageError, match="is a file"):
         cached_features(own.features, data, tmp_path / "file")

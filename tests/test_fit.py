@@ -390,13 +390,17 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
     refused("loss scaling", precision="fp16")
 
 
-def test_whole_numbers_beside_one_output_are_no_labels():
-    ensemble = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
+@pytest.mark.parametrize(
+    ("loss", "targets"), [("poisson", torch.arange(N)), ("logistic", 2 * (torch.arange(N) % 2) - 1)]
+)
+def test_whole_numbers_beside_one_output_are_values_and_not_labels(loss, targets):
     x, _ = regression()
-    ds.fit(ensemble, (x, torch.arange(N)), partial(ds.objectives.independent, loss="poisson"), epochs=1)
-    ds.fit(
-        ensemble, (x, torch.ones(N, dtype=torch.int64)), partial(ds.objectives.independent, loss="logistic"), epochs=1
-    )
+    trained = []
+    for y in (targets, targets.double()):
+        ensemble = ds.Ensemble(lambda: nn.Linear(6, 1), M, seed=1).double()
+        ds.fit(ensemble, (x, y), partial(ds.objectives.independent, loss=loss), epochs=2, lr=1e-2)
+        trained.append(weights(ensemble))
+    assert_same(*trained)
 
 
 def test_names_that_the_history_uses_are_refused():
@@ -524,6 +528,7 @@ def test_measures_are_tracked_per_run_of_a_sweep():
         assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
 
 
+@pytest.mark.slow(fast=["fit", "sweep"])
 @pytest.mark.parametrize("way", ["fit", "fit and predict", "fit with a twin", "sweep"])
 def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way):
     """Memory of a GPU does not count in Python's collector: what cycles keep may stay for long."""
@@ -673,6 +678,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow(cases=["*-dataset", "*-tensor dataset"])
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", WRONG_TARGETS)
 def test_targets_that_the_loss_does_not_take_are_refused(kind, source):
@@ -703,10 +709,16 @@ def test_targets_of_a_loss_that_nobody_sees_are_taken_as_they_are():
         assert len(history.epochs) == 1
 
 
-def test_unlabelled_data_has_targets_of_any_kind():
-    ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), 2)
-    for unlabelled in (TensorDataset(X12, LABELS + 7), DataLoader(Pairs(X12, LABELS + 7), 4)):
+@pytest.mark.parametrize("loaded", [lambda x, y: TensorDataset(x, y), lambda x, y: DataLoader(Pairs(x, y), 4)])
+def test_targets_of_unlabelled_data_are_ignored(loaded):
+    trained = []
+    for unlabelled in (loaded(X12, LABELS + 7), loaded(X12, torch.full((12,), -1.5))):
+        ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), 2)
+        before = weights(ensemble)
         ds.fit(ensemble, (X12, LABELS), OBJECTIVES.a2d, epochs=1, batch_size=4, unlabelled=unlabelled)
+        trained.append(weights(ensemble))
+        assert not any(torch.equal(trained[-1][name], before[name]) for name in before)
+    assert_same(*trained)
 
 
 def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path):
@@ -932,16 +944,24 @@ def test_nothing_is_asked_of_targets_whose_loss_nobody_sees():
         mean, log_variance = outputs.unbind(-1)
         return ds.LossParts((log_variance + (targets - mean).square() / log_variance.exp()).mean(1).sum(), {})
 
+    def trained(outputs, x, y, objective):
+        ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, outputs, (4,)), 2)
+        ds.fit(ensemble, (x, y), objective, epochs=1, shuffle=False)
+        return weights(ensemble)
+
     ages = torch.randint(18, 90, (12,))
-    ds.fit(ds.Ensemble(partial(ds.nets.mlp, 5, 2, (4,)), 2), (X12, ages), gaussian, epochs=1)
+    assert_same(trained(2, X12, ages, gaussian), trained(2, X12, ages.float(), gaussian))
 
     def ignoring(outputs, targets):
-        each = [torch.nn.functional.cross_entropy(output, targets, ignore_index=-100) for output in outputs]
-        return ds.LossParts(torch.stack(each).sum(), {})
+        losses = [torch.nn.functional.cross_entropy(output, targets, ignore_index=-100) for output in outputs]
+        return ds.LossParts(torch.stack(losses).sum(), {})
 
     labels = torch.arange(12) % 3
     labels[::4] = -100
-    ds.fit(ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), 2), (X12, labels), ignoring, epochs=1)
+    kept = labels >= 0
+    expected = trained(3, X12[kept], labels[kept], ignoring)
+    for name, weight in trained(3, X12, labels, ignoring).items():
+        torch.testing.assert_close(weight, expected[name])
 
 
 # How tensors lie in memory
@@ -960,6 +980,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow(fast=["channels last", "expanded"])
 @pytest.mark.parametrize("layout", IMAGES)
 def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
     build, shape = NETWORKS["cnn_batch_norm"]

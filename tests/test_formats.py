@@ -45,29 +45,34 @@ F,2.5,40
 
 
 def written(folder):
-    """One whole file of every format, and the function that reads it."""
+    """A complete file of every format, the function that reads it, and what it must return."""
     images, labels = pictures(5, 28, 28), np.arange(5)
-    cifar = np.concatenate([labels[:, None].astype(np.uint8), pictures(5, 3072)], 1)
+    pixels, sheet, digits = pictures(5, 3, 32, 32), pictures(5, 32, 32, 3), pictures(32, 32, 3, 5)
+    cifar = np.concatenate([labels[:, None].astype(np.uint8), pixels.reshape(5, 3072)], 1)
     cifar100 = np.concatenate([labels[:, None].astype(np.uint8) + 10, cifar], 1)
     numbers = io.BytesIO()
     np.savez(numbers, x=images, y=labels)
     matlab = io.BytesIO()
-    savemat(matlab, {"X": pictures(32, 32, 3, 5), "y": np.array([[10], [1], [2], [9], [10]])}, do_compression=True)
+    savemat(matlab, {"X": digits, "y": np.array([[10], [1], [2], [9], [10]])}, do_compression=True)
+    columns = {"a": ["10"] * 3, "b": ["20"] * 3, "c": ["30"] * 3}
+    keel = {"Sex": ["M", "F"], "Body mass": ["1.5", "2.5"], "Age": ["30", "40"]}
+    svhn = (digits.transpose(3, 2, 0, 1), np.array([0, 1, 2, 9, 0]))
+    arrays = {"x": images, "y": labels}
     files = {
-        "a-idx3-ubyte": (idx_bytes(images), formats.idx),
-        "a-idx3-ubyte.gz": (gzip.compress(idx_bytes(images)), formats.idx),
-        "batch.bin": (cifar.tobytes(), formats.cifar10_batch),
-        "train.bin": (cifar100.tobytes(), formats.cifar100_batch),
-        "sheet.png": (png(pictures(5, 1024, 3)), formats.cifar_sheet),
-        "labels.json": (json.dumps(labels.tolist()).encode(), formats.json_labels),
-        "train_32x32.mat": (matlab.getvalue(), formats.svhn),
-        "table.csv": (b"a,b,c\n" + b"10,20,30\n" * 3, formats.csv_columns),
-        "table.dat": (KEEL.encode(), formats.keel_columns),
-        "arrays.npz": (numbers.getvalue(), lambda path: formats.npz(path, ["x", "y"])),
+        "a-idx3-ubyte": (idx_bytes(images), formats.idx, images),
+        "a-idx3-ubyte.gz": (gzip.compress(idx_bytes(images)), formats.idx, images),
+        "batch.bin": (cifar.tobytes(), formats.cifar10_batch, (pixels, labels)),
+        "train.bin": (cifar100.tobytes(), formats.cifar100_batch, (pixels, labels, labels + 10)),
+        "sheet.png": (png(sheet.reshape(5, 1024, 3)), formats.cifar_sheet, sheet.transpose(0, 3, 1, 2)),
+        "labels.json": (json.dumps(labels.tolist()).encode(), formats.json_labels, labels),
+        "train_32x32.mat": (matlab.getvalue(), formats.svhn, svhn),
+        "table.csv": (b"a,b,c\n" + b"10,20,30\n" * 3, formats.csv_columns, columns),
+        "table.dat": (KEEL.encode(), formats.keel_columns, keel),
+        "arrays.npz": (numbers.getvalue(), lambda path: formats.npz(path, ["x", "y"]), arrays),
     }
-    for name, (data, _) in files.items():
+    for name, (data, _, _) in files.items():
         (folder / name).write_bytes(data)
-    return {name: reader for name, (_, reader) in files.items()}
+    return {name: (reader, expected) for name, (_, reader, expected) in files.items()}
 
 
 NAMES = [
@@ -84,16 +89,24 @@ NAMES = [
 ]
 
 
+def plain(content):
+    """Tensors and arrays as lists, wherever they are."""
+    if isinstance(content, dict):
+        return {name: plain(value) for name, value in content.items()}
+    if isinstance(content, tuple):
+        return tuple(map(plain, content))
+    return content if isinstance(content, list) else content.tolist()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_file_is_read(name, tmp_path):
-    reader = written(tmp_path)[name]
-    reader(tmp_path / name)
-    reader(str(tmp_path / name))
+def test_a_complete_file_is_read(name, tmp_path):
+    reader, expected = written(tmp_path)[name]
+    assert plain(reader(tmp_path / name)) == plain(reader(str(tmp_path / name))) == plain(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_file_is_named(name, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=f"`.*{name}` must be a file; got nothing of that name."):
         reader(tmp_path / name)
@@ -101,7 +114,7 @@ def test_a_missing_file_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_is_no_file(name, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises(DataError, match=f"`.*{name}` must be a readable file; got Is a directory."):
@@ -111,7 +124,7 @@ def test_a_folder_is_no_file(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
 def test_a_file_that_is_cut_short_is_refused(name, kept, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     data = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(data[: int(kept * len(data))])
     with pytest.raises(DataError, match=f"{name}` must "):
@@ -120,7 +133,7 @@ def test_a_file_that_is_cut_short_is_refused(name, kept, tmp_path):
 
 @pytest.mark.parametrize("name", ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "labels.json"])
 def test_a_file_with_something_added_is_refused(name, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     with (tmp_path / name).open("ab") as file:
         file.write(b"xyz")
     with pytest.raises(DataError, match=f"{name}` must "):
@@ -129,7 +142,7 @@ def test_a_file_with_something_added_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_noise_is_refused(name, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     (tmp_path / name).write_bytes(RANDOM.bytes(3073 * 3074))
     with pytest.raises(DataError, match=f"{name}` must "):
         reader(tmp_path / name)
@@ -137,7 +150,7 @@ def test_a_file_of_noise_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a-idx3-ubyte.gz", "sheet.png", "train_32x32.mat", "arrays.npz"])
 def test_formats_with_a_checksum_notice_a_changed_byte(name, tmp_path):
-    reader = written(tmp_path)[name]
+    reader, _ = written(tmp_path)[name]
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 0xFF
     (tmp_path / name).write_bytes(data)

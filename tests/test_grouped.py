@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch import nn
 from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.train import capture, memory
+from dissensus.train.grid import Run
+from dissensus.train.recipe import NewMembers, Recipe
 
 M = 5
 augmented = partial(ds.objectives.augmented, loss="mse", pool="score", beta=0.7)
@@ -65,6 +68,7 @@ def at_once(monkeypatch):
     return lambda count: monkeypatch.setattr(memory.Needs, "at_once", lambda self, budget: count)
 
 
+@pytest.mark.slow(fast=["mlp-*", "*-2-coupled"])
 @pytest.mark.parametrize("objective", [augmented, independent], ids=["coupled", "separable"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "plain_average_norm"])
@@ -101,23 +105,17 @@ def test_members_of_different_architectures_go_in_groups(at_once):
 
 
 def test_groups_are_captured_unless_members_draw_from_torchs_own_generator(monkeypatch, at_once, caplog):
-    captures = []
-
-    def stand_in(function, generators):
-        captures.append(function)
-        return function
-
+    counts = Captures(partial(recorded, host_reads=True))  # states of generators are compared on the host
     build, shape = NETWORKS["two_dropouts"]
     whole, _, _ = fitted(build, shape)
     at_once(2)
-    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(stand_in))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: counts))
     parts, _, _ = fitted(build, shape)
-    assert len(captures) == 2, "whole batches and the last"
+    assert counts.captures == 2, "whole batches and the last"
     assert_same(parts, whole)
-    captures.clear()
     with caplog.at_level(logging.WARNING, "dissensus"):
         fitted(Noisy, (6,))
-    assert not captures
+    assert counts.captures == 2, "none was added"
     assert any("not captured" in r.getMessage() and "own generator" in r.getMessage() for r in caplog.records)
 
 
@@ -155,22 +153,16 @@ def test_a_sweep_whose_single_run_does_not_fit_takes_its_members_in_groups():
     options = {"grid": {"beta": [0.2, 0.7]}, "members": M, "epochs": 2, "batch_size": 8}
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
     whole = ds.sweep(build, data(shape), objective, **options)
-    engine_needs = {}
-
-    def spying(engine, x, needs=memory.needs):
-        engine_needs["found"] = needs(engine, x)
-        return engine_needs["found"]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "needs", spying)
-        ds.sweep(build, data(shape), objective, **options)
-        found = engine_needs["found"]
-        cut = ds.sweep(build, data(shape), objective, max_memory=found.held + 2 * found.each, **options)
+    run = Run.single(members=M, batch_size=8, seed=0, optimizer={"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0})
+    members = NewMembers(build, torch.device("cpu"))
+    engine = Recipe(members, [run], data(shape), partial(objective, beta=0.2), epochs=2).engine()
+    needs = engine.memory_needs(next(engine.feed.epoch(0))[0])
+    cut = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.per_member, **options)
     assert [len(group.runs) for group in cut.groups] == [1, 1]
     assert cut.history(0).memory.startswith("2 of 5 members at once")
     for i in range(2):
-        own, other = cut.run(i).body.tensors(), whole.run(i).body.tensors()
-        assert_same({n: t.detach() for n, t in own.items()}, {n: t.detach() for n, t in other.items()})
+        in_groups, at_once = cut.run(i).body.tensors(), whole.run(i).body.tensors()
+        assert_same({n: t.detach() for n, t in in_groups.items()}, {n: t.detach() for n, t in at_once.items()})
 
 
 def test_needs_grow_with_the_batch_and_leave_no_trace():
@@ -182,11 +174,11 @@ def test_needs_grow_with_the_batch_and_leave_no_trace():
         state = torch.get_rng_state()
         with pytest.MonkeyPatch.context() as patch:
 
-            def stop(engine, x, needs=memory.needs):
-                sizes.append(needs(engine, x))
+            def stop(needs, *_, **__):
+                sizes.append(needs)
                 raise KeyboardInterrupt
 
-            patch.setattr(memory, "needs", stop)
+            patch.setattr(memory, "plan_members", stop)
             with pytest.raises(KeyboardInterrupt):
                 ds.fit(ensemble, data(shape), augmented, epochs=1, batch_size=batch)
         assert torch.equal(torch.get_rng_state(), state)
@@ -195,7 +187,7 @@ def test_needs_grow_with_the_batch_and_leave_no_trace():
                 assert torch.equal(tensor, before[name]), name
     small, large = sizes
     assert small.held == large.held
-    assert large.each == 4 * small.each
+    assert large.per_member == 4 * small.per_member
 
 
 @pytest.mark.parametrize(
@@ -265,11 +257,8 @@ def test_numbers_drawn_on_the_host_are_the_same_in_both_passes(draw, at_once, un
 
 
 def test_a_step_that_draws_from_torch_on_the_host_is_not_captured(monkeypatch, caplog):
-    def records(function, generators):
-        function()  # a capture runs what is on the host
-        return function
-
-    monkeypatch.setattr("dissensus.train.fitting.graph_steps", lambda engine: capture.GraphSteps(records))
+    capture_with = partial(recorded, host_reads=True)  # the number is drawn on the host
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda e: capture.GraphSteps(lambda: capture_with))
     fitted(lambda: Stochastic(lambda: float(torch.rand(()))), (6,))
     assert any("on the host" in record.getMessage() for record in caplog.records)
 

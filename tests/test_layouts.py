@@ -640,9 +640,12 @@ def table():
             (ROWS, LABELS),
             EXACT,
         ),
-        "data.tables.Scaling.fit": (tables.Scaling.fit, (ROWS, REALS)),
-        "data.tables.Scaling.apply": (tables.Scaling.fit(ROWS, REALS).apply, (ROWS, REALS)),
-        "data.tables.Scaling.restored": (tables.Scaling.fit(ROWS, REALS).restored, (LOGITS,)),
+        "data.tables.TableScaler.fit": (tables.TableScaler.fit, (ROWS, REALS)),
+        "data.tables.TableScaler.transform": (tables.TableScaler.fit(ROWS, REALS).transform, (ROWS, REALS)),
+        "data.tables.TableScaler.inverse_transform": (
+            tables.TableScaler.fit(ROWS, REALS).inverse_transform,
+            (LOGITS,),
+        ),
         "data.tables.scaled": (tables.scaled, (ROWS, REALS, torch.arange(8), torch.arange(8, B))),
         "batches.check_finite": (partial(check_finite, "x"), (IMAGES,)),
         "batches.end_to_end": (lambda x, y: end_to_end("data", [(x, y), (x, y)]), (IMAGES, LABELS), EXACT),
@@ -749,6 +752,16 @@ def called(call, tensors, where):
     return found
 
 
+@pytest.mark.slow(
+    cases=[
+        "attacks.*",
+        "nets.mobilenet_v2",
+        "trunk.last_layers",
+        "fit, adversarial",
+        "fit, validation",
+        "sweep, validation",
+    ]
+)
 @every_function
 def test_layouts_change_nothing(name, tmp_path):
     call, tensors, kind = TABLE[name]
@@ -764,6 +777,7 @@ def test_layouts_change_nothing(name, tmp_path):
     assert_same(called(call, [read_only(x, maps) for x in plain], "read only"), expected, kind, "read only")
 
 
+@pytest.mark.slow(fast=["*-first axis"])
 @pytest.mark.parametrize("axis", [0, 1], ids=["first axis", "second axis"])
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in SLOW])
 def test_expanded_tensors_are_like_written_out_ones(name, axis, tmp_path):
@@ -941,6 +955,7 @@ LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "losses.check_trainable": "takes a loss",
+    "objectives.declaration": "takes an objective",
     "storage.check_match": "looks at shapes",
 }
 """Public functions of tensors that are not in the table, and why."""

@@ -166,9 +166,13 @@ def test_what_cannot_be_is_refused(call, message):
         call()
 
 
-def test_what_refusals_name_works():
-    masks.generate(4, 10, 1.101)
-    masks.for_width(4, 4, 2.0)
+def test_the_smallest_values_that_refusals_name_work():
+    generated = masks.generate(4, 10, 1.101)
+    assert_sound(generated, generated.shape[1], 4, 10)
+    with pytest.raises(ValueError, match="`scale` must be at least 1.1"):
+        masks.generate(4, 10, 1.099)
+    narrow = masks.for_width(4, 4, 2.0)
+    assert_sound(narrow, 4, 4, int(narrow[0].sum()))
 
 
 # --- the layer --------------------------------------------------------------------------------------------------------
@@ -256,6 +260,7 @@ def by_hand(masked, x, index):
     return network.eval()(x)
 
 
+@pytest.mark.slow(cases=["vgg-*", "resnet18-*"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_members_are_small_dense_networks_with_equal_outputs(name, widen):
@@ -465,6 +470,7 @@ def stands(masked):
     return [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)]
 
 
+@pytest.mark.slow(fast=["maps, view*-False", "points*-False", "space, mean*-False"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_flatten_keeps_the_mask_before_it(name, widen, caplog):
@@ -777,6 +783,7 @@ def test_a_rate_of_zero_drops_nothing():
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(cases=["vgg"])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet20", "vgg"])
 def test_a_plan_is_what_conversion_gives(name):
     """A network that is converted with widening has the plan's parameters, where its budget is that network's."""
@@ -863,6 +870,7 @@ def test_the_curves_of_theory_by_simulation():
     assert float(lower) == pytest.approx(float((changed != first).float().mean()) / (1 - simulated), rel=0.01)
 
 
+@pytest.mark.slow
 def test_calibration_is_torchmetrics():
     metric = pytest.importorskip("torchmetrics.functional.classification").multiclass_calibration_error
     generator = torch.Generator().manual_seed(1)
@@ -934,6 +942,7 @@ def test_what_has_no_examples_is_not_tiled():
         torch.testing.assert_close(masked.member(index)(x), outputs[index])
 
 
+@pytest.mark.slow(cases=["*vgg", "*resnet18"])
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("training", [False, True])
 def test_one_mask_of_all_channels_is_the_network_itself(name, training):

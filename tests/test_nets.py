@@ -232,6 +232,7 @@ def test_vgg_pads_small_images_on_all_sides(size):
     assert padded[0, 0, border : border + size, border : border + size].all()
 
 
+@pytest.mark.slow(cases=["resnet34", "vgg of padded images", "mobilenet_v2"])
 @one_of_each
 def test_stacked_members_are_the_same_in_a_loop_and_under_vmap(name):
     build, shape = NETWORKS[name]
@@ -259,6 +260,7 @@ def test_networks_can_be_traced(name, unchecked):
     torch.testing.assert_close(fx.symbolic_trace(net)(x), net(x))
 
 
+@pytest.mark.slow(cases=["resnet34", "vgg of padded images"])
 @one_of_each
 def test_networks_take_channels_last_and_autocast(name):
     build, shape = NETWORKS[name]

@@ -9,11 +9,11 @@ from networks import NETWORKS
 from torch import nn
 
 import dissensus as ds
-from dissensus.execution import choice
+from dissensus import execution
 from dissensus.execution.batched import run_batched
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Hanging, Layout, Packed
-from dissensus.train.numerics import Numerics, numerics
+from dissensus.train.numerics import Numerics, PrecisionSettings, numerics
 
 mse = partial(ds.objectives.independent, loss="mse")
 CPU = torch.device("cpu")
@@ -44,23 +44,26 @@ class Card:
 )
 def test_auto_takes_bf16_where_card_and_network_gain(network, capability, dtype, expected, monkeypatch, unchecked):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert str(numerics("auto", None, False, network, dtype, Card())) == expected
+    assert str(numerics(PrecisionSettings("auto", None, False), network, dtype, Card())) == expected
 
 
 def test_what_was_asked_for_is_taken(monkeypatch, unchecked):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     conv = nn.Conv2d(3, 4, 3)
-    assert str(numerics("tf32", False, True, conv, torch.float32, Card())) == "tf32, deterministic"
-    assert str(numerics("float32", True, False, conv, torch.float32, Card())) == "float32, channels last"
-    assert str(numerics("auto", None, False, conv, torch.float32, CPU)) == "float32"
+    assert str(numerics(PrecisionSettings("tf32", False, True), conv, torch.float32, Card())) == "tf32, deterministic"
+    assert (
+        str(numerics(PrecisionSettings("float32", True, False), conv, torch.float32, Card()))
+        == "float32, channels last"
+    )
+    assert str(numerics(PrecisionSettings("auto", None, False), conv, torch.float32, CPU)) == "float32"
     with pytest.raises(ValueError, match="no bf16"):
-        numerics("bf16", None, False, conv, torch.float32, Card())
+        numerics(PrecisionSettings("bf16", None, False), conv, torch.float32, Card())
     with pytest.raises(ValueError, match=r"'auto' for networks in float64; got 'bf16'. Use ensemble.float\(\)"):
-        numerics("bf16", None, False, conv, torch.float64, CPU)
+        numerics(PrecisionSettings("bf16", None, False), conv, torch.float64, CPU)
     with pytest.raises(ValueError, match="without a GPU"):
-        numerics("tf32", None, False, conv, torch.float32, CPU)
+        numerics(PrecisionSettings("tf32", None, False), conv, torch.float32, CPU)
     with pytest.raises(ValueError, match="Did you mean 'bf16'"):
-        numerics("bf61", None, False, conv, torch.float32, CPU)
+        numerics(PrecisionSettings("bf61", None, False), conv, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
@@ -164,7 +167,7 @@ def test_casting_once_gives_what_autocast_gives(backend):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = torch.stack([ensemble.member(i)(x) for i in range(3)])
         (wanted,) = torch.autograd.grad(expected.float().square().sum(), [expected], retain_graph=True)
-        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x, False)
+        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x)
     assert found.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert wanted.shape == found.shape
@@ -214,7 +217,7 @@ def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
         seen.append(torch.backends.cudnn.conv.fp32_precision)
         return run_batched(*told) * (1 + 0.01 * (seen[-1] == "tf32"))
 
-    monkeypatch.setitem(choice.BACKENDS, "batched", rounded)
+    monkeypatch.setitem(execution.BACKENDS, "batched", execution.Backend("batched", rounded))
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (8,)), 3)
     with tf32(on=True), torch.no_grad():
         ensemble(torch.randn(5, 6))

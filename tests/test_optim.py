@@ -21,7 +21,7 @@ def settings(flat, lr, *, weight_decay=0.0, momentum=0.0, nesterov=False, betas=
     def column(name, value):
         return optim.column(name, value, M, flat)
 
-    return optim.Settings(
+    return optim.OptimizerColumns(
         lr=column("lr", lr),
         weight_decay=column("weight_decay", weight_decay),
         momentum=column("momentum", momentum),
@@ -45,7 +45,7 @@ def test_equal_to_torch_with_a_rate_per_member(case, everyone):
     start = torch.randn(M, P, dtype=torch.float64)
     flat = start.clone()
     given = settings(flat, rates, everyone=everyone, **options)
-    state = optim.fresh_state(name, flat, given.momentum)
+    state = optim.initial_moments(name, flat, given.momentum)
     rows = [torch.nn.Parameter(row.clone()) for row in start]
     others = [theirs([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]
     for grad in gradients(20):
@@ -61,13 +61,13 @@ def test_a_resting_member_keeps_weights_and_state(case):
     name, _, options = CASES[case]
     flat = torch.randn(M, P, dtype=torch.float64)
     given = settings(flat, 0.1, **options)
-    state = optim.fresh_state(name, flat, given.momentum)
+    state = optim.initial_moments(name, flat, given.momentum)
     plan = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
     expected = []
     for member in range(M):
         lone = flat[member : member + 1].clone()
-        own = optim.Settings(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
-        lone_state = optim.fresh_state(name, lone, own.momentum)
+        own = optim.OptimizerColumns(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
+        lone_state = optim.initial_moments(name, lone, own.momentum)
         for step, grad in enumerate(gradients(6)):
             if plan[member, step]:
                 optim.OPTIMIZERS[name](lone, grad[member : member + 1], lone_state, own, lone.new_ones(1, 1))
@@ -127,7 +127,7 @@ def test_low_precision_weights_follow_float32_ones(name):
     exact, rough = torch.ones(M, P), torch.ones(M, P, dtype=torch.bfloat16)
     for flat in (exact, rough):
         given = settings(flat, 0.01, weight_decay=0.1)
-        state = optim.fresh_state(name, flat, given.momentum)
+        state = optim.initial_moments(name, flat, given.momentum)
         for grad in gradients(30):
             optim.OPTIMIZERS[name](flat, grad.to(flat.dtype).abs(), state, given, torch.ones(M, 1))
     assert (exact - 1).abs().min() > 0.05
@@ -155,10 +155,10 @@ def test_one_kernel_equals_the_passes_it_replaces(case, monkeypatch):
         torch.manual_seed(0)
         flat = torch.randn(M, columns, device="cuda")
         given = settings(flat, [0.1, 0.01, 0.3], **options)
-        state = optim.fresh_state(name, flat, given.momentum)
+        state = optim.initial_moments(name, flat, given.momentum)
         with monkeypatch.context() as patch:
             if not fused:
-                patch.setattr("dissensus.train.fused.takes", lambda flat: False)
+                patch.setattr("dissensus.train.fused_optim.takes", lambda flat: False)
             for step in range(20):
                 active = torch.tensor([[1.0], [float(step % 3 > 0)], [1.0]], device="cuda")
                 grad = torch.where(active > 0, torch.randn(M, columns, device="cuda"), torch.nan)
@@ -177,7 +177,7 @@ def test_without_a_compiler_updates_take_several_passes(monkeypatch, caplog):
     monkeypatch.setattr(fused, "_refused", [])
     monkeypatch.setattr(fused, "takes", lambda flat: not fused._refused)
     given = settings(flat, 0.1)
-    state = optim.fresh_state("adam", flat, given.momentum)
+    state = optim.initial_moments("adam", flat, given.momentum)
     expected, other = flat.clone(), {name: tensor.clone() for name, tensor in state.items()}
     grad = torch.randn(M, P)
     optim.adam(flat, grad, state, given, torch.ones(M, 1))

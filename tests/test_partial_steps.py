@@ -6,14 +6,16 @@ from itertools import combinations
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus.data.batches import batches
 from dissensus.data.unlabelled import with_unlabelled
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
-from dissensus.train.sampling import Drawn
+from dissensus.train.sampling import MemberSampling
 
 M = 4
 ldr = partial(ds.objectives.ldr, strength=2.0)
@@ -47,9 +49,10 @@ def assert_same(found, expected, tolerance=1e-8):
 # Drawn members
 
 
+@pytest.mark.slow
 def test_all_sets_of_members_are_drawn_alike_and_runs_draw_for_themselves():
-    drawn = Drawn.of(2, 4, [0, 1], torch.device("cpu"))
-    chosen = torch.stack([drawn.chosen(torch.tensor(step)) for step in range(6000)])
+    drawn = MemberSampling.of(2, 4, [0, 1], torch.device("cpu"))
+    chosen = torch.stack([drawn.sample(torch.tensor(step)) for step in range(6000)])
     assert chosen.shape == (6000, 2, 2)
     assert bool((chosen[..., 0] < chosen[..., 1]).all()), "in order, and nobody twice"
     for run in range(2):
@@ -99,12 +102,12 @@ def test_drawn_members_take_the_steps_of_a_loop_by_hand(name, optimizer, backend
     make = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adamw": torch.optim.AdamW}[optimizer]
     networks = [theirs.member(m).train() for m in range(M)]
     steppers = [make(network.parameters(), lr=0.03, weight_decay=0.02) for network in networks]
-    drawn = Drawn.of(count, M, [5], torch.device("cpu"))
+    drawn = MemberSampling.of(count, M, [5], torch.device("cpu"))
     feed = batches(pair, batch_size=size, seed=5, device=torch.device("cpu"))
     step = 0
     for epoch in range(epochs):
         for x, y in feed.epoch(epoch):
-            chosen = drawn.chosen(torch.tensor(step))[0].tolist()
+            chosen = drawn.sample(torch.tensor(step))[0].tolist()
             outputs = torch.stack([networks[m](x) for m in chosen])
             for m in chosen:
                 steppers[m].zero_grad()
@@ -133,7 +136,7 @@ def test_members_that_are_not_drawn_stay_as_they_are():
     ensemble = ensemble_of()
     before = weights(ensemble)
     history = ds.fit(ensemble, pair, ldr, epochs=1, batch_size=22, lr=0.1, weight_decay=0.5, active_members=2)
-    chosen = set(Drawn.of(2, M, [0], torch.device("cpu")).chosen(torch.tensor(0))[0].tolist())
+    chosen = set(MemberSampling.of(2, M, [0], torch.device("cpu")).sample(torch.tensor(0))[0].tolist())
     for name, tensor in weights(ensemble).items():
         for m in range(M):
             assert torch.equal(tensor[m], before[name][m]) == (m not in chosen), (name, m)
@@ -212,7 +215,7 @@ def test_members_of_different_kinds_are_not_drawn():
 
 def test_nan_names_the_member_that_was_drawn():
     pair, _ = classes()
-    drawn = Drawn.of(2, M, [0], torch.device("cpu")).chosen(torch.tensor(0))[0].tolist()
+    drawn = MemberSampling.of(2, M, [0], torch.device("cpu")).sample(torch.tensor(0))[0].tolist()
     ensemble = ensemble_of()
     with torch.no_grad():
         next(iter(ensemble.body.trainable().values()))[drawn[1]] = torch.inf
@@ -354,25 +357,20 @@ def test_an_objective_that_takes_no_unlabelled_data_says_so():
         ds.fit(ensemble_of(), pair, alone, epochs=1, unlabelled=other)
 
 
+@pytest.mark.slow(cases=["two_dropouts-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_captured_steps_draw_and_disagree_as_eager_ones_do(name, device, monkeypatch):
     pair, other = classes(NETWORKS[name][1], n=40)
     pair, other = tuple(part.to(device) for part in pair), other.to(device)
-    replay = capture.captured if device == "cuda" else lambda function, generators: function
-    counts = []
-
-    def counting(function, generators):
-        counts.append(1)
-        return replay(function, generators)
-
+    counts = Captures(captured if device == "cuda" else recorded)
     found = []
-    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
-        monkeypatch.setattr("dissensus.train.fitting.graph_steps", graph)
+    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(lambda: counts)):
+        monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of(name).to(device)
         history = ds.fit(ensemble, pair, a2d, epochs=4, batch_size=8, unlabelled=other, active_members=2)
         found.append((weights(ensemble), history.column("loss")))
-    assert len(counts) == 1, "all batches have one shape"
+    assert counts.captures == 1, "all batches have one shape"
     assert_same(found[1][0], found[0][0], 1e-6)
     assert found[0][1] == pytest.approx(found[1][1])
 

@@ -31,6 +31,7 @@ def gradients(module):
 COMPILED = ["mlp", "two_dropouts", "channel_dropout", "cnn_batch_norm"]
 
 
+@pytest.mark.slow(fast=["two_dropouts-auto", "cnn_batch_norm-vmap"])
 @pytest.mark.parametrize("backend", ["loop", "streams", "vmap", "batched", "auto"])
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
@@ -52,6 +53,7 @@ def test_compiled_members_have_the_values_and_gradients_of_eager_ones(name, back
         torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_inductor_drops_the_units_that_eager_dropout_drops(unchecked):
@@ -93,6 +95,7 @@ def another_clock(monkeypatch):
     return fastest
 
 
+@pytest.mark.slow(fast=["mlp"])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "norm_first"])
 def test_a_deterministic_training_is_not_decided_by_a_clock(name, another_clock, unchecked):
     build, shape = NETWORKS[name]
@@ -422,7 +425,6 @@ def settings(ensemble):
     body = ensemble.body
     return (
         body.backend,
-        body.replayed,
         body.channels_last,
         body.by_rule,
         [m.training for m in ensemble.modules()],

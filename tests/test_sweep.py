@@ -52,6 +52,7 @@ GRIDS = {
 }
 
 
+@pytest.mark.slow(fast=["mlp-rates and seeds", "mlp-decay", "mlp-shapes", "cnn_batch_norm-betas", "two_dropouts-betas"])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
 def test_every_run_equals_the_same_run_fitted_alone(name, grid):
@@ -66,6 +67,7 @@ def test_every_run_equals_the_same_run_fitted_alone(name, grid):
         assert swept.history(i).column("loss") == pytest.approx(history.column("loss"))
 
 
+@pytest.mark.slow(fast=["sgd"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_equality_over_optimisers_with_a_momentum_per_run(optimizer):
     build, _ = NETWORKS["mlp"]
@@ -78,6 +80,7 @@ def test_equality_over_optimisers_with_a_momentum_per_run(optimizer):
         assert_same(tensors_of(swept.run(i)), tensors_of(alone))
 
 
+@pytest.mark.slow(fast=["norm_first-ensemble"])
 @pytest.mark.parametrize("watch", ["ensemble", "member"])
 @pytest.mark.parametrize("name", ["mlp", "norm_first", "two_dropouts"])
 def test_equality_with_early_stopping_own_splits_and_compaction(name, watch):
@@ -306,6 +309,7 @@ def folds(n=30, held=12):
     return [drawn(n) for _ in range(3)], [drawn(held) for _ in range(3)]
 
 
+@pytest.mark.slow(fast=["0.3"])
 @pytest.mark.parametrize("validation", ["own", "one for all", 0.3, None])
 def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
     train, held = folds()
@@ -416,6 +420,7 @@ def _negative_error(sign, outputs, targets):
     return -sign * (outputs.mean(0) - targets).square().mean()
 
 
+@pytest.mark.slow
 def test_the_table_tells_the_numbers_of_the_weights_that_are_kept():
     build, data = partial(ds.nets.mlp, 5, 1, (16,)), (torch.randn(60, 5), torch.randn(60, 1))
     options = {"epochs": 12, "batch_size": 8, "validation": (data[0][:20], torch.randn(20, 1)), "members": 2}

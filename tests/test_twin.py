@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dissensus as ds
 from dissensus.fingerprint import fingerprint
-from dissensus.train.trained_loss import OURS
 
 M = 3
 OBJECTIVES = ds.objectives
@@ -81,9 +80,10 @@ WITHOUT_TWIN = {"independent": alone, "trades": OBJECTIVES.trades}
 
 
 def test_every_objective_has_a_twin_or_is_refused():
-    assert {function.__name__ for function in OURS} == {*WITH_TWIN, *WITHOUT_TWIN}
+    assert set(OBJECTIVES.OBJECTIVES) == {*WITH_TWIN, *WITHOUT_TWIN}
 
 
+@pytest.mark.slow(fast=["adp", "augmented", "gradient_adjusted", "ldr"])
 @pytest.mark.parametrize("name", WITH_TWIN)
 def test_a_twin_is_what_independent_training_gives_and_its_sibling_is_as_without(name):
     objective, reference, targets, more = WITH_TWIN[name]
@@ -101,6 +101,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow(fast=["weights", "nested"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_loss_and_weights_are_the_objectives(name):
     check_twin(*VARIANTS[name], (X, VALUES))
@@ -160,7 +161,7 @@ def visible(outputs, targets, *, loss="mse"):
 
 def test_a_loss_that_nobody_sees_asks_for_the_twins_objective():
     for hidden in (shy, lambda outputs, targets: augmented(outputs, targets)):
-        with pytest.raises(ValueError, match="`twin` must be an objective where .*; got True. Pass twin=partial"):
+        with pytest.raises(ValueError, match="`twin` must be an objective if .*; got True. Pass twin=partial"):
             ds.fit(fresh(), (X, VALUES), hidden, epochs=1, twin=True)
     check_twin(shy, alone, (X, VALUES), twin=alone)
 
@@ -267,6 +268,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow(fast=["freeze", "validation", "augment"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_twin_follows_the_same_settings(name):
     check_twin(augmented, alone, (X, VALUES), **SETTINGS[name])
@@ -281,6 +283,7 @@ def test_an_iterable_of_frozen_members_is_for_both():
         assert moved == [False, True, False]
 
 
+@pytest.mark.slow
 def test_adversarial_training_is_that_of_both():
     attack = ds.train.AdversarialTraining(0.1, steps=2, box=(-9.0, 9.0))
     check_twin(OBJECTIVES.adp, alone_on_classes, (X, LABELS), adversarial=attack)
@@ -295,6 +298,7 @@ def test_validation_judges_both_by_the_same_pool():
         assert told.column("validation")[-1] == pytest.approx(float(pooled), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sequential_training_has_an_ordinary_independent_twin():
     objective = partial(OBJECTIVES.a2d, classes="earlier")
     moments = []
@@ -512,6 +516,7 @@ def stopping(twin, epoch):
     return stop
 
 
+@pytest.mark.slow(fast=["at2-True-loader", "at1-False-tensors"])
 @pytest.mark.parametrize("source", ["tensors", "loader"])
 @pytest.mark.parametrize("same_ensemble", [True, False])
 @pytest.mark.parametrize("at", [(False, 2), (False, 4), (True, 1), (True, 3)])

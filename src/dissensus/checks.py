@@ -204,3 +204,16 @@ def count(name: str, value: int, low: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
         refuse(name, f"be a whole number of at least {low}", repr(value))
     return int(value)
+
+
+def is_number_text(text: str) -> bool:
+    """Whether a text spells a number.
+
+    >>> is_number_text(" 1e-3"), is_number_text("nan"), is_number_text("a"), is_number_text("")
+    (True, True, False, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

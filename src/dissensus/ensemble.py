@@ -3,6 +3,7 @@
 import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -10,8 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks, storage
-from dissensus.execution import BACKENDS, Choice, MixedMembers, StackedMembers, inference, leaves_settings
-from dissensus.execution.graphs import on
+from dissensus.execution import (
+    BACKENDS,
+    Backend,
+    Body,
+    Choice,
+    MixedMembers,
+    StackedMembers,
+    are_passes_replayed,
+    inference,
+    passes_replayed,
+    settings_kept,
+)
+from dissensus.execution.backends import checked
+from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import Use, derived_seed, seeded
 
@@ -47,7 +60,8 @@ class Ensemble(nn.Module):
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
-            measures on the first batch, remembers, and tells in `choices`.
+            measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
+            is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -57,14 +71,14 @@ class Ensemble(nn.Module):
     torch.Size([5, 7, 2])
     """
 
-    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str = "auto") -> None:
+    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str | Backend = "auto") -> None:
         super().__init__()
         self._beside = _Beside()
         members = checks.count("members", members)
         self.seed = seed = checks.count("seed", seed, 0)
         self.member_ids = list(range(members))
         try:
-            self.body: StackedMembers | MixedMembers = StackedMembers.of(fresh_members(build, seed, members))
+            self.body: Body = StackedMembers.of(fresh_members(build, seed, members))
         except ValueError as reason:
             raise ValueError(
                 f"`build` must return the same architecture at every call: {reason}. "
@@ -74,13 +88,15 @@ class Ensemble(nn.Module):
         self.train(self.body.training)
         self._set_backend(backend)
 
-    def _set_backend(self, backend: str) -> None:
-        checks.one_of("backend", backend, ["auto", *BACKENDS])
-        if isinstance(self.body, StackedMembers):
-            self.body.backend = backend
+    def _set_backend(self, backend: str | Backend) -> None:
+        backend = checked(backend)
+        if isinstance(self.body, StackedMembers):  # others run in a loop
+            self.body.request_backend(backend)
 
     @classmethod
-    def from_modules(cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str = "auto") -> "Ensemble":
+    def from_modules(
+        cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str | Backend = "auto"
+    ) -> "Ensemble":
         """An ensemble of modules that exist, trained or not; they are copied.
 
         Modules of one architecture are stacked. Different ones are allowed as long as their outputs agree in shape, and
@@ -92,14 +108,14 @@ class Ensemble(nn.Module):
         if wrong is not None:
             checks.refuse("modules", "be instances of nn.Module", type(wrong).__name__, error=TypeError)
         try:
-            body: StackedMembers | MixedMembers = StackedMembers.of(copy.deepcopy(module) for module in modules)
+            body: Body = StackedMembers.of(copy.deepcopy(module) for module in modules)
         except ValueError:
             body = MixedMembers([copy.deepcopy(module) for module in modules])
         body.set_keys([(seed, member) for member in range(len(modules))])
         return cls.around(body, seed, list(range(len(modules))), backend)
 
     @classmethod
-    def around(cls, body: StackedMembers | MixedMembers, seed: int, member_ids: list[int], backend: str) -> "Ensemble":
+    def around(cls, body: Body, seed: int, member_ids: list[int], backend: str | Backend) -> "Ensemble":
         """An ensemble around members that are stored already."""
         ensemble = cls.__new__(cls)
         nn.Module.__init__(ensemble)
@@ -111,7 +127,7 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor, *, per_member: bool = False) -> Tensor:
         """Member outputs ``[M, B, ...]`` for a batch ``[B, ...]``, or ``[M, B, ...]`` with ``per_member=True``."""
-        return self.body.run(None, x, per_member)
+        return self.body.run(None, x, per_member=per_member, replayed=are_passes_replayed())
 
     def __len__(self) -> int:
         return len(self.member_ids)
@@ -123,7 +139,7 @@ class Ensemble(nn.Module):
 
     @property
     def backend(self) -> str:
-        """The backend that was asked for."""
+        """The name of the requested backend."""
         return self.body.backend
 
     @property
@@ -183,7 +199,9 @@ class Ensemble(nn.Module):
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
-        return self.around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
+        return self.around(
+            self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.body.requested_backend
+        )
 
     def _index(self, index: int) -> int:
         index = operator.index(index)  # of a tensor or an array as well
@@ -229,11 +247,11 @@ class Ensemble(nn.Module):
             batch_size: Examples at once, for these statistics.
 
         >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=4)
-        >>> found = ens.greedy_soup(lambda network: -float(network.weight.square().sum()))
-        >>> found.members, found.network
+        >>> soup = ens.greedy_soup(lambda network: -float(network.weight.square().sum()))
+        >>> soup.members, soup.network
         ([1, 0, 3], Linear(in_features=3, out_features=2, bias=True))
         """
-        if isinstance(self.body, MixedMembers):
+        if not self.body.alike:
             raise ValueError(
                 "members of different architectures cannot be averaged; `greedy_soup` needs one architecture."
             )
@@ -243,17 +261,17 @@ class Ensemble(nn.Module):
             network = self.member(indices[0]) if alone else self.subset(indices).soup(data, batch_size=batch_size)
             return network.train(self.training)
 
-        def judged(indices: list[int]) -> float:
-            found = float(score(averaged(indices).eval().requires_grad_(False)))
-            if found != found:
+        def score_of(indices: list[int]) -> float:
+            value = float(score(averaged(indices).eval().requires_grad_(False)))
+            if value != value:
                 checks.refuse("score", "return a number", f"NaN for the mean of members {indices}")
-            return found
+            return value
 
-        alone = [judged([index]) for index in range(self.members)]
-        first, *others = sorted(range(self.members), key=lambda index: -alone[index])
-        taken, best = [first], alone[first]
+        member_scores = [score_of([index]) for index in range(self.members)]
+        first, *others = sorted(range(self.members), key=lambda index: -member_scores[index])
+        taken, best = [first], member_scores[first]
         for index in others:
-            tried = judged([*taken, index])
+            tried = score_of([*taken, index])
             if tried >= best:
                 taken, best = [*taken, index], tried
         return GreedySoup(averaged(taken), taken, best)
@@ -268,7 +286,6 @@ class Ensemble(nn.Module):
         self, data: Inputs, batch_size: int = 1024, *, targets: Literal[True], file: str | Path | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
-    @leaves_settings
     @torch.no_grad()
     def predict(
         self, data: Inputs, batch_size: int = 1024, *, targets: bool = False, file: str | Path | None = None
@@ -290,12 +307,12 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        source = inference.source_of(data, batch_size, targets=targets)
-        self.eval()
+        source = inference.input_batches(data, batch_size, targets=targets)
         many = source.examples is None or source.examples > 4 * batch_size
-        self.body.replayed = self.device.type == "cuda" and many
-        capture = inference.capture_on(self.device) if self.body.replayed else None
-        with on(self.device):
+        capture = capture_on(self.device) if many else None
+        replayed = nullcontext() if capture is None else passes_replayed()
+        with settings_kept(self), on(self.device), replayed:
+            self.eval()
             passes = inference.Passes(self, self.device, capture)
             outputs = inference.collected(passes, source, None if file is None else Path(file))
         return (outputs, torch.cat(source.targets)) if targets else outputs
@@ -307,7 +324,7 @@ class Ensemble(nn.Module):
             "seed": self.seed,
             "member_ids": self.member_ids,
             "backend": self.backend,
-            "mixed": isinstance(self.body, MixedMembers),
+            "mixed": not self.body.alike,
             "training": self.training,
         }
         storage.write_folder(path, KIND, self.body.tensors(), details)
@@ -323,7 +340,7 @@ class Ensemble(nn.Module):
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
         body = _empty_body(build, members, mixed)
         storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
-        ensemble = cls.around(body, seed, member_ids, "auto" if mixed else backend)
+        ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
         with torch.no_grad():
             for name, tensor in body.tensors().items():
                 tensor.data = tensors[name].to(tensor.device)
@@ -339,13 +356,13 @@ def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
     if isinstance(build, nn.Module) or not callable(build):
         fix = "Write `lambda: ...` around it. Networks that exist? Use Ensemble.from_modules."
         checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
-    seen: list[nn.Module] = []
+    networks: list[nn.Module] = []
     for index in range(members):
         with seeded(derived_seed(seed, Use.INITIAL_WEIGHTS, index)):
             network = _checked(build())
-        if any(network is other for other in seen):
+        if any(network is other for other in networks):
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
-        seen.append(network)
+        networks.append(network)
         yield network
 
 
@@ -362,13 +379,13 @@ def _checked(network: object) -> nn.Module:
     return network
 
 
-def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> StackedMembers | MixedMembers:
+def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Body:
     """A body of the right shapes, to be filled with stored tensors."""
     builds = [build] * members if callable(build) else list(build)
     if len(builds) != members:
         checks.refuse("build", f"be one function, or one per member ({members})", f"{len(builds)} functions")
     with seeded(0):
         if mixed:
-            return MixedMembers([_checked(each()) for each in builds])
-        one = StackedMembers.of([_checked(builds[0]())])
-    return one.subset([0] * members)
+            return MixedMembers([_checked(build_member()) for build_member in builds])
+        first = StackedMembers.of([_checked(builds[0]())])
+    return first.subset([0] * members)

@@ -1,4 +1,4 @@
-"""Auto-PGD: projected gradient steps with momentum, whose length adapts to each example (Croce and Hein, 2020)."""
+"""APGD (Auto-PGD): gradient steps with momentum and a step size that adapts to each example (Croce and Hein, 2020)."""
 
 import functools
 import itertools
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
-from dissensus.attacks.losses import Climbed, LossName, named
-from dissensus.attacks.noise import keys
+from dissensus.attacks.losses import AttackLoss, LossName, loss_function
 from dissensus.attacks.norms import Ball, NormName, per_example
-from dissensus.attacks.victim import Model, PoolName
+from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
+from dissensus.attacks.random_numbers import keys
+from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
 Labels = Integer[Tensor, " B"]
 
 MOMENTUM = 0.75
-"""α: the share of the new step; the rest is the step before."""
+"""α: weight of the new step; the rest is the previous step."""
 RISING = 0.75
-"""ρ: the share of steps that must raise the loss for the step length to stay."""
+"""ρ: share of steps that must raise the loss for the step size to stay."""
 
 
 def apgd(
@@ -42,42 +42,42 @@ def apgd(
     seed: int = 0,
     box: Box = (0.0, 1.0),
 ) -> Adversarial:
-    """Auto-PGD (Croce and Hein, 2020, algorithm 1): there is no step length to choose.
+    """Auto-PGD (Croce and Hein, 2020, algorithm 1): there is no step size to choose.
 
-    Steps start at 2 ε. At checkpoints that come ever closer, an example's step length is halved, and it goes back to
-    its best point, if the loss rose in fewer than three quarters of the steps since the last one, or if neither step
-    length nor best loss have changed since. An example stops at the first point that breaks it.
+    Steps start at length 2 ε. At checkpoints, which become more frequent, an example's step size is halved and it
+    returns to its best point if the loss rose in fewer than three quarters of the steps since the last checkpoint, or
+    if neither step size nor best loss have changed since. An example stops at its first adversarial point.
 
     Args:
         model: And ``x``, ``y``, ``norm``, ``pool``, ``target``, ``box``: see `fgsm`.
         epsilon: ε.
-        steps: Updates of each run.
+        steps: Number of updates of each run.
         loss: ``"ce"``; ``"dlr"``, the difference of logits ratio; ``"margin"``; or ``"targeted_dlr"``, which without
-            ``target`` goes for one likely class after the other, and for which any wrong class is a success. With
-            ``target``, ``"dlr"`` is the targeted one. DLR needs three classes, targeted DLR four: with fewer the
-            margin takes its place, and a log message says so. On the mean probability of an ensemble untargeted DLR is
-            a weak guide: its denominator is flat there. Take ``"margin"``, or ``pool="members"``.
-        restarts: How many starts are tried (for each class, with ``"targeted_dlr"``).
-        classes: How many classes ``"targeted_dlr"`` goes for, the likeliest first.
-        seed: Of the starts, as in `pgd`.
+            ``target`` tries the likeliest classes one after the other and counts any wrong class as a success. With
+            ``target``, ``"dlr"`` is the targeted version. DLR needs three classes, targeted DLR four: with fewer, the
+            margin replaces it, and a log message says so. On the mean probability of an ensemble, untargeted DLR is
+            weak, because its denominator is flat there. Use ``"margin"``, or ``pool="members"``.
+        restarts: Number of random starts (for each class, with ``"targeted_dlr"``).
+        classes: Number of classes that ``"targeted_dlr"`` tries, the likeliest first.
+        seed: Seed of the starts, as in `pgd`.
     """
     checks.count("steps", steps)
     checks.count("restarts", restarts)
     checks.count("classes", classes)
     checks.count("seed", seed, 0)
-    with opened(model, x, y, target=target, pool=pool, box=box) as case:
-        ball = Ball.checked(norm, epsilon, (case.low, case.high), x)
-        many = loss == "targeted_dlr" and not case.targeted
-        function = named(loss, case.classes, many or case.targeted)
-        goal = _Goal(case, ball, function, many or case.targeted)
-        run = functools.partial(_run, goal=goal, steps=goal.steps(steps), seed=seed)
-        ranks = range(min(classes, case.classes - 1)) if many else [None]
-        runs = [functools.partial(run, restart=i, rank=rank) for i in range(restarts) for rank in ranks]
-        return case.attempted(runs, ball.lengths, ball.limit)
+    with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
+        ball = Ball.checked(norm, epsilon, (problem.low, problem.high), x)
+        many_targets = loss == "targeted_dlr" and not problem.targeted
+        targeted_loss = many_targets or problem.targeted
+        ascent = _Ascent(problem, ball, loss_function(loss, problem.classes, targeted_loss), targeted_loss)
+        run = functools.partial(_run, ascent=ascent, steps=ascent.steps(steps), seed=seed)
+        ranks = range(min(classes, problem.classes - 1)) if many_targets else [None]
+        runs = [functools.partial(run, restart=restart, rank=rank) for restart in range(restarts) for rank in ranks]
+        return problem.solve(runs, ball.lengths, ball.limit)
 
 
 def checkpoints(steps: int) -> tuple[int, ...]:
-    """The steps after which step lengths are looked at: ⌈p_j N⌉, p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
+    """Steps after which step sizes are adapted: ⌈p_j N⌉, p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
 
     >>> checkpoints(100)
     (22, 41, 57, 70, 80, 87, 93, 99)
@@ -88,14 +88,14 @@ def checkpoints(steps: int) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(share * steps - 1e-9) for share in shares[1:-1]}))
 
 
-class Ascent(NamedTuple):
-    """An attack under way: where each example is and was, its best point, and what the next checkpoint looks at."""
+class APGDState(NamedTuple):
+    """State of a run: current, previous and best point, and what the next checkpoint needs."""
 
     x: Inputs
     y: Labels
     target: Labels
-    at: Inputs
-    before: Inputs
+    point: Inputs
+    previous: Inputs
     value: Float[Tensor, " B"]
     gradient: Inputs
     best: Inputs
@@ -103,112 +103,112 @@ class Ascent(NamedTuple):
     best_gradient: Inputs
     step_size: Float[Tensor, " B"]
     rises: Integer[Tensor, " B"]
-    """Steps since the last checkpoint that raised the loss."""
-    kept: Bool[Tensor, " B"]
-    """Whether the last checkpoint left the step length as it was."""
+    """Number of steps since the last checkpoint that raised the loss."""
+    unchanged: Bool[Tensor, " B"]
+    """Whether the last checkpoint left the step size as it was."""
     last_best: Float[Tensor, " B"]
-    """The best loss at the last checkpoint."""
+    """Best loss at the last checkpoint."""
     done: Bool[Tensor, " B"]
 
 
-class _Kind(NamedTuple):
-    """What tells steps apart."""
+class _StepKind(NamedTuple):
+    """Properties by which steps differ."""
 
-    share: float
-    """Of the new step; the rest is the step before."""
-    passed: int
-    """Steps since the last checkpoint, where the step ends at one; else 0."""
-
-
-def _kinds(steps: int) -> list[_Kind]:
-    """Of every step: the first is without momentum, and most of the others are alike."""
-    passed = {end: end - last for last, end in itertools.pairwise((0, *checkpoints(steps)))}
-    return [_Kind(MOMENTUM if index else 1.0, passed.get(index + 1, 0)) for index in range(steps)]
+    weight: float
+    """Weight of the new step; the rest is the previous step."""
+    interval: int
+    """Steps since the last checkpoint, if the step ends at one; otherwise 0."""
 
 
-class _Goal(NamedTuple):
-    """What is climbed, and within what."""
+def _step_kinds(steps: int) -> list[_StepKind]:
+    """Kind of every step: the first has no momentum, and most of the others are alike."""
+    interval = {end: end - last for last, end in itertools.pairwise((0, *checkpoints(steps)))}
+    return [_StepKind(MOMENTUM if index else 1.0, interval.get(index + 1, 0)) for index in range(steps)]
 
-    case: Case
+
+class _Ascent(NamedTuple):
+    """The loss to be raised, and the ball that points stay in."""
+
+    problem: AttackProblem
     ball: Ball
-    loss: Climbed
-    aimed: bool
-    """Whether the loss looks at targets."""
+    loss: AttackLoss
+    targeted_loss: bool
+    """Whether the loss gets the targets."""
 
     def steps(self, count: int) -> Steps:
-        """Updates, with checkpoints among them."""
+        """All updates, with checkpoints."""
 
-        def step(state: Ascent, kind: _Kind, _numbers: Tensor) -> Ascent:
-            state = _moved(state, self, kind.share)
-            return _looked_at(state, kind.passed) if kind.passed else state
+        def step(state: APGDState, kind: _StepKind, _numbers: Tensor) -> APGDState:
+            state = _updated(state, self, kind.weight)
+            return _adapted(state, kind.interval) if kind.interval else state
 
-        return Steps(step, _kinds(count), capture=self.case.capture)
+        return Steps(step, _step_kinds(count), capture=self.problem.capture)
 
 
-def _run(rows: Examples, goal: _Goal, steps: Steps, seed: int, restart: int, rank: int | None) -> Tensor:
+def _run(rows: Examples, ascent: _Ascent, steps: Steps, seed: int, restart: int, rank: int | None) -> Tensor:
     x = rows.x
     if rank is not None:
-        rows = rows._replace(target=_likeliest(goal.case, rows, rank))
-    at = goal.ball.random(x, keys(x, seed, restart))
-    here = goal.case.slope(at, rows, goal.loss, goal.aimed)
-    length = x.new_full((len(x),), 2.0) * goal.ball.epsilon
-    count = torch.zeros(len(x), dtype=torch.int32, device=x.device)
-    start = Ascent(
+        rows = rows._replace(target=_class_of_rank(ascent.problem, rows, rank))
+    point = ascent.ball.random(x, keys(x, seed, restart))
+    here = ascent.problem.loss_at(point, rows, ascent.loss, ascent.targeted_loss)
+    start = APGDState(
         *rows[:3],
-        at,
-        at,
-        *here[:2],
-        at,
-        *here[:2],
-        length,
-        count,
-        torch.zeros_like(here.broken),
-        here.value,
-        here.broken,
+        point=point,
+        previous=point,
+        value=here.value,
+        gradient=here.gradient,
+        best=point,
+        best_value=here.value,
+        best_gradient=here.gradient,
+        step_size=x.new_full((len(x),), 2.0) * ascent.ball.epsilon,
+        rises=torch.zeros(len(x), dtype=torch.int32, device=x.device),
+        unchanged=torch.zeros_like(here.is_adversarial),
+        last_best=here.value,
+        done=here.is_adversarial,
     )
-    return steps.carried_out(start).at
+    return steps.carried_out(start).point
 
 
-def _likeliest(case: Case, rows: Examples, rank: int) -> Tensor:
-    """The class of a rank among those that are not the label, on clean inputs."""
-    others = case.clean[rows.place].scatter(1, rows.y.unsqueeze(1), -math.inf)
+def _class_of_rank(problem: AttackProblem, rows: Examples, rank: int) -> Tensor:
+    """Class with a rank among all but the label, by the scores of clean inputs."""
+    others = problem.clean_scores[rows.position].scatter(1, rows.y.unsqueeze(1), -math.inf)
     return others.sort(dim=1, descending=True, stable=True).indices[:, rank]
 
 
-def _moved(state: Ascent, goal: _Goal, share: float) -> Ascent:
-    """A step up the gradient, mixed with the step before, and a look at where it led."""
-    case, ball, loss, aimed = goal
+def _updated(state: APGDState, ascent: _Ascent, weight: float) -> APGDState:
+    """A gradient step, averaged with the previous step, and the loss at the new point."""
+    problem, ball, loss, targeted_loss = ascent
     length = per_example(state.step_size, state.x)
-    straight = ball.projected(state.x, state.at + length * ball.steepest(state.gradient))
-    mixed = state.at + share * (straight - state.at) + (1 - share) * (state.at - state.before)
-    at = ball.projected(state.x, mixed)
-    here = case.slope(at, state, loss, aimed)
+    straight = ball.projected(state.x, state.point + length * ball.steepest(state.gradient))
+    averaged = state.point + weight * (straight - state.point) + (1 - weight) * (state.point - state.previous)
+    point = ball.projected(state.x, averaged)
+    here = problem.loss_at(point, state, loss, targeted_loss)
     better = here.value > state.best_value
-    wide = per_example(better, at)
+    wide = per_example(better, point)
     return state._replace(
-        at=at,
-        before=state.at,
+        point=point,
+        previous=state.point,
         value=here.value,
         gradient=here.gradient,
-        best=torch.where(wide, at, state.best),
+        best=torch.where(wide, point, state.best),
         best_value=torch.where(better, here.value, state.best_value),
         best_gradient=torch.where(wide, here.gradient, state.best_gradient),
         rises=state.rises + (here.value > state.value),
-        done=here.broken,
+        done=here.is_adversarial,
     )
 
 
-def _looked_at(state: Ascent, passed: int) -> Ascent:
-    """A checkpoint: where the loss stalls, half the step length and back to the best point."""
-    stalled = state.kept & (state.best_value <= state.last_best)
-    halved = ((state.rises < RISING * passed) | stalled) & ~state.done  # what is broken stays where it is
-    wide = per_example(halved, state.at)
+def _adapted(state: APGDState, interval: int) -> APGDState:
+    """A checkpoint: where the loss stalls, halve the step size and return to the best point."""
+    stalled = state.unchanged & (state.best_value <= state.last_best)
+    halved = ((state.rises < RISING * interval) | stalled) & ~state.done  # adversarial points stay where they are
+    wide = per_example(halved, state.point)
     return state._replace(
-        at=torch.where(wide, state.best, state.at),
+        point=torch.where(wide, state.best, state.point),
         value=torch.where(halved, state.best_value, state.value),
         gradient=torch.where(wide, state.best_gradient, state.gradient),
         step_size=torch.where(halved, state.step_size / 2, state.step_size),
         rises=torch.zeros_like(state.rises),
-        kept=~halved,
+        unchanged=~halved,
         last_best=state.best_value,
     )

@@ -1,9 +1,10 @@
-"""Honest robustness: a suite of attacks, the pointwise worst case with intervals, curves, and checks of the attacks."""
+"""Evaluation of robustness: a suite of attacks, the pointwise worst case with intervals, curves, and flags."""
 
 import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,34 +13,35 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
-from dissensus.attacks.case import Adversarial, opened
 from dissensus.attacks.chunks import over
-from dissensus.attacks.flags import DIFFERENT, Standing, checked
+from dissensus.attacks.diagnostics import attack_diagnostics, model_diagnostics
+from dissensus.attacks.flags import DIFFERENT, SuiteStep, all_flags
 from dissensus.attacks.norms import Ball, NormName, check_reach
-from dissensus.attacks.probing import looked, probed
-from dissensus.attacks.robustness import Attacked, Point, Robustness
-from dissensus.attacks.suites import SUITES, Suite, Terms, transfers
-from dissensus.attacks.victim import Model, PoolName
+from dissensus.attacks.problem import Adversarial, Attack, attack_problem
+from dissensus.attacks.robustness import AttackResult, CurvePoint, Robustness
+from dissensus.attacks.suites import SUITES, Setting, Suite, SuiteMaker, Terms, as_setting, suite_of, transfers
+from dissensus.attacks.target_model import Model, PoolName
 from dissensus.metrics import Interval, wilson
 
 SuiteName = Literal["standard", "adaptive", "paper", "quick"]
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of ε, for the curve over ε."""
-LOOKED = 256
-"""Examples whose outputs and gradients are looked at, if a batch holds as many."""
-_OTHERS = 6
-"""Attacks that are run for checks beside those of the curves."""
+"""Multiples of ε in the curve over ε."""
+DIAGNOSED = 256
+"""Number of examples for the diagnostics of outputs and gradients, if a batch holds as many."""
+_OTHER_CHECKS = 6
+"""Number of attacks that run for checks in addition to those of the curves."""
 _SECONDS = "seconds.json"
 
 
 def evaluate(
     model: Model,
     data: tuple[Float[Tensor, "N *S"], Integer[Tensor, " N"]],
-    suite: SuiteName = "standard",
+    suite: SuiteName | Suite | SuiteMaker = "standard",
     *,
     epsilon: float,
     norm: NormName = "linf",
     pool: PoolName = "probability",
+    attacks: Sequence[str | Setting | Attack] = (),
     examples: int | None = None,
     batch_size: int = 256,
     surrogate: Model | None = None,
@@ -48,197 +50,225 @@ def evaluate(
     progress: Callable[[str, float], None] | None = None,
     seed: int = 0,
 ) -> Robustness:
-    """How many examples are left when every attack of a suite has tried, and whether the attacks can be believed.
+    """Accuracy that is left after every attack of a suite, and whether the attacks can be trusted.
 
     Args:
         model: An ensemble ``x -> [M, B, C]``, a plain classifier ``x -> [B, C]``, or a list of those; see `fgsm`.
             Standardisation belongs inside it.
         data: Inputs in [0, 1], float32 or float64, and labels.
-        suite: ``"standard"``, ``"adaptive"``, ``"paper"`` or ``"quick"``; see `dissensus.attacks.suites`.
-        epsilon: ε: of a value in L∞, of the whole in L2.
+        suite: ``"standard"``, ``"adaptive"``, ``"paper"`` or ``"quick"``; see `dissensus.attacks.suites`. Or a
+            `Suite`, or a function that makes one from `Terms`.
+        epsilon: ε: of each value in L∞, of the whole input in L2.
         norm: ``"linf"`` or ``"l2"``.
-        pool: How members become one prediction, which is what is attacked; see `fgsm`.
-        examples: Only the first so many.
-        batch_size: Examples at once.
+        pool: How member outputs are pooled into the prediction that is attacked; see `fgsm`.
+        attacks: Further attacks, which run after the suite's and count for the worst case: names of `ATTACKS`,
+            functions ``(model, x, y) -> Adversarial``, or a `Setting`. Results of functions, settings and suites from
+            outside the package are clipped to ball and box and tested on the model.
+        examples: Use only this many examples, the first ones.
+        batch_size: Number of examples per batch.
         surrogate: Another model for the same inputs, on which examples are crafted for transfer.
-        epsilons: Of the curve over ε; by default a quarter of ε to four times ε.
-        folder: Where finished batches are kept. The same call goes on where one was broken off.
-        progress: Called with what is being done and the share of attacks that are done.
-        seed: Of every random start.
+        epsilons: Values of ε for the curve; by default a quarter of ε to four times ε.
+        folder: Where finished batches are stored. The same call resumes from there.
+        progress: Called with the name of the current attack and the share of attacks that are done.
+        seed: Seed of all random starts.
 
-    Accuracies come with Wilson's intervals of 95 %. Curves and checks are of the first 128 examples, or 64 if quick.
+    Accuracies come with Wilson's 95 % intervals. Curves and checks use the first 128 examples, or 64 with ``"quick"``.
     """
-    x, y = _checked(data, examples)
-    checks.one_of("suite", suite, SUITES)
+    x, y = _checked_data(data, examples)
+    if isinstance(suite, str):
+        checks.one_of("suite", suite, SUITES)
     checks.number("epsilon", epsilon, 0.0, open_low=True)
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
-    own = [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons] if epsilons is not None else None
-    clean = _wrong(model, x, y, pool, batch_size)
-    looks = min(LOOKED, batch_size)
-    look = looked(model, x[:looks], y[:looks], pool)
+    requested = None if epsilons is None else [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons]
+    clean = _misclassified(model, x, y, pool, batch_size)
+    diagnosed = min(DIAGNOSED, batch_size)
+    diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
     terms = Terms(
         float(epsilon),
         norm,
         pool,
         seed,
-        look.members,
-        look.classes,
+        diagnostics.members,
+        diagnostics.classes,
         tuple(x.shape[1:]),
-        look.between_passes > DIFFERENT,
+        diagnostics.between_passes > DIFFERENT,
         surrogate,
     )
-    chosen = SUITES[suite](terms)
-    curve = own or [m * terms.epsilon for m in MULTIPLES if norm != "linf" or m * terms.epsilon <= 1]
-    ball = Ball.checked(norm, terms.epsilon, (0.0, 1.0), x)
-    losses = 2 if look.members == 1 else 3
-    checking = len(chosen.probing.steps) + losses * len({*curve, terms.epsilon}) + len(transfers(terms, 1)) + _OTHERS
-    runner = _Runner(model, x, y, ball, batch_size, None if folder is None else Path(folder), progress)
-    runner.expected = len(chosen.settings) + checking
-    rows, broken = _attacked(runner, chosen, clean)
-    few = min(chosen.probing.examples, len(x))
-    probes = probed(lambda name, attack: runner.probe(name, attack, few), terms, chosen.probing, curve, clean[:few])
-    alone = [Standing(row.name, row.kind, row.broken, row.examples) for row in rows] if chosen.on_survivors else []
+    plan = suite_of(suite, terms)
+    plan = plan._replace(settings=[*plan.settings, *(as_setting(a, terms, plan.name == "quick") for a in attacks)])
+    curve = requested or [m * terms.epsilon for m in MULTIPLES if norm != "linf" or m * terms.epsilon <= 1]
+    losses = 2 if diagnostics.members == 1 else 3
+    check_runs = len(plan.budget.steps) + losses * len({*curve, terms.epsilon}) + len(transfers(terms, 1))
+    runner = _Runner(
+        model,
+        x,
+        y,
+        Ball.checked(norm, terms.epsilon, (0.0, 1.0), x),
+        batch_size,
+        None if folder is None else Path(folder),
+        progress,
+        expected=len(plan.settings) + check_runs + _OTHER_CHECKS,
+        broken_by_checks=torch.zeros(len(x), dtype=torch.bool),
+    )
+    results, broken = _run_suite(runner, plan, clean)
+    few = min(plan.budget.examples, len(x))
+    probes = attack_diagnostics(
+        lambda name, attack: runner.check(name, attack, few), terms, plan.budget, curve, clean[:few]
+    )
+    steps = [SuiteStep(row.name, row.kind, row.broken, row.examples) for row in results] if plan.on_survivors else []
     facts = {
-        "suite": suite,
+        "suite": plan.name,
         "epsilon": terms.epsilon,
         "norm": norm,
         "pool": pool,
         "examples": len(x),
         "probed": few,
-        "members": look.members,
-        "classes": look.classes,
+        "members": diagnostics.members,
+        "classes": diagnostics.classes,
         "surrogate": surrogate is not None,
         "seed": seed,
-        "on_survivors": chosen.on_survivors,
+        "on_survivors": plan.on_survivors,
         "seconds": runner.seconds,
-        "beyond": int((runner.probed & ~broken).sum()),
+        "beyond": int((runner.broken_by_checks & ~broken).sum()),
     }
     return Robustness(
         clean=_accuracy(clean),
         worst=_accuracy(broken),
-        attacks=rows,
+        attacks=results,
         over_epsilon=_curve({0.0: probes.clean, **probes.over_epsilon}, few),
         over_steps=_curve({0: probes.clean, **probes.over_steps}, few),
-        checks=checked(look, probes, alone),
+        checks=all_flags(diagnostics, probes, steps),
         standing=(~broken).nonzero().squeeze(1).tolist(),
         facts=facts,
     )
 
 
+@dataclass
 class _Runner:
-    """Attacks over examples, with what they take, where they are kept and how far they are."""
+    """Runs attacks over examples, stores finished batches, measures time and reports progress."""
 
-    def __init__(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        ball: Ball,
-        batch_size: int,
-        folder: Path | None,
-        progress: Callable[[str, float], None] | None,
-    ) -> None:
-        self.model, self.x, self.y, self.ball, self.batch_size = model, x, y, ball, batch_size
-        self.folder, self.progress = folder, progress
-        self.expected, self.done, self.seconds = 1, 0, 0.0
-        self.probed = torch.zeros(len(x), dtype=torch.bool)
+    model: Model
+    x: Tensor
+    y: Tensor
+    ball: Ball
+    batch_size: int
+    folder: Path | None
+    progress: Callable[[str, float], None] | None
+    expected: int
+    """Number of attacks in all."""
+    broken_by_checks: Tensor
+    """Examples on which the attacks of the checks succeeded within ε."""
+    done: int = 0
+    seconds: float = 0.0
 
-    def run(self, name: str, attack: Callable[..., Adversarial], rows: Tensor, place: str) -> tuple[Adversarial, float]:
-        """An attack on some examples, and the seconds that it took, in earlier calls too."""
-        home = None if self.folder is None else self.folder / f"{place}-{_filed(name)}"
-        started, before = time.perf_counter(), _stored_seconds(home)
+    def run(self, name: str, attack: Attack, rows: Tensor, prefix: str) -> tuple[Adversarial, float]:
+        """Result of an attack on some examples, and the seconds it took, those of earlier calls included."""
+        folder = None if self.folder is None else self.folder / f"{prefix}-{_file_name(name)}"
+        started, before = time.perf_counter(), _stored_seconds(folder)
 
-        def tell(so_far: int, all_of: int) -> None:
+        def report(finished: int, total: int) -> None:
             if self.progress is not None:
-                self.progress(name, min((self.done + so_far / all_of) / self.expected, 1.0))
+                self.progress(name, min((self.done + finished / total) / self.expected, 1.0))
 
+        x, y = self.x[rows], self.y[rows]
         try:
-            found = over(
-                attack, self.model, self.x[rows], self.y[rows], batch_size=self.batch_size, folder=home, progress=tell
-            )
+            result = over(attack, self.model, x, y, batch_size=self.batch_size, folder=folder, progress=report)
         finally:
             seconds = before + time.perf_counter() - started
-            _store_seconds(home, seconds)
+            _store_seconds(folder, seconds)
         self.done += 1
         self.seconds += seconds
-        return found, seconds
+        return result, seconds
 
-    def probe(self, name: str, attack: Callable[..., Adversarial], few: int) -> Bool[Tensor, " n"]:
-        """Which of the first few examples are wrong after an attack; those broken within ε are remembered."""
-        found, _ = self.run(name, attack, torch.arange(few), "check")
-        within = self.ball.lengths(found.inputs - self.x[:few]) <= self.ball.limit
-        self.probed[:few] |= (found.success & within).cpu()
-        return found.success.cpu()
+    def within_epsilon(self, result: Adversarial, rows: Tensor) -> Bool[Tensor, " n"]:
+        """Successes that lie within ε, on the host."""
+        within = self.ball.lengths(result.inputs - self.x[rows]) <= self.ball.limit
+        return (result.success & within).cpu()
+
+    def check(self, name: str, attack: Attack, few: int) -> Bool[Tensor, " n"]:
+        """Which of the first few examples are wrong after an attack; successes within ε are recorded."""
+        rows = torch.arange(few)
+        result, _ = self.run(name, attack, rows, "check")
+        self.broken_by_checks[:few] |= self.within_epsilon(result, rows)
+        return result.success.cpu()
 
 
-def _attacked(runner: _Runner, chosen: Suite, clean: Bool[Tensor, " N"]) -> tuple[list[Attacked], Bool[Tensor, " N"]]:
-    """Every attack of a suite, and which examples are wrong after all that lies within ε."""
-    broken, rows = clean.clone(), []
-    for number, setting in enumerate(chosen.settings):
+def _run_suite(
+    runner: _Runner, suite: Suite, clean: Bool[Tensor, " N"]
+) -> tuple[list[AttackResult], Bool[Tensor, " N"]]:
+    """Results of every attack of a suite, and which examples are wrong after all successes within ε."""
+    broken, results = clean.clone(), []
+    for number, setting in enumerate(suite.settings):
         limit = min(setting.examples or len(broken), len(broken))
-        before = (broken if chosen.on_survivors else clean)[:limit].clone()
-        left = (~before).nonzero().squeeze(1)
+        before = (broken if suite.on_survivors else clean)[:limit].clone()
+        remaining = (~before).nonzero().squeeze(1)
         after, seconds = before.clone(), 0.0
-        if not len(left):
+        if not len(remaining):
             runner.done += 1
         else:
-            found, seconds = runner.run(setting.name, setting.attack, left, f"{number:02d}")
-            success = found.success.cpu()
-            after[left] = success
-            within = (runner.ball.lengths(found.inputs - runner.x[left]) <= runner.ball.limit).cpu()
-            broken[left] |= success & within
-        new = int(after.sum() - before.sum())
-        rows.append(
-            Attacked(setting.name, setting.kind, _accuracy(after), limit, len(left), new, seconds, setting.bounded)
+            result, seconds = runner.run(setting.name, setting.attack, remaining, f"{number:02d}")
+            after[remaining] = result.success.cpu()
+            broken[remaining] |= runner.within_epsilon(result, remaining)
+        gained = int(after.sum() - before.sum())
+        results.append(
+            AttackResult(
+                setting.name,
+                setting.kind,
+                _accuracy(after),
+                limit,
+                len(remaining),
+                gained,
+                seconds,
+                setting.bounded,
+            )
         )
-    return rows, broken
+    return results, broken
 
 
-def _checked(data: tuple[Tensor, Tensor], examples: int | None) -> tuple[Tensor, Tensor]:
+def _checked_data(data: tuple[Tensor, Tensor], examples: int | None) -> tuple[Tensor, Tensor]:
     if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-        checks.refuse(
-            "data", "be a pair of tensors (x, y)", type(data).__name__, "Give (x, y), x in [0, 1].", TypeError
-        )
+        fix = "Give (x, y), x in [0, 1]."
+        checks.refuse("data", "be a pair of tensors (x, y)", type(data).__name__, fix, TypeError)
     x, y = data
     if len(x) != len(y) or len(x) == 0:
         checks.refuse("data", "hold examples with a label each", f"{len(x)} examples and {len(y)} labels")
-    most = len(x) if examples is None else checks.count("examples", examples)
-    return x[:most], y[:most]
+    count = len(x) if examples is None else checks.count("examples", examples)
+    return x[:count], y[:count]
 
 
-def _wrong(model: Model, x: Tensor, y: Tensor, pool: PoolName, batch_size: int) -> Bool[Tensor, " N"]:
-    """Which examples the model has wrong without any attack, on the host."""
+def _misclassified(model: Model, x: Tensor, y: Tensor, pool: PoolName, batch_size: int) -> Bool[Tensor, " N"]:
+    """Which examples the model misclassifies without any attack, on the host."""
     checks.count("batch_size", batch_size)
-    found = []
+    wrong = []
     for start in range(0, len(x), batch_size):
         rows = slice(start, start + batch_size)
-        with opened(model, x[rows], y[rows], target=None, pool=pool, box=(0.0, 1.0)) as case:
-            found.append((case.clean.argmax(-1) != case.examples.y).cpu())
-    return torch.cat(found)
+        with attack_problem(model, x[rows], y[rows], target=None, pool=pool, box=(0.0, 1.0)) as problem:
+            wrong.append((problem.clean_scores.argmax(-1) != problem.examples.y).cpu())
+    return torch.cat(wrong)
 
 
 def _accuracy(wrong: Bool[Tensor, " n"]) -> Interval:
     return wilson(int((~wrong).sum()), len(wrong))
 
 
-def _curve(left: Mapping[float, int] | Mapping[int, int], examples: int) -> list[Point]:
-    return [Point(float(at), wilson(count, examples)) for at, count in left.items()]
+def _curve(left: Mapping[float, int] | Mapping[int, int], examples: int) -> list[CurvePoint]:
+    return [CurvePoint(float(at), wilson(count, examples)) for at, count in left.items()]
 
 
-def _filed(name: str) -> str:
-    """A name as part of a folder's: ``'APGD-CE, ε = 0.1'`` becomes ``'apgd-ce-0.1'``."""
+def _file_name(name: str) -> str:
+    """A name as part of a folder's name: ``'APGD-CE, ε = 0.1'`` becomes ``'apgd-ce-0.1'``."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
-def _stored_seconds(home: Path | None) -> float:
-    """What an attack has taken so far; nothing where that cannot be read."""
+def _stored_seconds(folder: Path | None) -> float:
+    """Seconds that an attack took in earlier calls; zero if they cannot be read."""
     try:
-        return float(json.loads((home / _SECONDS).read_text())) if home is not None else 0.0
+        return float(json.loads((folder / _SECONDS).read_text())) if folder is not None else 0.0
     except (OSError, ValueError, TypeError):
         return 0.0
 
 
-def _store_seconds(home: Path | None, seconds: float) -> None:
-    if home is not None and home.is_dir():
-        storage.write_atomically(home / _SECONDS, f"{seconds}\n".encode())
+def _store_seconds(folder: Path | None, seconds: float) -> None:
+    if folder is not None and folder.is_dir():
+        storage.write_atomically(folder / _SECONDS, f"{seconds}\n".encode())

@@ -1,4 +1,4 @@
-"""The Jacobian-based saliency map attack (JSMA): few features, each changed by a given amount."""
+"""JSMA, the Jacobian-based saliency map attack (Papernot et al., 2016): few features change, by a fixed amount."""
 
 import functools
 from typing import Literal, NamedTuple
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from dissensus import checks, losses
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.case import Adversarial, Box, Case, Examples, opened
-from dissensus.attacks.losses import marked
+from dissensus.attacks.losses import one_hot_mask
 from dissensus.attacks.norms import l0_lengths, linf_lengths
-from dissensus.attacks.victim import Model, PoolName
+from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
+from dissensus.attacks.target_model import Model, PoolName
 
 Inputs = Float[Tensor, "B *S"]
 Labels = Integer[Tensor, " B"]
 Flat = Float[Tensor, "B D"]
 
-AT_ONCE = 1 << 22
-"""How many pairs of features are looked at in one piece."""
+PAIRS_AT_ONCE = 1 << 22
+"""Number of feature pairs that are compared in one operation."""
 
 
 class Preset(NamedTuple):
-    """A paper's definition."""
+    """A paper's definition of the attack."""
 
     pairs: bool
-    """Two features at a time, or one."""
+    """Whether two features change at a time, or one."""
     decrease: bool
-    """Whether features may also go down."""
+    """Whether features may also decrease."""
     step_size: float
     distortion: float
 
@@ -53,55 +53,55 @@ def jsma(
     target: Labels | None = None,
     box: Box = (0.0, 1.0),
 ) -> Adversarial:
-    """JSMA: again and again, change the feature, or the pair, that does most for a class and against all others.
+    """Change, one after the other, the features or pairs of features with the largest saliency for a class.
 
-    With a = ∂z_t/∂x_i and b = Σ_{j≠t} ∂z_j/∂x_i, summed over a pair's features, the saliency of going up is −a·b where
-    a > 0 > b, else zero; of going down, the same where a < 0 < b. z are the scores that are attacked: raw logits of a
-    plain classifier. A feature is changed once at most, and not beyond the box. An example is left when it is broken,
-    when no feature has any saliency, or when as many are changed as ``distortion`` allows.
+    With a = ∂z_t/∂x_i and b = Σ_{j≠t} ∂z_j/∂x_i, summed over a pair's features, the saliency of an increase is −a·b
+    where a > 0 > b, otherwise zero; the saliency of a decrease is the same where a < 0 < b. z are the attacked scores:
+    raw logits of a plain classifier. A feature changes at most once, and stays in the box. An example stops when it
+    is adversarial, when no feature has any saliency, or when as many features have changed as ``distortion`` allows.
 
-    Two backward passes a step, one for the target and one for the sum of the others, whatever the number of classes.
+    A step takes two backward passes for any number of classes: one for the target, one for the sum of the others.
 
     Args:
         model: And ``x``, ``y``, ``pool``, ``box``: see `fgsm`.
-        preset: ``"papernot"``: pairs of features, which go up. ``"adp"``: one feature at a time, up or down.
+        preset: ``"papernot"``: pairs of features, which increase. ``"adp"``: single features, which increase or
+            decrease.
         step_size: θ (ADP paper: ε), the change of a feature; by default the preset's.
         distortion: Υ (ADP paper: γ), the share of features that may change; by default the preset's.
-        target: Classes to be reached. Without, the attack heads for the likeliest wrong class, and takes any.
+        target: Target classes. Without them, the attack aims at the likeliest wrong class and accepts any.
 
-    ``distance`` is the number of features that are changed.
+    ``distance`` is the number of changed features.
     """
     checks.one_of("preset", preset, PRESETS)
-    plan = PRESETS[preset]
-    plan = plan._replace(
-        step_size=plan.step_size if step_size is None else checks.number("step_size", step_size, 0.0, open_low=True),
-        distortion=plan.distortion if distortion is None else checks.number("distortion", distortion, 0.0, 1.0),
-    )
-    with opened(model, x, y, target=target, pool=pool, box=box) as case:
-        features = x[0].numel()
-        allowed = int(plan.distortion * features + 1e-9)
-        steps = _steps(case, plan, x.shape[1:], allowed // (2 if plan.pairs else 1))
-        run = functools.partial(_run, case=case, steps=steps)
-        return case.attempted([run], l0_lengths, allowed)
+    settings = PRESETS[preset]
+    if step_size is not None:
+        settings = settings._replace(step_size=checks.number("step_size", step_size, 0.0, open_low=True))
+    if distortion is not None:
+        settings = settings._replace(distortion=checks.number("distortion", distortion, 0.0, 1.0))
+    with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
+        allowed = int(settings.distortion * x[0].numel() + 1e-9)
+        steps = _steps(problem, settings, x.shape[1:], allowed // (2 if settings.pairs else 1))
+        run = functools.partial(_run, problem=problem, steps=steps)
+        return problem.solve([run], l0_lengths, allowed)
 
 
-class Search(NamedTuple):
-    """An attack under way: inputs laid flat, and the features that have not been changed."""
+class JSMAState(NamedTuple):
+    """State of a run: flattened inputs, and which features have not changed yet."""
 
     x: Flat
     y: Labels
     target: Labels
-    at: Flat
-    free: Bool[Tensor, "B D"]
+    point: Flat
+    unchanged: Bool[Tensor, "B D"]
     done: Bool[Tensor, " B"]
 
 
-def _run(rows: Examples, case: Case, steps: Steps) -> Tensor:
+def _run(rows: Examples, problem: AttackProblem, steps: Steps) -> Tensor:
     flat = rows.x.flatten(1)
     target = rows.target
-    if not case.targeted:
-        target = case.clean[rows.place].scatter(1, rows.y.unsqueeze(1), -torch.inf).argmax(1)
-    start = Search(
+    if not problem.targeted:
+        target = problem.clean_scores[rows.position].scatter(1, rows.y.unsqueeze(1), -torch.inf).argmax(1)
+    start = JSMAState(
         flat,
         rows.y,
         target,
@@ -109,69 +109,72 @@ def _run(rows: Examples, case: Case, steps: Steps) -> Tensor:
         torch.ones_like(flat, dtype=torch.bool),
         torch.zeros(len(flat), dtype=torch.bool, device=flat.device),
     )
-    return steps.carried_out(start).at.view(rows.x.shape)
+    return steps.carried_out(start).point.view(rows.x.shape)
 
 
-def _steps(case: Case, plan: Preset, shape: torch.Size, count: int) -> Steps:
-    def step(state: Search, _kind: None, _numbers: Tensor) -> Search:
-        helps, harms, broken = _saliencies(case, state, shape)
-        best = torch.zeros_like(helps[:, 0])
-        chosen = torch.zeros_like(state.free)
-        change = torch.zeros_like(state.at)
-        for sign in (1.0, -1.0) if plan.decrease else (1.0,):
-            room = state.free & ((state.at < case.high) if sign > 0 else (state.at > case.low))
-            value, features = _strongest(sign * helps, -sign * harms, room, plan.pairs)
-            better = (value > best).unsqueeze(1)
-            best = torch.maximum(best, value)
-            chosen = torch.where(better, features, chosen)
-            change = torch.where(better, sign * plan.step_size, change)
-        chosen = chosen & ~broken.unsqueeze(1)
-        moved = (state.at + change).clamp(case.low, case.high)
-        at = torch.where(chosen, moved, state.at)
-        return state._replace(at=at, free=state.free & ~chosen, done=broken | (best <= 0))
+def _steps(problem: AttackProblem, settings: Preset, shape: torch.Size, count: int) -> Steps:
+    def step(state: JSMAState, _kind: None, _numbers: Tensor) -> JSMAState:
+        target_gradient, other_gradient, is_adversarial = _gradients(problem, state, shape)
+        best = torch.zeros_like(target_gradient[:, 0])
+        selected = torch.zeros_like(state.unchanged)
+        change = torch.zeros_like(state.point)
+        for sign in (1.0, -1.0) if settings.decrease else (1.0,):
+            inside = (state.point < problem.high) if sign > 0 else (state.point > problem.low)
+            saliency, features = largest_saliency(
+                sign * target_gradient, -sign * other_gradient, state.unchanged & inside, settings.pairs
+            )
+            better = (saliency > best).unsqueeze(1)
+            best = torch.maximum(best, saliency)
+            selected = torch.where(better, features, selected)
+            change = torch.where(better, sign * settings.step_size, change)
+        selected = selected & ~is_adversarial.unsqueeze(1)
+        moved = (state.point + change).clamp(problem.low, problem.high)
+        point = torch.where(selected, moved, state.point)
+        return state._replace(point=point, unchanged=state.unchanged & ~selected, done=is_adversarial | (best <= 0))
 
-    return Steps(step, [None] * count, capture=case.capture)
+    return Steps(step, [None] * count, capture=problem.capture)
 
 
-def _saliencies(case: Case, state: Search, shape: torch.Size) -> tuple[Flat, Flat, Bool[Tensor, " B"]]:
+def _gradients(problem: AttackProblem, state: JSMAState, shape: torch.Size) -> tuple[Flat, Flat, Bool[Tensor, " B"]]:
     """Gradients of the target's score and of the sum of all others, and whether the point is adversarial.
 
-    Each example's gradients are scaled to a largest value of one, which changes no choice, and keeps products from
-    vanishing.
+    Each example's gradients are scaled to a largest absolute value of one. This changes no choice and prevents
+    underflow of products.
     """
     with torch.enable_grad():
-        at = state.at.view(-1, *shape).detach().requires_grad_()
-        outputs = case.victim.outputs(at)
-        scores = case.victim.scores(outputs)
-        own = losses.at_label(scores, state.target).sum(0)
-        helps, harms = case.gradients(at, own, scores.sum((0, 2)) - own)
-    verdict = case.victim.verdict(outputs.detach())
-    tiny = torch.finfo(at.dtype).tiny
-    helps, harms = (g.flatten(1) / linf_lengths(g).clamp_min(tiny).unsqueeze(1) for g in (helps, harms))
-    return helps, harms, case.reached(verdict, state)
+        point = state.point.view(-1, *shape).detach().requires_grad_()
+        outputs = problem.model.outputs(point)
+        scores = problem.model.attacked_scores(outputs)
+        target_score = losses.at_label(scores, state.target).sum(0)
+        gradients = problem.gradients(point, target_score, scores.sum((0, 2)) - target_score)
+    pooled = problem.model.pooled_scores(outputs.detach())
+    tiny = torch.finfo(point.dtype).tiny
+    target_gradient, other_gradient = (g.flatten(1) / linf_lengths(g).clamp_min(tiny).unsqueeze(1) for g in gradients)
+    return target_gradient, other_gradient, problem.is_adversarial(pooled, state)
 
 
-def _strongest(
-    gain: Flat, loss: Flat, room: Bool[Tensor, "B D"], pairs: bool
+def largest_saliency(
+    gain: Flat, loss: Flat, free: Bool[Tensor, "B D"], pairs: bool
 ) -> tuple[Float[Tensor, " B"], Bool[Tensor, "B D"]]:
-    """The largest product of two positive sums, over features or pairs of them, and which features those are."""
+    """Largest product of two positive sums over free features or pairs of them, and a mask of these features."""
     if not pairs:
-        value, first = torch.where(room & (gain > 0) & (loss > 0), gain * loss, 0.0).max(1)
-        return value, marked(first, gain.shape[1])
+        value, first = torch.where(free & (gain > 0) & (loss > 0), gain * loss, 0.0).max(1)
+        return value, one_hot_mask(first, gain.shape[1])
     batch, width = gain.shape
     best = torch.zeros_like(gain[:, 0])
     first = second = torch.zeros(batch, dtype=torch.int64, device=gain.device)
-    place = torch.arange(width, device=gain.device)
-    size = max(1, AT_ONCE // gain.numel())
+    index = torch.arange(width, device=gain.device)
+    size = max(1, PAIRS_AT_ONCE // gain.numel())
     for start in range(0, width, size):
         part, rest = slice(start, start + size), slice(start, None)  # a pair's second feature comes after its first
-        gains = gain[:, part, None] + gain[:, None, rest]
-        harms = loss[:, part, None] + loss[:, None, rest]
-        fit = room[:, part, None] & room[:, None, rest] & (place[part, None] < place[rest]) & (gains > 0) & (harms > 0)
-        value, index = torch.where(fit, gains * harms, 0.0).flatten(1).max(1)
-        left = width - start
+        pair_gains = gain[:, part, None] + gain[:, None, rest]
+        pair_losses = loss[:, part, None] + loss[:, None, rest]
+        ordered = index[part, None] < index[rest]
+        valid = free[:, part, None] & free[:, None, rest] & ordered & (pair_gains > 0) & (pair_losses > 0)
+        value, place = torch.where(valid, pair_gains * pair_losses, 0.0).flatten(1).max(1)
+        width_left = width - start
         better = value > best
         best = torch.where(better, value, best)
-        first = torch.where(better, start + index // left, first)
-        second = torch.where(better, start + index % left, second)
-    return best, marked(first, width) | marked(second, width)
+        first = torch.where(better, start + place // width_left, first)
+        second = torch.where(better, start + place % width_left, second)
+    return best, one_hot_mask(first, width) | one_hot_mask(second, width)

@@ -1,7 +1,7 @@
 """L∞ and L2: lengths of perturbations, steepest steps, random starts, and balls that hold exactly in floating point.
 
-A point is in a ball when the very subtraction that a reader would check it with says so: max |x' − x| ≤ ε for L∞. Sums
-over an example are written out by halves, so that an example's length does not depend on the batch it is in.
+A point is in a ball if the subtraction with which a reader would check it says so: max |x' − x| ≤ ε for L∞. Sums over
+an example are computed pairwise in a fixed order, so that an example's length does not depend on its batch.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.attacks.noise import uniform
+from dissensus.attacks.random_numbers import uniform
 
 NormName = Literal["linf", "l2"]
 Points = Float[Tensor, "B *S"]
 Lengths = Float[Tensor, " B"]
 Reach = float | Float[Tensor, "B *_"]
-"""ε: one number, or a tensor that can be set against a batch of examples."""
+"""ε: one number, or a tensor that broadcasts against a batch of examples."""
 SLACK = 1e-6
-"""What an L2 length may be beyond ε, relative to ε: sums are rounded."""
+"""Relative amount by which an L2 length may exceed ε, because sums are rounded."""
 
 
 def linf_lengths(change: Points) -> Lengths:
-    """The largest change of each example.
+    """Largest absolute change of each example.
 
     >>> linf_lengths(torch.tensor([[3.0, -4.0]]))
     tensor([4.])
@@ -34,7 +34,7 @@ def linf_lengths(change: Points) -> Lengths:
 
 
 def l2_lengths(change: Points) -> Lengths:
-    """The Euclidean length of each example's change.
+    """Euclidean length of each example's change.
 
     >>> l2_lengths(torch.tensor([[3.0, -4.0]]))
     tensor([5.])
@@ -43,7 +43,7 @@ def l2_lengths(change: Points) -> Lengths:
 
 
 def l1_lengths(change: Points) -> Lengths:
-    """The sum of each example's changes, without their signs.
+    """Sum of each example's absolute changes.
 
     >>> l1_lengths(torch.tensor([[3.0, -4.0]]))
     tensor([7.])
@@ -52,7 +52,7 @@ def l1_lengths(change: Points) -> Lengths:
 
 
 def l0_lengths(change: Points) -> Lengths:
-    """How many numbers of each example change.
+    """Number of values of each example that change.
 
     >>> l0_lengths(torch.tensor([[3.0, 0.0]]))
     tensor([1.])
@@ -61,7 +61,7 @@ def l0_lengths(change: Points) -> Lengths:
 
 
 def sums(values: Float[Tensor, "B D"]) -> Lengths:
-    """Sums of rows, one half added to the other until one number is left: the same in any batch, on any device.
+    """Sums of rows: one half is added to the other until one number is left. The same in any batch, on any device.
 
     >>> sums(torch.tensor([[1.0, 2.0, 4.0]]))
     tensor([7.])
@@ -73,12 +73,12 @@ def sums(values: Float[Tensor, "B D"]) -> Lengths:
 
 
 def per_example(values: Tensor, like: Tensor) -> Tensor:
-    """Numbers ``[B]`` with as many axes as ``like``, to be set against it."""
+    """Values ``[B]`` with as many axes as ``like``, so that they broadcast against it."""
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def unit(change: Points) -> Points:
-    """Each example's change at length one in L2; nothing stays nothing, and the tiniest gradient counts.
+    """Each example's change at L2 length one. Zero stays zero, and the smallest gradient still counts.
 
     >>> unit(torch.tensor([[3e-30, -4e-30], [0.0, 0.0]]))
     tensor([[ 0.6000, -0.8000],
@@ -90,7 +90,7 @@ def unit(change: Points) -> Points:
 
 
 def toward(x: Points, change: Points) -> Points:
-    """x + change, rounded towards x: |x' − x| ≤ |change| wherever that is looked at by subtraction."""
+    """x + change, rounded towards x, so that the computed |x' − x| is at most |change|."""
     moved = x + change
     return torch.where((moved - x).abs() > change.abs(), torch.nextafter(moved, x), moved)
 
@@ -112,22 +112,22 @@ def _linf_random(x: Points, key: Int[Tensor, " B"]) -> Points:
 
 
 def _l2_random(x: Points, key: Int[Tensor, " B"]) -> Points:
-    """Uniform in the ball: a normal direction, and the n-th root of a uniform number."""
+    """Uniform in the ball: a normal direction times the D-th root of a uniform number."""
     numbers = uniform(key, (x[0].numel() + 1,)).to(x.dtype)
     direction = unit(torch.special.ndtri(numbers[:, 1:]))
     return (direction * numbers[:, :1] ** (1 / x[0].numel())).view(x.shape)
 
 
 class Norm(NamedTuple):
-    """What an attack needs to know of a norm."""
+    """The functions of a norm that attacks use."""
 
     lengths: Callable[[Points], Lengths]
     steepest: Callable[[Points], Points]
-    """The step of length one that climbs a gradient fastest."""
+    """Step of length one with the steepest ascent along a gradient."""
     projected: Callable[[Points, Points, Reach], Points]
-    """The nearest point within ε of x."""
+    """Nearest point within ε of x."""
     random: Callable[[Points, Int[Tensor, " B"]], Points]
-    """A uniform draw from the ball of radius one."""
+    """Uniform draw from the ball of radius one."""
 
 
 NORMS: dict[str, Norm] = {
@@ -137,7 +137,7 @@ NORMS: dict[str, Norm] = {
 
 
 def check_reach(norm: str, epsilon: float, box: tuple[float, float]) -> None:
-    """Refuse an L∞ ε that is wider than the box of valid inputs: it was meant in other units."""
+    """Refuse an L∞ ε that is wider than the box of valid inputs: it is in other units."""
     low, high = box
     if norm == "linf" and epsilon > high - low:
         fix = f"Of 256 shades? Use {epsilon:g}/255."
@@ -145,7 +145,7 @@ def check_reach(norm: str, epsilon: float, box: tuple[float, float]) -> None:
 
 
 class Ball(NamedTuple):
-    """Points within ε of an example and inside the box of valid inputs. Nothing here reads numbers on the host."""
+    """Points within ε of an example and inside the box of valid inputs. No method reads values on the host."""
 
     norm: str
     epsilon: Reach
@@ -154,7 +154,7 @@ class Ball(NamedTuple):
 
     @classmethod
     def checked(cls, norm: str, epsilon: float, box: tuple[float, float], like: Tensor) -> "Ball":
-        """A ball of user input; ε is rounded down to the precision of ``like``, so that it is kept in any reading."""
+        """Ball from user input. ε is rounded down to the precision of ``like``, so that no reader finds it exceeded."""
         checks.one_of("norm", norm, NORMS)
         checks.number("epsilon", epsilon, 0.0)
         check_reach(norm, epsilon, box)
@@ -162,28 +162,28 @@ class Ball(NamedTuple):
 
     @property
     def limit(self) -> Reach:
-        """The length that a perturbation may have."""
+        """Largest length that a perturbation may have."""
         return self.epsilon if self.norm == "linf" else self.epsilon * (1 + SLACK)
 
     def lengths(self, change: Points) -> Lengths:
-        """Lengths in its norm."""
+        """Lengths in the ball's norm."""
         return NORMS[self.norm].lengths(change)
 
     def steepest(self, gradient: Points) -> Points:
-        """Steps of length one that climb a gradient fastest; no gradient, no step."""
+        """Steps of length one with the steepest ascent along a gradient; zero where the gradient is zero."""
         return NORMS[self.norm].steepest(gradient)
 
     def projected(self, x: Points, moved: Points) -> Points:
-        """The nearest points of the ball around x, then of the box, which takes no point farther from x."""
+        """Nearest points of the ball around x, then clipped to the box, which takes no point farther from x."""
         return NORMS[self.norm].projected(x, moved, self.epsilon).clamp(self.low, self.high)
 
     def random(self, x: Points, key: Int[Tensor, " B"]) -> Points:
-        """A point drawn uniformly from the ball around x, then taken into the box."""
+        """Points drawn uniformly from the ball around x, then clipped to the box."""
         return self.projected(x, x + self.epsilon * NORMS[self.norm].random(x, key))
 
 
 def largest_at_most(value: float, dtype: torch.dtype) -> float:
-    """The largest number of a precision that is not above ``value``.
+    """Largest number of a precision that is not above ``value``.
 
     >>> largest_at_most(0.1, torch.float32) < 0.1 < float(torch.tensor(0.1))
     True

@@ -1,4 +1,4 @@
-"""What an evaluation of robustness says: accuracies with intervals, curves and flags; as words, as rows, as JSON."""
+"""Result of an evaluation of robustness: accuracies with intervals, curves and flags; as text, table and JSON."""
 
 import json
 import textwrap
@@ -9,29 +9,29 @@ from dissensus.attacks.flags import Flag
 from dissensus.metrics import Interval
 
 HEADER = ("attack", "kind", "left", "95 % interval", "of", "tried", "seconds")
-"""Of `Robustness.table`."""
+"""Columns of `Robustness.table`."""
 
 
-class Attacked(NamedTuple):
-    """One attack of a suite."""
+class AttackResult(NamedTuple):
+    """Result of one attack of a suite."""
 
     name: str
     kind: str
     """``"white-box"``, ``"black-box"`` or ``"transfer"``."""
     accuracy: Interval
-    """Under this attack; where a suite runs attacks on survivors, under this one and all before it."""
+    """Accuracy under this attack; if a suite runs attacks on survivors, under this attack and all earlier ones."""
     examples: int
-    """Of how many that is."""
+    """Number of examples that the accuracy refers to."""
     tried: int
-    """How many were attacked: those that were right, and with survivors those that no attack before had broken."""
+    """Number of attacked examples: those classified correctly, and with survivors those that no attack had broken."""
     broken: int
-    """How many of these it broke."""
+    """Number of these on which the attack succeeded."""
     seconds: float
     bounded: bool
-    """Whether it keeps to ε."""
+    """Whether the attack stays within ε."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A point of a curve: ε or steps, and accuracy there."""
 
     at: float
@@ -45,18 +45,18 @@ class Robustness:
     clean: Interval
     """Accuracy without any attack."""
     worst: Interval
-    """Accuracy where an example counts as wrong as soon as any attack within ε breaks it: the number to report."""
-    attacks: list[Attacked]
-    over_epsilon: list[Point]
+    """Accuracy if an example counts as wrong as soon as any attack within ε succeeds: the number to report."""
+    attacks: list[AttackResult]
+    over_epsilon: list[CurvePoint]
     """On a few examples, by ε: the worst of APGD on cross-entropy and on logits."""
-    over_steps: list[Point]
-    """On a few examples, by steps: PGD on cross-entropy. It should have come to rest at the end."""
+    over_steps: list[CurvePoint]
+    """On a few examples, by steps: PGD on cross-entropy. It should have converged at the end."""
     checks: list[Flag]
-    """Every check that was made, raised or not."""
+    """Every check, raised or not."""
     standing: list[int]
-    """The examples, by their place, that no attack broke."""
+    """Indices of the examples on which no attack succeeded."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Suite, ε, norm, pool, examples, members and the like; ``beyond``: how many examples only the checks broke."""
+    """Suite, ε, norm, pool, examples, members and so on; ``beyond``: number of examples that only the checks broke."""
 
     @property
     def flags(self) -> list[Flag]:
@@ -65,7 +65,7 @@ class Robustness:
 
     @property
     def sentence(self) -> str:
-        """The headline, in words."""
+        """The headline."""
         worst, facts = self.worst, self.facts
         return (
             f"{worst.value:.1%} of {facts['examples']:,} examples are left in the worst case"
@@ -74,35 +74,38 @@ class Robustness:
 
     @property
     def flags_raised(self) -> str:
-        """``"flags raised: none"``, or which."""
+        """``"flags raised: none"``, or their names."""
         return "flags raised: " + (", ".join(flag.name for flag in self.flags) or "none")
 
     def table(self) -> list[list[str]]:
-        """Rows of words, as `HEADER` names them: no attack, each attack, and the worst case."""
-        rows = [["no attack", "", *_shown(self.clean), f"{self.facts['examples']:,}", "", ""]]
-        for one in self.attacks:
-            mark = "" if one.bounded else "*"
-            told = [f"{one.examples:,}", f"{one.tried:,}", f"{one.seconds:.1f}"]
-            rows.append([one.name + mark, one.kind, *_shown(one.accuracy), *told])
-        return [*rows, ["worst case", "", *_shown(self.worst), f"{self.facts['examples']:,}", "", ""]]
+        """Rows of text with the columns of `HEADER`: no attack, each attack, and the worst case."""
+        total = f"{self.facts['examples']:,}"
+        rows = [["no attack", "", *_interval_text(self.clean), total, "", ""]]
+        for result in self.attacks:
+            mark = "" if result.bounded else "*"
+            counts = [f"{result.examples:,}", f"{result.tried:,}", f"{result.seconds:.1f}"]
+            rows.append([result.name + mark, result.kind, *_interval_text(result.accuracy), *counts])
+        return [*rows, ["worst case", "", *_interval_text(self.worst), total, "", ""]]
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know."""
-        found = []
+        """Remarks that a reader of the table needs."""
+        notes = []
         if self.facts["on_survivors"]:
-            found.append("Each attack was run on what those before it had left; what is left is left by all of them.")
-        if not all(one.bounded for one in self.attacks):
-            found.append("* not bound by ε: what it finds counts for the worst case only where it lies within ε.")
+            notes.append(
+                "Each attack ran on the examples that earlier ones left; accuracies are those after all so far."
+            )
+        if not all(result.bounded for result in self.attacks):
+            notes.append("* not bound by ε: what it finds counts for the worst case only where it lies within ε.")
         if self.worst == self.clean:
-            found.append("No attack broke anything, so checks that set attacks against each other can tell little.")
+            notes.append("No attack broke anything, so checks that compare attacks with each other say little.")
         if self.facts["beyond"]:
             few = f"{self.facts['beyond']} of the first {self.facts['probed']} examples"
-            found.append(f"Within ε, checks broke {few} that the suite had left: a stronger one would leave fewer.")
+            notes.append(f"Within ε, checks broke {few} that the suite had left: a stronger one would leave fewer.")
         if self.facts["suite"] == "quick":
-            found.append("The quick suite is for tests: real attacks take more steps.")
+            notes.append("The quick suite is for tests: real attacks take more steps.")
         if self.facts["suite"] == "paper":
-            found.append("The paper's protocol is weaker than it should be: report the standard or the adaptive suite.")
-        return found
+            notes.append("The paper's protocol is weaker than it should be: report the standard or the adaptive suite.")
+        return notes
 
     def summary(self) -> str:
         """One screen of plain text."""
@@ -116,37 +119,36 @@ class Robustness:
 
     def to_json(self) -> str:
         """Everything, as JSON."""
-        told = {"flags_raised": self.flags_raised, **{name: _plain(part) for name, part in vars(self).items()}}
-        return json.dumps(told, indent=1, ensure_ascii=False)
+        fields = {name: _plain(value) for name, value in vars(self).items()}
+        return json.dumps({"flags_raised": self.flags_raised, **fields}, indent=1, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Robustness":
-        """What `to_json` wrote."""
-        told = json.loads(text)
-        curves = {name: [Point(p["at"], Interval(**p["accuracy"])) for p in told[name]] for name in _CURVES}
-        rows = [Attacked(**{**row, "accuracy": Interval(**row["accuracy"])}) for row in told["attacks"]]
+        """Read the result of `to_json`."""
+        fields = json.loads(text)
+        curves = {name: [CurvePoint(p["at"], Interval(**p["accuracy"])) for p in fields[name]] for name in _CURVES}
         return cls(
-            clean=Interval(**told["clean"]),
-            worst=Interval(**told["worst"]),
-            attacks=rows,
+            clean=Interval(**fields["clean"]),
+            worst=Interval(**fields["worst"]),
+            attacks=[AttackResult(**{**row, "accuracy": Interval(**row["accuracy"])}) for row in fields["attacks"]],
             **curves,
-            checks=[Flag(**flag) for flag in told["checks"]],
-            standing=told["standing"],
-            facts=told["facts"],
+            checks=[Flag(**flag) for flag in fields["checks"]],
+            standing=fields["standing"],
+            facts=fields["facts"],
         )
 
 
 _CURVES = ("over_epsilon", "over_steps")
 
 
-def _plain(part: Any) -> Any:
-    """Named tuples as dictionaries, all the way down."""
-    if hasattr(part, "_asdict"):
-        return {name: _plain(value) for name, value in part._asdict().items()}
-    return [_plain(each) for each in part] if isinstance(part, list) else part
+def _plain(value: Any) -> Any:
+    """Named tuples as dictionaries, at any depth."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
-def _shown(share: Interval) -> list[str]:
+def _interval_text(share: Interval) -> list[str]:
     return [f"{share.value:.1%}", f"{share.low:.1%} to {share.high:.1%}"]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dissensus import checks
+
 OUTPUTS, TARGETS = "outputs", "targets"
 STREAMED = (OUTPUTS, "reference", "ood")
 """Endings of the names of arrays that may be large, and are read slice by slice."""
@@ -141,7 +143,7 @@ def _csv(file: Path) -> Any:
     except (UnicodeDecodeError, csv.Error) as reason:
         raise ReadingError(f"{file} cannot be read as text: {reason}") from reason
     counted = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))] if rows else False
-    if rows and (counted or not all(_is_number(text) for text in rows[0])):
+    if rows and (counted or not all(checks.is_number_text(text) for text in rows[0])):
         rows = rows[1:]
     try:
         table = np.array([[float(text) for text in row] for row in rows])
@@ -165,11 +167,3 @@ def _narrow(table: Any) -> Any:
     narrow = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
     whole = narrow.ndim == 1 and bool((narrow == np.round(narrow)).all())
     return narrow.astype(np.int64) if whole else narrow
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

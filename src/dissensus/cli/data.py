@@ -11,16 +11,16 @@ app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, where it
 
 
 @app.command("list")
-def list_sources() -> None:
+def list_datasets() -> None:
     """List all data sets, with their size, their terms, and whether they are here."""
     from dissensus.data import sources
 
     rows = []
-    for name, source in sources.SOURCES.items():
-        size = f"{source.download / 1e6:,.1f} MB" if source.download else ""
+    for name, info in sources.DATASETS.items():
+        size = f"{info.download / 1e6:,.1f} MB" if info.download else ""
         state = sources.state(name)
         colour = {"present": "green", "incomplete": "yellow"}.get(state, "dim")
-        rows.append([name, escape(source.description), size, f"[{colour}]{state}[/{colour}]", escape(source.terms)])
+        rows.append([name, escape(info.description), size, f"[{colour}]{state}[/{colour}]", escape(info.terms)])
     console.print(table("", ("name", "what it is", "download", "state", "terms"), rows, left=(0, 1, 3, 4)))
     console.print(f"Data is kept in {sources.data_folder()} (set DISSENSUS_DATA for another place).", soft_wrap=True)
 
@@ -51,7 +51,7 @@ def check(
     from dissensus.data import sources
     from dissensus.data.formats import DataError
 
-    chosen = names or [name for name in sources.SOURCES if sources.state(name) != "absent"]
+    chosen = names or [name for name in sources.DATASETS if sources.state(name) != "absent"]
     rows, broken = [], False
     try:
         for name in chosen:

@@ -1,11 +1,13 @@
-"""Data: batches that live on the device, sources and their readers, augmentations, tables, features, corruptions."""
+"""Data: batches on the device, data sets and their readers, augmentations, tables, features, corruptions."""
 
 from dissensus.data import augment, corruptions, features, formats, sources, tables
 from dissensus.data.batches import TensorBatches, batches, split
+from dissensus.data.catalogue import DatasetInfo
 from dissensus.data.unlabelled import Batches
 
 __all__ = [
     "Batches",
+    "DatasetInfo",
     "TensorBatches",
     "augment",
     "batches",

@@ -1,7 +1,7 @@
-"""Augmentations ``(x [B, C, H, W], generator) -> x``: batched, on the device, each example with draws of its own.
+"""Augmentations ``(x [B, C, H, W], generator) -> x``: batched, on the device, with independent draws per example.
 
-All randomness comes from the generator that is given, nothing is read on the host and no shape depends on a draw, so
-they can be captured in a CUDA graph. Options are bound by `functools.partial`. Dtype and memory format are kept.
+All randomness comes from the generator, nothing is read on the host and no shape depends on a draw, so they can be
+captured in a CUDA graph. Options are bound by `functools.partial`. Dtype and memory format are kept.
 """
 
 import math
@@ -19,7 +19,7 @@ Images = Shaped[Tensor, "B C H W"]
 
 
 def flips(x: Images, generator: torch.Generator) -> Images:
-    """Each image, or its mirror image left to right, with probability one half.
+    """Mirror each image left to right with probability one half.
 
     >>> x = torch.arange(3.0).expand(4, 1, 1, 3)
     >>> flips(x, torch.Generator().manual_seed(0))[:, 0, 0, 0]
@@ -33,11 +33,11 @@ def flips(x: Images, generator: torch.Generator) -> Images:
 def shifts(
     x: Images, generator: torch.Generator, *, fraction: float = 0.1, fill: Literal["nearest", "zero"] = "nearest"
 ) -> Images:
-    """Images moved by whole pixels: uniform within ± ``fraction`` of the height and of the width, then rounded.
+    """Shift images by whole pixels: uniform within ± ``fraction`` of the height and of the width, then rounded.
 
-    ADP's "shifts of ±10 %". What moves in is the nearest edge pixel, or zeros.
+    These are ADP's "shifts of ±10 %". Pixels that enter the image repeat the nearest edge pixel, or are zero.
 
-    Differs from Keras (``width_shift_range``): it interpolates linearly between pixels in its later versions.
+    Differs from Keras (``width_shift_range``), whose later versions interpolate linearly between pixels.
 
     >>> x = torch.arange(10.0).expand(1, 1, 10, 10)
     >>> shifts(x, torch.Generator().manual_seed(3), fraction=0.2)[0, 0, 0].tolist()
@@ -49,11 +49,11 @@ def shifts(
     height, width = x.shape[-2:]
     draws = 2 * _uniform((2, len(x)), x, generator) - 1
     down, right = (draws[0] * (fraction * height)).round().long(), (draws[1] * (fraction * width)).round().long()
-    return _moved(x, down, right, fill)
+    return _shift(x, down, right, fill)
 
 
 def crops(x: Images, generator: torch.Generator, *, padding: int = 4) -> Images:
-    """A random crop of the old size from images with ``padding`` zeros on every side (the CIFAR protocol).
+    """Crop images at random, to their size, after padding with ``padding`` zeros on every side (the CIFAR protocol).
 
     Zero is black before standardisation and the mean colour after it.
 
@@ -64,7 +64,7 @@ def crops(x: Images, generator: torch.Generator, *, padding: int = 4) -> Images:
     _check(x)
     checks.count("padding", padding, 0)
     down, right = torch.randint(-padding, padding + 1, (2, len(x)), generator=generator, device=x.device)
-    return _moved(x, down, right, "zero")
+    return _shift(x, down, right, "zero")
 
 
 def rotations(
@@ -74,7 +74,7 @@ def rotations(
     degrees: float = 15.0,
     interpolation: Literal["nearest", "bilinear"] = "nearest",
 ) -> Images:
-    """Images turned about their centre, anticlockwise, by an angle uniform within ± ``degrees``, with zeros around.
+    """Rotate images anticlockwise about their centre, by an angle uniform within ± ``degrees``; padded with zeros.
 
     ``"nearest"`` takes the nearest pixel, as torchvision's ``RandomRotation`` does by default.
 
@@ -90,28 +90,28 @@ def rotations(
     if interpolation == "bilinear" and not x.is_floating_point():
         checks.refuse("x", "be floating point to be interpolated", str(x.dtype), "Use x.float() / 255.", TypeError)
     angle = (2 * _uniform((len(x),), x, generator) - 1) * math.radians(degrees)
-    row, column = _turned(angle, *x.shape[-2:])
+    row, column = _rotated_coordinates(angle, *x.shape[-2:])
     if interpolation == "nearest":
-        return _picked(x, row.round().long(), column.round().long())
+        return _gather(x, row.round().long(), column.round().long())
     top, left = row.floor(), column.floor()
     below, beside = (row - top).to(x.dtype).unsqueeze(1), (column - left).to(x.dtype).unsqueeze(1)
     top, left = top.long(), left.long()
-    upper = torch.lerp(_picked(x, top, left), _picked(x, top, left + 1), beside)
-    lower = torch.lerp(_picked(x, top + 1, left), _picked(x, top + 1, left + 1), beside)
+    upper = torch.lerp(_gather(x, top, left), _gather(x, top, left + 1), beside)
+    lower = torch.lerp(_gather(x, top + 1, left), _gather(x, top + 1, left + 1), beside)
     return torch.lerp(upper, lower, below)
 
 
 def chain(*augmentations: Augment) -> Augment:
-    """One augmentation that applies several, in the order given; of none, the identity.
+    """One augmentation that applies several in order; without arguments, the identity.
 
     >>> augment = chain(flips, partial(crops, padding=4), partial(rotations, degrees=15))
     >>> augment(torch.rand(8, 3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([8, 3, 32, 32])
     """
-    return partial(_one_after_another, augmentations)  # a checkpoint's fingerprint sees what a partial holds
+    return partial(_apply_all, augmentations)  # a checkpoint's fingerprint reads the arguments of a partial
 
 
-def _one_after_another(augmentations: tuple[Augment, ...], x: Tensor, generator: torch.Generator) -> Tensor:
+def _apply_all(augmentations: tuple[Augment, ...], x: Tensor, generator: torch.Generator) -> Tensor:
     for augmentation in augmentations:
         x = augmentation(x, generator)
     return x
@@ -124,23 +124,25 @@ def _check(x: Tensor) -> None:
 
 
 def _uniform(shape: tuple[int, ...], x: Tensor, generator: torch.Generator) -> Float[Tensor, "..."]:
-    return torch.rand(shape, generator=generator, device=x.device, dtype=torch.float32)  # whatever the default dtype
+    return torch.rand(
+        shape, generator=generator, device=x.device, dtype=torch.float32
+    )  # independent of the default dtype
 
 
-def _moved(x: Images, down: Int[Tensor, " B"], right: Int[Tensor, " B"], fill: str) -> Images:
-    """Images moved by whole pixels: ``x[b, :, i − down[b], j − right[b]]``."""
+def _shift(x: Images, down: Int[Tensor, " B"], right: Int[Tensor, " B"], fill: str) -> Images:
+    """Images shifted by whole pixels: ``x[b, :, i − down[b], j − right[b]]``."""
     height, width = x.shape[-2:]
     row = (torch.arange(height, device=x.device) - down.unsqueeze(1)).unsqueeze(2)
     column = (torch.arange(width, device=x.device) - right.unsqueeze(1)).unsqueeze(1)
     if fill == "nearest":
         row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
-    return _picked(x, *torch.broadcast_tensors(row, column))
+    return _gather(x, *torch.broadcast_tensors(row, column))
 
 
-def _turned(
+def _rotated_coordinates(
     angle: Float[Tensor, " B"], height: int, width: int
 ) -> tuple[Float[Tensor, "B H W"], Float[Tensor, "B H W"]]:
-    """Where each pixel of an image turned by ``angle`` comes from, in rows and columns."""
+    """Row and column in the original image of each pixel of an image rotated by ``angle``."""
     cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
     middle_row, middle_column = (height - 1) / 2, (width - 1) / 2
     row = (torch.arange(height, device=angle.device, dtype=angle.dtype) - middle_row).view(-1, 1)
@@ -148,14 +150,14 @@ def _turned(
     return cos * row + sin * column + middle_row, cos * column - sin * row + middle_column
 
 
-def _picked(x: Images, row: Int[Tensor, "B H W"], column: Int[Tensor, "B H W"]) -> Images:
+def _gather(x: Images, row: Int[Tensor, "B H W"], column: Int[Tensor, "B H W"]) -> Images:
     """``x[b, :, row[b, i, j], column[b, i, j]]``, zero where that lies outside the image."""
     batch, channels, height, width = x.shape
     outside = ((row < 0) | (row >= height) | (column < 0) | (column >= width)).flatten(1)
     index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).flatten(1)
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         pixels = x.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
-        picked = pixels.gather(1, index.unsqueeze(2).expand_as(pixels)).masked_fill(outside.unsqueeze(2), 0)
-        return picked.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    picked = x.flatten(2).gather(2, index.unsqueeze(1).expand(-1, channels, -1)).masked_fill(outside.unsqueeze(1), 0)
-    return picked.view(batch, channels, height, width)
+        gathered = pixels.gather(1, index.unsqueeze(2).expand_as(pixels)).masked_fill(outside.unsqueeze(2), 0)
+        return gathered.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    gathered = x.flatten(2).gather(2, index.unsqueeze(1).expand(-1, channels, -1)).masked_fill(outside.unsqueeze(1), 0)
+    return gathered.view(batch, channels, height, width)

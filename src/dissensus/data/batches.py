@@ -11,38 +11,39 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from dissensus import checks
 from dissensus.randomness import Use, derived_seed
 
-Source = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+DataLike = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+"""Data to train or evaluate on: tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
 Augments = Augment | Sequence[Augment] | None
-"""One for all members, or one per member, each of whom then sees a batch of its own."""
+"""One augmentation for all members, or a list with one per member; then every member sees a different batch."""
 TargetCheck = Callable[[Tensor], None]
-"""Refuses targets ``[B, ...]`` that do not suit the loss."""
+"""Refuses targets ``[B, ...]`` that do not fit the loss."""
 
 
 class TensorBatches:
-    """Tensors that lie on the device as a whole; batches are gathered there by index, for one run or many.
+    """Batches of tensors that are stored on the device; batches are gathered there by index, for one run or several.
 
     The order of an epoch is drawn on the host from (seed, epoch), so it is the same on every device. Runs with the same
-    seed and the same rows see the same batches, which are gathered once.
+    seed and the same rows share their batches, which are gathered once.
 
     Args:
         x: Inputs ``[N, ...]``.
         y: Targets ``[N, ...]``.
         batch_size: Examples per step.
         seeds: One seed per run.
-        rows: The examples of each run, ``[R, n]``; all of them by default.
-        device: Where the tensors go.
-        shuffle: A new order every epoch.
-        drop_last: Leave out a smaller last batch.
-        augment: Applied to every batch, seeded by (seed, epoch, step); a list has one per member.
+        rows: Row numbers of each run's examples, ``[R, n]``; all examples by default.
+        device: Device of the tensors.
+        shuffle: Draw a new order every epoch.
+        drop_last: Omit a last batch that is smaller.
+        augment: Applied to every batch, seeded by (seed, epoch, step); a list contains one per member.
     """
 
     resumable = True
     """Whether an epoch can start in its middle."""
     parts = 1
-    """Tensors that `raw` gives for a step."""
+    """Number of tensors that `raw` yields for a step."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class TensorBatches:
             checks.refuse("data", "hold at least one example", "none")
         self.examples = len(x) if rows is None else rows.shape[1]
         if drop_last and self.examples < batch_size:
-            fix = "No batch would be left."
+            fix = "No batch would remain."
             checks.refuse("batch_size", f"be at most {self.examples} with drop_last=True", batch_size, fix)
         check_finite("x", x)
         check_finite("y", y)
@@ -73,7 +74,7 @@ class TensorBatches:
         self._group()
 
     def _group(self) -> None:
-        """Find the runs that see the same batches: those of the same seed and the same rows."""
+        """Group the runs that see the same batches: those with the same seed and the same rows."""
         keys = [
             (seed if self.shuffle or self.augment else 0, None if self.rows is None else self.rows[r].numpy().tobytes())
             for r, seed in enumerate(self.seeds)
@@ -95,7 +96,7 @@ class TensorBatches:
         return isinstance(self.augment, Sequence)
 
     def select(self, runs: Sequence[int]) -> None:
-        """Go on with these runs only."""
+        """Continue with these runs only."""
         self.seeds = [self.seeds[r] for r in runs]
         self.rows = None if self.rows is None else self.rows[list(runs)]
         self._group()
@@ -105,7 +106,7 @@ class TensorBatches:
         return whole if self.drop_last or not rest else whole + 1
 
     def order(self, index: int, run: int = 0) -> Int[Tensor, " n"]:
-        """The order in which a run meets its examples in an epoch, on the host."""
+        """Row numbers in the order in which a run sees its examples in an epoch, on the host."""
         rows = torch.arange(self.examples) if self.rows is None else self.rows[run]
         if not self.shuffle:
             return rows
@@ -113,39 +114,39 @@ class TensorBatches:
         return rows[torch.randperm(self.examples, generator=generator)]
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of an epoch from a step on; the last may be smaller.
+        """Batches of an epoch, starting at a step; the last may be smaller.
 
-        With one run ``x [B, ...], y [B, ...]``. With more, ``y [R, B, ...]``, and ``x [R, B, ...]`` unless all runs see
-        the same batches: then ``x [B, ...]``. Where members see different batches, x has an axis M before B.
+        One run gives ``x [B, ...], y [B, ...]``. Several runs give ``y [R, B, ...]`` and ``x [R, B, ...]``, or
+        ``x [B, ...]`` if all runs see the same batches. Where members see different batches, x has an axis M before B.
         """
         for step, raw in enumerate(self.raw(index, start), start):
             self.seed_step(index, step)
             yield self.batch(*raw)
 
     def raw(self, index: int, start: int = 0) -> Iterator[tuple[Int[Tensor, "U B"]]]:
-        """The examples of every step of an epoch, on the device, for each of the U distinct orders."""
+        """Row numbers of every step of an epoch, on the device, for each of the U distinct orders."""
         orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
-        for chosen in list(orders.split(self.batch_size, 1))[start : len(self)]:
-            yield (chosen,)
+        for rows in list(orders.split(self.batch_size, 1))[start : len(self)]:
+            yield (rows,)
 
-    def size(self, chosen: Int[Tensor, "U B"]) -> int:
-        """Examples of a step."""
-        return chosen.shape[1]
+    def size(self, rows: Int[Tensor, "U B"]) -> int:
+        """Number of examples of a step."""
+        return rows.shape[1]
 
     def seed_step(self, index: int, step: int) -> None:
-        """Make the generators ready for a step: what they draw depends on (seed, epoch, step) alone."""
+        """Seed the generators for a step: their draws depend on (seed, epoch, step) alone."""
         for generator, run in zip(self.generators, self._leaders, strict=False):
             generator.manual_seed(derived_seed(self.seeds[run], Use.AUGMENT, index, step))
 
-    def batch(self, chosen: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
         """The batch of one step, gathered and augmented on the device."""
-        x, y = self.x[chosen], self.y[chosen]
+        x, y = self.x[rows], self.y[rows]
         if self.augment is not None:
-            x = torch.stack([augmented(self.augment, own, g) for own, g in zip(x, self.generators, strict=True)])
-        return self._dealt(x, y)
+            x = torch.stack([augmented(self.augment, batch, g) for batch, g in zip(x, self.generators, strict=True)])
+        return self._expand(x, y)
 
-    def _dealt(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Distinct batches ``[U, B, ...]`` as the runs see them."""
+    def _expand(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Distinct batches ``[U, B, ...]`` expanded to the runs."""
         if len(self.seeds) == 1:
             return x[0], y[0]
         if len(self._leaders) == 1:
@@ -154,18 +155,19 @@ class TensorBatches:
 
 
 def augmented(augment: Augment | Sequence[Augment], x: Tensor, generator: torch.Generator) -> Tensor:
-    """A batch ``[B, ...]`` augmented, or one per member, ``[M, B, ...]``; augmentations may write into the batch."""
+    """An augmented batch ``[B, ...]``, or one per member, ``[M, B, ...]``; augmentations may write into the batch."""
     if isinstance(augment, Sequence):
-        return torch.stack([own(x.clone(), generator) for own in augment])
+        return torch.stack([augment_member(x.clone(), generator) for augment_member in augment])
     return augment(x, generator)
 
 
 class LoadedBatches:
-    """A ``Dataset`` or a foreign ``DataLoader``, moved to the device batch by batch, for one run.
+    """Batches of a ``Dataset`` or of a user's ``DataLoader``, moved to the device batch by batch, for one run.
 
-    A loader of our own making shuffles by (seed, epoch), and takes a data set's own ``collate`` where it has one. A
-    foreign one keeps its own order and randomness. Without ``labels`` a batch may be inputs alone. ``check`` sees the
-    targets of every batch before they travel to the device; targets that lie there already, in the first epoch only.
+    A ``Dataset`` is shuffled by (seed, epoch), and collated by its method ``collate`` if it has one. A ``DataLoader``
+    keeps its order and randomness. With ``labels=False`` a batch may consist of inputs alone. ``check`` is called with
+    the targets of every batch before they are moved to the device; with targets that are on the device already, in the
+    first epoch only.
     """
 
     resumable = False
@@ -213,37 +215,39 @@ class LoadedBatches:
         return isinstance(self.augment, Sequence)
 
     def generator_of_loader(self) -> torch.Generator | None:
-        """The generator that a foreign loader shuffles by, if it has one of its own."""
+        """The generator that a user's ``DataLoader`` shuffles by, if it has one."""
         return self.loader.generator or getattr(self.loader.sampler, "generator", None)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of one epoch, from its beginning."""
+        """Batches of an epoch, from its beginning."""
         for step, raw in enumerate(self.raw(index, start)):
             self.seed_step(index, step)
             yield self.batch(*raw)
 
     def raw(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches as the loader gives them, moved to the device."""
-        assert start == 0, "a foreign loader cannot start in the middle of an epoch"
+        """Batches of the loader, moved to the device."""
+        assert start == 0, "a DataLoader cannot start in the middle of an epoch"
         if self.generator is not None:
             self.generator.manual_seed(derived_seed(self.seed, Use.SHUFFLE, index))
         for batch in self.loader:
             if not self.labels:
-                only = batch[0] if isinstance(batch, list | tuple) else batch
-                batch = (only, torch.zeros(len(only)))
+                inputs = batch[0] if isinstance(batch, list | tuple) else batch
+                batch = (inputs, torch.zeros(len(inputs)))
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
-            if self.check is not None and (index == 0 or batch[1].device.type == "cpu"):  # no sync at every step
+            if self.check is not None and (
+                index == 0 or batch[1].device.type == "cpu"
+            ):  # a check on the device at every step would synchronise
                 self.check(batch[1])
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
             yield x, y
 
     def size(self, x: Tensor, y: Tensor) -> int:  # noqa: ARG002
-        """Examples of a step."""
+        """Number of examples of a step."""
         return len(y)
 
     def seed_step(self, index: int, step: int) -> None:
-        """Make the generator ready for a step: what it draws depends on (seed, epoch, step) alone."""
+        """Seed the generator for a step: its draws depend on (seed, epoch, step) alone."""
         for generator in self.generators:
             generator.manual_seed(derived_seed(self.seed, Use.AUGMENT, index, step))
 
@@ -251,11 +255,11 @@ class LoadedBatches:
         """The batch of one step, augmented."""
         if self.augment is None:
             return x, y
-        return augmented(self.augment, x.clone(), self.generators[0]), y  # the batch may be the data set's own memory
+        return augmented(self.augment, x.clone(), self.generators[0]), y  # the batch may share memory with the data set
 
 
 def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
-    """``(x, y)`` where the data is a pair of tensors, or a ``TensorDataset`` of two; None otherwise."""
+    """``(x, y)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     if isinstance(data, tuple | list):
@@ -267,29 +271,28 @@ def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
 
 
 def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
-    """One pair ``(x, y)``, or a list of pairs of one shape laid end to end; and how many there were.
+    """The concatenation of one pair ``(x, y)`` or of a list of pairs of one shape, and the number of pairs.
 
     >>> x, y, folds = end_to_end("data", [(torch.zeros(4, 2), torch.zeros(4)), (torch.ones(4, 2), torch.ones(4))])
     >>> x.shape, y.shape, folds
     (torch.Size([8, 2]), torch.Size([8]), 2)
     """
     pairs = data if isinstance(data, list) and not any(isinstance(part, Tensor) for part in data) else [data]
-    found = [as_pair(part) for part in pairs]
-    kept = [pair for pair in found if pair is not None]
-    if not kept or len(kept) < len(found):
+    tensors = [pair for pair in map(as_pair, pairs) if pair is not None]
+    if not tensors or len(tensors) < len(pairs):
         got = type(data).__name__
         checks.refuse(name, "be a pair of tensors (x, y), or a list of such pairs", got, "Runs share the device.")
-    shapes = {(tuple(x.shape), tuple(y.shape), x.dtype, y.dtype) for x, y in kept}
+    shapes = {(tuple(x.shape), tuple(y.shape), x.dtype, y.dtype) for x, y in tensors}
     if len(shapes) > 1:
         got = f"{len(shapes)} shapes"
-        checks.refuse(name, "hold pairs of one shape and dtype", got, "Sweep over the others by themselves.")
-    if len(kept) == 1:
-        return *kept[0], 1
-    return torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept]), len(kept)
+        checks.refuse(name, "hold pairs of one shape and dtype", got, "Sweep over each shape separately.")
+    if len(tensors) == 1:
+        return *tensors[0], 1
+    return torch.cat([x for x, _ in tensors]), torch.cat([y for _, y in tensors]), len(tensors)
 
 
 def batches(
-    data: Source,
+    data: DataLike,
     *,
     batch_size: int,
     seed: int,
@@ -299,9 +302,9 @@ def batches(
     augment: Augments = None,
     check: TargetCheck | None = None,
 ) -> TensorBatches | LoadedBatches:
-    """The batches of a source for one run; tensors take the fast path on the device.
+    """Batches of data for one run; tensors are stored on the device and batched there.
 
-    ``check`` sees the targets of tensors once and now, those of a loader batch by batch.
+    ``check`` is called at once with the targets of tensors, and batch by batch with those of a loader.
     """
     settings: dict[str, Any] = {
         "batch_size": batch_size,
@@ -321,7 +324,7 @@ def batches(
 
 
 def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split row numbers at random, by the seed: ``(rest, part)``, each with at least one row.
+    """A random split of row numbers, determined by the seed: ``(rest, part)``, each with at least one row.
 
     >>> rest, part = split_rows(10, 0.3, seed=0)
     >>> len(rest), len(part), sorted([*rest.tolist(), *part.tolist()]) == list(range(10))
@@ -341,17 +344,17 @@ def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tenso
     return (x[rest], y[rest]), (x[part], y[part])
 
 
-_LOOKED_AT = 2**26
-"""Numbers that are looked at together: what bounds the memory of a look at all of them."""
+_CHUNK = 2**26
+"""Numbers that are checked at once, which bounds the memory of a check."""
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Refuse NaN and infinity, however the numbers lie in memory."""
+    """Refuse NaN and infinity, for any memory layout."""
     if not x.is_floating_point():
         return
-    rows = max(1, _LOOKED_AT * len(x) // max(1, x.numel()))
+    rows = max(1, _CHUNK * len(x) // max(1, x.numel()))
     bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
     if bool(bad.any()):
-        first, found = int(bad.nonzero()[0]), int(bad.sum())
-        got = f"NaN or infinity in {found} examples, first in {first}"
+        first = int(bad.nonzero()[0])
+        got = f"NaN or infinity in {int(bad.sum())} examples, first in {first}"
         checks.refuse(name, "be finite", got, "Drop or fill them.")

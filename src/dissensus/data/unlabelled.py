@@ -1,4 +1,4 @@
-"""Batches of labelled data beside batches of data without labels."""
+"""Batches of labelled data together with batches of unlabelled data."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus import checks
-from dissensus.data.batches import Augments, LoadedBatches, Source, TensorBatches, as_pair
+from dissensus.data.batches import Augments, DataLike, LoadedBatches, TensorBatches, as_pair
 from dissensus.randomness import Use, derived_seed
 
 
 class WithUnlabelled:
-    """Batches of labelled data, each beside a batch of other data that has no labels: ``((x, u), y)``.
+    """Batches of labelled data, each together with a batch of unlabelled data: ``((x, u), y)``.
 
-    An epoch is one of the labelled data. The other data goes round on its own, in a new order each time, in batches of
-    one size: what is left over of a round of tensors is left out. A loader starts a new round with every epoch.
+    An epoch is an epoch of the labelled data. The unlabelled data is repeated in rounds, each in a new order. A smaller
+    last batch of a round of tensors is omitted. A loader starts a new round with every epoch.
     """
 
     def __init__(self, labelled: TensorBatches | LoadedBatches, unlabelled: TensorBatches | LoadedBatches) -> None:
@@ -37,103 +37,107 @@ class WithUnlabelled:
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Of both."""
+        """Generators of the labelled and of the unlabelled batches."""
         return [*self.labelled.generators, *self.unlabelled.generators]
 
     def __len__(self) -> int:
         return len(self.labelled)
 
     def select(self, runs: Sequence[int]) -> None:
-        """Go on with these runs only."""
-        for own in (self.labelled, self.unlabelled):
-            if isinstance(own, TensorBatches):
-                own.select(runs)
+        """Continue with these runs only."""
+        for batches in (self.labelled, self.unlabelled):
+            if isinstance(batches, TensorBatches):
+                batches.select(runs)
 
     def epoch(self, index: int, start: int = 0) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
-        """Batches of an epoch from a step on."""
+        """Batches of an epoch, starting at a step."""
         for step, raw in enumerate(self.raw(index, start), start):
             self.seed_step(index, step)
             yield self.batch(*raw)
 
     def raw(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """What the host must say of every step, of both."""
-        others = self._others(index, start)
-        for own in self.labelled.raw(index, start):
-            yield (*own, *next(others))
+        """Raw steps of both: the labelled tensors, then the unlabelled ones."""
+        unlabelled = self._unlabelled_raw(index, start)
+        for labelled in self.labelled.raw(index, start):
+            yield (*labelled, *next(unlabelled))
 
-    def _others(self, index: int, start: int) -> Iterator[tuple[Tensor, ...]]:
-        each = len(self.unlabelled)
-        done = index * len(self) + start if self.resumable else index * -(-len(self) // each) * each
-        for round_ in itertools.count(done // each):
-            yield from self.unlabelled.raw(round_, done % each)
+    def _unlabelled_raw(self, index: int, start: int) -> Iterator[tuple[Tensor, ...]]:
+        round_steps = len(self.unlabelled)
+        done = index * len(self) + start if self.resumable else index * -(-len(self) // round_steps) * round_steps
+        for round_index in itertools.count(done // round_steps):
+            yield from self.unlabelled.raw(round_index, done % round_steps)
             done = 0
 
     def size(self, *raw: Tensor) -> int:
-        """Labelled examples of a step."""
-        own: Any = self.labelled
-        return own.size(*raw[: own.parts])
+        """Number of labelled examples of a step."""
+        labelled: Any = self.labelled
+        return labelled.size(*raw[: labelled.parts])
 
     def seed_step(self, index: int, step: int) -> None:
-        """Make the generators ready for a step."""
+        """Seed the generators for a step."""
         self.labelled.seed_step(index, step)
         self.unlabelled.seed_step(index, step)
 
     def batch(self, *raw: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """The batches of one step."""
-        own: Any = self.labelled
-        other: Any = self.unlabelled
-        x, y = own.batch(*raw[: own.parts])
-        return (x, other.batch(*raw[own.parts :])[0]), y
+        labelled: Any = self.labelled
+        unlabelled: Any = self.unlabelled
+        x, y = labelled.batch(*raw[: labelled.parts])
+        return (x, unlabelled.batch(*raw[labelled.parts :])[0]), y
 
     def first_unlabelled(self) -> Tensor:
-        """The first batch of the other data as it lies there, for measures that are to be the same at every epoch."""
-        other = self.unlabelled
-        if isinstance(other, TensorBatches):
-            return other.x[: other.batch_size]
+        """The first unlabelled batch, without augmentation, for measures that must not change between epochs."""
+        unlabelled = self.unlabelled
+        if isinstance(unlabelled, TensorBatches):
+            return unlabelled.x[: unlabelled.batch_size]
         if self._first is None:
-            own = other.generator_of_loader()
-            before = None if own is None else own.get_state()
-            with torch.random.fork_rng(devices=[]):  # a look must not change what training draws
-                self._first = next(other.raw(0))[0]
-            if own is not None and before is not None:
-                own.set_state(before)
+            generator = unlabelled.generator_of_loader()
+            before = None if generator is None else generator.get_state()
+            with torch.random.fork_rng(devices=[]):  # reading it must not change the draws of training
+                self._first = next(unlabelled.raw(0))[0]
+            if generator is not None and before is not None:
+                generator.set_state(before)
         return self._first
 
 
 Batches = TensorBatches | LoadedBatches | WithUnlabelled
-"""What training asks of data: ``len``, the steps of an epoch, and ``epoch(i)``, its batches in an order fixed by i.
+"""Data as training uses it: ``len`` is the number of steps of an epoch, ``epoch(i)`` yields its batches, in an order
+that i determines.
 
-A step that is captured in a graph takes it apart: ``raw(i)`` gives what the host must say (row numbers, or a foreign
-loader's batch), ``seed_step`` sets the ``generators``, and ``batch(*raw)`` is the rest, on the device.
+A step that is captured in a graph uses the parts of ``epoch``: ``raw(i)`` yields what comes from the host (row numbers,
+or a ``DataLoader``'s batch), ``seed_step`` seeds the ``generators``, and ``batch(*raw)`` does the rest on the device.
 """
 
 
 def with_unlabelled(
     labelled: TensorBatches | LoadedBatches,
-    data: Tensor | Source,
+    data: Tensor | DataLike,
     *,
     batch_size: int,
     seeds: Sequence[int],
     device: torch.device,
     augment: Augments = None,
 ) -> WithUnlabelled:
-    """Labelled batches beside batches of other data: a tensor, a source (whose targets are not looked at), a loader."""
+    """Labelled batches together with unlabelled ones: from a tensor, a pair, a ``Dataset`` or a ``DataLoader``.
+
+    Targets of the unlabelled data are ignored.
+    """
     seeds = [derived_seed(seed, Use.UNLABELLED) for seed in seeds]
     inputs = data if isinstance(data, Tensor) else (as_pair(data) or (None,))[0]
     if isinstance(inputs, Tensor):
         if not len(inputs):
             checks.refuse("unlabelled", "hold at least one example", "none")
         size = min(batch_size, len(inputs))
-        dummies = torch.zeros(len(inputs))
-        other: TensorBatches | LoadedBatches = TensorBatches(
-            inputs, dummies, batch_size=size, seeds=seeds, device=device, drop_last=True, augment=augment
+        targets = torch.zeros(len(inputs))
+        unlabelled: TensorBatches | LoadedBatches = TensorBatches(
+            inputs, targets, batch_size=size, seeds=seeds, device=device, drop_last=True, augment=augment
         )
     elif isinstance(data, Dataset | DataLoader):
         if len(seeds) > 1:
             checks.refuse("unlabelled", "be a tensor where several runs share it", type(data).__name__)
-        other = LoadedBatches(
+        unlabelled = LoadedBatches(
             data, batch_size=batch_size, seed=seeds[0], device=device, drop_last=False, augment=augment, labels=False
         )
     else:
         checks.refuse("unlabelled", "be a tensor, a Dataset or a DataLoader", type(data).__name__, error=TypeError)
-    return WithUnlabelled(labelled, other)
+    return WithUnlabelled(labelled, unlabelled)

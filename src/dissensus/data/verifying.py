@@ -1,4 +1,4 @@
-"""Whether a file is the one that is known: by size, by checksum, or by what a table adds up to."""
+"""Verification of a file: by its size, its checksum, or the rows and column sums of a table."""
 
 import math
 from pathlib import Path
@@ -9,30 +9,30 @@ from dissensus.storage import file_digest
 
 
 def has_size(path: Path, file: File) -> bool:
-    """Whether a file is there and has the size of the one that is known; nothing is read."""
+    """Whether a file exists and has the expected size; its content is not read."""
     return path.is_file() and (file.bytes is None or path.stat().st_size == file.bytes)
 
 
-def judged(path: Path, file: File) -> tuple[bool, str]:
-    """Whether a file is the one that is known, and why (not)."""
+def verify(path: Path, file: File) -> tuple[bool, str]:
+    """Whether a file is the expected one, and the reason."""
     if not path.is_file():
         return False, "it is missing"
     size = path.stat().st_size
     if file.bytes is not None and size != file.bytes:
         return False, f"{size} bytes instead of {file.bytes}"
     if file.sha256 is not None:
-        found = file_digest(path)
-        if found == file.sha256:
+        checksum = file_digest(path)
+        if checksum == file.sha256:
             return True, "its SHA-256 is right"
         if file.rows is None:
-            return False, f"SHA-256 {found} instead of {file.sha256}"
+            return False, f"SHA-256 {checksum} instead of {file.sha256}"
     if file.rows is not None:
-        return _judged_table(path, file)
+        return _verify_table(path, file)
     return True, "its size is right" if file.bytes is not None else "it is there; no checksum is known"
 
 
-def _judged_table(path: Path, file: File) -> tuple[bool, str]:
-    """A table with another checksum is good if it has the rows, and the sums of its targets."""
+def _verify_table(path: Path, file: File) -> tuple[bool, str]:
+    """A table with another checksum is accepted if it has the expected rows and sums of its targets."""
     try:
         columns = formats.csv_columns(path)
         sums = {name: math.fsum(float(text) for text in columns[name] if text) for name in file.sums}

@@ -1,41 +1,21 @@
-"""Settings that a call may change while it runs, and puts back in any case."""
+"""Settings of a network that a call may change and restores in any case."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
-from dissensus.execution.mixed import MixedMembers
-from dissensus.execution.stacked import StackedMembers
+from dissensus.execution.body import Body
+from dissensus.execution.choice import Choices
 
-SETTINGS = ("backend", "replayed", "channels_last", "by_rule")
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def leaves_settings(function: Function) -> Function:
-    """Make a function whose first argument is a network keep that network's settings (see `settings_kept`)."""
-
-    first = next(iter(inspect.signature(function).parameters))
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        network = args[0] if args else kwargs.get(first)
-        with settings_kept(network) if isinstance(network, nn.Module) else nullcontext():
-            return function(*args, **kwargs)
-
-    return wrapped  # pyright: ignore[reportReturnType]  # the same signature, which functools.wraps tells
+SETTINGS = ("backend", "channels_last", "by_rule")
 
 
 @contextmanager
-def settings_kept(network: nn.Module) -> Iterator[None]:
-    """A block after which every layer is in its mode of before (train or eval), and members run as they did before."""
+def settings_kept(network: nn.Module | Body) -> Iterator[None]:
+    """Restore every layer's mode (train or eval) and every body's settings after a block."""
     modes = [(module, module.training) for module in network.modules()]
-    bodies = [module for module in network.modules() if isinstance(module, StackedMembers | MixedMembers)]
+    bodies = [module for module in network.modules() if isinstance(vars(module).get("choices"), Choices)]
     settings = [(body, {name: getattr(body, name) for name in SETTINGS}) for body in bodies]
     try:
         yield

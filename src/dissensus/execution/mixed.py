@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dissensus.dropout import keyed, set_keys
+from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
@@ -20,7 +21,7 @@ from dissensus.execution.weights import check_one_dtype
 
 
 class MixedMembers(nn.Module):
-    """M networks, each with its own structure, run one by one; on a GPU each on a stream of its own."""
+    """M networks of different architectures, run one by one; on a GPU each on its own stream. A `Body`."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -28,15 +29,29 @@ class MixedMembers(nn.Module):
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network) for network in self.networks]
         self.backend = self.ran = "loop"
-        self.replayed = self.channels_last = self.by_rule = False
+        self.channels_last = self.by_rule = False
         self.choices = Choices()
         self.train(networks[0].training)
+
+    @property
+    def requested_backend(self) -> str:
+        """``"loop"``: members of different architectures have no other backend."""
+        return self.backend
 
     def __len__(self) -> int:
         return len(self.networks)
 
+    @property
+    def alike(self) -> bool:
+        """False: architectures differ."""
+        return False
+
+    def is_batchable(self) -> bool:
+        """False: members of different architectures run one by one."""
+        return False
+
     def fingerprint_parts(self) -> list[object]:
-        """What decides the outputs: not how members are run, nor how long that took."""
+        """Everything that determines the outputs; how members run does not."""
         return [self.training, *self.networks]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -66,20 +81,29 @@ class MixedMembers(nn.Module):
             result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
         return result
 
-    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), of some members or all."""
+    def run(
+        self,
+        flat: Tensor | None,
+        x: Tensor,
+        *,
+        per_member: bool = False,
+        rows: slice | Tensor = ALL_ROWS,
+        replayed: bool = False,  # noqa: ARG002
+        backend: str | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        """Outputs ``[M, B, ...]``; see `Body.run`. There is one backend, whatever is requested."""
         if not isinstance(rows, slice):
             raise TypeError("members of different architectures cannot be drawn at random: leave `active_members` out")
         indices = range(len(self))[rows]
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 
-        def one(place: int, index: int) -> Tensor:
+        def member_outputs(place: int, index: int) -> Tensor:
             with self.skeletons[index].lending(views[place]):
                 return self.skeletons[index].passed(x[place] if per_member else x)
 
-        jobs = [functools.partial(one, place, index) for place, index in enumerate(indices)]
+        jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
         self.ran = "streams" if x.is_cuda else "loop"
-        # With weights that are lent for this pass, recomputation in the backward pass would use other ones.
+        # Weights are lent for this pass only: recomputation in the backward pass would use other weights.
         with recomputation_refused() if flat is not None else nullcontext():
             outputs = side_by_side(jobs, x.device)
         shapes = {tuple(output.shape) for output in outputs}
@@ -92,7 +116,7 @@ class MixedMembers(nn.Module):
         return copy.deepcopy(self.networks[index])
 
     def mean(self) -> nn.Module:
-        """Refused: weights of different architectures have no mean."""
+        """Always refused: weights of different architectures have no mean."""
         raise ValueError("members of different architectures cannot be averaged; `soup` needs one architecture.")
 
     def subset(self, indices: Sequence[int]) -> "MixedMembers":
@@ -100,17 +124,25 @@ class MixedMembers(nn.Module):
         return MixedMembers([self.member(i) for i in indices]).train(self.training)
 
     def identity(self) -> str:
-        """A checksum of the architectures, by which a checkpoint knows them."""
+        """A checksum of the architectures, by which checkpoints recognise them."""
         shapes = [(name, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
         return hashlib.sha256(repr((self.settings, shapes)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
-        """Key dropout: whose (run seed, member) each network is."""
+        """Key dropout by the (run seed, member) of each network."""
         for network, owner in zip(self.networks, owners, strict=True):
             set_keys(network, [owner])
 
-    def hang(self, flat: Tensor, state: Tensors) -> None:
-        """Take over other weights: parameters as views of a padded matrix ``[M, P]``, and buffers."""
+    def copy_member(self, index: int, other: Body) -> None:
+        """Overwrite one member with the member at the same index of another body."""
+        tensors = self.tensors()
+        with torch.no_grad():
+            for name, tensor in other.tensors().items():
+                if name.startswith(f"{index}."):
+                    tensors[name].copy_(tensor)
+
+    def attach(self, flat: Tensor, state: Tensors) -> None:
+        """Replace all weights: parameters become views of a padded matrix ``[M, P]``, and ``state`` the buffers."""
         for views, params in zip(self.views(flat.detach()), self.trainable(), strict=True):
             for name, parameter in params.items():
                 parameter.data = views[name]
@@ -122,8 +154,8 @@ class MixedMembers(nn.Module):
         return {f"{i}.{n}": b for i, network in enumerate(self.networks) for n, b in network.named_buffers()}
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
-        """Write some members' (bool ``[M]``) tensors of ``source`` into ``into``, both as `state` gives them."""
+        """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""
         with torch.no_grad():
             for name, tensor in into.items():
-                chosen = members[int(name.split(".", 1)[0])]
-                tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
+                selected = members[int(name.split(".", 1)[0])]
+                tensor.copy_(torch.where(selected, source[name], tensor))  # reads no mask back: a graph may hold it

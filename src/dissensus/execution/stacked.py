@@ -5,7 +5,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._compile import _disable_dynamo
 
 from dissensus.dropout import keyed, set_keys
+from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
-from dissensus.execution.choice import BACKENDS, Choice, Choices, Mode, chosen
+from dissensus.execution.body import ALL_ROWS, Body
+from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
@@ -24,51 +26,56 @@ from dissensus.randomness import generators_kept
 log = logging.getLogger("dissensus")
 
 
+class MembersPass(NamedTuple):
+    """What one pass of members takes."""
+
+    weights: Weights
+    buffers: Tensors
+    x: Tensor
+    per_member: bool
+    replayed: bool
+
+
 class StackedMembers(nn.Module):
-    """M networks of one architecture as one network whose tensors have a leading member axis."""
+    """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
         self.skeleton = Skeleton(network)
         self.settings = signature(network)
-        """What the network was like before its first pass, which may leave things behind in it."""
+        """The network's settings before its first pass, which may change attributes."""
         self.backend = "auto"
+        self.custom_backend: Backend | None = None
         self.ran = ""
-        """The backend of the latest pass."""
-        self.replayed = False
-        """Whether passes are replayed from a CUDA graph, which changes what is fastest."""
-        self.channels_last = False
-        """How packed weights of convolutions lie."""
-        self.by_rule = False
-        """Whether ``"auto"`` goes by a rule rather than by measuring, so that equal trainings are equal to the bit."""
+        self.channels_last = self.by_rule = False
         self.choices = Choices()
         self._layouts: dict[tuple[object, ...], Layout] = {}
 
     @classmethod
     def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
-        """Stack networks; `ValueError` names the first member and tensor that does not fit."""
+        """Stack networks; a `ValueError` names the first member and tensor that differ."""
         first: nn.Module | None = None
         settings: list[tuple[str, str, str]] = []
-        held: dict[str, list[Tensor]] = {}
+        stacks: dict[str, list[Tensor]] = {}
         for index, network in enumerate(networks):
             network = keyed(network)
             tensors = Skeleton(network).tensors()
             if first is None:
                 first, settings = network, signature(network)
-                held = {name: [tensor.detach()] for name, tensor in tensors.items()}
+                stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
-            _check_same(index, held, tensors)
+            _check_same(index, stacks, tensors)
             differing = sorted(set(signature(network)) ^ set(settings))
             if differing:
                 name, what, _ = differing[0]
                 where = f"layer {name!r}" if name else "the network"
                 raise ValueError(f"{what} of {where} differs in member {index} (a tensor? make it a buffer)")
             for name, tensor in tensors.items():
-                held[name].append(tensor.detach())
+                stacks[name].append(tensor.detach())
         if first is None:
             raise ValueError("an ensemble needs at least one member")
-        body = cls(_hung(first, {name: torch.stack(tensors) for name, tensors in held.items()}))
+        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}))
         return body.train(first.training)
 
     def __len__(self) -> int:
@@ -87,7 +94,7 @@ class StackedMembers(nn.Module):
         return {name: p for name, p in self.tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
 
     def layout(self) -> Layout:
-        """How parameters lie in the matrix of all of them."""
+        """How parameters are laid out in the matrix of all of them."""
         params = self.trainable()
         key = (self.channels_last, *params)
         if key not in self._layouts:
@@ -103,82 +110,115 @@ class StackedMembers(nn.Module):
             params[name].data = view
         return flat
 
-    def run(self, flat: Tensor | None, x: Tensor, per_member: bool, rows: slice | Tensor = slice(None)) -> Tensor:
-        """Outputs ``[M, B, ...]`` for parameters packed in a matrix (None: its own), which may hold some rows only.
+    @property
+    def alike(self) -> bool:
+        """True: members have one architecture."""
+        return True
 
-        Buffers are its own, and are written to. Under autocast packed weights are cast once, all at a time.
+    def run(
+        self,
+        flat: Tensor | None,
+        x: Tensor,
+        *,
+        per_member: bool = False,
+        rows: slice | Tensor = ALL_ROWS,
+        replayed: bool = False,
+        backend: str | None = None,
+    ) -> Tensor:
+        """Outputs ``[M, B, ...]``; see `Body.run`.
+
+        Buffers are the body's, and are written to. Under autocast all packed weights are cast at once.
         """
-        buffers = _cut(self.state(), rows)
+        buffers = _selected(self.state(), rows)
         if flat is None:
             assert isinstance(rows, slice)
-            weights: Weights = Hanging(_cut(self.trainable(), rows), len(range(len(self))[rows]))
+            weights: Weights = Hanging(_selected(self.trainable(), rows), len(range(len(self))[rows]))
         else:
             weights = Packed(self.layout(), flat, _autocast_dtype(flat))
         if per_member and x.shape[0] != len(weights):
-            wanted = f"[M={len(weights)}, B, ...]"
-            raise ValueError(f"`x` must have shape {wanted} with per_member=True; got {list(x.shape)}.")
-        self.ran = self._backend_for(weights, buffers, x, per_member)
+            shape = f"[M={len(weights)}, B, ...]"
+            raise ValueError(f"`x` must have shape {shape} with per_member=True; got {list(x.shape)}.")
+        members_pass = MembersPass(weights, buffers, x, per_member, replayed and x.is_cuda)
+        self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         with recomputation_refused() if guarded else nullcontext():
-            outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+            outputs = self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
         if isinstance(rows, Tensor):
-            self._put_back(rows, buffers)
+            self._write_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
 
-    def _put_back(self, rows: Tensor, buffers: Tensors) -> None:
-        """Rows that were copied out, with what a pass has written to them."""
+    def _write_back(self, rows: Tensor, buffers: Tensors) -> None:
+        """Write buffers of rows that were copied for a pass back to their places."""
         with torch.no_grad():
             for name, tensor in self.state().items():
                 if not isinstance(tensor, nn.Parameter):
                     tensor.index_copy_(0, rows, buffers[name])
 
-    def _backend_for(self, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str:
-        """The backend to use in this mode; the first call in a mode tries, and remembers."""
-        replayed = self.replayed and x.is_cuda
-        both_ways = torch.is_grad_enabled() or bool(self.training and weights.leaves())
+    @property
+    def requested_backend(self) -> str | Backend:
+        """``"auto"``, the name of a backend, or a backend from outside of the package."""
+        return self.backend if self.custom_backend is None else self.custom_backend
+
+    def request_backend(self, backend: str | Backend) -> None:
+        """Use a backend from now on; see `dissensus.execution.backends.checked`."""
+        self.custom_backend = backend if isinstance(backend, Backend) else None
+        self.backend = backend.name if isinstance(backend, Backend) else backend
+
+    def _named(self, name: str) -> Backend:
+        if self.custom_backend is not None and name == self.custom_backend.name:
+            return self.custom_backend
+        return BACKENDS[name]
+
+    def _chosen_backend(self, members_pass: MembersPass) -> str:
+        """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
+        both_ways = torch.is_grad_enabled() or bool(self.training and members_pass.weights.leaves())
         by_rule = self.by_rule and self.backend == "auto"
+        _, _, x, per_member, replayed = members_pass
         mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed, by_rule)
         if mode not in self.choices:
-            self._choose(mode, weights, buffers, x, per_member, both_ways)
-        return self.choices[mode].backend if mode in self.choices else "loop"
+            self._choose(mode, members_pass, both_ways)
+        return self.choices[mode].backend if mode in self.choices else LOOP.name
 
     @_disable_dynamo  # as torch.compiler.disable does, which would load the whole compiler on import
-    def _choose(
-        self, mode: Mode, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool, both_ways: bool
-    ) -> None:
+    def _choose(self, mode: Mode, members_pass: MembersPass, both_ways: bool) -> None:
         if both_ways:
-            one = {name: tensor[:1] for name, tensor in buffers.items()}
-            refuse_recomputation(self.skeleton, weights.first(1), one, x[:1] if per_member else x, per_member)
+            self._refuse_recomputation(members_pass)
         if self.backend == "auto":
+            weights, buffers, x, per_member, replayed = members_pass
             with torch.set_grad_enabled(both_ways):
-                choice = chosen(
-                    self.skeleton,
-                    weights,
-                    buffers,
-                    x,
-                    per_member,
-                    replayed=self.replayed and x.is_cuda,
-                    by_rule=self.by_rule,
-                )
-            refusal = choice.refused.get("vmap") if choice.backend == "loop" and not self.by_rule else None
+                choice = chosen(self.skeleton, weights, buffers, x, per_member, replayed=replayed, by_rule=self.by_rule)
+            refusal = choice.refused.get("vmap") if choice.backend == LOOP.name and not self.by_rule else None
         else:
-            refusal = self._refusal(self.backend, weights, buffers, x, per_member)
-            if refusal and self._refusal("loop", weights, buffers, x, per_member):
+            refusal = self._refusal(self.backend, members_pass)
+            if refusal and self._error(LOOP.name, members_pass):
                 return  # the input is at fault, or the network: the pass itself will say so
-            choice = Choice("loop" if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
+            choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
         if refusal:
             log.warning("members run in a loop: %s", refusal)
 
-    def _refusal(self, name: str, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> str | None:
-        """Try a named backend on copies of the buffers, so that a failure half-way leaves no trace."""
-        if name == self.backend and name in ("loop", "streams"):
-            return None
+    def _tried(self, backend: str, members_pass: MembersPass) -> str:
+        """A backend for one pass, or the loop where it fails; nothing is remembered."""
+        self._refuse_recomputation(members_pass)
+        return LOOP.name if self._refusal(backend, members_pass) else backend
+
+    def _refuse_recomputation(self, members_pass: MembersPass) -> None:
+        weights, buffers, x, per_member, _ = members_pass
+        first = {name: tensor[:1] for name, tensor in buffers.items()}
+        refuse_recomputation(self.skeleton, weights.first(1), first, x[:1] if per_member else x, per_member)
+
+    def _refusal(self, backend: str, members_pass: MembersPass) -> str | None:
+        """Why a requested backend cannot run; the loop and streams take every network."""
+        return None if self._named(backend).takes_every_network else self._error(backend, members_pass)
+
+    def _error(self, backend: str, members_pass: MembersPass) -> str | None:
+        """Try a backend on copies of the buffers, so that a failure half-way leaves no trace."""
+        weights, buffers, x, per_member, _ = members_pass
         with torch.no_grad(), generators_kept(x.device):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
-                BACKENDS[name](self.skeleton, weights, copies, x, per_member)
+                self._named(backend).run(self.skeleton, weights, copies, x, per_member)
             except Exception as reason:
                 return first_line(reason)
         return None
@@ -202,7 +242,8 @@ class StackedMembers(nn.Module):
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
         body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
-        body.backend, body.channels_last, body.by_rule = self.backend, self.channels_last, self.by_rule
+        body.request_backend(self.requested_backend)
+        body.channels_last, body.by_rule = self.channels_last, self.by_rule
         return body.train(self.training)
 
     def _reduced(self, reduce: Any) -> nn.Module:
@@ -217,21 +258,28 @@ class StackedMembers(nn.Module):
         return copy.deepcopy(self.network, memo)
 
     def fingerprint_parts(self) -> list[object]:
-        """What decides the outputs: not how members are run, nor how long that took."""
+        """Everything that determines the outputs; how members run does not."""
         return [self.training, self.network]
 
     def identity(self) -> str:
-        """A checksum of the architecture, by which a checkpoint knows it."""
+        """A checksum of the architecture, by which checkpoints recognise it."""
         shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]
         columns = [*self.layout().shapes, self.channels_last]
         return hashlib.sha256(repr((self.settings, shapes, columns)).encode()).hexdigest()
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
-        """Key dropout: whose (run seed, member) each row is."""
+        """Key dropout by the (run seed, member) of each row."""
         set_keys(self.network, owners)
 
-    def hang(self, flat: Tensor, state: Tensors) -> None:
-        """Take over other rows: parameters as views of a matrix ``[G, P]``, and buffers."""
+    def copy_member(self, index: int, other: Body) -> None:
+        """Overwrite one member with the member at the same index of another body."""
+        tensors = self.tensors()
+        with torch.no_grad():
+            for name, tensor in other.tensors().items():
+                tensors[name][index].copy_(tensor[index])
+
+    def attach(self, flat: Tensor, state: Tensors) -> None:
+        """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces the buffers."""
         views = self.layout().views(flat.detach())
         for name, parameter in self.trainable().items():
             parameter.data = views[name]
@@ -239,45 +287,45 @@ class StackedMembers(nn.Module):
             tensor.data = state[name]
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
-        """Write some members' (bool ``[M]``) rows of ``source`` into ``into``, both as `state` gives them."""
+        """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""
         with torch.no_grad():
             for name, tensor in into.items():
-                chosen = members.view(-1, *[1] * (tensor.ndim - 1))
-                tensor.copy_(torch.where(chosen, source[name], tensor))  # no look at the mask: fit for a graph
+                selected = members.view(-1, *[1] * (tensor.ndim - 1))
+                tensor.copy_(torch.where(selected, source[name], tensor))  # reads no mask back: a graph may hold it
 
 
-def _cut(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
+def _selected(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
     whole = isinstance(rows, slice) and rows == slice(None)
     return {name: tensor if whole else tensor[rows] for name, tensor in tensors.items()}
 
 
 def _autocast_dtype(flat: Tensor) -> torch.dtype | None:
-    """What autocast would bring weights to, where it is on."""
+    """The dtype to which autocast casts weights; None where it is off."""
     kind = flat.device.type
     lowered = torch.is_autocast_enabled(kind) and flat.dtype == torch.float32
     return torch.get_autocast_dtype(kind) if lowered else None
 
 
-def _check_same(index: int, held: dict[str, list[Tensor]], tensors: Tensors) -> None:
-    for name in [*held, *tensors]:
-        if name not in tensors or name not in held:
-            where = "member 0" if name not in held else f"member {index}"
+def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -> None:
+    for name in [*stacks, *tensors]:
+        if name not in tensors or name not in stacks:
+            where = "member 0" if name not in stacks else f"member {index}"
             raise ValueError(f"tensor {name!r} is missing in {where}")
-        first, own = held[name][0], tensors[name]
-        if first.shape != own.shape or first.dtype != own.dtype:
+        first, tensor = stacks[name][0], tensors[name]
+        if first.shape != tensor.shape or first.dtype != tensor.dtype:
             raise ValueError(
-                f"tensor {name!r} is {list(own.shape)} {own.dtype} in member {index}"
+                f"tensor {name!r} is {list(tensor.shape)} {tensor.dtype} in member {index}"
                 f" and {list(first.shape)} {first.dtype} in member 0"
             )
 
 
-def _hung(network: nn.Module, stacked: Tensors) -> nn.Module:
-    """Hang stacked tensors where a network's own tensors were."""
+def _attached(network: nn.Module, stacked: Tensors) -> nn.Module:
+    """Replace a network's tensors by stacked ones."""
     skeleton = Skeleton(network)
-    own = skeleton.tensors()
-    ready = {
-        name: nn.Parameter(tensor, own[name].requires_grad) if isinstance(own[name], nn.Parameter) else tensor
+    single = skeleton.tensors()
+    replacements = {
+        name: nn.Parameter(tensor, single[name].requires_grad) if isinstance(single[name], nn.Parameter) else tensor
         for name, tensor in stacked.items()
     }
-    skeleton.hang(ready)
+    skeleton.hang(replacements)
     return network

@@ -16,12 +16,12 @@ from dissensus import nets
 from dissensus.auditing import Audit, audit
 from dissensus.auditing.examples import DROPS
 from dissensus.axes import Pool
-from dissensus.data import samples
+from dissensus.data import sources
 from dissensus.diversity import decompose
 from dissensus.objectives import augmented
 from dissensus.studies import measures
-from dissensus.studies.optimising import training_arguments
 from dissensus.studies.spec import Optimisation
+from dissensus.studies.training_arguments import training_arguments
 from dissensus.train import Progress, sweep
 
 
@@ -148,7 +148,7 @@ def epochs_of(problem: dict[str, Any], settings: dict[str, Any]) -> int:
 def _swept(
     problem: Problem, seed: int, settings: Settings, report: Callable[[Progress], None], audits: Audits
 ) -> list[dict[str, Any]]:
-    sample = samples.load(problem.data, seed=seed)
+    sample = sources.train_test_split(problem.data, seed=seed)
     build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
     objective = partial(augmented, loss=problem.loss, pool=problem.pool)
     told = Optimisation(

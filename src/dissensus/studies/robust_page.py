@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dissensus.attacks import Flag, Robustness
-from dissensus.attacks.robustness import HEADER, Point
+from dissensus.attacks.robustness import HEADER, CurvePoint
 from dissensus.pages import figures, layout
 
 NORMS = {"linf": "L∞", "l2": "L2"}
@@ -109,7 +109,7 @@ def _by_attack(result: Robustness) -> Any:
     return figure
 
 
-def _curve(points: Sequence[Point], label: str, marked: float | None) -> Any:
+def _curve(points: Sequence[CurvePoint], label: str, marked: float | None) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

@@ -1,33 +1,26 @@
-"""Checkpoints: a training that was killed at any moment goes on as if it had not been.
+"""Checkpoints: a training that is killed at any moment resumes as if it had not been.
 
-A folder holds the last two, each a folder of its own, written whole or not at all and verified by checksum. Randomness
-is keyed by (seed, epoch, step) throughout, so counters are all that must be remembered of it; the global generator's
-state is kept too, for networks that draw from it themselves.
+A folder holds the last two checkpoints, each a folder that is written completely or not at all and verified by
+checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; the states of global generators are
+stored too, for networks that draw from them.
 """
 
-import dis
-import functools
-import json
 import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import dissensus.train.memory as memory
 from dissensus import storage
-from dissensus.data.batches import LoadedBatches
-from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.execution.signature import code_digest, described
+from dissensus.fingerprint import differing
 from dissensus.train.engine import Engine
-from dissensus.train.moments import facts_of, go_back, tensors_of
+from dissensus.train.settings import CheckpointSettings
 
 log = logging.getLogger("dissensus")
 
@@ -37,8 +30,8 @@ _SECONDS = 10.0
 
 
 @contextmanager
-def threads_put_back() -> Iterator[None]:
-    """Whatever a resumed training does to the number of threads ends with it."""
+def threads_restored() -> Iterator[None]:
+    """Restore the number of threads after a block."""
     before = torch.get_num_threads()
     try:
         yield
@@ -48,172 +41,100 @@ def threads_put_back() -> Iterator[None]:
 
 
 class Checkpointer:
-    """Writes an engine's state between steps, and brings it back.
+    """Writes the state of an engine between steps, and restores it.
 
     Args:
-        folder: Where checkpoints go.
-        fingerprint: What the training is: a checkpoint of another training is refused.
-        seconds: Time between checkpoints. By default ten seconds, and more where writing takes more than 2 % of that.
-        choices: The file that keeps which backends run, so that a resumed training uses the same ones.
+        settings: Where checkpoints are, how often they are written, and whether training resumes from one.
+        fingerprint: The fingerprint of every setting. A checkpoint with another fingerprint is refused.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        fingerprint: Mapping[str, Any],
-        seconds: float | None = None,
-        choices: Path | None = None,
-    ) -> None:
-        self.folder, self.seconds = Path(folder), seconds
-        self.choices = self.folder / "choices.json" if choices is None else choices
-        self.fingerprint = json.loads(json.dumps(dict(fingerprint), default=in_words))
+    def __init__(self, settings: CheckpointSettings, fingerprint: Mapping[str, Any]) -> None:
+        self.settings, self.fingerprint = settings, dict(fingerprint)
+        self.folder = settings.folder
+        self.choices = self.folder / "choices.json" if settings.choices is None else settings.choices
+        """The file that keeps which backends run, so that a resumed training uses the same ones."""
         self.written = time.perf_counter()
         self.cost = 0.0
 
     def __call__(self, engine: Engine) -> None:
         """Write a checkpoint if one is due."""
-        if engine.in_epoch and not engine.feed.resumable:
+        if engine.state.in_epoch and not engine.feed.resumable:
             return
-        waited = time.perf_counter() - self.written
-        if waited >= (max(_SECONDS, self.cost / _SHARE_OF_TIME) if self.seconds is None else self.seconds):
+        waited, seconds = time.perf_counter() - self.written, self.settings.seconds
+        if waited >= (max(_SECONDS, self.cost / _SHARE_OF_TIME) if seconds is None else seconds):
             self.write(engine)
 
     def write(self, engine: Engine) -> None:
-        """Write a checkpoint now, and leave the one before it in place."""
-        start = time.perf_counter()
-        if engine.captured is not None and engine.in_epoch:
+        """Write a checkpoint now, and keep the one before it."""
+        start, state = time.perf_counter(), engine.state
+        if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
-        tensors = {**tensors_of(engine), **_generators(engine)}
-        details = {
-            "fingerprint": self.fingerprint,
-            "facts": facts_of(engine),
-            "threads": torch.get_num_threads(),
-        }
-        storage.write_folder(self.folder / f"step-{engine.steps:09d}-{engine.epoch:06d}", KIND, tensors, details)
-        kept = self.found()[-2:]
-        for old in self.folder.glob("step-*"):  # older ones, and those of a process that was killed while it wrote
+        details = {"fingerprint": self.fingerprint, "facts": state.facts(), "threads": torch.get_num_threads()}
+        path = self.folder / f"step-{state.steps:09d}-{state.epoch:06d}"
+        storage.write_folder(path, KIND, state.tensors(), details)
+        kept = self.checkpoints()[-2:]
+        for old in self.folder.glob("step-*"):  # older ones, and those of a process that was killed while writing
             if old not in kept:
                 shutil.rmtree(old, ignore_errors=True)
         self.written = time.perf_counter()
         self.cost = self.written - start
 
-    def found(self) -> list[Path]:
+    def checkpoints(self) -> list[Path]:
         """Folders of checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step-*") if (path / storage.MANIFEST).exists())
 
-    def begin(self, engine: Engine, resume: bool) -> bool:
-        """Bring the newest whole checkpoint back if asked to; return whether there was one."""
-        found = self.found()
-        if found and not resume:
+    def restore(self, engine: Engine) -> bool:
+        """Restore the newest complete checkpoint where training resumes; return whether there was one."""
+        paths = self.checkpoints()
+        if paths and not self.settings.resume:
             raise ValueError(
                 f"{self.folder} holds a checkpoint already; pass resume=True to go on from it, or give another folder."
             )
-        for path in reversed(found):
+        for path in reversed(paths):
             try:
                 tensors, manifest = storage.read_folder(path, KIND)
             except storage.StorageError as reason:
-                log.warning("checkpoint passed over, going back to the one before it: %s", reason)
+                log.warning("checkpoint skipped, trying the one before it: %s", reason)
                 continue
             self._check(manifest["fingerprint"], path)
             self._restore(engine, tensors, manifest)
             return True
-        if found:
+        if paths:
             raise storage.StorageError(f"no checkpoint in {self.folder} is whole; give another folder to start anew.")
         return False
 
     def _check(self, stored: Mapping[str, Any], path: Path) -> None:
-        keys = [key for key in {**stored, **self.fingerprint} if stored.get(key) != self.fingerprint.get(key)]
+        keys = differing(stored, self.fingerprint)
         if keys:
             raise storage.StorageError(
                 f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
             )
 
     def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
-        _set_generators(engine, tensors)
         if manifest["threads"] != torch.get_num_threads():
             log.warning("using %d threads, as before the interruption", manifest["threads"])
             torch.set_num_threads(manifest["threads"])
-        facts = manifest["facts"]
-        go_back(engine, tensors, facts)
-        log.info("resumed after %d whole epochs and %d steps", engine.epoch, engine.steps)
+        engine.restore(tensors, manifest["facts"])
+        log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
 
 
-def _generators(engine: Engine) -> dict[str, Tensor]:
-    """States of the generators that are not ours: torch's, the device's, and that of a foreign loader."""
-    states = {"generator": torch.get_rng_state()}
-    if engine.flat.is_cuda:
-        states["device generator"] = torch.cuda.get_rng_state(engine.flat.device)
-    return states | {name: own.get_state() for name, own in _loader_generators(engine).items()}
-
-
-def _loader_generators(engine: Engine) -> dict[str, torch.Generator]:
-    """Of foreign loaders: of the data, and of other data beside it."""
-    feed = engine.feed
-    each = (feed.labelled, feed.unlabelled) if isinstance(feed, WithUnlabelled) else (feed,)
-    found = {
-        name: own.generator_of_loader()
-        for name, own in zip(("loader generator", "unlabelled generator"), each, strict=False)
-        if isinstance(own, LoadedBatches)
-    }
-    return {name: generator for name, generator in found.items() if generator is not None}
-
-
-def _set_generators(engine: Engine, tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors.pop("generator"))
-    on_device = tensors.pop("device generator", None)
-    if on_device is not None and engine.flat.is_cuda:
-        torch.cuda.set_rng_state(on_device, engine.flat.device)
-    for name in ("loader generator", "unlabelled generator"):
-        state, own = tensors.pop(name, None), _loader_generators(engine).get(name)
-        if state is not None and own is not None:
-            own.set_state(state)
-
-
-def in_words(value: object) -> Any:
-    """A setting in words that are the same in every process, for ``json.dumps``.
-
-    Functions and objects go by name, with the numbers, words and truth values they hold: a function's closure and
-    defaults, an object's attributes. What may move while training runs is left out: containers, whole numbers of
-    objects, and what a function itself assigns to (``nonlocal``). Functions that are not of this package go by their
-    code as well: all lambdas have one name.
-    """
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return described(value)
-    if isinstance(value, functools.partial):
-        return [value.func, list(value.args), value.keywords]
-    kinds: tuple[type, ...] = (float, str, bool)
-    held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    if isinstance(value, FunctionType):
-        kinds = (*kinds, int)
-        cells = (cell.cell_contents for cell in value.__closure__ or ())
-        counted = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
-        closure = zip(value.__code__.co_freevars, cells, strict=True)
-        held = {name: item for name, item in closure if name not in counted}
-        held |= {f"default {place}": item for place, item in enumerate(value.__defaults__ or ())}
-        held |= {f"default {name}": item for name, item in (value.__kwdefaults__ or {}).items()}
-        if not (value.__module__ or "").startswith("dissensus."):
-            held["its code"] = code_digest(value.__code__)
-    plain = {key: item for key, item in held.items() if isinstance(item, kinds) or callable(item)}
-    return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
-
-
-def train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
-    """Train to the end, from where a checkpoint left off if there is one; out of memory comes with advice."""
+def train(engine: Engine) -> None:
+    """Train to the end, from the newest checkpoint if there is one; an error about memory says what helps."""
     try:
-        _train(engine, checkpointer, resume)
+        if isinstance(engine.checkpointer, Checkpointer):
+            _train_with_checkpoints(engine, engine.checkpointer)
+        else:
+            engine.train()
     except RuntimeError as reason:
         if not memory.ran_out(reason):
             raise
-        raise memory.advice(engine) from None
+        raise engine.out_of_memory() from None
 
 
-def _train(engine: Engine, checkpointer: Checkpointer | None, resume: bool) -> None:
-    if checkpointer is None:
-        engine.train()
-        return
-    with threads_put_back():
-        if not checkpointer.begin(engine, resume):
-            checkpointer.write(engine)  # whatever happens next, there is a beginning to go back to
+def _train_with_checkpoints(engine: Engine, checkpointer: Checkpointer) -> None:
+    with threads_restored():
+        if not checkpointer.restore(engine):
+            checkpointer.write(engine)  # so that there is always a beginning to go back to
         engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())
         engine.train()
         checkpointer.write(engine)

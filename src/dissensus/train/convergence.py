@@ -1,4 +1,4 @@
-"""Members that have converged stand still, one after the other, and the rest go on beside them."""
+"""Members that have converged are frozen, one after the other; the others continue to train."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ from dissensus import checks
 class Convergence:
     """When a member of `dissensus.fit` has converged (ADP paper, Algorithm 1, which leaves that open).
 
-    After every epoch each member's own loss on the training data, L, is looked at: the objective's ``member_loss``,
-    averaged over the epoch as it was trained on (of a masked network, the mean of its masks'). It has improved on the
-    best one so far, b, where L < b − tolerance · |b|; then b ← L. A member without an improvement in the last
-    ``patience`` epochs has converged. Of those that have, one is frozen per epoch: the one whose last improvement is
-    longest ago, of several the first. The others train on, and one that improves meanwhile has not converged.
+    After every epoch the rule looks at each member's loss on the training data, L: the objective's ``member_loss``,
+    averaged over the epoch (for a masked network, averaged over its masks too). The loss has improved on the best one
+    so far, b, where L < b − tolerance · |b|; then b ← L. A member without an improvement in the last ``patience``
+    epochs has converged. One converged member is frozen per epoch: the one whose last improvement is longest ago, and
+    the first of several. The others train on; a member that improves meanwhile has not converged.
 
-    Its own loss, since the total would hold everybody back while one member moves. On training data, since what
-    converges is the optimisation; what validation data says is for ``patience`` and ``watch="member"`` of `fit`. A
-    schedule that has yet to lower the rate makes a plateau that is not the end: be patient for longer than it lasts.
+    The rule uses the member's loss, because the total would hold all members back while one of them improves. It uses
+    training data, because it is the optimisation that converges; validation data decides through ``patience`` and
+    ``watch="member"`` of `fit`. Before a schedule lowers the rate there may be a plateau that is not the end: choose a
+    ``patience`` longer than that plateau.
 
     Attributes:
         patience: Epochs without an improvement.
-        tolerance: The largest relative fall of the loss that is none.
+        tolerance: The largest relative fall of the loss that does not count as an improvement.
     """
 
     patience: int = 5
@@ -38,7 +39,7 @@ class Convergence:
 
 
 class Freezing:
-    """Applies the rule, epoch by epoch, on the host. Epochs count from 1, and 0 stands for none."""
+    """Applies the rule after every epoch, on the host. Epochs count from 1; 0 means never."""
 
     def __init__(self, rule: Convergence, members: int) -> None:
         self.rule = rule
@@ -48,7 +49,7 @@ class Freezing:
 
     @classmethod
     def of(cls, rule: Convergence | None, members: int, active_members: int | None) -> "Freezing | None":
-        """None where nobody is to be frozen."""
+        """Freezing by a rule; None without a rule."""
         if rule is None:
             return None
         if not isinstance(rule, Convergence):
@@ -59,12 +60,12 @@ class Freezing:
             checks.refuse("freeze", "come without `active_members`", "both", fix)
         return cls(rule, members)
 
-    def see(self, epoch: int, losses: Sequence[float], active: Bool[Tensor, " M"]) -> Bool[Tensor, " M"]:
-        """Take an epoch's losses into account; return which members go on: those that did, but for one at most."""
-        now = torch.tensor(losses, dtype=torch.float64).view(len(self.best), -1).mean(1)
+    def update(self, epoch: int, losses: Sequence[float], active: Bool[Tensor, " M"]) -> Bool[Tensor, " M"]:
+        """Take the losses of an epoch into account; return the members that go on: all active ones, or one fewer."""
+        current = torch.tensor(losses, dtype=torch.float64).view(len(self.best), -1).mean(1)
         bar = (self.best - self.rule.tolerance * self.best.abs()).nan_to_num(torch.inf)  # before the first: inf - inf
-        better = now < bar
-        self.best = torch.where(better, now, self.best)
+        better = current < bar
+        self.best = torch.where(better, current, self.best)
         self.improved_at = torch.where(better, epoch, self.improved_at)
         waited = torch.where(active.cpu(), epoch - self.improved_at, 0)
         longest = int(waited.argmax())  # the first of several
@@ -74,25 +75,25 @@ class Freezing:
         return active & (torch.arange(len(active), device=active.device) != longest)
 
     def epochs(self) -> list[int | None]:
-        """The epoch at whose end each member was frozen; None for those that were not."""
+        """The epoch at the end of which each member was frozen; None for members that were not."""
         return [epoch or None for epoch in self.frozen_at.tolist()]
 
     def members(self) -> list[int]:
-        """Those that have been frozen."""
+        """Members that have been frozen."""
         return (self.frozen_at > 0).nonzero().flatten().tolist()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint must hold."""
+        """Everything that a checkpoint must hold."""
         return {"best": self.best, "improved_at": self.improved_at, "frozen_at": self.frozen_at}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
+        """Restore what `tensors` returned."""
         self.best, self.improved_at, self.frozen_at = (tensors[name].cpu() for name in self.tensors())
 
 
-def standing(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers that stand still in a member that rests: all but dropout's counters.
+def frozen_buffers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that do not change in a member that rests: all but the counters of dropout.
 
-    Its outputs still count, and would otherwise have lost the same units at every step.
+    Its outputs still count, and dropout would otherwise drop the same units at every step.
     """
     return {name: tensor for name, tensor in state.items() if not name.endswith(".step")}

@@ -1,4 +1,4 @@
-"""What is wrong with a step: whose numbers are not finite, which labels do not fit."""
+"""What is wrong with a step: which numbers are not finite, and which names are taken."""
 
 from torch import Tensor
 
@@ -7,11 +7,11 @@ from dissensus.axes import LossParts
 
 
 def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[str, list[int]]:
-    """What was not finite in a run, and whose it was."""
-    own = {name: part[run] for name, part in parts.parts.items()}
+    """What was not finite in a run, and in which members."""
+    run_parts = {name: part[run] for name, part in parts.parts.items()}
     spoilt = {"the outputs": ~outputs.isfinite().flatten(1).all(1)}
-    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in own.items() if part.ndim == 1}
-    scalars = [f"`{name}`" for name, part in own.items() if part.ndim == 0 and not bool(part.isfinite())]
+    spoilt |= {f"`{name}`": ~part.isfinite() for name, part in run_parts.items() if part.ndim == 1}
+    scalars = [f"`{name}`" for name, part in run_parts.items() if part.ndim == 0 and not bool(part.isfinite())]
     if bool(parts.total[run].isfinite()):
         spoilt |= {"the gradient": ~grad.isfinite().all(1)}
     for name, members in spoilt.items():
@@ -21,7 +21,7 @@ def culprit(outputs: Tensor, parts: LossParts, grad: Tensor, run: int) -> tuple[
 
 
 def check_names(parts: LossParts, *, judged: bool = False) -> None:
-    """Refuse parts that are named like the history's own columns, or lack members' losses where those are judged."""
+    """Refuse parts with names of the history's columns, or without members' losses where these are judged."""
     taken = sorted({"loss", "epoch", "lr", "seconds", "validation"} & set(parts.parts))
     if taken:
         checks.refuse("parts", f"not be named {taken[0]!r}, which the history uses itself", sorted(parts.parts))

@@ -1,32 +1,33 @@
 """The engine: R runs × M members trained as one computation. A single fit is one run."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+import dissensus.train.memory as memory
 import dissensus.train.optim as optim
 import dissensus.train.running_means as running_means
 import dissensus.train.schedules as schedules
 from dissensus.axes import LossParts
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
+from dissensus.execution import Body
 from dissensus.execution.graphs import on
+from dissensus.objectives.declaration import ADVERSARIAL, DRAW, UNLABELLED
 from dissensus.train.adversary import Adversary
-from dissensus.train.convergence import Freezing, standing
+from dissensus.train.convergence import frozen_buffers
 from dissensus.train.diagnosis import check_names, culprit
-from dissensus.train.early_stopping import Body, Watch
-from dissensus.train.finished import Finished, some_rows
-from dissensus.train.history import Failure, OnProgress, Progress, entry
-from dissensus.train.inputs import Fed, Inputs, fed
-from dissensus.train.member_groups import Grouped
+from dissensus.train.history import Failure, History, OnProgress, Progress, entry
+from dissensus.train.inputs import BatchInputs, StepInput, step_inputs
 from dissensus.train.numerics import Numerics
-from dissensus.train.sampling import Drawn
+from dissensus.train.state import TrainState
 from dissensus.train.trained_loss import Targets
 
 RunLosses = Callable[[Tensor, Tensor, Mapping[str, Tensor]], LossParts]
@@ -35,168 +36,129 @@ Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
 """The watched metric of every run, ``[R]``, or of every member, ``[R·M]``; and the objective's parts, ``[R]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
-DRAW = "draw"
-"""The parameter by which an objective asks for a number that is new at every step of every run."""
-UNLABELLED = "unlabelled"
-"""The parameter by which an objective takes members' outputs on data without labels."""
 _STRIDE = 0x2545F4914F6CDD1D
-
-ADVERSARIAL = "adversarial"
-"""The parameter by which an objective takes members' outputs on attacked inputs, beside the clean ones."""
 
 
 @runtime_checkable
 class CapturedSteps(Protocol):
-    """See `dissensus.train.capture`."""
+    """Steps that are replayed from graphs; see `dissensus.train.capture`."""
+
+    given_up: bool
+    """Whether steps run eagerly from now on, because none could be captured."""
 
     def steps(self, engine: "Engine", factors: Tensor) -> Iterator[int]:
-        """Do the steps of the rest of an epoch; give the number of examples of each."""
+        """Do the remaining steps of an epoch; yield the number of examples of each."""
         ...
 
     def forget(self) -> None:
-        """Shapes or branches have changed: capture anew."""
+        """Capture anew, because shapes or branches have changed."""
         ...
 
     def tell(self, engine: "Engine") -> None:
-        """Note the runs that failed on the device since the last time."""
+        """Record the runs that have failed on the device since the last call."""
+        ...
+
+
+@runtime_checkable
+class CheckpointWriter(Protocol):
+    """Writes and restores checkpoints; see `dissensus.train.checkpoint`."""
+
+    def __call__(self, engine: "Engine") -> None:
+        """Write a checkpoint if one is due."""
         ...
 
 
 @dataclass
 class Engine:
-    """Everything that training changes, with rows ``G = R·M``, and the loop that changes it."""
+    """Trains the runs of a `TrainState`. Everything besides the state is fixed at construction."""
 
-    body: Body
-    flat: Float[Tensor, "G P"]
-    members: int
-    losses: RunLosses
-    hyper: dict[str, Float[Tensor, " R"]]
-    optimizer: str
-    settings: optim.Settings
-    limit: Float[Tensor, "G 1"] | None
-    active: Bool[Tensor, " G"]
+    state: TrainState
     feed: Batches
+    losses: RunLosses
+    optimizer: str
     schedule: schedules.Schedule
     epochs: int
     numerics: Numerics
+    targets: Targets
+    """Checks targets; the number of classes is known from the first outputs on."""
     validator: Validator | None = None
-    watch: Watch | None = None
-    progress: OnProgress | None = None
-    after_step: Callable[["Engine"], None] | None = None
-    """Called between steps: the moment for a checkpoint."""
-    captured: "CapturedSteps | None" = None
-    """Does steps by replaying a graph, on a GPU."""
-    grouped: Grouped | None = None
-    """Members in groups, where all at once would not fit into memory."""
-    plan: Callable[["Engine", Inputs], str] | None = None
-    """Looks at the first batch before the first step, and decides on that; tells what it decided."""
-    keys: Int[Tensor, " R"] | None = None
-    """What an objective that draws is keyed by, per run; None for one that does not."""
-    drawn: Drawn | None = None
-    """Draws members at every step; None where all take all steps."""
     adversary: Adversary | None = None
     """Attacks the batches of one run."""
-    freezing: Freezing | None = None
-    """Freezes members of one run that have converged."""
-    targets: Targets = field(default_factory=Targets)  # looked at again at the first step, when outputs are known
-    planned: str = ""
-    members_at_once: int | None = None
-    """Members at a time, as decided before a checkpoint; None where nothing has been decided yet."""
-    needs: object = None
-    """What it found out; see `dissensus.train.memory.Needs`."""
-    epoch: int = 0  # whole epochs done; what people read counts from 1
-    in_epoch: int = 0
-    """Steps done in this epoch."""
-    steps: int = 0
-    run_ids: list[int] = field(default_factory=list)
-    histories: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    failures: dict[int, Failure] = field(default_factory=dict)
-    best_epochs: dict[int, Any] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    """Sums over this epoch's examples of every loss, ``[R]`` or ``[R, M]``."""
-    examples: int = 0
-    seconds: float = 0.0
-    """Time spent before the latest start."""
-    backup: dict[str, Tensor] = field(default_factory=dict)
-    """Buffers as they were when the epoch began."""
-    finished: "Finished | None" = None
-    started: float = field(default_factory=time.perf_counter)
-    reported: float = 0.0
-    backend: str = ""
-    """What ran the latest training step."""
+    memory_limit: memory.MemoryLimit | None = None
+    """Plans how many members of one run train at once, on the first batch; None: all of them."""
+    progress: OnProgress | None = None
+    checkpointer: CheckpointWriter | None = None
+    """Called between steps."""
+    capture: InitVar[Callable[["Engine"], CapturedSteps | None] | None] = None
+    """Makes the captured steps of an engine; None, or a result of None: steps run eagerly."""
+    captured: CapturedSteps | None = field(init=False)
+    reported: float = field(default=0.0, init=False)
+    """When progress was reported last."""
 
-    def __post_init__(self) -> None:
-        self.flat.requires_grad_()
-        self.resting, self.dead = not bool(self.active.all()), False
-        self.state = optim.fresh_state(self.optimizer, self.flat.detach(), self.settings.momentum)
-        self.run_ids = list(range(len(self.flat) // self.members))
-        self.histories = {run: [] for run in self.run_ids}
-        self.ticks = torch.zeros((), dtype=torch.int64, device=self.flat.device)
-        """Steps done, on the device; graphs count on, so it stays where it is."""
-        self.chosen: Tensor | None = None
-        """The members ``[R, K]`` that the latest step has drawn."""
-        self.summed = self.members  # that the objective's total is a sum over
+    def __post_init__(self, capture: Callable[["Engine"], CapturedSteps | None] | None) -> None:
+        self.captured = None if capture is None else capture(self)
+
+    @property
+    def body(self) -> Body:
+        """The members of all runs in training."""
+        return self.state.body
+
+    @property
+    def members(self) -> int:
+        """Members per run."""
+        return self.state.members
 
     @property
     def runs(self) -> int:
-        """Runs still in training."""
-        return len(self.run_ids)
+        """Runs in training."""
+        return self.state.runs
 
     @property
-    def elapsed(self) -> float:
-        """Seconds of training so far, those before a resume included."""
-        return self.seconds + time.perf_counter() - self.started
-
-    def rates(self) -> list[float]:
-        """The schedule at the beginning of every epoch, by which a checkpoint knows it."""
-        return self.schedule(torch.arange(self.epochs, dtype=torch.float64), float(self.epochs)).tolist()
+    def replaying(self) -> bool:
+        """Whether steps are, or are going to be, replayed from graphs."""
+        return self.captured is not None and not self.captured.given_up
 
     def train(self) -> None:
-        """Train until every run is done; weights end up in the body, best ones where they were watched."""
+        """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
+        state = self.state
         try:
-            with on(self.flat.device), self.numerics.training():
-                while self.epoch < self.epochs and self.runs:
+            with on(state.flat.device), self.numerics.training():
+                while state.epoch < self.epochs and state.runs:
                     self._train_epoch()
         finally:
-            self._retire(torch.ones(self.runs, dtype=torch.bool))
-            if self.finished is not None:
-                self.flat = self.finished.flat
-                self.body.hang(self.flat, self.finished.state)
-                self.finished = None
-            self.flat.requires_grad_(False)
-            self.body.replayed = False
+            self._retire(torch.ones(state.runs, dtype=torch.bool))
+            state.finish()
 
     def _train_epoch(self) -> None:
-        self.body.train()
-        if self.in_epoch == 0:
-            self.backup = {name: tensor.clone() for name, tensor in self.body.state().items()}
-            self.examples = 0
-            for total in self.sums.values():
-                total.zero_()
-        when = self.epoch + torch.arange(len(self.feed), dtype=torch.float64) / len(self.feed)
-        factors = self.schedule(when, float(self.epochs)).to(self.settings.lr)
+        state = self.state
+        state.body.train()
+        if state.in_epoch == 0:
+            state.begin_epoch()
+        when = state.epoch + torch.arange(len(self.feed), dtype=torch.float64) / len(self.feed)
+        factors = self.schedule(when, float(self.epochs)).to(state.settings.optimizer.lr)
         for examples in self._steps(factors):
-            self.examples += examples
-            self.in_epoch += 1
-            self.steps += 1
-            if self.dead:
-                self._retire(torch.ones(self.runs, dtype=torch.bool))
+            state.examples += examples
+            state.in_epoch += 1
+            state.steps += 1
+            if state.all_failed:
+                self._retire(torch.ones(state.runs, dtype=torch.bool))
                 return
             self._report(last=False)
-            if self.after_step is not None:
-                self.after_step(self)
+            if self.checkpointer is not None:
+                self.checkpointer(self)
         self._end_epoch(float(factors[-1]))
-        if self.after_step is not None and self.runs:
-            self.after_step(self)
+        if self.checkpointer is not None and state.runs:
+            self.checkpointer(self)
 
     def _steps(self, factors: Tensor) -> Iterator[int]:
-        """Do the steps of the rest of an epoch; give the number of examples of each."""
-        if self.captured is not None:
+        """Do the remaining steps of an epoch; yield the number of examples of each."""
+        state = self.state
+        if self.captured is not None and not self.captured.given_up:
             yield from self.captured.steps(self, factors)
             return
-        for x, y in self.feed.epoch(self.epoch, self.in_epoch):
-            self.step(x, y, factors[self.in_epoch])
-            yield len(y) if self.runs == 1 else y.shape[1]
+        for x, y in self.feed.epoch(state.epoch, state.in_epoch):
+            self.step(x, y, factors[state.in_epoch])
+            yield len(y) if state.runs == 1 else y.shape[1]
 
     def outputs(
         self,
@@ -206,227 +168,270 @@ class Engine:
         per_run: bool,
         per_member: bool = False,
         rows: slice | Tensor = slice(None),
+        backend: str | None = None,
     ) -> Float[Tensor, "R M ..."]:
         """Member outputs per run for a batch that all runs share, ``[B, ...]``, or one per run, ``[R, B, ...]``.
 
-        Where members have a batch each, an axis M stands before B. With ``flat`` the pass is one of training; ``rows``
-        names the rows whose weights these are: of one run a slice, or of all runs their numbers.
+        Where each member has its own batch, x has an axis M before B. A pass with ``flat`` is a training pass, with the
+        weights of ``rows``: a slice of the rows of one run, or row numbers of all runs.
         """
+        state = self.state
         if per_run or per_member:
             if not per_member:
-                x = x.unsqueeze(1).expand(-1, self.members, *x.shape[1:])
+                x = x.unsqueeze(1).expand(-1, state.members, *x.shape[1:])
             elif not per_run:
-                x = x.expand(self.runs, *x.shape)
+                x = x.expand(state.runs, *x.shape)
             x = x.flatten(0, 1)[rows]
-        self.body.replayed = self.captured is not None and flat is not None
         with self.numerics.passes():
-            outputs = self.body.run(flat, self.numerics.laid(x), per_run or per_member, rows)
+            outputs = state.body.run(
+                flat,
+                self.numerics.laid(x),
+                per_member=per_run or per_member,
+                rows=rows,
+                replayed=flat is not None and self.replaying,
+                backend=backend,
+            )
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        return outputs.unflatten(0, (self.runs, -1))
+        return outputs.unflatten(0, (state.runs, -1))
 
     def training_outputs(
-        self, parts: Sequence[Fed], flat: Tensor, rows: slice | Tensor = slice(None)
+        self,
+        inputs: Sequence[StepInput],
+        flat: Tensor,
+        rows: slice | Tensor = slice(None),
+        backend: str | None = None,
     ) -> Float[Tensor, "R M ..."]:
-        """Member outputs of a training pass on a batch and what stands beside it, one behind the other."""
-        each = [self.outputs(x, flat, per_run=by_run, per_member=own, rows=rows) for x, by_run, own in parts]
-        return each[0] if len(each) == 1 else torch.cat(each, 2)
+        """Member outputs of a training pass on all inputs of a step, concatenated along the batch."""
+        outputs = [
+            self.outputs(x, flat, per_run=per_run, per_member=per_member, rows=rows, backend=backend)
+            for x, per_run, per_member in inputs
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
-    def step(self, x: Inputs, y: Tensor, factor: Tensor) -> None:
+    def step(self, x: BatchInputs, y: Tensor, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
-        self.ticks.fill_(self.steps)
+        state = self.state
+        state.ticks.fill_(state.steps)
         outputs, parts, grad = self.gradient(x, y)
         with torch.no_grad():
             # A sum is finite only if every entry is, and it is one number to read back.
-            going = self.active.view(self.runs, self.members).any(1)
-            if not math.isfinite(float(torch.where(going, parts.total, 0.0).sum() + grad.sum())):
-                grad = self._fail(outputs, parts, grad)
-            self.update(grad, factor, unseen=self.captured is not None)  # to the bit what a captured step does
-            self.add(parts, len(y) if self.runs == 1 else y.shape[1])
+            total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
+            if not math.isfinite(float(total.sum() + grad.sum())):
+                failed = ~state.finite_runs(parts.total, grad)
+                for run in failed.nonzero().flatten().tolist():
+                    self.blame(run, state.steps, outputs, parts, grad)
+                state.freeze(failed)
+                grad = state.active_gradient(grad)
+            self._update(grad, factor, everyone=not (state.resting or self.replaying))  # as a captured step does
+            state.add_losses(parts, len(y) if state.runs == 1 else y.shape[1])
 
-    def gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
-        """Outputs, losses and the gradient of all rows, or of those drawn; rows that rest keep their buffers."""
-        body, active = self.body, self.active
-        if self.plan is not None:
-            self.planned, self.plan = self.plan(self, x), None
-        before = {name: tensor.clone() for name, tensor in standing(body.state()).items()} if self.resting else {}
+    def device_step(self, x: BatchInputs, y: Tensor, factor: Tensor, failed_at: Tensor) -> None:
+        """One step that reads nothing back, so that a graph can hold it.
+
+        Runs that fail are stopped at this step; ``failed_at`` ``[R]`` gets its number.
+        """
+        state = self.state
+        _, parts, grad = self.gradient(x, y)
+        with torch.no_grad():
+            finite = state.finite_runs(parts.total, grad)
+            failed_at.copy_(torch.where(finite | (failed_at >= 0), failed_at, state.ticks))
+            state.active.view(state.runs, state.members).logical_and_(finite.unsqueeze(1))
+            self._update(grad, factor, everyone=False)
+            state.add_losses(parts, y.shape[0] if state.runs == 1 else y.shape[1])
+            state.ticks.add_(1)
+
+    def gradient(self, x: BatchInputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+        """Outputs, losses and the gradient of all rows, or of the sampled ones; rows that rest keep their buffers."""
+        state, body = self.state, self.state.body
+        if self.memory_limit is not None and state.plan is None:
+            self._plan_memory(x, self.memory_limit)
+        if not state.resting:
+            outputs, parts, grad = self.raw_gradient(x, y)
+            state.backend = body.ran
+            return outputs, parts, grad
+        before = {name: tensor.clone() for name, tensor in frozen_buffers(body.state()).items()}
         outputs, parts, grad = self.raw_gradient(x, y)
-        self.backend = body.ran
-        if self.resting:
-            body.merge(standing(body.state()), before, ~active)
-            grad = self._of_active(grad)
-        return outputs, parts, grad
+        state.backend = body.ran
+        body.merge(frozen_buffers(body.state()), before, ~state.active)
+        return outputs, parts, state.active_gradient(grad)
 
-    def raw_gradient(self, x: Inputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
-        """The same whether rows rest or not."""
-        given = fed(self.feed, x)
+    def raw_gradient(self, x: BatchInputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+        """Outputs, losses and the gradient; rows that rest are treated like the others."""
+        state, sampling = self.state, self.state.settings.sampling
+        inputs = step_inputs(self.feed, x)
         if self.adversary is not None:
-            given = self.adversary.given(self, given, y)
-        if self.grouped is None:
-            flat, rows = self.flat, slice(None)
-            if self.drawn is not None:
-                self.chosen = self.drawn.chosen(self.ticks)
-                rows = self.drawn.rows(self.chosen)
-                flat = self.flat.detach()[rows].requires_grad_()
-            outputs = self.training_outputs(given, flat, rows)
+            inputs = self.adversary.step_inputs(self, inputs, y)
+        groups = None if state.plan is None else state.plan.groups
+        if groups is None:
+            flat, rows = state.flat, slice(None)
+            if sampling is not None:
+                state.sampled = sampling.sample(state.ticks)
+                rows = sampling.rows(state.sampled)
+                flat = state.flat.detach()[rows].requires_grad_()
+            outputs = self.training_outputs(inputs, flat, rows)
             parts = self._losses(outputs, y)
             (grad,) = torch.autograd.grad(parts.total.sum(), flat)
             return outputs, parts, grad
-        outputs, parts, grad = self.grouped.gradient(
-            self.flat,
-            lambda flat, rows: self.training_outputs(given, flat, rows)[0],
+        outputs, parts, grad = groups.gradient(
+            state.flat,
+            lambda flat, rows: self.training_outputs(inputs, flat, rows)[0],
             lambda outputs: self._losses(outputs.unsqueeze(0), y),
         )
         return outputs.unsqueeze(0), parts, grad
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        if not self.targets.seen:  # at the first step, or the first after a resume, which is never a captured one
-            own = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            self.targets.see(outputs, own.y if isinstance(own, TensorBatches) else y)
-        self.summed = outputs.shape[1] if self.drawn is None else self.members  # masks of a network count
-        hyper = self.hyper if self.keys is None else {**self.hyper, DRAW: self.keys + self.ticks * _STRIDE}
-        y = y if self.runs > 1 else y.unsqueeze(0)
+        state, settings = self.state, self.state.settings
+        if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
+            labelled = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
+            self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else y)
+        state.members_summed = outputs.shape[1] if settings.sampling is None else state.members
+        hyper = settings.hyper
+        if settings.draw_keys is not None:
+            hyper = {**hyper, DRAW: settings.draw_keys + state.ticks * _STRIDE}
+        y = y if state.runs > 1 else y.unsqueeze(0)
         if outputs.shape[2] > y.shape[1]:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
-        if self.steps == 0:
-            check_names(parts, judged=self.freezing is not None)
-        return parts if self.drawn is None else self.drawn.scaled(parts)
+        if state.steps == 0:
+            check_names(parts, judged=state.freezing is not None)
+        return parts if settings.sampling is None else settings.sampling.scaled(parts)
 
-    def _of_active(self, grad: Tensor) -> Tensor:
-        """A gradient without that of rows that rest."""
-        rows = self._rows()
-        return torch.where((self.active if rows is None else self.active[rows]).unsqueeze(1), grad, 0.0)
+    def _update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, everyone: bool) -> None:
+        """Clip and step; nothing is read back from the device. ``everyone``: the host knows that no row rests.
 
-    def _rows(self) -> Tensor | None:
-        """The rows that the latest step has drawn; None for all."""
-        return None if self.drawn is None or self.chosen is None else self.drawn.rows(self.chosen)
-
-    def update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, unseen: bool = False) -> None:
-        """Clip and step; reads nothing back from the device. ``unseen``: nobody has looked for NaN on the host.
-
-        Rows that were not drawn are not touched: weights, moments and step counts stay as they are.
+        Rows that were not sampled keep their weights, moments and step counts.
         """
-        now = replace(self.settings, lr=self.settings.lr * factor, everyone=not (self.resting or unseen))
-        flat, limit = self.flat.detach(), self.limit
-        optim.apply(self.optimizer, flat, grad, self.state, now, self.active, limit, self._rows())
-
-    def _fail(self, outputs: Tensor, parts: LossParts, grad: Tensor) -> Tensor:
-        """Freeze the runs that met NaN or infinity; the gradient of the others."""
-        rows = self.active.view(self.runs, self.members)
-        bad = ~(parts.total.isfinite() & grad.view(self.runs, -1).isfinite().all(1)) & rows.any(1)
-        for run in bad.nonzero().flatten().tolist():
-            self.blame(run, self.steps, outputs, parts, grad)
-        self.freeze(bad)
-        return self._of_active(grad)
+        state, settings = self.state, self.state.settings
+        current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
+        rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
+        optim.apply(self.optimizer, rows, grad, state.sampled_rows())
 
     def blame(self, run: int, step: int, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
-        """Note what was not finite in a run's step, and whose it was."""
-        part, members = culprit(outputs[run], parts, grad.view(self.runs, outputs.shape[1], -1)[run], run)
-        if self.chosen is not None:
-            members = [int(self.chosen[run, member]) for member in members]
-        self.failures[self.run_ids[run]] = Failure(step, part, members)
-
-    def freeze(self, runs: Bool[Tensor, " R"]) -> None:
-        """Stop runs where they are, and put statistics that NaN has spoilt back to where the epoch began."""
-        rows = runs.repeat_interleave(self.members)
-        own = self.body.state()
-        spoilt = {
-            name: self.backup[name]
-            for name, tensor in own.items()
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
-        }
-        self.body.merge({name: own[name] for name in spoilt}, spoilt, rows)
-        self.active.logical_and_(~rows)
-        self.resting = True
-        self.dead = not bool(self.active.any())
+        """Record what was not finite in a run's step, and in which members."""
+        state = self.state
+        part, members = culprit(outputs[run], parts, grad.view(state.runs, outputs.shape[1], -1)[run], run)
+        if state.sampled is not None:
+            members = [int(state.sampled[run, member]) for member in members]
+        state.failures[state.run_ids[run]] = Failure(step, part, members)
 
     def _end_epoch(self, factor: float) -> None:
-        values = {name: mean.tolist() for name, mean in running_means.averages(self.sums, self.examples).items()}
-        judged: dict[str, Tensor] = {}
-        if self.validator is not None and self.watch is not None:
-            watched, judged = self.validator(self)
-            judged = {"": watched.view(self.runs, -1) if self.watch.per_member else watched, **judged}
-            self.active.copy_(self.watch.see(self.epoch + 1, watched, self.flat, self.active))
-        if self.freezing is not None:
-            self.active.copy_(self.freezing.see(self.epoch + 1, values["member_loss"][0], self.active))
-        going = self.active.view(self.runs, self.members).any(1).cpu()
-        rates = (self.settings.lr * factor).view(self.runs, -1)
-        for r, run in enumerate(self.run_ids):
-            if run not in self.failures:
-                self.histories[run].append(entry(r, self.epoch + 1, rates, values, judged, self.elapsed))
+        state = self.state
+        means = {name: mean.tolist() for name, mean in running_means.averages(state.sums, state.examples).items()}
+        validation: dict[str, Tensor] = {}
+        if self.validator is not None and state.stopping is not None:
+            metric, parts = self.validator(self)
+            validation = {"": metric.view(state.runs, -1) if state.stopping.rule.per_member else metric, **parts}
+            state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
+        if state.freezing is not None:
+            state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
+        going = state.active_runs().cpu()
+        rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
+        for place, run in enumerate(state.run_ids):
+            if run not in state.failures:
+                record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
+                state.histories[run].append(record)
         self._report(last=True)
-        self.epoch, self.in_epoch = self.epoch + 1, 0
+        state.epoch, state.in_epoch = state.epoch + 1, 0
         if not bool(going.all()):
             self._retire(~going)
-        resting = not bool(self.active.all())
-        if resting != self.resting and self.captured is not None:
+        resting = not bool(state.active.all())
+        if resting != state.resting and self.captured is not None:
             self.captured.forget()
-        self.resting = resting
+        state.resting = resting
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
-        """Put runs that are done aside, with their best weights, and go on with the others as a smaller computation."""
-        if not bool(done.any()):
-            return
-        rows = done.repeat_interleave(self.members).to(self.flat.device)
-        if self.watch is not None:
-            self.watch.restore(self.flat, rows)
-            for run, best in zip(self.run_ids, self.watch.best_epochs(self.runs), strict=True):
-                if done[self.run_ids.index(run)] and self.watch.keep == "best":
-                    self.best_epochs[run] = [b or None for b in best] if isinstance(best, list) else best or None
-        if bool(done.all()) and self.finished is None:
-            self.run_ids = []
-            return
-        if self.finished is None:
-            self.finished = Finished.like(self.flat.detach(), self.body.state())
-        retired = [run for run, is_done in zip(self.run_ids, done.tolist(), strict=True) if is_done]
-        self.finished.put(retired, self.members, self.flat.detach()[rows], some_rows(self.body.state(), rows))
-        self.select(~done)
+        """Put runs that are done aside and go on with the others."""
+        if bool(done.any()) and self.state.retire(done):
+            self._follow_selection(~done)
 
     def select(self, runs: Bool[Tensor, " R"]) -> None:
         """Go on with some of the runs."""
-        rows = runs.repeat_interleave(self.members).to(self.flat.device)
-        flat, state = self.flat.detach()[rows], some_rows(self.body.state(), rows)
-        self.body.hang(flat, state)
-        self.flat = flat.requires_grad_()
-        self.state = some_rows(self.state, rows)
-        self.backup = some_rows(self.backup, rows)
-        self.active = self.active[rows]
-        self.limit = None if self.limit is None else self.limit[rows]
-        self.settings = self.settings.select(rows)
-        self.hyper = {name: value[runs.to(value.device)] for name, value in self.hyper.items()}
-        self.keys = None if self.keys is None else self.keys[runs.to(self.keys.device)]
-        self.drawn = None if self.drawn is None else self.drawn.select(runs)
+        self.state.select(runs)
+        self._follow_selection(runs)
+
+    def _follow_selection(self, runs: Bool[Tensor, " R"]) -> None:
+        """Reduce the feed to the runs that the state has selected; graphs of more runs are useless."""
         kept = runs.nonzero().flatten().tolist()
-        self.run_ids = [self.run_ids[r] for r in kept]
-        if self.watch is not None:
-            self.watch.select(rows)
         if isinstance(self.feed, TensorBatches | WithUnlabelled) and kept:
             self.feed.select(kept)
-        self.sums = {}
         if self.captured is not None:
             self.captured.forget()
 
-    def add(self, parts: LossParts, examples: int) -> None:
-        """Add a step's losses to the epoch's sums, with the total as a mean over members."""
-        mean = LossParts(parts.total / self.summed, parts.parts)
-        running_means.add(self.sums, mean, examples, self.drawn, self.chosen)
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go back to the moment of a checkpoint."""
+        kept = set(facts["run_ids"])
+        if kept and kept != set(self.state.run_ids):
+            self.select(torch.tensor([run in kept for run in self.state.run_ids]))
+        self.state.restore(tensors, facts)
+
+    def memory_needs(self, x: BatchInputs) -> memory.Needs:
+        """Measure the memory of one run on a batch."""
+        state, sampling = self.state, self.state.settings.sampling
+        inputs = step_inputs(self.feed, x)
+        batch = inputs[0].x
+        own_size = batch.numel() * batch.element_size() // (state.members if inputs[0].per_member else 1)
+        inputs += inputs if self.adversary is not None and self.adversary.settings.beside else []
+        forward = functools.partial(self.training_outputs, inputs)
+        kept = memory.pass_bytes(state.body, state.flat, forward, [batch])
+        at_a_time = len(state.body) if sampling is None else sampling.count
+        weights = state.flat.numel() * state.flat.element_size()
+        return memory.Needs(at_a_time, memory.COPIES * weights, kept + own_size)
+
+    def _plan_memory(self, x: BatchInputs, limit: memory.MemoryLimit) -> None:
+        state = self.state
+        state.plan = memory.plan_members(
+            self.memory_needs(x),
+            limit,
+            state.body,
+            state.flat.device,
+            sampled=state.settings.sampling is not None,
+            at_once=state.members_at_once,
+        )
+
+    def out_of_memory(self) -> memory.OutOfMemory:
+        """An error that says what helps."""
+        state = self.state
+        return memory.Footprint(
+            device=state.flat.device,
+            runs=state.runs,
+            members=state.members,
+            batch_size=getattr(self.feed, "batch_size", None),
+            precision=self.numerics.precision,
+            plan=state.plan,
+        ).advice()
+
+    def history(self, run: int) -> History:
+        """The record of a run."""
+        state, epochs = self.state, self.state.histories[run]
+        failure = state.failures.get(run)
+        return History(
+            epochs=epochs,
+            steps=failure.step if failure else len(epochs) * len(self.feed),
+            seconds=epochs[-1]["seconds"] if epochs else 0.0,
+            stopped_early=failure is None and len(epochs) < self.epochs,
+            best_epoch=state.best_epochs.get(run),
+            frozen_at=None if state.freezing is None else state.freezing.epochs(),
+            backend=state.backend,
+            precision=str(self.numerics),
+            memory="" if state.plan is None else str(state.plan),
+        )
 
     def _report(self, *, last: bool) -> None:
         now = time.perf_counter()
         if self.progress is None or (not last and now - self.reported < _SECONDS_BETWEEN_REPORTS):
             return
-        self.reported = now
+        self.reported, state = now, self.state
         self.progress(
             Progress.of(
-                running_means.averages(self.sums, self.examples),
-                epoch=self.epoch + 1,
+                running_means.averages(state.sums, state.examples),
+                epoch=state.epoch + 1,
                 epochs=self.epochs,
-                step=self.steps,
+                step=state.steps,
                 steps=self.epochs * len(self.feed),
-                seconds=self.elapsed,
-                runs=self.runs,
-                frozen=[] if self.freezing is None else self.freezing.members(),
+                seconds=state.elapsed,
+                runs=state.runs,
+                frozen=[] if state.freezing is None else state.freezing.members(),
             )
         )

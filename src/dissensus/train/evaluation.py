@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,18 +14,19 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
-from dissensus.train.engine import UNLABELLED, Engine, RunLosses
+from dissensus.objectives.declaration import UNLABELLED
+from dissensus.train.engine import Engine, RunLosses
+from dissensus.train.settings import ValidationSettings
 from dissensus.train.trained_loss import trained_loss
 
 log = logging.getLogger("dissensus")
 
-Metric = Callable[[Tensor, Tensor], Tensor | float]
 ROWS_AT_ONCE = 2**16
-"""Examples times members that are evaluated at once: what bounds the memory of an evaluation."""
+"""Examples times members that are evaluated at once; this bounds the memory of an evaluation."""
 
 
 def evaluation_batch(rows: int, most: int = 1024) -> int:
-    """Examples to evaluate at once with so many members."""
+    """Examples to evaluate at once with a number of members."""
     return max(1, min(most, ROWS_AT_ONCE // rows))
 
 
@@ -32,12 +34,12 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
     """An objective for ``[M, B, C]`` as one for ``[R, M, B, C]``: as it is for one run, under ``vmap`` for more."""
 
     def one_by_one(outputs: Tensor, targets: Tensor, hyper: Mapping[str, Tensor]) -> LossParts:
-        each = [
+        losses = [
             checked(objective(outputs[r], targets[r], **{name: value[r] for name, value in hyper.items()}), outputs)
             for r in range(len(outputs))
         ]
-        parts = {name: torch.stack([e.parts[name] for e in each]) for name in each[0].parts}
-        return LossParts(torch.stack([e.total for e in each]), parts)
+        parts = {name: torch.stack([loss.parts[name] for loss in losses]) for name in losses[0].parts}
+        return LossParts(torch.stack([loss.total for loss in losses]), parts)
 
     if runs == 1:
         return one_by_one
@@ -62,12 +64,12 @@ def over_runs(objective: Callable[..., LossParts], runs: int) -> RunLosses:
     return batched
 
 
-def checked(found: object, outputs: Tensor) -> LossParts:
-    """Hold an objective to its promise: one number as total, and named numbers, or one per member, as parts."""
+def checked(result: object, outputs: Tensor) -> LossParts:
+    """Check what an objective returned: one number as total, and named numbers, or one per member, as parts."""
     fix = "Use total.sum() or total.mean()."
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
-        checks.refuse("objective", "return LossParts(total, parts)", type(found).__name__, error=TypeError)
-    total, parts = found
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        checks.refuse("objective", "return LossParts(total, parts)", type(result).__name__, error=TypeError)
+    total, parts = result
     if not isinstance(total, Tensor) or total.ndim:
         got = f"shape {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
         checks.refuse("objective", "return a tensor of one number, shape [], as total", got, fix)
@@ -78,36 +80,30 @@ def checked(found: object, outputs: Tensor) -> LossParts:
     return LossParts(total, parts)
 
 
+@dataclass
 class Validation:
-    """Computes the watched metric of all runs on held-out data.
+    """Computes the watched metric of all runs on validation data.
 
-    By default that is the loss of the pooled prediction, or each member's own with ``per_member``. An objective of this
-    package says by itself, or by what is bound to it, which loss and which pool. An objective of a user's own gives it
-    as its part ``ensemble`` (``member_loss``). Without that part, the loss that is bound to it by name counts, and
+    By default that is the loss of the pooled prediction, or each member's loss with ``watch="member"``. An objective of
+    this package determines the loss and the pool, by itself or by what is bound to it. An objective of a user gives the
+    loss as its part ``ensemble`` (``member_loss``). Without that part, the loss that is bound to it by name counts, and
     without such a loss its total divided by the number of members.
     """
 
-    def __init__(
-        self,
-        held_out: tuple[Tensor, Tensor] | DataLoader[Any],
-        objective: Callable[..., LossParts],
-        *,
-        rows: Tensor | None,
-        metric: Metric | None,
-        per_member: bool,
-        track: Mapping[str, Metric] | None = None,
-        check: TargetCheck | None = None,
-    ) -> None:
-        """``held_out``: ``(x, y)`` on the device, or a loader of such batches, for one run, whose targets are checked.
+    data: tuple[Tensor, Tensor] | DataLoader[Any]
+    """``(x, y)`` on the device; or, for one run, a loader of such batches."""
+    objective: Callable[..., LossParts]
+    """For one run."""
+    settings: ValidationSettings
+    rows: Tensor | None = None
+    """Each run's examples ``[R, n]``, for all runs of the training; None: every run takes all examples."""
+    check: TargetCheck | None = None
+    """Checks the targets of a loader."""
+    pooled: RunLosses | None = field(default=None, init=False)
+    """The known loss of members and of their pooled prediction, for all runs."""
 
-        ``objective`` is for one run. ``rows``: each run's own examples ``[R, n]`` for all runs there ever were, or
-        None: all examples for all.
-        """
-        self.held_out, self.rows, self.track, self.check = held_out, rows, dict(track or {}), check
-        self.metric, self.per_member = metric, per_member
-        self.known = trained_loss(objective)
-        self.pooled: RunLosses | None = None
-        """The known loss of members and of their pooled prediction, for all runs."""
+    def __post_init__(self) -> None:
+        self.known = trained_loss(self.objective)
 
     @torch.no_grad()
     def __call__(self, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,43 +112,50 @@ class Validation:
         outputs, y = self._outputs(engine)
         values, parts = self._values(engine, outputs, y)
         if not bool(values.isfinite().all()):
-            log.warning("the validation metric of epoch %d is not finite in every run", engine.epoch + 1)
-        told = {name: part for name, part in parts.items() if part.ndim == 1}
-        for name, measure in self.track.items():
-            told[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
-        return values.reshape(-1).cpu(), {name: part.cpu() for name, part in told.items()}
+            log.warning("the validation metric of epoch %d is not finite in every run", engine.state.epoch + 1)
+        numbers = {name: part for name, part in parts.items() if part.ndim == 1}
+        for name, measure in (self.settings.track or {}).items():
+            numbers[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
+        return values.reshape(-1).cpu(), {name: part.cpu() for name, part in numbers.items()}
 
     def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
         """Outputs ``[R, M, N, C]`` and targets ``[R, N, ...]``."""
-        if isinstance(self.held_out, DataLoader):
-            assert engine.runs == 1
-            device, both = engine.flat.device, []
-            for x, y in self.held_out:
-                if self.check is not None:
-                    self.check(y)
-                both.append((engine.outputs(x.to(device), per_run=False), y.to(device)))
-            return torch.cat([outputs for outputs, _ in both], 2), torch.cat([y for _, y in both]).unsqueeze(0)
-        x, y = self.held_out
+        if isinstance(self.data, DataLoader):
+            return self._loaded_outputs(engine, self.data)
+        x, y = self.data
         size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:
-            own = self.rows[engine.run_ids].to(x.device)
-            pieces = [engine.outputs(x[chosen], per_run=True) for chosen in own.split(size, 1)]
-            y = y[own]
+            rows = self.rows[engine.state.run_ids].to(x.device)
+            pieces = [engine.outputs(x[batch_rows], per_run=True) for batch_rows in rows.split(size, 1)]
+            y = y[rows]
         else:
             if self.rows is not None:
-                own = self.rows[engine.run_ids[0]].to(x.device)
-                x, y = x[own], y[own]
+                rows = self.rows[engine.state.run_ids[0]].to(x.device)
+                x, y = x[rows], y[rows]
             pieces = [engine.outputs(batch, per_run=False) for batch in x.split(size)]
             y = y.expand(engine.runs, *y.shape)
         return torch.cat(pieces, 2), y
 
+    def _loaded_outputs(self, engine: Engine, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
+        assert engine.runs == 1
+        device = engine.state.flat.device
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        for x, y in loader:
+            if self.check is not None:
+                self.check(y)
+            outputs.append(engine.outputs(x.to(device), per_run=False))
+            targets.append(y.to(device))
+        return torch.cat(outputs, 2), torch.cat(targets).unsqueeze(0)
+
     def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        if self.metric is not None:
-            each = [torch.as_tensor(self.metric(outputs[r], y[r])) for r in range(engine.runs)]
-            return torch.stack([self._checked(value, engine.members) for value in each]), {}
+        metric = self.settings.metric
+        if metric is not None:
+            numbers = [torch.as_tensor(metric(outputs[r], y[r])) for r in range(engine.runs)]
+            return torch.stack([self._checked(value, engine.members) for value in numbers]), {}
         total, parts = engine.losses(outputs, y, self._hyper(engine))
         values = self._pooled(outputs, y, parts)
-        if values is None and self.per_member:
+        if values is None and self.settings.per_member:
             fix = "Add it to the parts, or pass `metric`."
             checks.refuse("objective", "tell `member_loss` [M] for watch='member'", sorted(parts), fix)
         if values is None:
@@ -160,23 +163,24 @@ class Validation:
         return torch.stack([self._checked(value, engine.members) for value in values]), parts
 
     def _pooled(self, outputs: Tensor, y: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """The loss of the pooled prediction, ``[R]``, or of each member, ``[R, M]``; None where it cannot be known."""
-        told = parts.get("member_loss" if self.per_member else "ensemble")
-        if self.known is None or (told is not None and not self.known.ours) or outputs.ndim != 4:
-            return told
+        """The loss of the pooled prediction, ``[R]``, or of each member, ``[R, M]``; None where it is not known."""
+        part = parts.get("member_loss" if self.settings.per_member else "ensemble")
+        if self.known is None or (part is not None and not self.known.declared) or outputs.ndim != 4:
+            return part
         if self.pooled is None:
             self.pooled = over_runs(self.known, len(outputs))
-        ensemble, own = self.pooled(outputs, y, {})
-        return own["member_loss"] if self.per_member else ensemble
+        ensemble_loss, members = self.pooled(outputs, y, {})
+        return members["member_loss"] if self.settings.per_member else ensemble_loss
 
     def _hyper(self, engine: Engine) -> Mapping[str, Tensor]:
-        """The objective's settings; data without labels is its first batch, the same at every epoch."""
+        """The objective's hyperparameters; unlabelled data is its first batch, the same at every epoch."""
+        hyper = engine.state.settings.hyper
         if not isinstance(engine.feed, WithUnlabelled):
-            return engine.hyper
-        return {**engine.hyper, UNLABELLED: engine.outputs(engine.feed.first_unlabelled(), per_run=False)}
+            return hyper
+        return {**hyper, UNLABELLED: engine.outputs(engine.feed.first_unlabelled(), per_run=False)}
 
     def _checked(self, value: Tensor, members: int) -> Tensor:
-        if tuple(value.shape) != ((members,) if self.per_member else ()):
-            wanted = "one number per member" if self.per_member else "one number"
-            checks.refuse("metric", f"give {wanted}", list(value.shape))
+        if tuple(value.shape) != ((members,) if self.settings.per_member else ()):
+            shape = "one number per member" if self.settings.per_member else "one number"
+            checks.refuse("metric", f"give {shape}", list(value.shape))
         return value.detach().double()

@@ -1,12 +1,11 @@
 """`fit`: train all members of an ensemble as one computation."""
 
-import functools
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -14,51 +13,26 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import Objective
-from dissensus.data.batches import Augments, Source, as_pair, batches, split
-from dissensus.data.recognition import digest
-from dissensus.data.unlabelled import with_unlabelled
+from dissensus.data.batches import Augments, DataLike, as_pair, split
 from dissensus.ensemble import Ensemble
-from dissensus.execution import leaves_settings
-from dissensus.train.adversary import AdversarialTraining, Adversary
-from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, train
-from dissensus.train.compatibility import (
-    check_adversarial,
-    check_augments,
-    check_drawn,
-    check_few,
-    check_like,
-    check_momentum,
-    check_objective,
-    check_patience,
-    check_resume,
-    check_unlabelled,
-    check_validation,
-    is_separable,
-    recognised,
-    tell_of_split,
-)
-from dissensus.train.convergence import Convergence, Freezing
-from dissensus.train.early_stopping import Watch
-from dissensus.train.engine import Engine
-from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.grid import draw_keys
+from dissensus.execution import settings_kept
+from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.checkpoint import train
+from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
+from dissensus.train.convergence import Convergence
+from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
-from dissensus.train.memory import plan_members
-from dissensus.train.numerics import Precision, numerics
-from dissensus.train.sampling import Drawn
+from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.recipe import ExistingMembers, Recipe
 from dissensus.train.sequential import one_by_one
-from dissensus.train.trained_loss import Targets
-from dissensus.train.twin import Twin, siblings_progress
+from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
+from dissensus.train.twin import Twin, twin_objective
 from dissensus.trunk import SharedTrunk
 
-log = logging.getLogger("dissensus")
 
-
-@leaves_settings
 def fit(
     ensemble: Ensemble | nn.Module,
-    data: Source,
+    data: DataLike,
     objective: Objective,
     *,
     epochs: int,
@@ -74,11 +48,11 @@ def fit(
     clip_norm: optim.PerMember | None = None,
     frozen: Iterable[int] = (),
     freeze: Convergence | None = None,
-    unlabelled: Tensor | Source | None = None,
+    unlabelled: Tensor | DataLike | None = None,
     active_members: int | None = None,
     sequential: bool = False,
     adversarial: AdversarialTraining | None = None,
-    validation: Source | float | None = None,
+    validation: DataLike | float | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -132,9 +106,9 @@ def fit(
         unlabelled: Data for objectives that disagree on data without labels (`objectives.a2d`, `objectives.divdis`): a
             tensor, or any source, whose targets are not looked at. Each step sees a batch of it beside the labelled
             one, in a pass of its own; the objective gets members' outputs on it as ``unlabelled``.
-        active_members: Draw so many members at every step and train those alone, as though they were the ensemble, with
-            the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that are not drawn
-            cost nothing and stay as they are: no decay, no moments, no batch-norm statistics.
+        active_members: The number of members that are drawn at every step and trained alone, as though they were the
+            ensemble, with the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that
+            are not drawn cost nothing and do not change: no decay, no moments, no batch-norm statistics.
         sequential: Train members one after the other, each for ``epochs``, with earlier ones frozen, as A2D was first
             done (`objectives.a2d` with ``classes="earlier"``). The first has nobody to differ from and is trained on
             its cross-entropy alone; later ones see themselves and the earlier members. The history is that of all
@@ -149,13 +123,15 @@ def fit(
             by probability and everything else by score. An objective of your own gives these losses as its parts
             ``ensemble`` and ``member_loss``; without ``ensemble``, a parameter ``loss`` that holds a name from
             `dissensus.losses` counts, and without such a loss its total divided by M.
-        mode: Which way ``metric`` is better, and so to be said with it: ``"min"``, or ``"max"`` as for an accuracy.
+        mode: Whether a lower (``"min"``) or a higher ``metric`` is better (``"max"``, as for an accuracy). Required
+            with ``metric``.
         track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
-            into the history as ``validation_...`` and decide nothing.
+            into the history as ``validation_...`` and do not affect training.
         watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
-        patience: Stop after so many epochs without an improvement of the metric by more than ``min_delta``.
+        patience: Stop after this number of epochs without an improvement of the metric by more than ``min_delta``.
         min_delta: See ``patience``. It is in the metric's units; the default metric does not grow with M.
-        keep: The ``"best"`` epoch's weights at the end, or the ``"last"`` one's, where validation data only looks on.
+        keep: Keep the weights of the ``"best"`` epoch at the end, or of the ``"last"`` one; validation data then does
+            not change the result.
         augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step). A list
             has one per member, each of whom then sees a batch of its own.
         precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
@@ -175,7 +151,7 @@ def fit(
         checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
         progress: Called with a `Progress` about ten times a second and at epoch ends.
         seed: Determines data order, layers of dropout and augmentation. What a network's own code or a data set draws
-            (``F.dropout``, ``torch.randn``) comes from torch's global generator, as ever.
+            (``F.dropout``, ``torch.randn``) comes from torch's global generator.
         split_seed: Determines the validation split; by default the seed does.
         twin: Train an independent twin as well, a reference for an audit: a copy of the members as they are now,
             trained with the same loss, data order, seeds and settings, but without interaction between members. It is
@@ -192,209 +168,96 @@ def fit(
             the weights from before that step, or with validation data its best ones up to then. Where that happens to
             the twin, the error's ``twin`` is True and the ensemble keeps the result of its own training.
     """
-    frozen = list(frozen)  # a twin needs it a second time
-    told = dict(locals())
-    if isinstance(ensemble, SharedTrunk):
-        fix = "Train trunk.heads, on trunk.features(x) or on cached features."
-        checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
-    if isinstance(getattr(ensemble, "_orig_mod", None), nn.Module):
-        fix = "Fit the network itself, and compile it afterwards."
-        checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
-    if not isinstance(ensemble, Ensemble):
-        return _as_ensemble(ensemble, told)
     check_objective(objective)
     check_resume(resume, checkpoint)
-    waiting = Twin.of(twin, ensemble, told)
-    if waiting is not None:
-        progress = siblings_progress(told)
-    if sequential:
-        history = one_by_one(fit, **{**told, "progress": progress, "twin": False})
-        return history if waiting is None else waiting.train(fit, ensemble, history)
-    epochs, batch_size = checks.count("epochs", epochs), checks.count("batch_size", batch_size)
     seed = checks.count("seed", seed, 0)
-    checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
-    checks.one_of("watch", watch, ("ensemble", "member"))
-    checks.one_of("keep", keep, ("best", "last"))
-    check_unlabelled(objective, unlabelled)
-    check_augments(augment, ensemble.members)
-    check_few(objective, active_members)
-    check_adversarial(objective, adversarial, unlabelled, augment, active_members)
-    device = ensemble.device
-    data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
-    check_patience(patience, min_delta, held_out)
-    mode = check_validation(held_out, track, metric, mode)
-    held_pair = None if held_out is None else as_pair(held_out)
-    targets = Targets.of(objective, None if held_pair is None else held_pair[1])
-    feed = batches(
-        data,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        augment=augment,
-        check=targets.check,
-    )
-    if held_pair is not None:
-        targets.check_held_out(held_pair[1])
-    if unlabelled is not None:
-        check_like(data, unlabelled)
-        feed = with_unlabelled(feed, unlabelled, batch_size=batch_size, seeds=[seed], device=device, augment=augment)
-    body, members = ensemble.body, ensemble.members
-    if not any(p.requires_grad for p in ensemble.parameters()):
-        checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
-    tell_of_split(body, objective)
-    decided = numerics(precision, channels_last, deterministic, body, ensemble.dtype, device)
-    body.channels_last, body.by_rule = decided.channels_last, deterministic
-    flat = body.packed()
-    pair = as_pair(data)
-    if pair is not None and pair[0].is_floating_point() and pair[0].dtype != flat.dtype:
-        fix = f"Use x.{'double' if flat.dtype == torch.float64 else 'float'}()."
-        checks.refuse("x", f"have the networks' dtype, {flat.dtype}", str(pair[0].dtype), fix, TypeError)
-    hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
-    settings = optim.settings(hyper, members, flat, nesterov=nesterov)
-    check_momentum(optimizer, settings.momentum)
-    body.set_keys([(seed, member) for member in ensemble.member_ids])
-    engine = Engine(
-        body=body,
-        flat=flat,
-        members=members,
-        losses=over_runs(objective, 1),
-        hyper={},
-        optimizer=optimizer,
-        settings=settings,
-        limit=None if clip_norm is None else optim.column("clip_norm", clip_norm, members, flat),
-        active=_active(frozen, members, device),
-        feed=feed,
-        schedule=schedules.resolved(schedule),
-        epochs=epochs,
-        numerics=decided,
-        progress=progress,
-        drawn=Drawn.of(active_members, members, [seed], device),
-        adversary=None if adversarial is None else Adversary(adversarial, seed, device),
-        freezing=Freezing.of(freeze, members, active_members),
-        targets=targets,
-    )
-    check_drawn(engine)
-    held: Any = None
-    if held_out is not None:
-        held = _loader(held_out, batch_size) if held_pair is None else tuple(part.to(device) for part in held_pair)
-        engine.validator = Validation(
-            held,
-            objective,
-            rows=None,
-            metric=metric,
-            per_member=watch == "member",
-            track=track,
-            check=targets.check_held_out,
+    with _as_ensemble(ensemble) as members:
+        of_twin = twin_objective(twin, members, objective)
+        train_data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
+        numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
+        run = Run.single(
+            members=members.members,
+            batch_size=batch_size,
+            seed=seed,
+            optimizer={name: value for name, value in numbers.items() if value is not None},
         )
-        engine.watch = Watch(
-            body,
-            flat,
-            members=members,
-            per_member=watch == "member",
-            patience=patience,
-            min_delta=min_delta,
-            keep=keep,
-            mode=mode,
+        recipe = Recipe(
+            initial=ExistingMembers(members),
+            runs=(run,),
+            data=train_data,
+            objective=objective,
+            epochs=epochs,
+            optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
+            batches=BatchSettings(shuffle, drop_last, augment),
+            precision=PrecisionSettings(precision, channels_last, deterministic),
+            validation=held_out,
+            validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
+            unlabelled=unlabelled,
+            frozen=tuple(frozen),
+            freeze=freeze,
+            active_members=active_members,
+            adversarial=adversarial,
+            twin=of_twin,
+            max_memory=max_memory,
+            checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
         )
-    engine.keys = draw_keys(objective, [seed], device)
-    engine.captured = graph_steps(engine)
-    engine.plan = functools.partial(plan_members, max_memory=max_memory, separable=is_separable(objective))
-    checkpointer = None
-    if checkpoint is not None:
-        told = {
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "optimizer": optimizer,
-            "seed": seed,
-            "objective": objective,
-            "network": body.identity(),
-            "members": ensemble.member_ids,
-            "initial": ensemble.seed,
-            "data": digest(*pair) if pair else "a loader",
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "betas": betas,
-            "eps": eps,
-            "schedule": engine.rates(),
-            "clip_norm": clip_norm,
-            "frozen": (~engine.active).tolist(),
-            "metric": metric,
-            "mode": mode,
-            "watch": watch,
-            "unlabelled": recognised(unlabelled),
-            "active_members": active_members,
-            "adversarial": None if adversarial is None else str(adversarial),
-            "freeze": None if freeze is None else str(freeze),
-            "validation": recognised(held_out),
-            "patience": patience,
-            "min_delta": min_delta,
-            "keep": keep,
-            "augment": augment,
-            "precision": str(decided),
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "twin": None if waiting is None else waiting.objective,
-        }
-        engine.after_step = checkpointer = Checkpointer(checkpoint, told, checkpoint_seconds)
-        if waiting is not None:
-            waiting.keep(checkpointer, resume)
-    before, ensemble.twin = ensemble.twin, None
-    try:
-        train(engine, checkpointer, resume)
-    except BaseException:
-        ensemble.twin = before if engine.steps == 0 else None  # weights that did not move keep their twin
-        raise
-    finally:
-        body.choices.file = None
-    history = _history(engine)
-    if 0 in engine.failures:
-        raise TrainingDiverged(engine.failures[0], history)
-    if waiting is None:
-        return history
-    del engine, feed, flat, held, before  # the twin takes as much memory again
-    return waiting.train(fit, ensemble, history)
+        reference = Twin.of(recipe, progress, sequential=sequential)
+        progress = progress if reference is None else reference.siblings_progress
+        if sequential:
+            history = one_by_one(train_recipe, recipe, progress)
+        else:
+            history = train_recipe(recipe, progress, reference)
+        return history if reference is None else reference.train(train_recipe, members, history)
 
 
-def _as_ensemble(network: nn.Module, told: dict[str, Any]) -> History:
-    """Train a module as an ensemble of one, and give it the weights."""
-    held = Ensemble.from_modules([network])
+def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin | None = None) -> History:
+    """Train the ensemble of a recipe in place; a twin that is trained afterwards is stored with the checkpoints."""
+    assert isinstance(recipe.initial, ExistingMembers)
+    ensemble = recipe.initial.ensemble
+    with settings_kept(ensemble):
+        tell_of_split(ensemble.body, recipe.objective)
+        engine = recipe.engine(progress=progress, checkpoint=recipe.checkpoint)
+        if twin is not None:
+            twin.keep(engine.checkpointer)
+        before, ensemble.twin = ensemble.twin, None
+        try:
+            train(engine)
+        except BaseException:
+            ensemble.twin = before if engine.state.steps == 0 else None  # weights that did not change keep their twin
+            raise
+        finally:
+            ensemble.body.choices.file = None
+    history = replace(engine.history(0), steps=engine.state.steps, seconds=engine.state.elapsed)
+    if 0 in engine.state.failures:
+        raise TrainingDiverged(engine.state.failures[0], history)
+    return history
+
+
+@contextmanager
+def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
+    """An ensemble as it is; another module as an ensemble of one, whose weights it gets at the end."""
+    if isinstance(network, SharedTrunk):
+        fix = "Train trunk.heads, on trunk.features(x) or on cached features."
+        checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
+    if isinstance(getattr(network, "_orig_mod", None), nn.Module):
+        fix = "Fit the network itself, and compile it afterwards."
+        checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
+    if isinstance(network, Ensemble):
+        yield network
+        return
+    ensemble = Ensemble.from_modules([network])
     try:
-        return fit(held, **{key: value for key, value in told.items() if key != "ensemble"})
+        yield ensemble
     finally:
-        trained = held.member(0)
+        trained = ensemble.member(0)
         network.load_state_dict(trained.state_dict())
         buffers = dict(trained.named_buffers())
-        for name, buffer in network.named_buffers():  # those that no state_dict holds, too
+        for name, buffer in network.named_buffers():  # including buffers that no state_dict holds
             buffer.copy_(buffers[name])
 
 
-def _history(engine: Engine) -> History:
-    epochs = engine.histories[0]
-    return History(
-        epochs=epochs,
-        steps=engine.steps,
-        seconds=engine.elapsed,
-        stopped_early=0 not in engine.failures and len(epochs) < engine.epochs,
-        best_epoch=engine.best_epochs.get(0),
-        frozen_at=None if engine.freezing is None else engine.freezing.epochs(),
-        backend=engine.backend,
-        precision=str(engine.numerics),
-        memory=engine.planned,
-    )
-
-
-def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
-    assert not isinstance(source, tuple)
-    if isinstance(source, DataLoader):
-        return source
-    return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))
-
-
-def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:
+def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -> tuple[DataLike, DataLike | None]:
+    """Training and validation data; a fraction of tensor data is split off."""
     if not isinstance(validation, int | float):
         pair = isinstance(validation, tuple | list) and len(validation) == 2
         if validation is not None and not pair and not isinstance(validation, Dataset | DataLoader):
@@ -406,14 +269,3 @@ def _separated(data: Source, validation: Source | float | None, seed: int) -> tu
     if pair is None:
         checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)
     return split(*pair, validation, seed)
-
-
-def _active(frozen: Iterable[int], members: int, device: torch.device) -> Tensor:
-    active = torch.ones(members, dtype=torch.bool)
-    for index in frozen:
-        if not -members <= index < members:
-            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
-        active[index] = False
-    if not bool(active.any()):
-        checks.refuse("frozen", "leave at least one member to train", "all of them")
-    return active.to(device)

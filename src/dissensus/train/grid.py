@@ -1,6 +1,5 @@
 """Grids: which runs a sweep has, and which of them share shapes."""
 
-import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,25 +11,23 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.objectives.declaration import DRAW, argument, declaration, hyperparameters, takes, unwrapped
 from dissensus.randomness import Use, derived_seed
-from dissensus.train.engine import ADVERSARIAL, DRAW, UNLABELLED
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
 
 PER_RUN = ("lr", "weight_decay", "momentum", "clip_norm")
-"""Settings of the optimiser that every run may have its own of."""
+"""Settings of the optimizer that may differ between runs."""
 SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
-"""Which of several data sets a run is trained on."""
-_DATA = ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
-"""Parameters of objectives that no grid sets."""
+"""The data set of a run, where there are several."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One point of a grid, sorted by what each setting is for."""
+    """One point of a grid, with its settings sorted by use."""
 
     point: dict[str, Any]
     seed: int
@@ -38,12 +35,29 @@ class Run:
     members: int
     batch_size: int
     fold: int
-    optimiser: dict[str, float]
+    optimizer: dict[str, Any]
+    """Learning rate, weight decay, momentum and largest norm of gradients: numbers, or one per member."""
     hyper: dict[str, float]
-    """The objective's numbers: one tensor over runs."""
+    """The objective's numbers, which become one tensor over runs."""
     words: dict[str, Any]
-    """The objective's other settings: runs that differ in them are trained apart."""
+    """The objective's other settings; runs that differ in them are trained separately."""
     build: dict[str, Any]
+
+    @classmethod
+    def single(cls, *, members: int, batch_size: int, seed: int, optimizer: dict[str, Any]) -> "Run":
+        """The run of a `fit`, which has no grid."""
+        return cls(
+            point={},
+            seed=seed,
+            split_seed=seed,
+            members=members,
+            batch_size=batch_size,
+            fold=0,
+            optimizer=optimizer,
+            hyper={},
+            words={},
+            build={},
+        )
 
     @property
     def shape(self) -> str:
@@ -65,10 +79,10 @@ def points(grid: Grid) -> list[dict[str, Any]]:
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
         return [_plain(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [_plain(point.items()) for point in grid]
-    if not found:
+    listed = [_plain(point.items()) for point in grid]
+    if not listed:
         checks.refuse("grid", "hold at least one point", "none")
-    return found
+    return listed
 
 
 def _plain(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,7 +93,8 @@ def runs_of(
     grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any], folds: int = 1
 ) -> list[Run]:
     """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
-    of_objective, of_build = _free_parameters(objective), _free_parameters(build)
+    of_objective, of_build = hyperparameters(objective), _free_parameters(build)
+    sweepable = declaration(objective).sweepable
     known = [*PER_RUN, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
     runs: list[Run] = []
     for point in points(grid):
@@ -87,7 +102,13 @@ def runs_of(
             checks.one_of("grid key", key, known)
         values = {**defaults, **point}
         hyper = {key: point[key] for key in of_objective if key in point}
-        numbers = {key: float(v) for key, v in hyper.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        numbers = {
+            key: float(value)
+            for key, value in hyper.items()
+            if (sweepable is None or key in sweepable)
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+        }
         for key in PER_RUN:
             if values.get(key) is not None:
                 checks.number(key, values[key], 0)
@@ -100,7 +121,7 @@ def runs_of(
                 members=checks.count("members", values["members"]),
                 batch_size=checks.count("batch_size", values["batch_size"]),
                 fold=_fold(point, folds),
-                optimiser={key: values[key] for key in PER_RUN if values.get(key) is not None},
+                optimizer={key: values[key] for key in PER_RUN if values.get(key) is not None},
                 hyper=numbers,
                 words={key: value for key, value in hyper.items() if key not in numbers},
                 build={key: point[key] for key in of_build if key in point and key not in (*SHAPES, *SEEDS, FOLD)},
@@ -119,21 +140,17 @@ def _fold(point: Mapping[str, Any], folds: int) -> int:
 
 
 def _free_parameters(function: Callable[..., Any]) -> list[str]:
-    """Names that a call may still set: keywords that no ``partial`` has bound, and no data."""
-    bound = set(function.keywords) if isinstance(function, functools.partial) else set()
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    """Keywords of a builder that no ``partial`` has bound."""
+    _, bound = unwrapped(function)
     parameters = inspect.signature(function).parameters.values()
-    names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
-    return [name for name in names if name not in _DATA]
+    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in bound]
 
 
 def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:
-    """Each run's key for an objective that draws: one with a parameter ``draw`` that nobody has bound."""
-    bound = set(objective.keywords) if isinstance(objective, functools.partial) else set()
-    asked = inspect.signature(objective).parameters.get(DRAW)
-    if DRAW in bound or asked is None:
+    """The key of each run for an objective that draws; None for one that does not, or whose ``draw`` is bound."""
+    if not takes(objective, DRAW):
         return None
-    if asked.default is inspect.Parameter.empty:
+    if argument(objective, DRAW) is None:
         checks.refuse("objective", "give `draw` a default", "none", "On validation data it is called without one.")
     return torch.tensor([derived_seed(seed, Use.OBJECTIVE) for seed in seeds], device=device)
 
@@ -142,5 +159,5 @@ def grouped(runs: Sequence[Run]) -> list[list[int]]:
     """Numbers of the runs that share shapes, group by group, in the order in which they appear."""
     groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimiser)}", []).append(number)
+        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)}", []).append(number)
     return list(groups.values())

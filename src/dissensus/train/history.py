@@ -1,4 +1,4 @@
-"""What a training tells: while it runs, afterwards, and when it breaks."""
+"""Records of a training: progress while it runs, its history, and errors."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ class Progress:
     runs: int = 1
     """Runs still in training; losses are means over them."""
     frozen: list[int] = field(default_factory=list)
-    """Members that have converged and stand still."""
+    """Members that have converged and are frozen."""
     twin: bool = False
     """Whether the independent twin is in training, after the ensemble itself. Epochs then count from 1 again."""
 
@@ -44,7 +44,7 @@ class Progress:
 
     @property
     def spread(self) -> float:
-        """How far members' losses lie apart: the largest less the smallest."""
+        """The largest member loss minus the smallest."""
         return max(self.member_loss) - min(self.member_loss) if self.member_loss else 0.0
 
     def __str__(self) -> str:
@@ -59,19 +59,19 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-def share_of(progress: OnProgress, before: int, own: int, runs: int, *, twin: bool = False) -> OnProgress:
-    """Progress for ``own`` of several ``runs`` of equal length, after ``before`` others: steps count over all runs.
+def share_of(progress: OnProgress, before: int, count: int, runs: int, *, twin: bool = False) -> OnProgress:
+    """Progress for ``count`` of several ``runs`` of equal length, after ``before`` others: steps count over all runs.
 
     >>> moment = Progress(epoch=1, epochs=2, step=3, steps=10, loss=0.5, parts={}, member_loss=[], seconds=1.0)
-    >>> share_of(lambda moment: print(moment.step, moment.steps), before=1, own=1, runs=2)(moment)
+    >>> share_of(lambda moment: print(moment.step, moment.steps), before=1, count=1, runs=2)(moment)
     13 20
     """
-    return functools.partial(_shifted, progress, before, own, runs, twin)
+    return functools.partial(_shifted, progress, before, count, runs, twin)
 
 
-def _shifted(progress: OnProgress, before: int, own: int, runs: int, twin: bool, moment: Progress) -> None:
-    each = moment.steps // own
-    progress(replace(moment, step=before * each + moment.step, steps=runs * each, twin=twin))
+def _shifted(progress: OnProgress, before: int, count: int, runs: int, twin: bool, moment: Progress) -> None:
+    per_run = moment.steps // count
+    progress(replace(moment, step=before * per_run + moment.step, steps=runs * per_run, twin=twin))
 
 
 @dataclass
@@ -138,18 +138,18 @@ def entry(
     judged: Mapping[str, Tensor],
     seconds: float,
 ) -> dict[str, Any]:
-    """What a history tells of one epoch of a run; everything else holds the numbers of all runs.
+    """The entry of one epoch in the history of a run; the arguments hold the numbers of all runs.
 
-    ``rates``: learning rates ``[R, M]``, of which one number is told where members agree. ``judged``: numbers of the
-    validation data by name, the watched one without a name.
+    ``rates``: learning rates ``[R, M]``; the entry has one number where members agree. ``judged``: numbers of the
+    validation data by name; the name of the watched one is empty.
 
     >>> entry(0, 1, torch.tensor([[0.1, 0.1]]), {"loss": [2.0]}, {"": torch.tensor([1.5])}, 3.0)
     {'epoch': 1, 'lr': 0.1, 'loss': 2.0, 'validation': 1.5, 'seconds': 3.0}
     """
     lr = [float(str(rate)) for rate in rates[run].cpu().numpy()]  # 0.001, not float32's 0.0010000000474974513
-    own = {name: values[run] for name, values in losses.items()}
+    run_losses = {name: values[run] for name, values in losses.items()}
     held_out = {f"validation_{name}" if name else "validation": part[run].tolist() for name, part in judged.items()}
-    return {"epoch": epoch, "lr": lr[0] if len(set(lr)) == 1 else lr, **own, **held_out, "seconds": seconds}
+    return {"epoch": epoch, "lr": lr[0] if len(set(lr)) == 1 else lr, **run_losses, **held_out, "seconds": seconds}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a training step feeds to members: the batch, maybe attacked, and what else stands beside it."""
+"""The inputs of a training step: the batch, possibly attacked, and other batches of the same step."""
 
 from typing import NamedTuple
 
@@ -6,23 +6,24 @@ from torch import Tensor
 
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 
-Inputs = Tensor | tuple[Tensor, Tensor]
-"""A batch ``x``, or one beside a batch of other data that has no labels."""
+BatchInputs = Tensor | tuple[Tensor, Tensor]
+"""A batch ``x``, or a labelled and an unlabelled batch."""
 
 
-class Fed(NamedTuple):
-    """A batch, and whether runs or members have one each."""
+class StepInput(NamedTuple):
+    """A batch, and whether each run or each member has its own."""
 
     x: Tensor
     per_run: bool
     per_member: bool
 
 
-def fed(feed: Batches, x: Inputs) -> list[Fed]:
-    """The parts of a batch as a feed gives it: what has labels comes first."""
+def step_inputs(feed: Batches, x: BatchInputs) -> list[StepInput]:
+    """The batches of a step as a feed returns them, the labelled one first."""
     if not isinstance(feed, WithUnlabelled):
         assert isinstance(x, Tensor)
-        return [Fed(x, feed.per_run, feed.per_member)]
+        return [StepInput(x, feed.per_run, feed.per_member)]
     return [
-        Fed(part, own.per_run, own.per_member) for part, own in zip(x, (feed.labelled, feed.unlabelled), strict=True)
+        StepInput(batch, source.per_run, source.per_member)
+        for batch, source in zip(x, (feed.labelled, feed.unlabelled), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""How much memory a training takes: told before it starts, kept to by taking members or runs in parts."""
+"""How much memory training takes: estimated before it starts, and limited by training members or runs in parts."""
 
 import functools
 import logging
@@ -10,125 +10,141 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.execution import Choices, MixedMembers, StackedMembers, settings_kept
+from dissensus.execution import Body, settings_kept
 from dissensus.randomness import generators_kept
-from dissensus.train.engine import Engine
-from dissensus.train.inputs import Inputs, fed
-from dissensus.train.member_groups import Grouped
+from dissensus.train.member_groups import MemberGroups
 
 log = logging.getLogger("dissensus")
 
+MemberForward = Callable[[Tensor, slice, str], Tensor]
+"""``(flat [m, P], rows, backend) -> outputs`` of some members."""
 COPIES = 6
-"""Matrices of the size of all weights: weights, gradient, two moments, best weights, and one in passing."""
+"""Matrices of the size of all weights: weights, gradient, two moments, best weights, and a temporary one."""
 _SHARE_OF_FREE = {"cuda": 0.8, "cpu": 0.5}
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a training of some members takes."""
+    """Bytes that training takes."""
 
     members: int
     held: int
-    """Bytes that are held all the time: weights, moments and their like."""
-    each: int
-    """Bytes that one member's pass takes until its backward pass is done."""
+    """Bytes that are always in use: weights, moments and the like."""
+    per_member: int
+    """Bytes that a member's forward pass keeps until its backward pass."""
 
     @property
     def whole(self) -> int:
         """Bytes with all members at once."""
-        return self.held + self.members * self.each
+        return self.held + self.members * self.per_member
 
     def at_once(self, budget: int) -> int:
-        """Members that fit into a budget at once, one at least.
+        """Members that fit into a budget at once, at least one.
 
-        >>> Needs(5, held=100, each=30).at_once(170)
+        >>> Needs(5, held=100, per_member=30).at_once(170)
         2
         """
-        return min(self.members, max(1, (budget - self.held) // max(self.each, 1)))
+        return min(self.members, max(1, (budget - self.held) // max(self.per_member, 1)))
 
 
-def needs(engine: Engine, given: Inputs) -> Needs:
-    """Measure what the members of one run take for a batch, by a pass of one (the largest, where they differ)."""
-    body = engine.body
-    x = given[0] if isinstance(given, tuple) else given
-    alike = isinstance(body, StackedMembers)
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What planning needs to know besides the members."""
+
+    max_memory: int | None
+    separable: bool
+    """Whether the objective is a sum of terms that depend on one member's outputs each."""
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How many members of a run train at once."""
+
+    needs: Needs
+    at_once: int
+    groups: MemberGroups | None
+    """None where all members train at once."""
+
+    def __str__(self) -> str:
+        size = self.needs.held + self.at_once * self.needs.per_member
+        return f"{self.at_once} of {self.needs.members} members at once, about {mebibytes(size)}"
+
+
+def pass_bytes(body: Body, flat: Tensor, forward: MemberForward, known: Iterable[Tensor]) -> int:
+    """Measure the bytes that one member keeps for its backward pass: the largest number where members differ."""
+    known = [*known, flat, *body.state().values()]
     kept = 0
-    with _left_as_it_was(body), generators_kept(x.device):
+    with _buffers_restored(body), generators_kept(flat.device):
         body.train()
-        patches = isinstance(body, StackedMembers) and body.backend in ("batched", "auto") and body.is_batchable()
-        for i in [0] if alike else range(len(body)):
+        patches = body.backend in ("batched", "auto") and body.is_batchable()
+        for i in [0] if body.alike else range(len(body)):
             rows = slice(i, i + 1)
-            leaf = engine.flat.detach()[rows].requires_grad_()
-            parts = fed(engine.feed, given)
-            parts += parts if engine.adversary is not None and engine.adversary.told.beside else []
-            forward = functools.partial(engine.training_outputs, parts, leaf, rows=rows)
-            for way in ("loop", "batched") if patches else ("loop",):
-                body.backend = way  # convolutions as products keep all their patches
-                kept = max(kept, saved_bytes(forward, [x, engine.flat, *body.state().values()]))
-    one = fed(engine.feed, given)[0]
-    inputs = x.numel() * x.element_size() // (engine.members if one.per_member else 1)
-    at_a_time = len(body) if engine.drawn is None else engine.drawn.count
-    return Needs(at_a_time, COPIES * engine.flat.numel() * engine.flat.element_size(), kept + inputs)
+            leaf = flat.detach()[rows].requires_grad_()
+            for backend in ("loop", "batched") if patches else ("loop",):  # the second keeps patches of convolutions
+                kept = max(kept, saved_bytes(functools.partial(forward, leaf, rows, backend), known))
+    return kept
 
 
 @contextmanager
-def _left_as_it_was(body: StackedMembers | MixedMembers) -> Iterator[None]:
-    """Whatever happens inside, settings, choices and buffers are as before afterwards."""
-    choices, buffers = body.choices, {name: tensor.clone() for name, tensor in body.state().items()}
+def _buffers_restored(body: Body) -> Iterator[None]:
+    """Restore modes and buffers after a block."""
+    buffers = {name: tensor.clone() for name, tensor in body.state().items()}
     with settings_kept(body):
-        body.choices = Choices()
         try:
             yield
         finally:
-            body.choices = choices
             with torch.no_grad():
                 for name, tensor in body.state().items():
                     tensor.copy_(buffers[name])
 
 
-def plan_members(engine: Engine, x: Inputs, *, max_memory: int | None, separable: bool) -> str:
-    """Take the members of one run in groups where all at once would not fit; what was planned, in words."""
-    found = needs(engine, x)
-    budget = allowed(max_memory, engine.flat.device, deterministic=engine.numerics.deterministic)
-    least = found.held + found.each
-    if least > budget and max_memory is not None:
+def plan_members(
+    needs: Needs, limit: MemoryLimit, body: Body, device: torch.device, *, sampled: bool, at_once: int | None
+) -> MemoryPlan:
+    """Put the members of one run into groups where all at once would not fit.
+
+    ``at_once`` is the number of members that an earlier plan has decided on; ``sampled`` says that every step samples
+    its members, which cannot be grouped.
+    """
+    budget = allowed(limit.max_memory, device, deterministic=limit.deterministic)
+    least = needs.held + needs.per_member
+    if least > budget and limit.max_memory is not None:
         fix = "Allow more, or use fewer members, smaller batches or precision='bf16'."
         checks.refuse("max_memory", f"hold one member at a time, about {mebibytes(least)}", mebibytes(budget), fix)
-    at_once = found.at_once(budget) if engine.members_at_once is None else min(engine.members_at_once, found.members)
-    engine.needs = found
-    told = f"{at_once} of {found.members} members at once, about {mebibytes(found.held + at_once * found.each)}"
-    if at_once < found.members and engine.drawn is not None:
+    at_once = needs.at_once(budget) if at_once is None else min(at_once, needs.members)
+    if at_once >= needs.members:
+        plan = MemoryPlan(needs, at_once, None)
+        log.info("%s", plan)
+        return plan
+    if sampled:
         fix = "Draw fewer members, or use smaller batches or precision='bf16'."
-        checks.refuse("active_members", f"fit into memory, {mebibytes(budget)}", mebibytes(found.whole), fix)
-    if at_once < found.members:
-        engine.grouped = Grouped(engine.body, at_once, separable, engine.flat.device)
-        log.warning("%s: all at once would take %s", told, mebibytes(found.whole))
-    else:
-        log.info("%s", told)
-    return told
+        checks.refuse("active_members", f"fit into memory, {mebibytes(budget)}", mebibytes(needs.whole), fix)
+    plan = MemoryPlan(needs, at_once, MemberGroups(body, at_once, limit.separable, device))
+    log.warning("%s: all at once would take %s", plan, mebibytes(needs.whole))
+    return plan
 
 
 def saved_bytes(forward: Callable[[], Tensor], known: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd keeps for the backward pass of a computation, counted by running it; less what is known."""
-    seen: dict[int, int] = {}
+    """Bytes that autograd keeps for a backward pass, counted by running the forward pass; ``known`` does not count."""
+    sizes: dict[int, int] = {}
+    storages: list[torch.UntypedStorage] = []
 
-    held: list[torch.UntypedStorage] = []
-
-    def count(tensor: Tensor) -> None:  # returning the tensor would tie a knot that no collector undoes
+    def count(tensor: Tensor) -> None:  # returning the tensor would make a cycle that no collector breaks
         storage = tensor.untyped_storage()
-        held.append(storage)  # until the end, so that no address comes twice
-        seen[storage.data_ptr()] = storage.nbytes()
+        storages.append(storage)  # until the end, so that no address is used twice
+        sizes[storage.data_ptr()] = storage.nbytes()
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda packed: packed):
         output = forward()
     for tensor in known:
-        seen.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(seen.values()) + output.numel() * output.element_size()
+        sizes.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(sizes.values()) + output.numel() * output.element_size()
 
 
 def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device now."""
-    if device.type == "cuda":  # what torch holds in reserve is free for its own use
+    if device.type == "cuda":  # memory that torch has reserved is free for torch
         reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserve
     return _host_bytes("MemAvailable")
@@ -146,15 +162,15 @@ def _host_bytes(entry: str) -> int:
         with open("/proc/meminfo") as file:
             line = next(line for line in file if line.startswith(entry))
         return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):  # not Linux: a guess that small machines survive
+    except (OSError, StopIteration):  # not Linux: a guess that suits small machines
         return 4 * 2**30
 
 
 def allowed(max_memory: int | None, device: torch.device, *, deterministic: bool = False) -> int:
-    """Bytes that training may take: what the caller allows, or a share of what is free.
+    """Bytes that training may take: ``max_memory``, or a share of the free memory.
 
-    How members are grouped shows in last bits, so a deterministic training goes by all memory that there is: what is
-    free differs from one moment to the next.
+    The grouping of members changes the last bits of results, so deterministic training goes by the total memory: the
+    free memory differs from one moment to the next.
     """
     if max_memory is not None:
         return checks.count("max_memory", max_memory)
@@ -163,7 +179,7 @@ def allowed(max_memory: int | None, device: torch.device, *, deterministic: bool
 
 
 def runs_at_once(bytes_per_run: int, runs: int, budget: int) -> int:
-    """How many runs fit into the budget, one at least.
+    """How many runs fit into the budget, at least one.
 
     >>> runs_at_once(100, 50, 1000)
     10
@@ -172,40 +188,49 @@ def runs_at_once(bytes_per_run: int, runs: int, budget: int) -> int:
 
 
 class OutOfMemory(RuntimeError):
-    """Training did not fit into memory; the message says what would help."""
+    """Training ran out of memory; the message says what helps."""
 
 
 def ran_out(reason: BaseException) -> bool:
-    """Whether an error says that memory has run out."""
+    """Whether an error means that memory has run out."""
     return isinstance(reason, torch.OutOfMemoryError) or (
         isinstance(reason, RuntimeError) and "can't allocate memory" in str(reason)
     )
 
 
-def advice(engine: Engine) -> OutOfMemory:
-    """What to do about it, in the order of what costs least."""
-    device = engine.flat.device
-    at_once = engine.grouped.at_once if engine.grouped is not None else engine.members
-    batch = getattr(engine.feed, "batch_size", None)
-    ways: list[str] = []
-    if engine.numerics.precision in ("float32", "tf32") and device.type == "cuda":
-        ways.append("precision='bf16' (half the activations)")
-    if at_once > 1 and isinstance(engine.needs, Needs):
-        half = engine.needs.held + at_once // 2 * engine.needs.each
-        ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
-    if batch is None or batch > 1:
-        ways.append("a smaller batch" + (f" (now {batch})" if batch else ""))
-    ways.append("fewer members" if engine.members > 1 else "a smaller network")
-    runs = f"{engine.runs} runs of " if engine.runs > 1 else ""
-    return OutOfMemory(
-        f"training ran out of memory on {device} with {runs}{engine.members} members. What helps: "
-        + "; ".join(ways)
-        + ("." if engine.runs > 1 else ". The ensemble keeps the weights from before this step.")
-    )
+@dataclass(frozen=True)
+class Footprint:
+    """What was training when memory ran out."""
+
+    device: torch.device
+    runs: int
+    members: int
+    batch_size: int | None
+    precision: str
+    plan: MemoryPlan | None
+
+    def advice(self) -> OutOfMemory:
+        """What helps, the cheapest measure first."""
+        at_once = self.members if self.plan is None or self.plan.groups is None else self.plan.at_once
+        ways: list[str] = []
+        if self.precision in ("float32", "tf32") and self.device.type == "cuda":
+            ways.append("precision='bf16' (half the activations)")
+        if at_once > 1 and self.plan is not None:
+            half = self.plan.needs.held + at_once // 2 * self.plan.needs.per_member
+            ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
+        if self.batch_size is None or self.batch_size > 1:
+            ways.append("a smaller batch" + (f" (now {self.batch_size})" if self.batch_size else ""))
+        ways.append("fewer members" if self.members > 1 else "a smaller network")
+        runs = f"{self.runs} runs of " if self.runs > 1 else ""
+        return OutOfMemory(
+            f"training ran out of memory on {self.device} with {runs}{self.members} members. What helps: "
+            + "; ".join(ways)
+            + ("." if self.runs > 1 else ". The ensemble keeps the weights from before this step.")
+        )
 
 
 def mebibytes(count: int) -> str:
-    """Bytes in words.
+    """Bytes as text in MiB.
 
     >>> mebibytes(3 * 2**20)
     '3.0 MiB'

@@ -1,4 +1,4 @@
-"""In which precision a training computes, how images lie in memory, and whether every sum has a fixed order."""
+"""The precision of training, the memory layout of images, and whether every sum has a fixed order."""
 
 import os
 from collections.abc import Iterator
@@ -10,16 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks
+from dissensus.execution import Body
 from dissensus.execution.tf32 import tf32
 
 Precision = Literal["auto", "bf16", "tf32", "float32"]
+HasModules = nn.Module | Body
 WORTH_IT = 256
-"""Linear layers at least this wide run faster in bf16; narrower ones are bound by launches, and only lose digits."""
+"""Linear layers of at least this width run faster in bf16; narrower ones are bound by launches and only lose digits."""
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """Requested numerics; see `dissensus.fit`."""
+
+    precision: str = "auto"
+    channels_last: bool | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """What was decided; see `numerics`."""
+    """Numerics after all decisions; see `numerics`."""
 
     precision: str
     channels_last: bool
@@ -34,14 +45,14 @@ class Numerics:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
     def laid(self, x: Tensor) -> Tensor:
-        """Images ``[..., C, H, W]`` as convolutions want them; anything else as it is."""
+        """Images ``[..., C, H, W]`` in the layout of the convolutions; other tensors as they are."""
         if not self.channels_last or x.ndim not in (4, 5):
             return x
         return x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Set the libraries' switches for the length of a training, and put them back."""
+        """Set the libraries' switches for a training, and restore them afterwards."""
         cudnn: Any = torch.backends.cudnn
         if self.device.type != "cuda" and not self.deterministic:
             yield
@@ -67,29 +78,23 @@ class Numerics:
         return ", ".join(parts)
 
 
-def numerics(
-    precision: str,
-    channels_last: bool | None,
-    deterministic: bool,
-    network: nn.Module,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Numerics:
-    """Decide what was left open.
+def numerics(settings: PrecisionSettings, network: HasModules, dtype: torch.dtype, device: torch.device) -> Numerics:
+    """Decide what the settings leave open.
 
-    ``"auto"`` is bf16 where weights are float32, the card has bf16 matrix units (compute capability 8 or more) and the
-    network a convolution, or a linear layer at least 256 wide; else the weights' own precision. Images lie channels
-    last where that goes with bf16 and the network has 2-D convolutions.
+    ``"auto"`` is bf16 where weights are float32, the GPU has bf16 matrix units (compute capability 8 or more) and the
+    network has a convolution or a linear layer at least 256 wide; otherwise it is the precision of the weights. Images
+    are stored channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
+    precision, channels_last = settings.precision, settings.channels_last
     if precision in ("fp16", "float16", "half"):
         checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
     checks.one_of("precision", precision, ("auto", "bf16", "tf32", "float32"))
-    own = str(dtype).removeprefix("torch.")
+    weights = str(dtype).removeprefix("torch.")
     if precision == "auto":
-        precision = "bf16" if dtype == torch.float32 and _has_matrix_units(device) and _gains(network) else own
+        precision = "bf16" if dtype == torch.float32 and _has_matrix_units(device) and _gains(network) else weights
     elif dtype != torch.float32:
         fix = "Use ensemble.float(), or leave `precision` out."
-        checks.refuse("precision", f"be 'auto' for networks in {own}", repr(precision), fix)
+        checks.refuse("precision", f"be 'auto' for networks in {weights}", repr(precision), fix)
     elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         checks.refuse("precision", "be 'float32' on this GPU, which has no bf16", "'bf16'")
     elif precision == "tf32" and device.type != "cuda":
@@ -97,14 +102,14 @@ def numerics(
     if channels_last is None:
         images = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
         channels_last = precision == "bf16" and device.type == "cuda" and images
-    return Numerics(precision, channels_last, deterministic, device)
+    return Numerics(precision, channels_last, settings.deterministic, device)
 
 
 def _has_matrix_units(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _gains(network: nn.Module) -> bool:
+def _gains(network: HasModules) -> bool:
     return any(
         isinstance(layer, nn.modules.conv._ConvNd)
         or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= WORTH_IT)

@@ -6,14 +6,14 @@ entry is 0 is left exactly as it is: weights, moments and step count.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-import dissensus.train.fused as fused
+import dissensus.train.fused_optim as fused
 from dissensus import checks
 
 _BELOW_ONE = 1 - 1e-12
@@ -24,7 +24,7 @@ PerMember = float | Sequence[float] | Tensor
 
 
 @dataclass(frozen=True)
-class Settings:
+class OptimizerColumns:
     """Hyperparameters of an optimiser, one row per member."""
 
     lr: Column
@@ -38,18 +38,19 @@ class Settings:
     everyone: bool = False
     """Whether no row rests, known on the host: moments then need no mask."""
 
-    def select(self, rows: Tensor) -> "Settings":
+    def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
         columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **columns)
 
 
-State = dict[str, Tensor]
-Update = Callable[[Matrix, Matrix, State, Settings, Column, Column | None], None]
+Moments = dict[str, Tensor]
+"""The state of an optimizer, one row per member."""
+Update = Callable[[Matrix, Matrix, Moments, OptimizerColumns, Column, Column | None], None]
 
 
-def column(name: str, value: PerMember, members: int, like: Tensor, low: float = 0.0) -> Column:
-    """A number, or one per member, as a column ``[M, 1]``."""
+def per_member(name: str, value: PerMember, members: int, low: float = 0.0) -> list[float]:
+    """A number for all members, or one per member, as a list with one number per member."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, int | float | Sequence):
@@ -57,8 +58,14 @@ def column(name: str, value: PerMember, members: int, like: Tensor, low: float =
     values = [float(value)] * members if isinstance(value, int | float) else [float(v) for v in value]
     if len(values) != members:
         checks.refuse(name, f"be one number, or one per member (M={members})", f"{len(values)} numbers")
-    for each in values:
-        checks.number(name, each, low)
+    for number in values:
+        checks.number(name, number, low)
+    return values
+
+
+def column(name: str, value: PerMember, members: int, like: Tensor) -> Column:
+    """A number, or one per member, as a column ``[M, 1]``."""
+    values = per_member(name, value, members)
     return torch.tensor(values, dtype=wide(like), device=like.device).unsqueeze(1)
 
 
@@ -67,14 +74,14 @@ def wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> Settings:
-    """Settings from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
+def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> OptimizerColumns:
+    """Columns from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
     first, second = hyper["betas"]
     momentum = column("momentum", hyper["momentum"], members, like)
     if nesterov and not bool((momentum > 0).all()):
         checks.refuse("nesterov", "come with a momentum", "momentum 0", "Pass momentum=0.9.")
     decay = column("weight_decay", hyper["weight_decay"], members, like)
-    return Settings(
+    return OptimizerColumns(
         lr=column("lr", hyper["lr"], members, like),
         weight_decay=decay,
         momentum=momentum,
@@ -86,19 +93,24 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
 
 
 def sgd(
-    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
-    if "velocity" in state and fused.takes(flat):
+    if "velocity" in moments and fused.takes(flat):
         columns = [active, _or_ones(scale, active), settings.weight_decay, settings.momentum, settings.lr]
-        given = [grad.contiguous(), state["velocity"], *columns, flat.shape[1]]
-        if fused.launch("sgd_rows", flat, *given, NESTEROV=settings.nesterov):
+        arguments = [grad.contiguous(), moments["velocity"], *columns, flat.shape[1]]
+        if fused.launch("sgd_rows", flat, *arguments, NESTEROV=settings.nesterov):
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays:
         grad = grad + settings.weight_decay.to(flat.dtype) * flat
-    if "velocity" in state:
-        velocity, momentum = state["velocity"], settings.momentum.to(flat.dtype)
+    if "velocity" in moments:
+        velocity, momentum = moments["velocity"], settings.momentum.to(flat.dtype)
         moved = velocity * momentum + grad
         velocity.copy_(torch.where(active > 0, moved, velocity))
         grad = grad + momentum * moved if settings.nesterov else moved
@@ -106,23 +118,39 @@ def sgd(
 
 
 def adam(
-    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Adam, with weight decay as an L2 penalty in the gradient."""
-    _adam_step(flat, grad, state, settings, active, scale, decoupled=False)
+    _adam_step(flat, grad, moments, settings, active, scale, decoupled=False)
 
 
 def adamw(
-    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None = None
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
 ) -> None:
     """Adam with decoupled weight decay."""
-    _adam_step(flat, grad, state, settings, active, scale, decoupled=True)
+    _adam_step(flat, grad, moments, settings, active, scale, decoupled=True)
 
 
 def _adam_step(
-    flat: Matrix, grad: Matrix, state: State, settings: Settings, active: Column, scale: Column | None, decoupled: bool
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None,
+    decoupled: bool,
 ) -> None:
-    mean, square, steps = state["mean"], state["square"], state["steps"]
+    mean, square, steps = moments["mean"], moments["square"], moments["steps"]
     first, second = 1 - settings.betas[0], 1 - settings.betas[1]
     steps.add_(1 if settings.everyone else active)
     bias1, bias2 = 1 - settings.betas[0] ** steps, 1 - settings.betas[1] ** steps
@@ -133,8 +161,8 @@ def _adam_step(
     if fused.takes(flat):
         penalty = torch.zeros_like(active) if decoupled else settings.weight_decay
         columns = [active, _or_ones(scale, active), penalty, shrink, slowness, root]
-        given = [grad.contiguous(), mean, square, *columns, flat.shape[1], first, second, settings.eps]
-        if fused.launch("adam_rows", flat, *given):
+        arguments = [grad.contiguous(), mean, square, *columns, flat.shape[1], first, second, settings.eps]
+        if fused.launch("adam_rows", flat, *arguments):
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays and decoupled:
@@ -151,7 +179,7 @@ def _adam_step(
     flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness.to(flat.dtype)), value=-1)
 
 
-def _tamed(grad: Matrix, settings: Settings, active: Column, scale: Column | None) -> Matrix:
+def _tamed(grad: Matrix, settings: OptimizerColumns, active: Column, scale: Column | None) -> Matrix:
     """A gradient scaled row by row; of rows that rest, which may hold NaN, zero."""
     if scale is not None:
         grad = grad * scale.to(grad.dtype)
@@ -165,8 +193,8 @@ def _or_ones(scale: Column | None, like: Column) -> Column:
 OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adam": adam, "adamw": adamw}
 
 
-def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
-    """An optimiser's state before its first step."""
+def initial_moments(name: str, flat: Matrix, momentum: Column) -> Moments:
+    """The state of an optimiser before its first step."""
     if name == "sgd":
         return {"velocity": torch.zeros_like(flat)} if bool((momentum != 0).any()) else {}
     return {
@@ -176,27 +204,36 @@ def fresh_state(name: str, flat: Matrix, momentum: Column) -> State:
     }
 
 
-def apply(
-    name: str,
-    flat: Matrix,
-    grad: Float[Tensor, "K P"],
-    state: State,
-    settings: Settings,
-    active: Bool[Tensor, " M"],
-    limit: Column | None,
-    rows: Tensor | None,
-) -> None:
-    """Clip and update all rows, or some (by number), of which ``grad`` is: the others are not even looked at."""
-    own, held = flat, state
-    if rows is not None:
-        own, held, active = flat[rows], {key: tensor[rows] for key, tensor in state.items()}, active[rows]
-        settings, limit = settings.select(rows), None if limit is None else limit[rows]
-    scale = None if limit is None else clip_scale(grad, limit)
-    OPTIMIZERS[name](own, grad, held, settings, active.unsqueeze(1).to(settings.lr.dtype), scale)
-    if rows is not None:
-        flat.index_copy_(0, rows, own)
-        for key, tensor in held.items():
-            state[key].index_copy_(0, rows, tensor)
+class UpdateRows(NamedTuple):
+    """All that an update reads and writes besides the gradient, one row per member."""
+
+    flat: Matrix
+    moments: Moments
+    settings: OptimizerColumns
+    active: Bool[Tensor, " M"]
+    clip_norm: Column | None
+
+    def select(self, rows: Tensor) -> "UpdateRows":
+        """Copies of some rows, by number."""
+        return UpdateRows(
+            self.flat[rows],
+            {name: tensor[rows] for name, tensor in self.moments.items()},
+            self.settings.select(rows),
+            self.active[rows],
+            None if self.clip_norm is None else self.clip_norm[rows],
+        )
+
+
+def apply(name: str, rows: UpdateRows, grad: Float[Tensor, "K P"], sampled: Tensor | None = None) -> None:
+    """Clip and update all rows, or the sampled ones (by number), whose gradient ``grad`` is; others do not change."""
+    updated = rows if sampled is None else rows.select(sampled)
+    flat, moments, settings, active, clip_norm = updated
+    scale = None if clip_norm is None else clip_scale(grad, clip_norm)
+    OPTIMIZERS[name](flat, grad, moments, settings, active.unsqueeze(1).to(settings.lr.dtype), scale)
+    if sampled is not None:
+        rows.flat.index_copy_(0, sampled, flat)
+        for key, tensor in moments.items():
+            rows.moments[key].index_copy_(0, sampled, tensor)
 
 
 def clip_scale(grad: Matrix, limit: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Sums of losses over an epoch, on the device, and the means that a history tells."""
+"""Sums of losses over an epoch, on the device, and the means that a history records."""
 
 from collections.abc import Mapping
 
@@ -6,18 +6,24 @@ import torch
 from torch import Tensor
 
 from dissensus.axes import LossParts
-from dissensus.train.sampling import Drawn
+from dissensus.train.sampling import MemberSampling
 
-DRAWS = "draws"
-"""Examples that each member has been drawn for, ``[R, M]``."""
+SAMPLED = "sampled"
+"""Examples of the steps that have sampled each member, ``[R, M]``."""
 
 
-def add(sums: dict[str, Tensor], parts: LossParts, examples: int, drawn: Drawn | None, chosen: Tensor | None) -> None:
-    """Add a step's losses; those of drawn members go to their places among all."""
+def add(
+    sums: dict[str, Tensor],
+    parts: LossParts,
+    examples: int,
+    sampling: MemberSampling | None,
+    sampled: Tensor | None,
+) -> None:
+    """Add the losses of a step; those of sampled members are added at their places among all members."""
     values = {"loss": parts.total, **parts.parts}
-    if drawn is not None and chosen is not None:
-        values[DRAWS] = torch.ones_like(chosen, dtype=parts.total.dtype)
-        values |= {name: drawn.spread(value, chosen) for name, value in values.items() if value.ndim == 2}
+    if sampling is not None and sampled is not None:
+        values[SAMPLED] = torch.ones_like(sampled, dtype=parts.total.dtype)
+        values |= {name: sampling.scattered(value, sampled) for name, value in values.items() if value.ndim == 2}
     for name, value in values.items():
         if name not in sums:
             sums[name] = torch.zeros_like(value)
@@ -25,10 +31,13 @@ def add(sums: dict[str, Tensor], parts: LossParts, examples: int, drawn: Drawn |
 
 
 def averages(sums: Mapping[str, Tensor], examples: int) -> dict[str, Tensor]:
-    """Means over the examples so far; a member's own over those it was drawn for (NaN where it never was)."""
-    own = sums.get(DRAWS)
+    """Means over the examples so far.
+
+    The mean of a member is over the examples of steps that sampled it, and NaN where no step did.
+    """
+    sampled = sums.get(SAMPLED)
     return {
-        name: total / (own if own is not None and total.ndim == 2 else examples)
+        name: total / (sampled if sampled is not None and total.ndim == 2 else examples)
         for name, total in sums.items()
-        if name != DRAWS
+        if name != SAMPLED
     }

@@ -1,4 +1,4 @@
-"""Members drawn anew at every step: the stochastic sum of the LDR paper (appendix A.5.1)."""
+"""Members sampled anew at every step: the stochastic sum of the LDR paper (appendix A.5.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from dissensus.randomness import Use, derived_seed, random_bits
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Draws ``count`` of M members per step and run, each set of them equally likely, on the device.
+class MemberSampling:
+    """Samples ``count`` of M members per step and run, each set of them equally likely, on the device.
 
-    The objective sees the drawn members as though they were the ensemble, and its total counts M / count times. Where
-    that is a sum over members plus M times a mean over pairs (`independent`, `a2d`, `divdis`, `ldr`), it is right in
-    expectation, given whatever the objective holds fixed (LDR's α_n depends on the members drawn, so there it is not
-    quite). Terms of the ensemble as a whole, as in `augmented`, `joint` and `adp`, are another objective then: that of
-    an ensemble of the members drawn.
+    The objective sees the sampled members as though they were the ensemble, and its total counts M / count times. Where
+    the total is a sum over members plus M times a mean over pairs (`independent`, `a2d`, `divdis`, `ldr`), it is
+    unbiased, given everything that the objective holds fixed (LDR's α_n depends on the sampled members, so there it is
+    slightly biased). Terms of the ensemble as a whole, as in `augmented`, `joint` and `adp`, become another objective:
+    that of an ensemble of the sampled members.
     """
 
     count: int
@@ -28,8 +28,10 @@ class Drawn:
     keys: Int[Tensor, " R"]
 
     @classmethod
-    def of(cls, active_members: int | None, members: int, seeds: Sequence[int], device: torch.device) -> "Drawn | None":
-        """None where every step takes all members."""
+    def of(
+        cls, active_members: int | None, members: int, seeds: Sequence[int], device: torch.device
+    ) -> "MemberSampling | None":
+        """Sampling of ``active_members`` members; None where every step takes all members."""
         if active_members is None:
             return None
         checks.count("active_members", active_members)
@@ -38,24 +40,24 @@ class Drawn:
         keys = torch.tensor([derived_seed(seed, Use.ACTIVE_MEMBERS) for seed in seeds], device=device)
         return cls(active_members, members, keys)
 
-    def select(self, runs: Tensor) -> "Drawn":
+    def select(self, runs: Tensor) -> "MemberSampling":
         """For some runs (bool ``[R]``)."""
         return replace(self, keys=self.keys[runs.to(self.keys.device)])
 
-    def chosen(self, step: Int[Tensor, ""]) -> Int[Tensor, "R K"]:
-        """The members that a step draws in every run, in their order."""
+    def sample(self, step: Int[Tensor, ""]) -> Int[Tensor, "R K"]:
+        """The members of a step in every run, in ascending order."""
         bits = random_bits((self.members,), self.keys, step.expand_as(self.keys))
         return bits.argsort(1)[:, : self.count].sort(1).values
 
-    def rows(self, chosen: Int[Tensor, "R K"]) -> Int[Tensor, " RK"]:
-        """Where they lie among the rows of all runs."""
-        first = torch.arange(len(chosen), device=chosen.device).unsqueeze(1) * self.members
-        return (first + chosen).flatten()
+    def rows(self, sampled: Int[Tensor, "R K"]) -> Int[Tensor, " RK"]:
+        """The places of sampled members among the rows of all runs."""
+        first = torch.arange(len(sampled), device=sampled.device).unsqueeze(1) * self.members
+        return (first + sampled).flatten()
 
     def scaled(self, parts: LossParts) -> LossParts:
-        """Losses of drawn members as an estimate of those of all."""
+        """Losses of sampled members as an estimate of the losses of all members."""
         return LossParts(parts.total * (self.members / self.count), parts.parts)
 
-    def spread(self, value: Tensor, chosen: Int[Tensor, "R K"]) -> Tensor:
-        """Numbers of the members drawn, ``[R, K]``, at their places among all, ``[R, M]``, with zeros between."""
-        return value.new_zeros(len(value), self.members).scatter(1, chosen, value)
+    def scattered(self, value: Tensor, sampled: Int[Tensor, "R K"]) -> Tensor:
+        """Numbers of sampled members, ``[R, K]``, at their places among all members, ``[R, M]``; zeros elsewhere."""
+        return value.new_zeros(len(value), self.members).scatter(1, sampled, value)

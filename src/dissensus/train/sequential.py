@@ -1,65 +1,67 @@
-"""Members trained one after the other, each against those before it, which stand still (the original A2D)."""
+"""Members trained one after the other, each against the frozen ones before it (the original A2D)."""
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dissensus import checks
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
 from dissensus.objectives import independent
-from dissensus.train.history import History, share_of
+from dissensus.train.history import History, OnProgress, share_of
+from dissensus.train.recipe import ExistingMembers, Recipe
 
-PER_MEMBER = ("lr", "weight_decay", "momentum", "clip_norm", "augment")
 
-
-def one_by_one(fit: Callable[..., History], ensemble: Ensemble, **told: Any) -> History:
-    """Fit each member in turn, with the earlier ones frozen beside it; the history of all, one after the other."""
-    if list(told["frozen"]) or told["active_members"] is not None or told["freeze"] is not None:
+def one_by_one(
+    train: Callable[[Recipe, OnProgress | None], History], recipe: Recipe, progress: OnProgress | None
+) -> History:
+    """Train each member in turn, beside the frozen earlier ones; return the histories of all, concatenated."""
+    assert isinstance(recipe.initial, ExistingMembers)
+    ensemble = recipe.initial.ensemble
+    if recipe.frozen or recipe.active_members is not None or recipe.freeze is not None:
         checks.refuse("sequential", "come without `frozen`, `freeze` and `active_members`", "one of them")
     if ensemble.members < 2 or len(ensemble.body) != ensemble.members:
         got = "one member, or masks of one network"
         checks.refuse("sequential", "come with two members or more that are networks of their own", got)
     stages: list[History] = []
     for member in range(ensemble.members):
-        stage = {**told, "sequential": False, "frozen": range(member)}
-        stage |= {name: _first(told[name], member + 1) for name in PER_MEMBER}
-        if member == 0:
-            stage |= {"objective": functools.partial(independent, loss="cross_entropy"), "unlabelled": None}
-        if told["checkpoint"] is not None:
-            stage["checkpoint"] = Path(told["checkpoint"]) / f"member-{member}"
-        if told["progress"] is not None:
-            stage["progress"] = share_of(told["progress"], member, 1, ensemble.members)
-        some = ensemble.subset(range(member + 1))
-        some.twin = ensemble.twin
+        subset = ensemble.subset(range(member + 1))
+        subset.twin = ensemble.twin
+        share = None if progress is None else share_of(progress, member, 1, ensemble.members)
         try:
-            stages.append(fit(some, **{name: value for name, value in stage.items() if name != "ensemble"}))
+            stages.append(train(_stage(recipe, subset), share))
         finally:
-            _take(ensemble, some, member)
-            ensemble.twin = some.twin  # None once a stage has begun to train
+            ensemble.body.copy_member(member, subset.body)
+            ensemble.twin = subset.twin  # None once a stage has begun to train
     return _joined(stages)
 
 
+def _stage(recipe: Recipe, subset: Ensemble) -> Recipe:
+    """The recipe of the last member of a subset, in which the other members are frozen."""
+    count, run, checkpoint = subset.members, recipe.runs[0], recipe.checkpoint
+    optimizer = {name: _first(value, count) for name, value in run.optimizer.items()}
+    if checkpoint is not None:
+        checkpoint = replace(checkpoint, folder=checkpoint.folder / f"member-{count - 1}")
+    alone: dict[str, Any] = {"objective": functools.partial(independent, loss="cross_entropy"), "unlabelled": None}
+    return replace(
+        recipe,
+        initial=ExistingMembers(subset),
+        runs=(replace(run, members=count, optimizer=optimizer),),
+        batches=replace(recipe.batches, augment=_first(recipe.batches.augment, count)),
+        frozen=tuple(range(count - 1)),
+        twin=None,
+        checkpoint=checkpoint,
+        **(alone if count == 1 else {}),
+    )
+
+
 def _first(value: Any, count: int) -> Any:
-    """The first of settings that there is one of per member; a setting for all as it is."""
+    """The settings of the first members where there is one per member; a setting for all members as it is."""
     if isinstance(value, Tensor):
         return value[:count] if value.ndim else value
     return value[:count] if isinstance(value, Sequence) else value
-
-
-def _take(ensemble: Ensemble, other: Ensemble, member: int) -> None:
-    """Take over a member's weights and buffers."""
-    own, trained = ensemble.body.tensors(), other.body.tensors()
-    with torch.no_grad():
-        for name, tensor in trained.items():
-            if isinstance(ensemble.body, StackedMembers):
-                own[name][member].copy_(tensor[member])
-            elif name.startswith(f"{member}."):
-                own[name].copy_(tensor)
 
 
 def _joined(stages: list[History]) -> History:

@@ -1,4 +1,4 @@
-"""What a sweep gives: one row per run, one ensemble per run, all outputs at once."""
+"""The result of a sweep: one row per run, one ensemble per run, all outputs at once."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
-from dissensus.execution import StackedMembers
+from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
@@ -34,7 +34,7 @@ class Group:
     """Runs that were trained as one computation, and their members, stacked run by run."""
 
     runs: list[int]
-    body: StackedMembers
+    body: Body
     members: int
     build: dict[str, Any]
     seeds: list[int]
@@ -57,7 +57,7 @@ class Sweep:
         rows = range(place * group.members, (place + 1) * group.members)
         body = group.body.subset(list(rows)).eval()
         body.choices = group.body.choices  # measured once for all runs
-        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.backend)
+        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.requested_backend)
 
     def _find(self, index: int) -> tuple[Group, int]:
         if not -len(self) <= index < len(self):
@@ -117,13 +117,13 @@ class Sweep:
             device = next(group.body.parameters()).device
             start = 0
             for batch in x.split(evaluation_batch(len(group.runs) * group.members, batch_size)):
-                found = group.body.run(None, batch.to(device), False).cpu()
-                found = found.unflatten(0, (len(group.runs), -1))
+                outputs = group.body.run(None, batch.to(device)).cpu()
+                outputs = outputs.unflatten(0, (len(group.runs), -1))
                 if result is None:
-                    result = found.new_empty(len(self), found.shape[1], len(x), *found.shape[3:])
-                if found.shape[1] != result.shape[1]:
+                    result = outputs.new_empty(len(self), outputs.shape[1], len(x), *outputs.shape[3:])
+                if outputs.shape[1] != result.shape[1]:
                     raise ValueError("runs have different numbers of masks; use sweep.run(i).predict(x) for each run.")
-                result[group.runs, :, start : start + len(batch)] = found
+                result[group.runs, :, start : start + len(batch)] = outputs
                 start += len(batch)
         if result is None:
             checks.refuse("x", "hold at least one example", checks.shape_text(x.shape))
@@ -162,19 +162,19 @@ class Sweep:
         for i, entry in enumerate(entries):
             try:
                 with seeded(0):
-                    one = StackedMembers.of([builds[i]()])
+                    first = StackedMembers.of([builds[i]()])
             except TypeError as reason:
                 held = ", ".join(entry["build"]) or "nothing"
                 raise storage.StorageError(
                     f"`build` failed with what was stored for it ({held}): {reason}. Functions are stored by "
                     "name only: give a list of functions without arguments, one per group."
                 ) from reason
-            body = one.subset([0] * (len(entry["runs"]) * entry["members"]))
-            own = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
-            storage.check_match(path, own, {name: t.shape for name, t in body.tensors().items()})
+            body = first.subset([0] * (len(entry["runs"]) * entry["members"]))
+            stored = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
+            storage.check_match(path, stored, {name: t.shape for name, t in body.tensors().items()})
             for name, tensor in body.tensors().items():
-                tensor.data = own[name]
-            body.eval().backend = entry["backend"]
+                tensor.data = stored[name]
+            body.eval().request_backend(entry["backend"] if entry["backend"] in BACKENDS else "auto")
             groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"]))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
         return cls(manifest["points"], outcomes, groups)

@@ -1,53 +1,32 @@
 """`sweep`: a grid of runs as one training, wherever runs share shapes."""
 
 import functools
-import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 import dissensus.train.memory as memory
-import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
-from dissensus import checks
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augments, TensorBatches, end_to_end, split_rows
-from dissensus.data.recognition import digest
-from dissensus.data.unlabelled import with_unlabelled
-from dissensus.ensemble import fresh_members
-from dissensus.execution import BACKENDS, Choices, StackedMembers
-from dissensus.execution.weights import check_one_dtype
+from dissensus.data.batches import Augments, end_to_end
+from dissensus.execution import Backend, Choices
+from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, write_atomically
-from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, in_words, train
-from dissensus.train.compatibility import (
-    check_augments,
-    check_drawn,
-    check_few,
-    check_like,
-    check_patience,
-    check_resume,
-    check_unlabelled,
-    check_validation,
-    held_out_of,
-    is_separable,
-    recognised,
-    tell_of_split,
-)
-from dissensus.train.early_stopping import Watch
-from dissensus.train.engine import ADVERSARIAL, Engine
-from dissensus.train.evaluation import Metric, Validation, over_runs
-from dissensus.train.grid import Grid, Run, draw_keys, grouped, runs_of
-from dissensus.train.history import History, OnProgress, Progress
-from dissensus.train.numerics import Precision, numerics
-from dissensus.train.probing import probe, targets_of
-from dissensus.train.sampling import Drawn
+from dissensus.train.checkpoint import train
+from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
+from dissensus.train.engine import Engine
+from dissensus.train.grid import Grid, grouped, runs_of
+from dissensus.train.history import OnProgress, Progress
+from dissensus.train.numerics import Precision, PrecisionSettings
+from dissensus.train.probing import probe
+from dissensus.train.recipe import NewMembers, Recipe
+from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
 log = logging.getLogger("dissensus")
@@ -87,7 +66,7 @@ def sweep(
     deterministic: bool = False,
     shuffle: bool = True,
     drop_last: bool = False,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
     checkpoint: str | Path | None = None,
@@ -131,22 +110,9 @@ def sweep(
     >>> result.outputs(x).shape
     torch.Size([3, 2, 64, 1])
     """
-    checks.count("epochs", epochs)
-    checks.one_of("optimizer", optimizer, optim.OPTIMIZERS)
-    checks.one_of("backend", backend, ["auto", *BACKENDS])
-    checks.one_of("watch", watch, ("ensemble", "member"))
-    checks.one_of("keep", keep, ("best", "last"))
-    x, y, folds = end_to_end("data", data)
-    held, held_folds = held_out_of(validation, folds)
-    check_patience(patience, min_delta, validation)
-    mode = check_validation(held, None, metric, mode)
     check_resume(resume, checkpoint)
-    check_unlabelled(objective, unlabelled)
-    check_few(objective, active_members)
-    if unlabelled is not None:
-        check_like((x, y), unlabelled)
-    if ADVERSARIAL in inspect.signature(objective).parameters:
-        checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", "Use fit(adversarial=...).")
+    x, y, folds = end_to_end("data", data)
+    held_out, validation_folds = held_out_of(validation, folds)
     defaults = {
         "lr": lr,
         "weight_decay": weight_decay,
@@ -157,330 +123,131 @@ def sweep(
         "batch_size": batch_size,
     }
     recipe = Recipe(
+        initial=NewMembers(build, torch.device(device) if device is not None else x.device, backend),
         runs=runs_of(grid, build, objective, defaults, folds),
-        build=build,
-        x=x,
-        y=y,
-        folds=folds,
-        held_folds=held_folds,
+        data=(x, y),
         objective=objective,
         epochs=epochs,
-        optimizer=optimizer,
-        nesterov=nesterov,
-        betas=betas,
-        eps=eps,
-        schedule=schedules.resolved(schedule),
-        validation=held,
-        metric=metric,
-        mode=mode,
-        track=track,
-        per_member=watch == "member",
-        patience=patience,
-        min_delta=min_delta,
-        keep=keep,
-        augment=augment,
-        precision=precision,
-        channels_last=channels_last,
-        deterministic=deterministic,
-        shuffle=shuffle,
-        drop_last=drop_last,
+        optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
+        batches=BatchSettings(shuffle, drop_last, augment),
+        precision=PrecisionSettings(precision, channels_last, deterministic),
+        validation=held_out,
+        validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
         unlabelled=unlabelled,
+        folds=folds,
+        validation_folds=validation_folds,
         active_members=active_members,
-        backend=backend,
-        device=torch.device(device) if device is not None else x.device,
+        max_memory=max_memory,
+        checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
     )
-    for targets in targets_of(objective, recipe.runs, held):
-        targets.check_all(y)
-    folder = None if checkpoint is None else Path(checkpoint)
-    parts = _planned(recipe, max_memory, folder, resume)
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
-    done, total = 0, sum(recipe.steps(part[0]) for part in parts)
-    group_of = {number: place for place, group in enumerate(grouped(recipe.runs)) for number in group}
-    choices = {place: Choices() for place in group_of.values()}
-    for index, part in enumerate(parts):
-        engine = recipe.engine(part)
-        place = group_of[part[0]]
-        engine.body.choices = choices[place]  # measured once for all parts of a group
-        engine.captured = graph_steps(engine)
-        if progress is not None:
-            engine.progress = functools.partial(_shifted, progress, done, total)
-        checkpointer = None
-        if folder is not None:
-            told = {**recipe.told(), "network": engine.body.identity()}
-            chosen = folder / f"choices-{place:04d}.json"
-            checkpointer = Checkpointer(folder / f"part-{index:04d}", told, checkpoint_seconds, chosen)
-            engine.after_step = checkpointer
-        if len(part) == 1:
-            separable = is_separable(objective)
-            engine.plan = functools.partial(memory.plan_members, max_memory=max_memory, separable=separable)
-        train(engine, checkpointer, resume)
+    for part in _parts(recipe):
+        engine = part.engine(recipe, progress)
+        train(engine)
         engine.body.eval()
-        done += recipe.steps(part[0])
-        groups.append(recipe.group(part, engine))
-        outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part)}
+        runs = [recipe.runs[number] for number in part.numbers]
+        groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
+        outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that the runs of a sweep have in common, and how an engine is made for some of them."""
+class Part:
+    """Runs of one shape that are trained at once."""
 
-    runs: list[Run]
-    build: Callable[..., nn.Module]
-    x: Tensor
-    y: Tensor
-    folds: int
-    held_folds: int
-    """Of validation data: one for all, or as many as of training data."""
-    objective: Callable[..., LossParts]
-    epochs: int
-    optimizer: str
-    nesterov: bool
-    betas: tuple[float, float]
-    eps: float
-    schedule: schedules.Schedule
-    validation: tuple[Tensor, Tensor] | float | None
-    """Of several folds, those of all, end to end."""
-    metric: Metric | None
-    mode: str
-    track: Mapping[str, Metric] | None
-    per_member: bool
-    patience: int | None
-    min_delta: float
-    keep: str
-    augment: Augments
-    precision: Precision
-    channels_last: bool | None
-    deterministic: bool
-    shuffle: bool
-    drop_last: bool
-    unlabelled: Tensor | None
-    active_members: int | None
-    backend: str
-    device: torch.device
+    numbers: list[int]
+    index: int
+    group: int
+    """All runs of one shape are a group, whose parts are trained one after the other."""
+    choices: Choices
+    """Backends of the group: measured once for all of its parts."""
+    steps_before: int
+    steps_in_all: int
 
-    def told(self) -> dict[str, Any]:
-        """What this sweep is, for checkpoints to be recognised by."""
-        own = (
-            "folds",
-            "held_folds",
-            "objective",
-            "build",
-            "epochs",
-            "optimizer",
-            "nesterov",
-            "betas",
-            "eps",
-            "metric",
-            "mode",
-            "per_member",
-            "patience",
-            "min_delta",
-            "keep",
-            "augment",
-            "precision",
-            "channels_last",
-            "deterministic",
-            "shuffle",
-            "drop_last",
-            "active_members",
+    def engine(self, recipe: Recipe, progress: OnProgress | None) -> Engine:
+        """The engine of these runs."""
+        checkpoint = recipe.checkpoint
+        if checkpoint is not None:
+            folder = checkpoint.folder / f"part-{self.index:04d}"
+            choices = checkpoint.folder / f"choices-{self.group:04d}.json"
+            checkpoint = replace(checkpoint, folder=folder, choices=choices)
+        if progress is not None:
+            progress = functools.partial(_shifted, progress, self.steps_before, self.steps_in_all)
+        return recipe.engine(self.numbers, progress=progress, checkpoint=checkpoint, choices=self.choices)
+
+
+def _parts(recipe: Recipe) -> list[Part]:
+    """The parts of a sweep, in the order of their training."""
+    planned = _planned(recipe)
+    group_of = {number: place for place, group in enumerate(grouped(recipe.runs)) for number in group}
+    choices = {place: Choices() for place in group_of.values()}
+    steps = [recipe.steps(numbers[0]) for numbers in planned]
+    return [
+        Part(
+            numbers=numbers,
+            index=index,
+            group=group_of[numbers[0]],
+            choices=choices[group_of[numbers[0]]],
+            steps_before=sum(steps[:index]),
+            steps_in_all=sum(steps),
         )
-        settings = {name: getattr(self, name) for name in own}
-        held = digest(*self.validation) if isinstance(self.validation, tuple) else self.validation
-        at = torch.arange(self.epochs, dtype=torch.float64)
-        told = {
-            **settings,
-            "data": digest(self.x, self.y),
-            "validation": held,
-            "unlabelled": recognised(self.unlabelled),
-            "runs": [vars(run) for run in self.runs],
-            "schedule": self.schedule(at, float(self.epochs)).tolist(),
-        }
-        return json.loads(json.dumps(told, default=in_words))
-
-    def engine(self, numbers: Sequence[int]) -> Engine:
-        """An engine for runs of one shape, at their beginning."""
-        runs = [self.runs[n] for n in numbers]
-        first = runs[0]
-        body = _initial(self.build, runs, self.x.dtype).to(self.device)
-        decided = numerics(
-            self.precision, self.channels_last, self.deterministic, body, next(body.parameters()).dtype, self.device
-        )
-        body.backend, body.channels_last, body.by_rule = self.backend, decided.channels_last, self.deterministic
-        flat = body.packed()
-        per_row = {key: [run.optimiser[key] for run in runs for _ in range(first.members)] for key in first.optimiser}
-        limit = per_row.pop("clip_norm", None)
-        rows, held = self._rows(runs)
-        check_augments(self.augment, first.members)
-        shared: dict[str, Any] = {
-            "batch_size": first.batch_size,
-            "seeds": [run.seed for run in runs],
-            "device": self.device,
-            "augment": self.augment,
-        }
-        feed = own = TensorBatches(self.x, self.y, rows=rows, shuffle=self.shuffle, drop_last=self.drop_last, **shared)
-        if self.unlabelled is not None:
-            feed = with_unlabelled(own, self.unlabelled, **shared)
-        shared_numbers = {
-            name: value for name, value in first.hyper.items() if all(r.hyper[name] == value for r in runs)
-        }
-        hyper = {
-            name: flat.new_tensor([run.hyper[name] for run in runs])
-            for name in first.hyper
-            if name not in shared_numbers
-        }
-        numbers_of = {"betas": self.betas, "eps": self.eps, **per_row}
-        engine = Engine(
-            body=body,
-            flat=flat,
-            members=first.members,
-            losses=over_runs(functools.partial(self.objective, **first.words, **shared_numbers), len(runs)),
-            hyper=hyper,
-            optimizer=self.optimizer,
-            settings=optim.settings(numbers_of, len(flat), flat, nesterov=self.nesterov),
-            limit=None if limit is None else optim.column("clip_norm", limit, len(flat), flat),
-            active=torch.ones(len(flat), dtype=torch.bool, device=self.device),
-            feed=feed,
-            schedule=self.schedule,
-            epochs=self.epochs,
-            numerics=decided,
-            keys=draw_keys(self.objective, [run.seed for run in runs], self.device),
-            drawn=Drawn.of(self.active_members, first.members, [run.seed for run in runs], self.device),
-        )
-        check_drawn(engine)
-        self._watched(engine, own, held, first.words)
-        return engine
-
-    def _watched(self, engine: Engine, feed: TensorBatches, rows: Tensor | None, words: Mapping[str, Any]) -> None:
-        """Give an engine its validation data, where there is any."""
-        if self.validation is None:
-            return
-        x, y = self.validation if isinstance(self.validation, tuple) else (feed.x, feed.y)
-        x, y = x.to(self.device), y.to(self.device)
-        engine.validator = Validation(
-            (x, y),
-            functools.partial(self.objective, **words),
-            rows=rows,
-            metric=self.metric,
-            per_member=self.per_member,
-            track=self.track,
-        )
-        engine.watch = Watch(
-            engine.body,
-            engine.flat,
-            members=engine.members,
-            per_member=self.per_member,
-            patience=self.patience,
-            min_delta=self.min_delta,
-            keep=self.keep,
-            mode=self.mode,
-        )
-
-    def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
-        """Each run's training and validation rows ``[R, n]``; None where all runs take all."""
-        size = len(self.x) // self.folds
-        if isinstance(self.validation, float):
-            splits = [split_rows(size, self.validation, run.split_seed) for run in runs]
-            both = [
-                (rest + run.fold * size, part + run.fold * size) for run, (rest, part) in zip(runs, splits, strict=True)
-            ]
-            return torch.stack([rest for rest, _ in both]), torch.stack([part for _, part in both])
-        if self.folds == 1:
-            return None, None
-        starts = torch.tensor([[run.fold] for run in runs])
-        rows = starts * size + torch.arange(size)
-        if not isinstance(self.validation, tuple) or self.held_folds == 1:
-            return rows, None
-        held = len(self.validation[0]) // self.folds
-        return rows, starts * held + torch.arange(held)
-
-    def steps(self, number: int) -> int:
-        """Steps of a run's whole training."""
-        run = self.runs[number]
-        rows, _ = self._rows([run])
-        examples = len(self.x) if rows is None else rows.shape[1]
-        each = examples // run.batch_size if self.drop_last else -(-examples // run.batch_size)
-        return self.epochs * each
-
-    def group(self, numbers: list[int], engine: Engine) -> Group:
-        """The trained members of some runs."""
-        assert isinstance(engine.body, StackedMembers)
-        runs = [self.runs[n] for n in numbers]
-        return Group(list(numbers), engine.body, runs[0].members, runs[0].build, [run.seed for run in runs])
+        for index, numbers in enumerate(planned)
+    ]
 
 
-def _initial(build: Callable[..., nn.Module], runs: Sequence[Run], dtype: torch.dtype) -> StackedMembers:
-    """Stacked members of all runs; runs of the same seed start from the same weights, which are drawn once."""
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    members = runs[0].members
-    make = functools.partial(build, **runs[0].build)
-    try:
-        drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(make, seed, members))
-    except ValueError as reason:
-        raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
-    check_one_dtype(drawn.trainable())
-    rows = [seeds.index(run.seed) * members + m for run in runs for m in range(members)]
-    body = drawn.subset(rows)
-    body.set_keys([(run.seed, m) for run in runs for m in range(members)])
-    own = {parameter.dtype for parameter in body.trainable().values()}
-    return body.to(dtype) if dtype.is_floating_point and own != {dtype} else body
-
-
-def _planned(recipe: Recipe, max_memory: int | None, folder: Path | None, resume: bool) -> list[list[int]]:
-    """Groups of runs of one shape, cut to parts that fit into memory; the plan is kept with the checkpoints."""
-    plan = None if folder is None else folder / "plan.json"
-    if plan is not None and plan.exists():
-        return _stored_plan(plan, recipe, resume)
+def _planned(recipe: Recipe) -> list[list[int]]:
+    """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
+    file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
+    if recipe.checkpoint is not None and file is not None and file.exists():
+        return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
     for group in grouped(recipe.runs):
-        engine = recipe.engine(group[:1])
-        tell_of_split(engine.body, recipe.objective)
-        size = memory.needs(engine, next(engine.feed.epoch(0))[0]).whole
-        probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.y, recipe.validation)
-        budget = memory.allowed(max_memory, recipe.device, deterministic=recipe.deterministic)
-        at_once = memory.runs_at_once(size, len(group), budget)
-        log.info(
-            "%d runs of %d members, about %s each: %d at once (%s)",
-            len(group),
-            engine.members,
-            memory.mebibytes(size),
-            at_once,
-            memory.mebibytes(size * at_once),
-        )
+        at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
-    if plan is not None:
-        plan.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(plan, json.dumps({"told": recipe.told(), "parts": parts}).encode())
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps({"fingerprint": recipe.fingerprint, "parts": parts}).encode())
     return parts
 
 
-def _stored_plan(plan: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
+def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
+    """How many runs of a group fit into memory; the objective is tried on every point of the grid."""
+    engine = recipe.engine(group[:1])
+    tell_of_split(engine.body, recipe.objective)
+    size = engine.memory_needs(next(engine.feed.epoch(0))[0]).whole
+    assert isinstance(recipe.data, tuple)
+    probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.data[1], recipe.validation)
+    deterministic = recipe.precision.deterministic
+    budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
+    at_once = memory.runs_at_once(size, len(group), budget)
+    log.info(
+        "%d runs of %d members, about %s each: %d at once (%s)",
+        len(group),
+        engine.members,
+        memory.mebibytes(size),
+        at_once,
+        memory.mebibytes(size * at_once),
+    )
+    return at_once
+
+
+def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if not resume:
-        raise ValueError(f"{plan.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
-    stored, told = json.loads(plan.read_text()), recipe.told()
-    differing = [key for key in told if stored["told"].get(key) != told[key]]
-    if differing:
-        raise StorageError(f"{plan.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
-    return stored["parts"]
+        raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
+    plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
+    stored = plan.get("fingerprint", {})
+    names = differing(stored, fingerprint)
+    if names:
+        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, names))} differ.")
+    return plan["parts"]
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:
-    values = {**vars(moment), "step": before + moment.step, "steps": total}
-    progress(Progress(**values))
+    progress(replace(moment, step=before + moment.step, steps=total))
 
 
 def _outcome(engine: Engine, place: int) -> Outcome:
-    failure = engine.failures.get(place)
-    history = History(
-        epochs=engine.histories[place],
-        steps=failure.step if failure else len(engine.histories[place]) * len(engine.feed),
-        seconds=engine.histories[place][-1]["seconds"] if engine.histories[place] else 0.0,
-        stopped_early=failure is None and len(engine.histories[place]) < engine.epochs,
-        best_epoch=engine.best_epochs.get(place),
-        backend=engine.backend,
-        precision=str(engine.numerics),
-        memory=engine.planned,
-    )
+    failure, history = engine.state.failures.get(place), engine.history(place)
     status = "failed" if failure else "stopped early" if history.stopped_early else "done"
     return Outcome(status, str(failure) if failure else "", history)

@@ -3,9 +3,8 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,39 +12,17 @@ from torch.utils.data import DataLoader
 
 from dissensus import checks, storage
 from dissensus.axes import Objective
-from dissensus.data.batches import as_pair
 from dissensus.diversity.decomposition import check_pool
 from dissensus.ensemble import Ensemble
-from dissensus.objectives import (
-    a2d,
-    adp,
-    augmented,
-    divdis,
-    gradient_adjusted,
-    independent,
-    ldr,
-    negative_correlation,
-    trades,
-)
+from dissensus.objectives import augmented
+from dissensus.objectives.declaration import UNLABELLED, argument, declaration, takes, unwrapped
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import Checkpointer
-from dissensus.train.compatibility import check_adversarial, check_few, check_unlabelled, takes_unlabelled
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
-from dissensus.train.trained_loss import Targets, setting, trained_loss, unwrapped
+from dissensus.train.recipe import ExistingMembers, Recipe
+from dissensus.train.trained_loss import trained_loss
 
 KIND = "dissensus.twin"
-OF_EACH_MEMBER = (independent, trades)
-"""Objectives in which no member sees another."""
-NEUTRAL: dict[Callable[..., Any], dict[str, float]] = {
-    a2d: {"strength": 0},
-    adp: {"alpha": 0, "beta": 0, "temperature": 1},
-    augmented: {"beta": 0},
-    divdis: {"strength": 0, "balance": 0},
-    gradient_adjusted: {"alpha": 0},
-    ldr: {"strength": 0},
-    negative_correlation: {"strength": 0},
-}
-"""Hyperparameters with which an objective is that of independent training."""
 _BY_OBJECTIVE = (
     "Pass twin=partial(dissensus.objectives.independent, loss=...), with the loss that `objective` trains on."
 )
@@ -54,22 +31,21 @@ _BY_OBJECTIVE = (
 def without_interaction(objective: Objective) -> Objective:
     """The objective of a twin: `augmented` with β = 0, with the loss, the pool and the weights of an objective.
 
-    That is `independent`, gradient for gradient. It also records the loss of the pooled prediction and the diversity,
-    and validation data judges it by the same pooled loss as the objective itself.
+    Its gradients are those of `independent`. It also records the loss of the pooled prediction and the diversity, and
+    on validation data its pooled loss is that of the objective itself.
 
+    >>> from dissensus.objectives import ldr
     >>> without_interaction(functools.partial(ldr, strength=1.0)).keywords["loss"]
     'cross_entropy'
     """
-    function, bound = unwrapped(objective)
-    known = trained_loss(objective)
-    name = getattr(function, "__name__", "the objective")
-    if function in OF_EACH_MEMBER:
+    declared, known = declaration(objective), trained_loss(objective)
+    name = getattr(unwrapped(objective)[0], "__name__", "the objective")
+    if declared.separable:
         _refuse_copy(f"{name}, which trains every member by itself")
-    neutral = NEUTRAL.get(function)
-    if neutral is not None and all(_equals(setting(key, function, bound), value) for key, value in neutral.items()):
-        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in neutral.items())}")
+    if declared.neutral and all(_equals(argument(objective, key), value) for key, value in declared.neutral.items()):
+        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in declared.neutral.items())}")
     if known is None:
-        checks.refuse("twin", "be an objective where the loss of `objective` cannot be seen", "True", _BY_OBJECTIVE)
+        checks.refuse("twin", "be an objective if the loss of `objective` is unknown", "True", _BY_OBJECTIVE)
     check_pool(known.loss, known.pool)
     return functools.partial(augmented, beta=0.0, loss=known.loss, pool=known.pool, weights=known.weights)
 
@@ -80,67 +56,91 @@ def _refuse_copy(got: str) -> None:
 
 
 def _equals(value: object, neutral: float) -> bool:
-    one = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-    return one and float(value) == neutral  # pyright: ignore[reportArgumentType]  # a number, or a tensor of one
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and float(value) == neutral
+    return isinstance(value, int | float) and value == neutral
+
+
+def twin_objective(twin: bool | Objective, ensemble: Ensemble, objective: Objective) -> Objective | None:
+    """The objective of the twin that `fit` is asked for; None where no twin is wanted."""
+    if twin is False:
+        return None
+    if twin is not True and not callable(twin):
+        fix = "Pass twin=True, or partial(dissensus.objectives.independent, loss=...)."
+        checks.refuse("twin", "be True, False, or an objective", repr(twin), fix, TypeError)
+    _check_members(ensemble)
+    return without_interaction(objective) if twin is True else twin
 
 
 @dataclass
 class Twin:
-    """A twin that waits for its training: its members at their beginning, and what `fit` gets for them."""
+    """A twin that waits for its training: its recipe, and the generators at the beginning."""
 
-    ensemble: Ensemble
-    objective: Objective
-    settings: dict[str, Any]
-    """Of `fit`, besides the ensemble, the data and the objective."""
-    data: Any
+    recipe: Recipe
+    """Its ensemble is a copy of the members at their beginning."""
+    progress: OnProgress | None
+    siblings_progress: OnProgress | None
+    """Progress of the ensemble whose twin is trained after it."""
     generators: list[torch.Generator]
-    """What the ensemble's training may draw from besides its seed: torch's generators, and those of loaders."""
+    """Generators that the ensemble's training may draw from besides its seed: torch's, and those of loaders."""
     states: list[Tensor]
-    """Of these generators, at the beginning."""
+    """States of these generators at the beginning."""
 
     @classmethod
-    def of(cls, twin: bool | Objective, ensemble: Ensemble, told: Mapping[str, Any]) -> "Twin | None":
-        """The twin of an ensemble that `fit` is about to train, with what `fit` was told; None where none is wanted.
+    def of(cls, recipe: Recipe, progress: OnProgress | None, *, sequential: bool) -> "Twin | None":
+        """The twin of an ensemble that is about to be trained; None where the recipe has none.
 
-        Everything that can be refused about it is refused here, before anything is trained.
+        Settings that do not go together are refused here, before anything is trained.
         """
-        if twin is False:
+        if recipe.twin is None:
             return None
-        if twin is not True and not callable(twin):
-            fix = "Pass twin=True, or partial(dissensus.objectives.independent, loss=...)."
-            checks.refuse("twin", "be True, False, or an objective", repr(twin), fix, TypeError)
-        _check_members(ensemble)
-        if told["sequential"] and told["checkpoint"] is not None:
+        assert isinstance(recipe.initial, ExistingMembers)
+        ensemble, checkpoint = recipe.initial.ensemble, recipe.checkpoint
+        if sequential and checkpoint is not None:
             fix = "Leave one of the three out."
             checks.refuse("twin", "come without `checkpoint` where training is sequential", "both", fix)
-        objective = without_interaction(told["objective"]) if twin is True else twin
-        own = {**told, "sequential": False, "twin": False}
-        data = own.pop("data")
-        for name in ("ensemble", "objective"):
-            own.pop(name)
-        if not takes_unlabelled(objective):
-            own["unlabelled"] = None
-        if told["checkpoint"] is not None:
-            own["checkpoint"] = Path(told["checkpoint"]) / "twin"
-        _check(objective, data, own)
-        generators = _generators(ensemble.device, data, own["unlabelled"], own["validation"])
-        states = [generator.get_state() for generator in generators]
-        own["progress"] = _share(told, twin=True)
-        return cls(ensemble.subset(range(ensemble.members)), objective, own, data, generators, states)
+        try:
+            own_recipe = replace(
+                recipe,
+                initial=ExistingMembers(ensemble.subset(range(ensemble.members))),
+                objective=recipe.twin,
+                unlabelled=recipe.unlabelled if takes(recipe.twin, UNLABELLED) else None,
+                checkpoint=None if checkpoint is None else replace(checkpoint, folder=checkpoint.folder / "twin"),
+                twin=None,
+            )
+        except ValueError as reason:
+            raise ValueError(f"`twin` does not go with this training: {reason}") from reason
+        generators = _generators(ensemble.device, recipe.data, own_recipe.unlabelled, recipe.validation)
+        trainings = ensemble.members if sequential else 1
+        return cls(
+            own_recipe,
+            None if progress is None else share_of(progress, trainings, 1, trainings + 1, twin=True),
+            None if progress is None else share_of(progress, 0, trainings, trainings + 1),
+            generators,
+            [generator.get_state() for generator in generators],
+        )
 
-    def keep(self, checkpointer: Checkpointer, resume: bool) -> None:
-        """Store the beginning beside the ensemble's first checkpoint, or take it from there.
+    @property
+    def ensemble(self) -> Ensemble:
+        """The twin itself."""
+        assert isinstance(self.recipe.initial, ExistingMembers)
+        return self.recipe.initial.ensemble
 
-        A training that goes on in the same process passes an ensemble that is trained in part, and another process has
+    def keep(self, checkpointer: object) -> None:
+        """Store the beginning beside the ensemble's first checkpoint, or restore it from there.
+
+        A training that resumes in the same process passes an ensemble that is partly trained, and another process has
         other generators.
         """
+        if not isinstance(checkpointer, Checkpointer):
+            return
         folder = checkpointer.folder / "twin"
         beginning = folder / "beginning"
-        if not checkpointer.found():
+        if not checkpointer.checkpoints():
             if any(folder.glob("step-*")):
                 raise ValueError(f"{folder} holds a checkpoint already; give another folder.")
             storage.write_folder(beginning, KIND, self._tensors(), {})
-        elif resume:
+        elif checkpointer.settings.resume:
             try:
                 stored, _ = storage.read_folder(beginning, KIND)
             except storage.StorageError as reason:
@@ -148,25 +148,27 @@ class Twin:
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "
                     "Give another folder."
                 ) from reason
-            self._take(beginning, stored)
+            self._restore(beginning, stored)
 
     def _tensors(self) -> dict[str, Tensor]:
         members = {f"members/{name}": tensor for name, tensor in self.ensemble.body.tensors().items()}
         return members | {f"generator/{place}": state for place, state in enumerate(self.states)}
 
-    def _take(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
-        own = self._tensors()
-        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in own.items()})
+    def _restore(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
+        tensors = self._tensors()
+        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in tensors.items()})
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(stored[name])
 
-    def train(self, fit: Callable[..., History], ensemble: Ensemble, history: History) -> History:
-        """Train the twin after its sibling, and tell both the sibling and its history."""
+    def train(
+        self, train: Callable[[Recipe, OnProgress | None], History], ensemble: Ensemble, history: History
+    ) -> History:
+        """Train the twin after its sibling; both the sibling and its history get it."""
         self.ensemble.body.choices.update(ensemble.body.choices)  # of the same passes: measured once
         with self._from_the_beginning():
             try:
-                history.twin_history = fit(self.ensemble, self.data, self.objective, **self.settings)
+                history.twin_history = train(self.recipe, self.progress)
             except TrainingDiverged as reason:
                 history.twin_history = reason.history
                 raise TrainingDiverged(reason.failure, history, twin=True) from None
@@ -175,7 +177,7 @@ class Twin:
 
     @contextmanager
     def _from_the_beginning(self) -> Iterator[None]:
-        """A block that draws what the ensemble's training drew, and leaves generators as it found them."""
+        """A block that draws what the ensemble's training drew, and restores generators afterwards."""
         before = [generator.get_state() for generator in self.generators]
         with generators_kept(self.ensemble.device):
             try:
@@ -187,44 +189,18 @@ class Twin:
                     generator.set_state(state)
 
 
-def siblings_progress(told: Mapping[str, Any]) -> OnProgress | None:
-    """Progress of an ensemble whose twin is trained after it."""
-    return _share(told, twin=False)
-
-
-def _share(told: Mapping[str, Any], *, twin: bool) -> OnProgress | None:
-    if told["progress"] is None:
-        return None
-    first = told["ensemble"].members if told["sequential"] else 1
-    return share_of(told["progress"], first if twin else 0, 1 if twin else first, first + 1, twin=twin)
-
-
 def _check_members(ensemble: Ensemble) -> None:
     network = getattr(ensemble.body, "network", None)
     masks = getattr(network, "members_inside", False)
     if ensemble.members == 1 and not masks:
-        checks.refuse("twin", "come with two members or more", "one", "A member alone has nobody to interact with.")
+        checks.refuse("twin", "come with two members or more", "one", "A single member has no other to interact with.")
     if masks and getattr(network, "assign", "all") == "split":
         got = "assign='split', where each example trains one mask"
         checks.refuse("twin", "come with masks that interact", got, "Use assign='all', or leave `twin` out.")
 
 
-def _check(objective: Objective, data: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse an objective that does not go with the other settings."""
-    unlabelled, active_members = settings["unlabelled"], settings["active_members"]
-    try:
-        check_unlabelled(objective, unlabelled)
-        check_few(objective, active_members)
-        check_adversarial(objective, settings["adversarial"], unlabelled, settings["augment"], active_members)
-        pair = as_pair(data)
-        if pair is not None:
-            Targets.of(objective).check(pair[1])
-    except ValueError as reason:
-        raise ValueError(f"`twin` does not go with this training: {reason}") from reason
-
-
 def _generators(device: torch.device, *sources: object) -> list[torch.Generator]:
     loaders = [source for source in sources if isinstance(source, DataLoader)]
-    found = [own for loader in loaders for own in (loader.generator, getattr(loader.sampler, "generator", None))]
+    of_loaders = [g for loader in loaders for g in (loader.generator, getattr(loader.sampler, "generator", None))]
     on_device = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-    return [torch.default_generator, *on_device, *(own for own in found if own is not None)]
+    return [torch.default_generator, *on_device, *(generator for generator in of_loaders if generator is not None)]

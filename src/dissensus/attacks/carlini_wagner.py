@@ -1,0 +1,188 @@
+"""Carlini and Wagner's attack (2017): the nearest adversarial point in L2, by Adam in tanh space."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.attacks.bisection import Nearest, nearest_points
+from dissensus.attacks.blocks import Steps
+from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
+from dissensus.attacks.norms import l2_lengths, per_example, sums
+from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
+from dissensus.attacks.target_model import Model, PoolName
+
+Inputs = Float[Tensor, "B *S"]
+Labels = Integer[Tensor, " B"]
+Numbers = Float[Tensor, " B"]
+Number = Float[Tensor, ""]
+
+EDGE = 0.999999
+"""tanh(w) of an input at the edge of the box, if tanh space is no wider than the box."""
+
+
+def carlini_wagner(
+    model: Model,
+    x: Inputs,
+    y: Labels,
+    *,
+    steps: int = 1000,
+    step_size: float = 0.01,
+    confidence: float = 0.0,
+    constant: float = 1e-3,
+    search_steps: int = 9,
+    abort_early: bool = True,
+    widening: float = 0.1,
+    pool: PoolName = "probability",
+    target: Labels | None = None,
+    box: Box = (0.0, 1.0),
+) -> Adversarial:
+    """Minimise ‖x' − x‖² + c · max(κ − margin, 0) by Adam, in tanh space.
+
+    x' = m + h · tanh(w), with the box's midpoint m and half width h. In the published attack, an input at the edge of
+    the box corresponds to w = ±∞. It starts at tanh(w) = ±0.999999, where the slope of tanh is so small that hundreds
+    of steps hardly move it. Here h exceeds the half width of the box by the share ``widening``, and w is clipped so
+    that x' stays in the box: inputs of exactly 0 or 1 lie where tanh has a slope, and move from the first step on.
+    ``widening=0`` is the published attack.
+
+    Every example has its own c, nearest point and end of the run, so no result depends on other examples.
+
+    Args:
+        model: And ``x``, ``y``, ``pool``, ``target``: see `fgsm`.
+        steps: Number of updates of each run.
+        step_size: Adam's learning rate.
+        confidence: κ: by how much the wrong class must lead, in units of the attacked scores.
+        constant: c, or the value with which the search for it starts.
+        search_steps: Number of runs, each with another c (see `bisection`); 0: c is fixed, as in the ADP paper.
+        abort_early: End an example's run when its loss has converged over a tenth of the steps.
+        widening: Share by which tanh space is wider than the box.
+        box: Smallest and largest value of valid inputs, both finite.
+
+    ``distance`` is in L2.
+    """
+    check_settings(steps, step_size, confidence, constant, search_steps)
+    checks.number("widening", widening, 0.0)
+    with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
+        if not math.isfinite(problem.high - problem.low):
+            checks.refuse("box", "be finite for this attack", box)
+        settings = DistanceMinimisation(steps, confidence, abort_early)
+        space = TanhSpace((problem.low + problem.high) / 2, (problem.high - problem.low) / 2, widening)
+        updates = _steps(problem, settings, space, step_size)
+
+        def search(rows: Examples) -> Tensor:
+            run = functools.partial(_run, rows, problem=problem, settings=settings, space=space, steps=updates)
+            return nearest_points(run, rows.x, constant, search_steps)
+
+        return problem.solve([search], l2_lengths)
+
+
+class TanhSpace(NamedTuple):
+    """Tanh space: midpoint and half width of the box, and the share by which the space is wider."""
+
+    middle: float
+    half: float
+    widening: float
+
+    @property
+    def scale(self) -> float:
+        """dx' / d tanh(w)."""
+        return self.half * (1 + self.widening)
+
+    def coordinates(self, x: Inputs) -> Inputs:
+        """w of inputs."""
+        edge = 1 / (1 + self.widening) if self.widening else EDGE
+        return ((x - self.middle) / self.half * edge).atanh()
+
+    def clipped(self, coordinates: Inputs) -> Inputs:
+        """w, clipped to the box."""
+        edge = math.atanh(1 / (1 + self.widening)) if self.widening else math.inf
+        return coordinates.clamp(-edge, edge)
+
+    def inputs(self, tanh: Inputs, problem: AttackProblem) -> Inputs:
+        """Inputs from tanh(w)."""
+        return (self.middle + self.scale * tanh).clamp(problem.low, problem.high)
+
+
+class CarliniWagnerState(NamedTuple):
+    """State of a run: start and shift in tanh space, Adam's moments, the nearest point, the loss to compare with."""
+
+    x: Inputs
+    y: Labels
+    target: Labels
+    constant: Numbers
+    origin: Inputs
+    shift: Inputs
+    mean: Inputs
+    square: Inputs
+    best: Inputs
+    distance: Numbers
+    success: Bool[Tensor, " B"]
+    reference: Numbers
+    done: Bool[Tensor, " B"]
+
+
+def _steps(problem: AttackProblem, settings: DistanceMinimisation, space: TanhSpace, step_size: float) -> Steps:
+    def step(state: CarliniWagnerState, _kind: None, numbers: Tensor) -> CarliniWagnerState:
+        compare, *bias = numbers.unbind()
+        tanh = (state.origin + state.shift).tanh()
+        point = space.inputs(tanh, problem)
+        here = problem.loss_at(point, state, settings.loss)
+        success = settings.is_adversarial(problem, here.scores, state)
+        nearest = nearer(
+            Nearest(state.best, state.distance, state.success), point, l2_lengths(point - state.x), success
+        )
+        change = point - space.inputs(state.origin.tanh(), problem)
+        value = sums(change.flatten(1).square()) - state.constant * here.value
+        converged, reference = settings.converged(compare, value, state.reference)
+        gradient = 2 * change - per_example(state.constant, point) * here.gradient
+        move, mean, square = _adam(gradient * space.scale * (1 - tanh.square()), state.mean, state.square, *bias)
+        shift = space.clipped(state.origin + state.shift - step_size * move) - state.origin
+        return state._replace(
+            shift=shift, mean=mean, square=square, reference=reference, done=converged, **nearest._asdict()
+        )
+
+    numbers = settings.step_numbers(problem, lambda index: (1 - 0.9 ** (index + 1), 1 - 0.999 ** (index + 1)))
+    return Steps(step, [None] * settings.steps, numbers, capture=problem.capture)
+
+
+def _run(
+    rows: Examples,
+    constant: Numbers,
+    nearest: Nearest,
+    *,
+    problem: AttackProblem,
+    settings: DistanceMinimisation,
+    space: TanhSpace,
+    steps: Steps,
+) -> Nearest:
+    zeros, false = torch.zeros_like(rows.x), torch.zeros_like(nearest.success)
+    start = CarliniWagnerState(
+        *rows[:3],
+        constant,
+        origin=space.coordinates(rows.x),
+        shift=zeros,
+        mean=zeros,
+        square=zeros,
+        best=nearest.best,
+        distance=nearest.distance,
+        success=false,
+        reference=torch.full_like(constant, torch.inf),
+        done=false,
+    )
+    end = steps.carried_out(start)
+    point = space.inputs((end.origin + end.shift).tanh(), problem)  # the point after the last update counts too
+    success = settings.is_adversarial(problem, problem.pooled_scores(point), end)
+    return nearer(Nearest(end.best, end.distance, end.success), point, l2_lengths(point - rows.x), success)
+
+
+def _adam(
+    gradient: Inputs, mean: Inputs, square: Inputs, mean_correction: Number, square_correction: Number
+) -> tuple[Inputs, Inputs, Inputs]:
+    """Adam's step at learning rate one, and its new moments; the corrections are 1 − β₁ᵏ and 1 − β₂ᵏ."""
+    mean = 0.9 * mean + 0.1 * gradient
+    square = 0.999 * square + 0.001 * gradient.square()
+    return mean / mean_correction / ((square / square_correction).sqrt() + 1e-8), mean, square

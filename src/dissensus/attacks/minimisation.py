@@ -1,0 +1,71 @@
+"""Parts of attacks that minimise the distance to an adversarial point: margin loss, early abort, nearest point."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.attacks.bisection import Nearest
+from dissensus.attacks.losses import margin, one_hot_mask
+from dissensus.attacks.norms import per_example
+from dissensus.attacks.problem import AttackProblem, HasLabels
+
+Inputs = Float[Tensor, "B *S"]
+Labels = Integer[Tensor, " B"]
+Numbers = Float[Tensor, " B"]
+Number = Float[Tensor, ""]
+
+STALLED = 0.9999
+"""A loss above this share of its value a tenth of all steps ago has converged."""
+
+
+class DistanceMinimisation(NamedTuple):
+    """Settings of one run: number of updates, confidence κ, and whether converged examples stop early."""
+
+    steps: int
+    confidence: float
+    abort_early: bool
+
+    def loss(self, scores: Float[Tensor, "K B C"], y: Labels, target: Labels | None) -> Float[Tensor, "K B"]:
+        """−max(κ − margin, 0): the loss is negated because attacks raise losses."""
+        return -(self.confidence - margin(scores, y, target)).clamp_min(0.0)
+
+    def is_adversarial(
+        self, problem: AttackProblem, scores: Float[Tensor, "B C"], rows: HasLabels
+    ) -> Bool[Tensor, " B"]:
+        """Whether the goal is reached with confidence κ."""
+        classes, handicap = (rows.target, -self.confidence) if problem.targeted else (rows.y, self.confidence)
+        return problem.is_adversarial(scores + handicap * one_hot_mask(classes, problem.classes), rows)
+
+    def converged(self, compare: Number, value: Numbers, reference: Numbers) -> tuple[Bool[Tensor, " B"], Numbers]:
+        """Whether each loss has converged, in steps that compare losses; and the loss to compare with next time."""
+        comparing = compare > 0
+        return comparing & (value > STALLED * reference), torch.where(comparing, value, reference)
+
+    def step_numbers(
+        self, problem: AttackProblem, numbers: Callable[[int], tuple[float, ...]]
+    ) -> Float[Tensor, "steps K"]:
+        """Numbers of every step, on the device: whether to compare losses (ten times in all), and the attack's."""
+        interval = math.ceil(self.steps / 10)
+        rows = [(self.abort_early and index % interval == 0, *numbers(index)) for index in range(self.steps)]
+        return problem.examples.x.new_tensor(rows)
+
+
+def nearer(nearest: Nearest, point: Inputs, length: Numbers, success: Bool[Tensor, " B"]) -> Nearest:
+    """The nearest points so far, updated with adversarial points that are nearer."""
+    closer = success & (length < nearest.distance)
+    best = torch.where(per_example(closer, point), point, nearest.best)
+    return Nearest(best, torch.where(closer, length, nearest.distance), nearest.success | success)
+
+
+def check_settings(steps: int, step_size: float, confidence: float, constant: float, search_steps: int) -> None:
+    """Refuse settings that make no sense."""
+    checks.count("steps", steps)
+    checks.number("step_size", step_size, 0.0, open_low=True)
+    checks.number("confidence", confidence, 0.0)
+    checks.number("constant", constant, 0.0, open_low=True)
+    checks.count("search_steps", search_steps, 0)

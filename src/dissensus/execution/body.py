@@ -1,0 +1,158 @@
+"""The interface of all members of an ensemble: stacked, of different architectures, or elsewhere."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from dissensus.execution.backends import Backend
+from dissensus.execution.choice import Choices
+from dissensus.execution.skeleton import Tensors
+
+ALL_ROWS = slice(None)
+
+
+@runtime_checkable
+class Body(Protocol):
+    """M members with one set of tensors, whose trainable parameters can be packed into one matrix ``[M, P]``.
+
+    Training and inference use members through this interface only. In a sweep the members of all runs are rows of one
+    body.
+    """
+
+    training: bool
+    backend: str
+    """The name of the requested backend."""
+    ran: str
+    """The backend of the latest pass."""
+    channels_last: bool
+    """Whether packed weights of convolutions are stored channels last."""
+    by_rule: bool
+    """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
+    choices: Choices
+    """Backends chosen so far, by mode of use."""
+
+    @property
+    def requested_backend(self) -> str | Backend:
+        """``"auto"``, the name of a backend, or a backend from outside of the package."""
+        ...
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members have one architecture; every tensor then has a leading member axis."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of members M."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, counters of dropout included."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that training changes without a gradient, such as batch-norm statistics."""
+        ...
+
+    def packed(self) -> Tensor:
+        """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
+        ...
+
+    def run(
+        self,
+        flat: Tensor | None,
+        x: Tensor,
+        *,
+        per_member: bool = False,
+        rows: slice | Tensor = ALL_ROWS,
+        replayed: bool = False,
+        backend: str | None = None,
+    ) -> Tensor:
+        """Outputs ``[M, B, ...]``.
+
+        Args:
+            flat: Packed parameters of the rows that run; None for the body's own parameters.
+            x: A batch ``[B, ...]`` for all members, or ``[M, B, ...]`` with ``per_member``.
+            per_member: Whether every member has a batch of its own.
+            rows: Members that run: a slice, or their numbers.
+            replayed: Whether this pass is going to be replayed from a CUDA graph, which changes what is fastest.
+            backend: The backend of this pass alone; by default the body's, whose choice is remembered.
+        """
+        ...
+
+    def is_batchable(self) -> bool:
+        """Whether the backend ``"batched"`` supports every layer."""
+        ...
+
+    def member(self, index: int) -> nn.Module:
+        """A copy of one member as an ordinary module."""
+        ...
+
+    def mean(self) -> nn.Module:
+        """An ordinary module with the members' mean weights."""
+        ...
+
+    def subset(self, indices: Sequence[int]) -> "Body":
+        """Copies of the members at these indices."""
+        ...
+
+    def copy_member(self, index: int, other: "Body") -> None:
+        """Overwrite one member with the member at the same index of another body."""
+        ...
+
+    def identity(self) -> str:
+        """A checksum of the architecture, by which checkpoints recognise it."""
+        ...
+
+    def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
+        """Key dropout by the (run seed, member) of each row."""
+        ...
+
+    def attach(self, flat: Tensor, state: Tensors) -> None:
+        """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces `state`."""
+        ...
+
+    def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
+        """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """Set training mode."""
+        ...
+
+    def eval(self) -> Any:
+        """Set evaluation mode."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every layer."""
+        ...
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move or cast all tensors."""
+        ...
+
+
+_replayed: ContextVar[bool] = ContextVar("replayed", default=False)
+
+
+@contextmanager
+def passes_replayed() -> Iterator[None]:
+    """A block in which passes of ensembles, wherever a model calls them, are going to be replayed from CUDA graphs."""
+    token = _replayed.set(True)
+    try:
+        yield
+    finally:
+        _replayed.reset(token)
+
+
+def are_passes_replayed() -> bool:
+    """Whether this code runs inside of `passes_replayed`."""
+    return not torch.compiler.is_compiling() and _replayed.get()

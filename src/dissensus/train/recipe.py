@@ -1,0 +1,418 @@
+"""The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import dissensus.train.optim as optim
+import dissensus.train.schedules as schedules
+from dissensus import checks
+from dissensus.axes import LossParts, Objective
+from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
+from dissensus.ensemble import Ensemble, fresh_members
+from dissensus.execution import Backend, Body, Choices, StackedMembers
+from dissensus.execution.backends import checked
+from dissensus.execution.weights import check_one_dtype
+from dissensus.fingerprint import fingerprints
+from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
+from dissensus.train.adversary import AdversarialTraining, Adversary
+from dissensus.train.capture import graph_steps
+from dissensus.train.checkpoint import Checkpointer
+from dissensus.train.compatibility import (
+    check_adversarial,
+    check_augments,
+    check_drawn,
+    check_few,
+    check_like,
+    check_momentum,
+    check_objective,
+    check_patience,
+    check_unlabelled,
+    check_validation,
+    recognised,
+)
+from dissensus.train.convergence import Convergence, Freezing
+from dissensus.train.early_stopping import EarlyStopping
+from dissensus.train.engine import Engine
+from dissensus.train.evaluation import Validation, over_runs
+from dissensus.train.grid import Run, draw_keys
+from dissensus.train.history import OnProgress
+from dissensus.train.memory import MemoryLimit
+from dissensus.train.numerics import PrecisionSettings, numerics
+from dissensus.train.probing import targets_of
+from dissensus.train.sampling import MemberSampling
+from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
+from dissensus.train.state import RunSettings, TrainState
+from dissensus.train.trained_loss import Targets
+
+
+@dataclass(frozen=True)
+class NewMembers:
+    """Members that are initialised for a training: those of every run from its seed."""
+
+    build: Callable[..., nn.Module]
+    device: torch.device
+    backend: str | Backend = "auto"
+
+    def __post_init__(self) -> None:
+        checked(self.backend)
+
+    def body(self, runs: Sequence[Run], dtype: torch.dtype) -> Body:
+        """Stacked members of all runs; the weights of runs with the same seed are drawn once."""
+        seeds = list(dict.fromkeys(run.seed for run in runs))
+        members = runs[0].members
+        build = functools.partial(self.build, **runs[0].build)
+        try:
+            drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(build, seed, members))
+        except ValueError as reason:
+            raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
+        check_one_dtype(drawn.trainable())
+        body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
+        dtypes = {parameter.dtype for parameter in body.trainable().values()}
+        if dtype.is_floating_point and dtypes != {dtype}:
+            body = body.to(dtype)
+        body.request_backend(self.backend)
+        return body.to(self.device)
+
+    def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
+        """The (seed, member) of every row, by which dropout is keyed."""
+        return [(run.seed, member) for run in runs for member in range(run.members)]
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that determines the initial weights besides seeds."""
+        return {"build": self.build}
+
+
+@dataclass(frozen=True)
+class ExistingMembers:
+    """The members of an ensemble, trained in place as a single run."""
+
+    ensemble: Ensemble
+
+    def __post_init__(self) -> None:
+        if not any(parameter.requires_grad for parameter in self.ensemble.parameters()):
+            checks.refuse("ensemble", "have parameters to train", "only frozen ones", "Set requires_grad.")
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the ensemble."""
+        return self.ensemble.device
+
+    def body(self, runs: Sequence[Run], dtype: torch.dtype) -> Body:  # noqa: ARG002
+        """The body of the ensemble."""
+        return self.ensemble.body
+
+    def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
+        """The (seed, member) of every row, by which dropout is keyed."""
+        return [(runs[0].seed, member) for member in self.ensemble.member_ids]
+
+    def identity(self) -> dict[str, Any]:
+        """Everything by which checkpoints distinguish initial weights."""
+        return {"members": self.ensemble.member_ids, "initial": self.ensemble.seed}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a training. A `fit` is a recipe of one run over an existing ensemble."""
+
+    initial: NewMembers | ExistingMembers
+    runs: Sequence[Run]
+    data: DataLike
+    """For several folds, the pairs of all folds, concatenated."""
+    objective: Callable[..., LossParts]
+    epochs: int
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
+    validation: DataLike | float | None = None
+    """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
+    validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
+    unlabelled: Tensor | DataLike | None = None
+    folds: int = 1
+    validation_folds: int = 1
+    """One fold of validation data for all runs, or as many as of training data."""
+    frozen: Sequence[int] = ()
+    """Members that take no step."""
+    freeze: Convergence | None = None
+    active_members: int | None = None
+    adversarial: AdversarialTraining | None = None
+    twin: Objective | None = None
+    """The objective of the independent twin that is trained afterwards."""
+    max_memory: int | None = None
+    checkpoint: CheckpointSettings | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that do not go together, before anything is trained."""
+        objective, settings, sweep = self.objective, self.validation_settings, isinstance(self.initial, NewMembers)
+        check_objective(objective)
+        checks.count("epochs", self.epochs)
+        for run in self.runs:
+            checks.count("batch_size", run.batch_size)
+        check_unlabelled(objective, self.unlabelled)
+        for members in {run.members for run in self.runs}:
+            check_augments(self.batches.augment, members)
+        check_few(objective, self.active_members)
+        if not sweep:
+            check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
+        elif takes(objective, ADVERSARIAL):
+            fix = "Use fit(adversarial=...)."
+            checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
+        check_patience(settings.patience, settings.min_delta, self.validation)
+        check_validation(self.validation, None if sweep else settings.track, settings.metric, settings.mode)
+        if self.unlabelled is not None:
+            check_like(self.data, self.unlabelled)
+        if self._pair is not None:
+            for targets in targets_of(objective, self.runs, self._validation_pair):
+                targets.check_all(self._pair[1])
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The fingerprint of every setting that determines the training, by which checkpoints are recognised."""
+        run, validation = self.runs[0], self.validation_settings
+        existing = isinstance(self.initial, ExistingMembers)
+        settings = {
+            "epochs": self.epochs,
+            **(
+                {"batch_size": run.batch_size, "seed": run.seed} if existing else {"runs": [vars(r) for r in self.runs]}
+            ),
+            "optimizer": self.optimizer.name,
+            "objective": self.objective,
+            **self.initial.identity(),
+            "data": recognised(self.data),
+            "folds": [self.folds, self.validation_folds],
+            **(run.optimizer if existing else {}),
+            "nesterov": self.optimizer.nesterov,
+            "betas": self.optimizer.betas,
+            "eps": self.optimizer.eps,
+            "schedule": self._rates(),
+            "frozen": sorted(member % run.members for member in self.frozen),
+            "metric": validation.metric,
+            "mode": validation.mode or "min",
+            "watch": validation.watch,
+            "unlabelled": recognised(self.unlabelled),
+            "active_members": self.active_members,
+            "adversarial": None if self.adversarial is None else str(self.adversarial),
+            "freeze": None if self.freeze is None else str(self.freeze),
+            "validation": self.validation if isinstance(self.validation, int | float) else recognised(self.validation),
+            "patience": validation.patience,
+            "min_delta": validation.min_delta,
+            "keep": validation.keep,
+            "augment": self.batches.augment,
+            "precision": vars(self.precision),
+            "shuffle": self.batches.shuffle,
+            "drop_last": self.batches.drop_last,
+            "twin": self.twin,
+        }
+        return fingerprints(settings, replace=self._without_trained, skip_progress=True, allow_opaque=True)
+
+    def _without_trained(self, value: object) -> object:
+        """A value of the fingerprint; weights that are trained are left out, wherever an objective refers to them."""
+        if not isinstance(self.initial, ExistingMembers):
+            return value
+        ensemble = self.initial.ensemble
+        return "the trained ensemble" if value is ensemble or value is ensemble.body else value
+
+    def _rates(self) -> list[float]:
+        """The schedule at the beginning of every epoch, by which checkpoints recognise it."""
+        schedule = schedules.resolved(self.optimizer.schedule)
+        return schedule(torch.arange(self.epochs, dtype=torch.float64), float(self.epochs)).tolist()
+
+    def engine(
+        self,
+        numbers: Sequence[int] = (0,),
+        *,
+        progress: OnProgress | None = None,
+        checkpoint: CheckpointSettings | None = None,
+        choices: Choices | None = None,
+    ) -> Engine:
+        """An engine for runs of one shape, before their first step.
+
+        Args:
+            numbers: The runs, by number.
+            progress: Called while it trains.
+            checkpoint: Where checkpoints of these runs go.
+            choices: Backends chosen so far, by runs of the same shape.
+        """
+        runs = [self.runs[number] for number in numbers]
+        device = self.initial.device
+        objective = _with_keywords(self.objective, runs[0].words)
+        varying, shared = _hyperparameters(runs)
+        targets = Targets.of(objective, None if self._validation_pair is None else self._validation_pair[1])
+        rows, validation_rows = self._rows(runs)
+        feed = self._feed(runs, rows, targets)
+        body = self.initial.body(runs, torch.bool if self._pair is None else self._pair[0].dtype)
+        decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
+        body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
+        if choices is not None:
+            body.choices = choices
+        state = self._state(runs, varying, body, feed)
+        body.set_keys(self.initial.owners(runs))
+        limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
+        identity = {"network": body.identity(), "precision": str(decided)}
+        return Engine(
+            state=state,
+            feed=feed,
+            losses=over_runs(_with_keywords(objective, shared), len(runs)),
+            optimizer=self.optimizer.name,
+            schedule=schedules.resolved(self.optimizer.schedule),
+            epochs=self.epochs,
+            numerics=decided,
+            targets=targets,
+            validator=self._validator(objective, feed, validation_rows, targets),
+            adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
+            memory_limit=limit if len(runs) == 1 else None,
+            progress=progress,
+            checkpointer=None if checkpoint is None else Checkpointer(checkpoint, {**self.fingerprint, **identity}),
+            capture=graph_steps,
+        )
+
+    @functools.cached_property
+    def _pair(self) -> tuple[Tensor, Tensor] | None:
+        """Training data as tensors; None where a loader gives it."""
+        return as_pair(self.data)
+
+    @functools.cached_property
+    def _validation_pair(self) -> tuple[Tensor, Tensor] | None:
+        """Validation data as tensors; None where there is none, a loader gives it, or runs split it off."""
+        return None if self.validation is None or isinstance(self.validation, int | float) else as_pair(self.validation)
+
+    def _feed(self, runs: Sequence[Run], rows: Tensor | None, targets: Targets) -> Batches:
+        """The batches of some runs."""
+        device, settings, first = self.initial.device, self.batches, runs[0]
+        seeds = [run.seed for run in runs]
+        shared: dict[str, Any] = {"batch_size": first.batch_size, "device": device, "augment": settings.augment}
+        order: dict[str, Any] = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        if self._pair is None:
+            feed = batches(self.data, seed=first.seed, check=targets.check, **shared, **order)
+        else:
+            feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, **shared, **order)
+        return feed if self.unlabelled is None else with_unlabelled(feed, self.unlabelled, seeds=seeds, **shared)
+
+    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body, feed: Batches) -> TrainState:
+        """The state of some runs before their first step."""
+        members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
+        flat = body.packed()
+        if self._pair is not None and self._pair[0].is_floating_point() and self._pair[0].dtype != flat.dtype:
+            fix = f"Use x.{'double' if flat.dtype == torch.float64 else 'float'}()."
+            checks.refuse("x", f"have the networks' dtype, {flat.dtype}", str(self._pair[0].dtype), fix, TypeError)
+        columns = {
+            name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
+            for name in runs[0].optimizer
+        }
+        clip_norm = columns.pop("clip_norm", None)
+        numbers = {**columns, "betas": self.optimizer.betas, "eps": self.optimizer.eps}
+        optimizer = optim.settings(numbers, len(flat), flat, nesterov=self.optimizer.nesterov)
+        check_momentum(self.optimizer.name, optimizer.momentum)
+        state = TrainState(
+            body=body,
+            flat=flat,
+            members=members,
+            settings=RunSettings(
+                optimizer=optimizer,
+                clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
+                hyper={name: flat.new_tensor(values) for name, values in hyper.items()},
+                draw_keys=draw_keys(self.objective, seeds, device),
+                sampling=MemberSampling.of(self.active_members, members, seeds, device),
+            ),
+            moments=optim.initial_moments(self.optimizer.name, flat, optimizer.momentum),
+            active=_active(self.frozen, members, device).repeat(len(runs)),
+            stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
+            freezing=Freezing.of(self.freeze, members, self.active_members),
+            generators=_generators(device, feed),
+        )
+        check_drawn(state)
+        return state
+
+    def _validator(
+        self, objective: Objective, feed: Batches, rows: Tensor | None, targets: Targets
+    ) -> Validation | None:
+        """Measures validation data after every epoch; None where there is none."""
+        if self.validation is None:
+            return None
+        if isinstance(self.validation, int | float):
+            labelled = feed.labelled if isinstance(feed, WithUnlabelled) else feed
+            assert isinstance(labelled, TensorBatches)
+            data: Any = (labelled.x, labelled.y)
+        elif self._validation_pair is not None:
+            data = tuple(part.to(self.initial.device) for part in self._validation_pair)
+        else:
+            data = _loader(self.validation, self.runs[0].batch_size)
+        return Validation(data, objective, self.validation_settings, rows, targets.check_held_out)
+
+    def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
+        """Each run's training and validation rows ``[R, n]``; None where all runs take all rows."""
+        if self._pair is None:
+            return None, None
+        size = len(self._pair[0]) // self.folds
+        if isinstance(self.validation, int | float):
+            splits = [split_rows(size, self.validation, run.split_seed) for run in runs]
+            train = [rest + run.fold * size for run, (rest, _) in zip(runs, splits, strict=True)]
+            held_out = [part + run.fold * size for run, (_, part) in zip(runs, splits, strict=True)]
+            return torch.stack(train), torch.stack(held_out)
+        if self.folds == 1:
+            return None, None
+        starts = torch.tensor([[run.fold] for run in runs])
+        rows = starts * size + torch.arange(size)
+        if self._validation_pair is None or self.validation_folds == 1:
+            return rows, None
+        held_out_size = len(self._validation_pair[0]) // self.folds
+        return rows, starts * held_out_size + torch.arange(held_out_size)
+
+    def steps(self, number: int) -> int:
+        """Steps of the whole training of a run of tensors."""
+        assert self._pair is not None
+        run = self.runs[number]
+        rows, _ = self._rows([run])
+        examples = len(self._pair[0]) if rows is None else rows.shape[1]
+        per_epoch = examples // run.batch_size if self.batches.drop_last else -(-examples // run.batch_size)
+        return self.epochs * per_epoch
+
+
+def _with_keywords(objective: Callable[..., LossParts], keywords: Mapping[str, Any]) -> Callable[..., LossParts]:
+    return functools.partial(objective, **keywords) if keywords else objective
+
+
+def _hyperparameters(runs: Sequence[Run]) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """The objective's numbers that differ between runs, and those that all runs share."""
+    first = runs[0].hyper
+    shared = {name: value for name, value in first.items() if all(run.hyper[name] == value for run in runs)}
+    return {name: [run.hyper[name] for run in runs] for name in first if name not in shared}, shared
+
+
+def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor:
+    """Members that train, bool ``[M]``."""
+    active = torch.ones(members, dtype=torch.bool)
+    for index in frozen:
+        if not -members <= index < members:
+            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
+        active[index] = False
+    if not bool(active.any()):
+        checks.refuse("frozen", "leave at least one member to train", "all of them")
+    return active.to(device)
+
+
+def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
+    assert not isinstance(source, tuple)
+    if isinstance(source, DataLoader):
+        return source
+    return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))
+
+
+def _generators(device: torch.device, feed: Batches) -> dict[str, torch.Generator]:
+    """Generators that are not keyed: torch's, the device's, and those of foreign loaders."""
+    generators = {"host": torch.default_generator}
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators["device"] = torch.cuda.default_generators[index]
+    sources = (feed.labelled, feed.unlabelled) if isinstance(feed, WithUnlabelled) else (feed,)
+    for name, source in zip(("loader", "unlabelled loader"), sources, strict=False):
+        generator = source.generator_of_loader() if isinstance(source, LoadedBatches) else None
+        if generator is not None:
+            generators[name] = generator
+    return generators

@@ -1,0 +1,75 @@
+"""Settings of a training that belong together, as small frozen dataclasses."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+import dissensus.train.optim as optim
+import dissensus.train.schedules as schedules
+from dissensus import checks
+from dissensus.data.batches import Augments
+
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+"""``(outputs [M, N, C], targets) ->`` a number, or one per member."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer, and those of its settings that all runs and members share."""
+
+    name: str = "adamw"
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    schedule: str | schedules.Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        checks.one_of("optimizer", self.name, optim.OPTIMIZERS)
+        schedules.resolved(self.schedule)
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How data becomes batches; the batch size is a setting of each run."""
+
+    shuffle: bool = True
+    drop_last: bool = False
+    augment: Augments = None
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """What is measured on validation data, and what follows from it."""
+
+    metric: Metric | None = None
+    mode: Literal["min", "max"] | None = None
+    """Whether a lower or a higher metric is better; None is ``"min"``, for losses."""
+    track: Mapping[str, Metric] | None = None
+    watch: Literal["ensemble", "member"] = "ensemble"
+    patience: int | None = None
+    min_delta: float = 0.0
+    keep: Literal["best", "last"] = "best"
+
+    def __post_init__(self) -> None:
+        checks.one_of("watch", self.watch, ("ensemble", "member"))
+        checks.one_of("keep", self.keep, ("best", "last"))
+
+    @property
+    def per_member(self) -> bool:
+        """Whether each member is judged by its own metric."""
+        return self.watch == "member"
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Where checkpoints are, and how often they are written."""
+
+    folder: Path
+    resume: bool = False
+    seconds: float | None = None
+    """Time between checkpoints; None: ten seconds, or more where writing takes more than 2 % of the time."""
+    choices: Path | None = None
+    """The file of the chosen backends; None: in the folder."""

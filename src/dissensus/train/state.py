@@ -1,0 +1,287 @@
+"""Everything that training changes, in one place: it saves itself, restores itself and selects runs."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+import dissensus.train.optim as optim
+import dissensus.train.running_means as running_means
+from dissensus.axes import LossParts
+from dissensus.execution import Body
+from dissensus.train.convergence import Freezing
+from dissensus.train.early_stopping import EarlyStopping
+from dissensus.train.history import Failure
+from dissensus.train.memory import MemoryPlan
+from dissensus.train.sampling import MemberSampling
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of the runs in training that may differ between runs or members, as tensors on the device."""
+
+    optimizer: optim.OptimizerColumns
+    clip_norm: Float[Tensor, "G 1"] | None = None
+    """The largest norm of each row's gradient."""
+    hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
+    """The objective's hyperparameters that differ between runs."""
+    draw_keys: Int[Tensor, " R"] | None = None
+    """Keys of the random numbers of an objective that draws; None for other objectives."""
+    sampling: MemberSampling | None = None
+    """Samples the members of every step; None where all members take all steps."""
+
+    def select(self, runs: Bool[Tensor, " R"], rows: Bool[Tensor, " G"]) -> "RunSettings":
+        """The settings of some runs, and of their rows."""
+        return RunSettings(
+            optimizer=self.optimizer.select(rows),
+            clip_norm=None if self.clip_norm is None else self.clip_norm[rows],
+            hyper={name: value[runs.to(value.device)] for name, value in self.hyper.items()},
+            draw_keys=None if self.draw_keys is None else self.draw_keys[runs.to(self.draw_keys.device)],
+            sampling=None if self.sampling is None else self.sampling.select(runs),
+        )
+
+
+@dataclass
+class TrainState:
+    """The state of R runs of M members, with rows ``G = R·M``.
+
+    Buffers belong to the body, which the state holds. Runs that are done are put aside; the others go on as a smaller
+    computation, so R falls during a sweep. `run_ids` are the numbers of the runs in training among all runs.
+    """
+
+    body: Body
+    flat: Float[Tensor, "G P"]
+    """The trainable parameters of all rows."""
+    members: int
+    settings: RunSettings
+    moments: dict[str, Tensor]
+    """The state of the optimizer."""
+    active: Bool[Tensor, " G"]
+    """Rows that train; the others rest."""
+    stopping: EarlyStopping | None = None
+    freezing: Freezing | None = None
+    """Freezes members of a single run that have converged."""
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+    """Generators that are not keyed by (seed, epoch, step): torch's, the device's, those of foreign loaders."""
+    epoch: int = 0
+    """Complete epochs; epochs that users see count from 1."""
+    in_epoch: int = 0
+    """Steps done in this epoch."""
+    steps: int = 0
+    examples: int = 0
+    """Examples of this epoch so far."""
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    """Sums of every loss over the examples of this epoch, ``[R]`` or ``[R, M]``."""
+    epoch_buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Copies of the buffers from the beginning of the epoch."""
+    finished: dict[str, Tensor] = field(default_factory=dict)
+    """Weights and buffers of runs that are done, with rows for all runs; empty while all runs train."""
+    histories: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    best_epochs: dict[int, Any] = field(default_factory=dict)
+    plan: MemoryPlan | None = None
+    """How many members run at once; made before the first step."""
+    members_at_once: int | None = None
+    """Members at once according to a checkpoint; the plan keeps to it."""
+    backend: str = ""
+    """The backend of the latest training step."""
+    sampled: Int[Tensor, "R K"] | None = None
+    """The members that the latest step has sampled."""
+    members_summed: int = field(init=False)
+    """Members that the objective's total is a sum over: those of a run, or the masks of its networks."""
+    seconds: float = 0.0
+    """Training time before the latest start."""
+    started: float = field(default_factory=time.perf_counter)
+    run_ids: list[int] = field(init=False)
+    ticks: Tensor = field(init=False)
+    """Steps done, on the device; captured graphs increment it, so it keeps its address."""
+    resting: bool = field(init=False)
+    """Whether any row rests, known on the host."""
+    all_failed: bool = field(default=False, init=False)
+    """Whether a failure has stopped the last active row."""
+
+    def __post_init__(self) -> None:
+        self.flat.requires_grad_()
+        self.run_ids = list(range(len(self.flat) // self.members))
+        self.histories = {run: [] for run in self.run_ids}
+        self.ticks = torch.zeros((), dtype=torch.int64, device=self.flat.device)
+        self.resting = not bool(self.active.all())
+        self.members_summed = self.members
+
+    @property
+    def runs(self) -> int:
+        """Runs in training."""
+        return len(self.run_ids)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, including the time before a resume."""
+        return self.seconds + time.perf_counter() - self.started
+
+    def rows_of(self, runs: Bool[Tensor, " R"]) -> Bool[Tensor, " G"]:
+        """The rows of some runs."""
+        return runs.repeat_interleave(self.members).to(self.flat.device)
+
+    def active_runs(self) -> Bool[Tensor, " R"]:
+        """Runs with at least one active row."""
+        return self.active.view(self.runs, self.members).any(1)
+
+    def sampled_rows(self) -> Tensor | None:
+        """The rows that the latest step has sampled; None for all."""
+        if self.settings.sampling is None or self.sampled is None:
+            return None
+        return self.settings.sampling.rows(self.sampled)
+
+    def begin_epoch(self) -> None:
+        """Copy the buffers and reset the sums."""
+        self.epoch_buffers = {name: tensor.clone() for name, tensor in self.body.state().items()}
+        self.examples = 0
+        for total in self.sums.values():
+            total.zero_()
+
+    def add_losses(self, parts: LossParts, examples: int) -> None:
+        """Add a step's losses to the sums of the epoch; the total counts as a mean over members."""
+        mean = LossParts(parts.total / self.members_summed, parts.parts)
+        running_means.add(self.sums, mean, examples, self.settings.sampling, self.sampled)
+
+    def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
+        """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""
+        largest = torch.linalg.vector_norm(grad.view(self.runs, -1), math.inf, 1)
+        return (total.isfinite() & largest.isfinite()) | ~self.active_runs()
+
+    def freeze(self, runs: Bool[Tensor, " R"]) -> None:
+        """Stop runs that failed, and restore buffers that are not finite from the beginning of the epoch."""
+        rows, buffers = self.rows_of(runs), self.body.state()
+        spoilt = {
+            name: self.epoch_buffers[name]
+            for name, tensor in buffers.items()
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+        }
+        self.body.merge({name: buffers[name] for name in spoilt}, spoilt, rows)
+        self.active.logical_and_(~rows)
+        self.resting, self.all_failed = True, not bool(self.active.any())
+
+    def active_gradient(self, grad: Tensor) -> Tensor:
+        """A gradient with zeros for rows that rest."""
+        rows = self.sampled_rows()
+        active = self.active if rows is None else self.active[rows]
+        return torch.where(active.unsqueeze(1), grad, 0.0)
+
+    def retire(self, done: Bool[Tensor, " R"]) -> bool:
+        """Put runs that are done aside, with their best weights; return whether the other runs were selected."""
+        rows = self.rows_of(done)
+        if self.stopping is not None:
+            self.stopping.restore(self.flat, rows)
+            for place, best in enumerate(self.stopping.best_epochs(self.runs)):
+                if done[place] and self.stopping.rule.keep == "best":
+                    epochs = [epoch or None for epoch in best] if isinstance(best, list) else best or None
+                    self.best_epochs[self.run_ids[place]] = epochs
+        if bool(done.all()) and not self.finished:
+            self.run_ids = []
+            return False
+        buffers = {f"buffers/{name}": tensor for name, tensor in self.body.state().items()}
+        tensors = {"flat": self.flat.detach(), **buffers}
+        if not self.finished:
+            self.finished = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        retired = [run for run, is_done in zip(self.run_ids, done.tolist(), strict=True) if is_done]
+        places = [run * self.members + member for run in retired for member in range(self.members)]
+        for name, tensor in tensors.items():
+            self.finished[name][places] = tensor[rows]
+        self.select(~done)
+        return True
+
+    def select(self, runs: Bool[Tensor, " R"]) -> None:
+        """Go on with some of the runs."""
+        rows = self.rows_of(runs)
+        flat = self.flat.detach()[rows]
+        self.body.attach(flat, selected_rows(self.body.state(), rows))
+        self.flat = flat.requires_grad_()
+        self.moments = selected_rows(self.moments, rows)
+        self.epoch_buffers = selected_rows(self.epoch_buffers, rows)
+        self.active = self.active[rows]
+        self.settings = self.settings.select(runs, rows)
+        self.run_ids = [run for run, selected in zip(self.run_ids, runs.tolist(), strict=True) if selected]
+        self.sums = {}
+        if self.stopping is not None:
+            self.stopping.select(rows)
+
+    def finish(self) -> None:
+        """Attach the weights of all runs to the body."""
+        if self.finished:
+            self.flat = self.finished.pop("flat")
+            self.body.attach(self.flat, {name.partition("/")[2]: t for name, t in self.finished.items()})
+            self.finished = {}
+        self.flat.requires_grad_(False)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold, as tensors."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "moments": self.moments,
+            "buffers": self.body.state(),
+            "epoch_buffers": self.epoch_buffers,
+            "sums": self.sums,
+            "stopping": {} if self.stopping is None else self.stopping.tensors(),
+            "freezing": {} if self.freezing is None else self.freezing.tensors(),
+            "finished": self.finished,
+            "generators": {name: generator.get_state() for name, generator in self.generators.items()},
+        }
+        grouped = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return {"flat": self.flat, "active": self.active, **grouped}
+
+    def facts(self) -> dict[str, Any]:
+        """Everything else that a checkpoint must hold, ready for JSON."""
+        return {
+            "epoch": self.epoch,
+            "in_epoch": self.in_epoch,
+            "steps": self.steps,
+            "run_ids": self.run_ids,
+            "examples": self.examples,
+            "seconds": self.elapsed,
+            "best_epochs": list(self.best_epochs.items()),
+            "histories": list(self.histories.items()),
+            "failures": [(run, vars(failure)) for run, failure in self.failures.items()],
+            "backend": self.backend,
+            "members_at_once": self.members_at_once if self.plan is None else self.plan.at_once,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restore what `tensors` and `facts` returned; the runs of that moment must be selected already."""
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            group, _, key = name.partition("/") if "/" in name else ("", "", name)
+            groups.setdefault(group, {})[key] = tensor
+        for name, generator in self.generators.items():
+            if name in groups.get("generators", {}):
+                generator.set_state(groups["generators"][name])
+        device = self.flat.device
+        on_device = {
+            group: {name: tensor.to(device) for name, tensor in tensors.items()}
+            for group, tensors in groups.items()
+            if group != "generators"
+        }
+        flat, self.active = on_device[""]["flat"], on_device[""]["active"]
+        self.body.attach(flat, on_device.get("buffers", {}))
+        self.flat = flat.requires_grad_()
+        self.moments, self.epoch_buffers = on_device.get("moments", {}), on_device.get("epoch_buffers", {})
+        self.sums, self.finished = on_device.get("sums", {}), on_device.get("finished", {})
+        self.resting = not bool(self.active.all())
+        if self.stopping is not None:
+            self.stopping.load(on_device["stopping"])
+        if self.freezing is not None:
+            self.freezing.load(on_device["freezing"])
+        self.run_ids = [run for run in self.run_ids if run in facts["run_ids"]]
+        self.epoch, self.in_epoch, self.steps = facts["epoch"], facts["in_epoch"], facts["steps"]
+        self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
+        self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
+        self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
+        self.backend, self.members_at_once = facts["backend"], facts["members_at_once"]
+
+
+def selected_rows(tensors: Mapping[str, Tensor], rows: Bool[Tensor, " G"]) -> dict[str, Tensor]:
+    """Some rows of every tensor."""
+    return {name: tensor[rows] for name, tensor in tensors.items()}
