@@ -177,9 +177,7 @@ def test_arrays_of_numbers_pass_through_untouched(tmp_path):
         )
         assert all(part is outputs for part in (read.outputs, read.train[0], read.reference, read.ood))
         assert read.targets is labels
-    read = prepare(
-        [mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None
-    )
+    read = prepare([mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None)
     assert all(np.shares_memory(part, mapped) for part in read.outputs)
 
 
@@ -368,6 +366,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow(cases=["*-True"])
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("model", PLAIN.values(), ids=PLAIN)
 def test_pooled_outputs_are_what_the_classifier_predicts(model, names):
