@@ -22,6 +22,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from typing import Any
 import numpy as np
 
 from dissensus.storage import write_atomically
-from dissensus.studies import audit_cases, finding
-from dissensus.studies.audit_cases import EVIDENCE, Unit
-from dissensus.studies.problems import GROUPS
+from dissensus.studies import audit_cases, library
+from dissensus.studies.audit_cases import EVIDENCE, AuditedEnsemble, AuditUnit
+from dissensus.studies.datasets import GROUPS
+from dissensus.studies.procedures.audit import pool
 from dissensus.studies.spec import Spec, resolved
 
 
@@ -49,10 +51,10 @@ def spec_of(args: argparse.Namespace) -> Spec:
         "optimisation.epochs": args.epochs,
         "evaluation.examples": args.test,
     }
-    return resolved(finding.load("audit/table-1"), "paper", changes, "audit/table-1.toml")
+    return resolved(library.load("audit/table-1"), "paper", changes, "audit/table-1.toml")
 
 
-def make_unit(spec: Spec, unit: Unit, folder: Path) -> int:
+def make_unit(spec: Spec, unit: AuditUnit, folder: Path) -> int:
     """Write the files of a unit; the number of them."""
     count = 0
     for one in audit_cases.made(spec, unit, audit_cases.cases_of(spec)):
@@ -67,14 +69,19 @@ def make_unit(spec: Spec, unit: Unit, folder: Path) -> int:
     return count
 
 
+def audit_rows(spec: Spec, unit: AuditUnit) -> list[dict[str, Any]]:
+    """A unit's ensembles, audited."""
+    return [asdict(ensemble) for ensemble in audit_cases.audit_unit(spec, unit)]
+
+
 def judge_file(path: Path) -> dict[str, Any]:
     """A file's row."""
     with np.load(path) as held:
         arrays = {name: held[name] for name in held.files}
     meta = json.loads(str(arrays.pop("meta")))
-    unit = Unit("files", meta["data"], meta["seed"], meta["members"], first=True)
+    unit = AuditUnit("files", meta["data"], meta["seed"], meta["members"], first=True)
     return {
-        **audit_cases.row_of(unit, audit_cases.from_arrays(arrays, meta)),
+        **asdict(audit_cases.audit_case(unit, audit_cases.from_arrays(arrays, meta))),
         "facts": meta["facts"],
         "file": path.name,
     }
@@ -116,10 +123,11 @@ def table(rows: list[dict[str, Any]]) -> str:
                 totals[f"{group[0]['truth']} {by} {verdict} {how}"] += count
     lines.append("")
     lines += [f"{key}: {count}" for key, count in sorted(totals.items())]
-    for row in audit_cases.pooled(rows):
-        if row["case"] in audit_cases.SUMMARIES:
-            shares = ", ".join(f"{name} {value:.4g}" for name, value in row["measures"].items())
-            lines.append(f"{row['data']}, seed {row['seed']}, {row['case']}: {shares}")
+    names = [field.name for field in fields(AuditedEnsemble)]
+    for pooled in pool([AuditedEnsemble(**{name: row[name] for name in names}) for row in rows]):
+        if pooled.summary is not None:
+            shares = ", ".join(f"{name} {value:.4g}" for name, value in pooled.measures.items())
+            lines.append(f"{pooled.data}, seed {pooled.seed}, {pooled.summary}: {shares}")
     return "\n".join(lines)
 
 
@@ -167,7 +175,7 @@ def main() -> None:
             count = sum(in_parallel(args.jobs, make_unit, [(spec, unit, args.out) for unit in units]))
             print(f"{count} files in {args.out}")
         else:
-            gathered(in_parallel(args.jobs, audit_cases.rows, [(spec, unit) for unit in units]), args.json)
+            gathered(in_parallel(args.jobs, audit_rows, [(spec, unit) for unit in units]), args.json)
     print(f"{time.perf_counter() - started:.0f} seconds")
 
 

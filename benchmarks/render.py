@@ -592,7 +592,7 @@ def audited() -> str:
     return "\n".join(lines) + f"\n\n{made_by(*results)}\n"
 
 
-LIBRARY = ROOT / "src/dissensus/studies/library"
+LIBRARY = ROOT / "src/dissensus/studies/specs"
 ADP_METHODS = {"baseline": "plain", "adp-2-0": "ADP(2, 0)", "adp-2-0.5": "ADP(2, 0.5)"}
 ATTACK_WORDS = {
     "fgsm": "FGSM, ε =",

@@ -16,8 +16,8 @@ import torch
 import dissensus as ds
 from dissensus.auditing.page import drawings
 from dissensus.pages import figures
-from dissensus.studies import finding, report_figures
-from dissensus.studies.results import SHIPPED
+from dissensus.studies import library, report_figures
+from dissensus.studies.run_folders import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -121,7 +121,7 @@ def plane() -> bytes:
         name = f"masksembles/figure-{number}"
         result = json.loads((SHIPPED / f"{name}.laptop.json").read_text())
         result["points"] = [point for point in result["points"] if point["data"] == "cifar10"]
-        drawn += [figure for figure, _ in report_figures.drawn(finding.load(name), result)]
+        drawn += [figure for figure, _ in report_figures.drawn(library.load(name), result)]
     return side_by_side([figures.as_png(figure) for figure in drawn])
 
 
@@ -146,14 +146,14 @@ def ldr() -> bytes:
 def gallery() -> bytes:
     """CIFAR-10 pictures of most and least disagreement."""
     result = json.loads((SHIPPED / "ldr/figure-3.gpu.json").read_text())
-    drawn = report_figures.drawn(finding.load("ldr/figure-3"), result)
+    drawn = report_figures.drawn(library.load("ldr/figure-3"), result)
     return figures.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
 
 
 def adp() -> bytes:
     """What members' features look like without and with ADP, on CIFAR-10."""
     result = json.loads((SHIPPED / "adp/figure-2.gpu.json").read_text())
-    drawn = report_figures.drawn(finding.load("adp/figure-2"), result)
+    drawn = report_figures.drawn(library.load("adp/figure-2"), result)
     return side_by_side([figures.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
 
 

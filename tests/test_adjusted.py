@@ -6,10 +6,12 @@ import math
 from functools import partial
 
 import numpy as np
+import objective_oracles as oracles
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recording import recorded
 
 import dissensus as ds
 from dissensus import objectives
@@ -32,25 +34,13 @@ def gradient(total, outputs):
     return torch.autograd.grad(total, outputs)[0]
 
 
-def equation_8_or_10(f, y, alpha, others_only):
-    """As printed, with loops."""
-    members, batch, width = f.shape
-    total = 0.0
-    for b, k in itertools.product(range(batch), range(width)):
-        for i in range(members):
-            others = [j for j in range(members) if j != i or not others_only]
-            step = alpha / len(others) * sum(f[j, b, k] - y[b, k] for j in others)
-            total += (f[i, b, k] - (y[b, k] - step)) ** 2 / members
-    return total / batch
-
-
 @pytest.mark.parametrize("others_only", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, 4.5])
 def test_moved_targets_are_the_papers_equations(alpha, others_only):
     f, y = values()
     found = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only)
-    expected = equation_8_or_10(f.detach().numpy(), y.numpy(), alpha, others_only)
-    assert float(found.total.detach()) == pytest.approx(4 * expected, rel=1e-12)
+    (expected,) = oracles.gradient_adjusted(f.detach().numpy(), y.numpy(), alpha=alpha, others_only=others_only)
+    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-12)
     plain = objectives.augmented(f, y, beta=0.4, loss="mse", pool="score").parts
     torch.testing.assert_close(dict(found.parts), dict(plain))
 
@@ -176,10 +166,6 @@ def test_generalised_negative_correlation_takes_the_losses_hessian():
     near = objectives.negative_correlation(close, y, strength=0.6, loss="cross_entropy").total
     told = objectives.augmented(close, y, beta=0.6, loss="cross_entropy", pool="score").total
     torch.testing.assert_close(near, told, rtol=1e-9, atol=0)
-    small = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda z: objectives.negative_correlation(z, y[:3] % 4, strength=0.6, loss="cross_entropy").total, small
-    )
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
@@ -222,16 +208,9 @@ def test_every_example_may_leave_out_others():
     assert objectives.learner_dropout(single, labels, drop=0.9, loss="brier", pool="probability").total > 0
 
 
-def test_extreme_logits_and_votes(unchecked):
-    f = torch.tensor([[[1e4, -1e4]], [[-1e4, 1e4]], [[0.0, 0.0]]], requires_grad=True)
-    for draw in range(5):
-        total = objectives.learner_dropout(
-            f, torch.tensor([0]), drop=0.4, loss="cross_entropy", pool="probability", draw=draw
-        ).total
-        assert total.isfinite()
-        assert gradient(total, f).isfinite().all()
-    with pytest.raises(ValueError, match="vote"):
-        objectives.learner_dropout(f, torch.tensor([0]), drop=0.4, loss="cross_entropy", pool="vote")
+def test_votes_are_not_trained(unchecked):
+    with pytest.raises(ValueError, match="`pool` must be 'probability' or 'score'; got 'vote'"):
+        objectives.learner_dropout(torch.zeros(3, 1, 2), torch.tensor([0]), drop=0.4, loss=ds.losses.brier, pool="vote")
 
 
 def small_data(n=40):
@@ -245,7 +224,7 @@ def test_a_run_of_a_sweep_draws_what_the_same_fit_draws(captured, monkeypatch):
     from dissensus.train import capture
 
     if captured:
-        steps = partial(capture.GraphSteps, lambda function, generators: function)
+        steps = partial(capture.GraphSteps, lambda: recorded)
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: steps())
     objective = partial(objectives.learner_dropout, loss="cross_entropy", pool="probability")
     build = partial(ds.nets.mlp, 3, 4, (6,))

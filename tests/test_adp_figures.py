@@ -10,15 +10,29 @@ from torch import nn
 
 from dissensus import Ensemble, nets
 from dissensus.pages import figures
-from dissensus.studies import features, finding, report_figures, report_page, results
+from dissensus.studies import dict_results as results
+from dissensus.studies import library, report_figures, report_page
+from dissensus.studies.procedures import features
 from dissensus.studies.spec import resolved
+from dissensus.studies.summary import MAX_MAPPED
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
-MADE = {"seeds": [0, 1], "networks": 18, "seconds": 60.0, "hardware": "any", "version": "0", "packages": {}, "data": []}
+MADE = {
+    "version": "0",
+    "python": "3",
+    "packages": {},
+    "hardware": "any",
+    "seeds": [0, 1],
+    "networks": 18,
+    "searched_networks": 0,
+    "seconds": 60.0,
+    "peak_mib": None,
+    "data": [],
+}
 
 
 def summary(study, rows):
-    told = resolved(finding.load(study), "laptop", {}, "x")
+    told = resolved(library.load(study), "laptop", {}, "x")
     report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": told.to_dict()}
     return results.summary(report)
 
@@ -29,7 +43,7 @@ def row(method, seed, measures, **beside):
 
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
-    found = report_figures.drawn(finding.load(study), summary(study, rows))
+    found = report_figures.drawn(library.load(study), summary(study, rows))
     return [(figure, title, figures.as_svg(figure, title)) for figure, title in found]
 
 
@@ -115,8 +129,8 @@ def test_maps_keep_classes_together_and_fill_a_square():
     draw = torch.Generator().manual_seed(2)
     labels = torch.arange(60) % 3
     own = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
-    told = features.mapped(own, labels)
-    assert features.mapped(own, labels) == told, "the seed decides"
+    told = features.plane_maps(own, labels)
+    assert features.plane_maps(own, labels) == told, "the seed decides"
     found = torch.tensor(told)
     assert found.shape == (2, 60, 3)
     assert found[..., 2].long().equal(labels.expand(2, -1))
@@ -127,9 +141,11 @@ def test_maps_keep_classes_together_and_fill_a_square():
 
 
 def test_maps_of_few_examples_and_of_dead_features():
-    few = features.mapped(torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3]))
+    few = features.plane_maps(
+        torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
+    )
     assert [point[2] for point in few[0]] == [0, 1, 2, 3]
-    assert features.mapped(torch.ones(1, 5, 8), torch.zeros(5, dtype=torch.long)) == [[[0.0, 0.0, 0]] * 5]
+    assert features.plane_maps(torch.ones(1, 5, 8), torch.zeros(5, dtype=torch.long)) == [[[0.0, 0.0, 0]] * 5]
 
 
 def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
@@ -156,7 +172,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
     ]
     (point,) = summary("adp/figure-3", rows)["points"]
     assert point["measures"] == {"a": [2.0, 1.0, 2]}
-    assert point["map"] == [[[0.5, -1.0, 3]] * results.MOST_MAPPED]
+    assert point["map"] == [[[0.5, -1.0, 3]] * MAX_MAPPED]
     assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
     assert point["flags"] == {"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []}
     means = {name: curve["mean"] for name, curve in point["curves"].items()}

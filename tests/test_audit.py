@@ -635,31 +635,31 @@ def test_files(tmp_path):
     for i, member in enumerate(logits):
         np.savetxt(tmp_path / f"m{i}.csv", member, delimiter=",", header="a,b,c" if i else "", comments="")
     np.savetxt(tmp_path / "y.csv", labels, fmt="%d", header="label", comments="")
-    for found in (reading.stored([tmp_path / "a.npz"]), reading.stored([tmp_path / "a.safetensors"])):
+    for found in (reading.read_files([tmp_path / "a.npz"]), reading.read_files([tmp_path / "a.safetensors"])):
         assert not isinstance(found["outputs"], torch.Tensor), "nothing is loaded before it is sliced"
         assert np.array_equal(np.asarray(found["outputs"][:, 3:9]), logits[:, 3:9])
         assert np.array_equal(np.asarray(found["targets"]), labels)
         told = ds.audit(found["outputs"], found["targets"], **CLASSES)
         assert told.test == ds.audit(logits, labels, **CLASSES).test
-    assert isinstance(reading.stored([tmp_path / "a.npy"])["outputs"], np.memmap)
-    by_member = reading.stored([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
+    assert isinstance(reading.read_files([tmp_path / "a.npy"])["outputs"], np.memmap)
+    by_member = reading.read_files([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
     assert np.allclose(np.stack(by_member), logits)
-    assert np.array_equal(reading.array(tmp_path / "y.csv"), labels)
+    assert np.array_equal(reading.read_array(tmp_path / "y.csv"), labels)
     np.savetxt(tmp_path / "n.csv", logits[0], delimiter=",", header="0,1,2", comments="")
-    assert np.allclose(reading.array(tmp_path / "n.csv"), logits[0])
+    assert np.allclose(reading.read_array(tmp_path / "n.csv"), logits[0])
 
 
 def test_archives_are_mapped_where_they_can_be(tmp_path):
     logits, labels = (part.numpy() for part in classifier())
     np.savez(tmp_path / "plain.npz", labels, outputs=np.asfortranarray(logits), note=np.array(3), none=np.zeros((0, 2)))
     np.savez_compressed(tmp_path / "small.npz", outputs=logits)
-    plain = reading.stored([tmp_path / "plain.npz"])
+    plain = reading.read_files([tmp_path / "plain.npz"])
     assert isinstance(plain["outputs"], np.memmap)
     assert np.array_equal(plain["outputs"], logits)
     assert np.array_equal(plain["arr_0"], labels)
     assert plain["note"] == 3
     assert plain["none"].shape == (0, 2)
-    assert np.array_equal(reading.stored([tmp_path / "small.npz"])["outputs"], logits)
+    assert np.array_equal(reading.read_files([tmp_path / "small.npz"])["outputs"], logits)
 
 
 def test_parquet_where_pyarrow_is_there(tmp_path):
@@ -671,9 +671,9 @@ def test_parquet_where_pyarrow_is_there(tmp_path):
         table = pyarrow.table({f"c{k}": member[:, k] for k in range(3)})
         parquet.write_table(table, tmp_path / f"m{i}.parquet")
     parquet.write_table(pyarrow.table({"label": labels}), tmp_path / "y.parquet")
-    found = reading.stored([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
+    found = reading.read_files([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
     assert np.array_equal(np.stack(found), logits)
-    assert np.array_equal(reading.array(tmp_path / "y.parquet"), labels)
+    assert np.array_equal(reading.read_array(tmp_path / "y.parquet"), labels)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -699,10 +699,10 @@ def test_files_that_cannot_be_read(tmp_path):
         "absent.npy": "there is no file",
     }.items():
         with pytest.raises(reading.ReadingError, match=message):
-            reading.stored([tmp_path / name])
+            reading.read_files([tmp_path / name])
     np.savetxt(tmp_path / "one.csv", np.zeros((3, 2)), delimiter=",")
     with pytest.raises(reading.ReadingError, match="one file per member"):
-        reading.stored([tmp_path / "one.csv"])
+        reading.read_files([tmp_path / "one.csv"])
 
 
 def test_the_command(tmp_path):

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import dissensus as ds
-from dissensus.studies import audit_cases, case_makers, finding, results, running, spec
-from dissensus.studies.audit_cases import CASES, Unit
-from dissensus.studies.problems import Problem, problem
+from dissensus.studies import audit_cases, case_makers, library, spec
+from dissensus.studies import dict_results as results
+from dissensus.studies import run as runner
+from dissensus.studies.audit_cases import CASES, AuditedEnsemble, AuditUnit
+from dissensus.studies.datasets import StudyData, load
+from dissensus.studies.procedures import audit
 
 STUDY = "audit/table-1"
 UNKNOWN = {*audit_cases.BETWEEN, *audit_cases.LDR, *audit_cases.ADP}
@@ -21,7 +24,7 @@ VERDICTS = {"unskilled", "collusive", "dominated", "redundant", "undecided", "he
 
 
 def at_scale(scale, **changes):
-    return spec.resolved(finding.load(STUDY), scale, changes, STUDY)
+    return spec.resolved(library.load(STUDY), scale, changes, STUDY)
 
 
 def quick(**changes):
@@ -29,7 +32,7 @@ def quick(**changes):
 
 
 def made_of(data, cases=tuple(CASES), seed=0):
-    return {one.name: one for one in audit_cases.made(quick(), Unit(data, data, seed, 5, first=True), cases)}
+    return {one.name: one for one in audit_cases.made(quick(), AuditUnit(data, data, seed, 5, first=True), cases)}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classifica
     for one in (held[name] for held in (regression, classification) if name in held):
         case = one.case
         members, examples, width = case.test.shape
-        assert members == (CASES[name].own_count or 5)
+        assert members == (CASES[name].fixed_count or 5)
         assert case.reference is not None
         assert case.reference.shape == case.test.shape
         assert case.train.shape == (members, len(case.train_targets), width)
@@ -123,9 +126,9 @@ def test_constant_biases_are_constant(regression):
 
 def test_biases_that_no_classifier_can_have_are_no_case():
     x, y = torch.randn(60, 4), torch.randint(3, (60,))
-    outputs = case_makers.Outputs(*(10 * np.eye(3)[(y.numpy() + 1) % 3][None].repeat(5, 0) for _ in range(2)))
+    outputs = case_makers.NetworkOutputs(*(10 * np.eye(3)[(y.numpy() + 1) % 3][None].repeat(5, 0) for _ in range(2)))
     held = {"alone": outputs}
-    m = case_makers.Materials(Problem("wrong", (x, y), (x, y), 3), 0, 5, held, held)
+    m = case_makers.Materials(StudyData("wrong", (x, y), (x, y), 3), 0, 5, held, held)
     assert case_makers.constant_biases(m, size=3.0) is None
 
 
@@ -219,7 +222,7 @@ def test_outcomes():
 def trained():
     """Ten members, more than ADP's nine classes beside the label can hold apart."""
     told = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
-    data = problem("digits", 0, told)
+    data = load("digits", 0, told)
     return audit_cases.materials(
         told, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
     )
@@ -263,13 +266,13 @@ def test_adp_needs_three_classes():
 def test_a_training_that_fails_is_no_case():
     x, y = torch.ones(40, 3), torch.full((40, 1), 1e30)  # whose square is no float
     with pytest.raises(RuntimeError, match="training failed on broken: "):
-        audit_cases.materials(at_scale("smoke"), Problem("broken", (x, y), (x, y), 1), 0, 2, ["alone"], [])
+        audit_cases.materials(at_scale("smoke"), StudyData("broken", (x, y), (x, y), 1), 0, 2, ["alone"], [])
 
 
 def test_cases_with_a_number_of_their_own_are_made_once():
     units = audit_cases.units(at_scale("paper", **{"data": ["diabetes"], "grid.seed": [7]}))
     assert [(unit.members, unit.first) for unit in units] == [(5, True), (10, False)]
-    data = problem("diabetes", 0, at_scale("smoke"))
+    data = load("diabetes", 0, at_scale("smoke"))
     assert not audit_cases.fits("forest of 50", data, 10, first=False)
     assert audit_cases.fits("forest, depth 1", data, 10, first=False)
     assert not audit_cases.fits("one strong among guesses", data, 2)
@@ -283,35 +286,23 @@ def test_groups_of_data_sets_are_taken_apart_and_sizes_have_members_of_their_own
     assert not design & {unit.data for unit in units if unit.group == "audit-judged"}
 
 
-def test_rows_are_pooled_over_data_sets_and_summarised():
-    def row(data, truth, verdict, right):
+def test_ensembles_are_pooled_over_data_sets_and_summarised():
+    def ensemble(data, truth, verdict, right):
         verdicts = dict.fromkeys(audit_cases.EVIDENCE, verdict)
-        return {
-            "group": "g",
-            "data": data,
-            "case": "forest of 5",
-            "members": 5,
-            "seed": 0,
-            "count": 5,
-            "examples": 600,
-            "truth": truth,
-            "verdicts": verdicts,
-            "allowed": {},
-            "measures": {"right_alone": right},
-        }
+        return AuditedEnsemble("g", data, "forest of 5", 5, 0, verdicts, truth, {}, 5, 600, {"right_alone": right})
 
-    found = audit_cases.pooled([row("a", "sound", "healthy", 1.0), row("b", "sound", "collusive", 0.0)])
-    assert [(one["data"], one["case"], one["members"]) for one in found] == [
-        ("g", "forest of 5", 5),
-        ("g", "every sound ensemble", 0),
+    rows = audit.pool([ensemble("a", "sound", "healthy", 1.0), ensemble("b", "sound", "collusive", 0.0)])
+    assert [(row.data, row.point["case"], row.point["members"], row.summary) for row in rows] == [
+        ("g", "forest of 5", 5, None),
+        ("g", "every sound ensemble", 0, "every sound ensemble"),
     ]
-    assert found[0]["said"]["train"] == {"healthy": 1, "collusive": 1}
-    assert found[0]["measures"] == {"ensembles": 2.0, "right_alone": 0.5}
+    assert rows[0].verdict_counts["train"] == {"healthy": 1, "collusive": 1}
+    assert rows[0].measures == {"ensembles": 2.0, "right_alone": 0.5}
 
 
 @pytest.mark.slow
 def test_the_study_runs_and_says_what_is_allowed(tmp_path):
-    folder = running.run(STUDY, "smoke", root=tmp_path)
+    folder = runner.run(STUDY, "smoke", root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     cases = {data: {row["case"] for row in report["rows"] if row["data"] == data} for data in ("diabetes", "digits")}
     assert cases["digits"] - cases["diabetes"] >= {"known to one", ADP}, "they are for classes"
@@ -325,7 +316,7 @@ def test_the_study_runs_and_says_what_is_allowed(tmp_path):
 
 def test_a_case_survives_a_file(regression):
     one = regression["forest of 5"]
-    arrays, meta = audit_cases.as_arrays(Unit("friedman", "friedman", 0, 5, first=True), one)
+    arrays, meta = audit_cases.as_arrays(AuditUnit("friedman", "friedman", 0, 5, first=True), one)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.npz"
         np.savez(file, **arrays, meta=np.array(json.dumps(meta)))
@@ -338,22 +329,31 @@ def test_a_case_survives_a_file(regression):
     np.testing.assert_array_equal(again.case.fitted_to, one.case.fitted_to)
 
 
-def test_units_that_are_done_are_not_audited_again(tmp_path, monkeypatch):
-    asked = []
+def test_units_that_are_done_are_not_audited_again(tmp_path):
+    names = [unit.name for unit in audit_cases.units(at_scale("smoke", **{"grid.case": ["copies"]}))]
+    assert len(names) > 1
 
-    def rows(spec, unit):
-        asked.append(str(unit))
-        known = {"group": unit.group, "data": unit.data, "members": unit.members, "seed": unit.seed, "case": "copies"}
-        return [
-            known | {"truth": "redundant", "count": 5, "examples": 100, "verdicts": {}, "allowed": {}, "measures": {}}
-        ]
+    def audited_until(last):
+        texts = []
 
-    monkeypatch.setattr(audit_cases, "rows", rows)
-    study = at_scale("smoke")
-    first = running._audited(study, tmp_path, 1, lambda text, share: None)
-    assert len(asked) == len(audit_cases.units(study)) > 1
-    assert running._audited(study, tmp_path, 1, lambda text, share: None) == first
-    assert len(asked) == len(audit_cases.units(study))
+        def follow(text, share):
+            texts.append(text)
+            if text == last:
+                raise KeyboardInterrupt
+
+        try:
+            folder = runner.run(STUDY, "smoke", changes={"grid.case": ["copies"]}, root=tmp_path, on_study=follow)
+        except KeyboardInterrupt:
+            folder = None
+        return texts, folder
+
+    first, folder = audited_until(names[1])
+    assert (first, folder) == (names[:2], None)
+    second, folder = audited_until("")
+    assert second == names[1:]
+    whole = runner.run(STUDY, "smoke", changes={"grid.case": ["copies"]}, root=tmp_path / "whole")
+    rows, expected = (json.loads((run / "report.json").read_text())["rows"] for run in (folder, whole))
+    assert rows == expected
 
 
 def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():

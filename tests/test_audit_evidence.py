@@ -444,6 +444,59 @@ def test_limits_are_a_users_to_set():
     assert ds.audit(outputs, y, task="regression", limits=Limits(offset=0.05)).verdict == "collusive"
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"limits": None}, "`limits` must be of type dissensus.auditing.Limits; got NoneType"),
+        ({"limits": {"gain": 0.1}}, r"got dict. Use Limits\(gain=0.05\)"),
+        ({"limits": Limits(gain="0.1")}, "`limits.gain` must be a finite number; got '0.1'"),
+        ({"limits": Limits(offset=math.nan)}, "`limits.offset` must be a finite number; got nan"),
+        ({"limits": Limits(worse=True)}, "`limits.worse` must be a finite number; got True"),
+        ({"limits": Limits(level=0.0)}, "`limits.level` must lie between 0 and 1; got 0.0"),
+        ({"limits": Limits(collusive_level=5)}, "`limits.collusive_level` must lie between 0 and 1; got 5"),
+        ({"limits": Limits(leaning=0.5)}, "`limits.leaning` must hold 2 numbers; got 0.5"),
+        ({"limits": Limits(no_skill=(0.1, None))}, "`limits.no_skill` must be a finite number; got None"),
+        ({"seed": None}, "`seed` must be a whole number of at least 0; got None"),
+        ({"seed": 1.5}, "`seed` must be a whole number of at least 0; got 1.5"),
+        ({"seed": "1"}, "`seed` must be a whole number of at least 0; got '1'"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0; got -1"),
+        ({"seed": 2**70}, r"`seed` must be below 2\*\*63"),
+    ],
+)
+def test_odd_limits_and_seeds_are_refused(setting, message, unchecked):
+    y = normal(50, 1)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ds.audit(y + normal(3, 50, 1, seed=1), y, task="regression", **setting)
+
+
+def test_numpy_seeds_are_whole_numbers(unchecked):
+    y = normal(50, 1)
+    outputs = y + normal(3, 50, 1, seed=1)
+    first, second = (ds.audit(outputs, y, task="regression", seed=seed).test for seed in (3, np.int64(3)))
+    assert first == second
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_tests_that_several_rules_use_are_computed_once(monkeypatch, reference):
+    """Evidence, doubts and reasons of one verdict share their tests; each set of outputs has its own."""
+    names = ("skill", "constant_offsets", "best_member", "best_kappa", "pooling_gain", "ownership", "constant_share")
+    calls = []
+    for name in (*names, "error_correlation"):
+        original = getattr(testing, name)
+        monkeypatch.setattr(
+            testing,
+            name,
+            lambda tally, *rest, name=name, f=original: calls.append((name, id(tally))) or f(tally, *rest),
+        )
+    labels = torch.randint(3, (400,), generator=draw(0))
+    logits = 2.0 * torch.nn.functional.one_hot(labels, 3) + normal(400, 3) + normal(5, 400, 3, seed=1)
+    more = {"reference": logits.flip(0) + 0.1} if reference else {}
+    audit = ds.audit(logits, labels, train=(logits, labels), in_bag="all", **more, **CLASSES)
+    assert audit.verdict == "healthy"
+    assert len(calls) == len(set(calls)), "a test was computed twice for the same outputs"
+    assert {name for name, _ in calls} >= {"skill", "constant_offsets", "best_member", "pooling_gain", "ownership"}
+
+
 def test_groups_are_the_units():
     y, repeats = normal(40, 1), 25
     outputs = y + 0.5 * normal(5, 40, 1, seed=1)

@@ -161,25 +161,23 @@ def test_mapped_votes_are_read_in_slices(tmp_path, monkeypatch):
     mapped = np.load(tmp_path / "votes.npy", mmap_mode="r")
     found = ds.audit(mapped, NAMES[labels], **VOTES)
     assert found.test["accuracy"] == wanted.test["accuracy"]
-    read = inputs.prepared(mapped, NAMES[labels], None, None, None, task="classification", kind="labels", classes=None)
+    read = inputs.prepare(mapped, NAMES[labels], None, None, None, task="classification", kind="labels", classes=None)
     assert read.outputs.votes is mapped
 
 
 def test_arrays_of_numbers_pass_through_untouched(tmp_path):
-    from dissensus.auditing.inputs import prepared
+    from dissensus.auditing.inputs import prepare
 
     logits, labels = logits_and_labels()
     np.save(tmp_path / "logits.npy", logits.numpy())
     mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     for outputs in (mapped, logits):
-        read = prepared(
+        read = prepare(
             outputs, labels, (outputs, labels), outputs, outputs, task="classification", kind="logits", classes=None
         )
         assert all(part is outputs for part in (read.outputs, read.train[0], read.reference, read.ood))
         assert read.targets is labels
-    read = prepared(
-        [mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None
-    )
+    read = prepare([mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None)
     assert all(np.shares_memory(part, mapped) for part in read.outputs)
 
 
@@ -676,8 +674,8 @@ def test_what_is_no_ensemble_is_refused(unchecked):
         (fitted, {"task": "regression"}, "`task` must be 'classification' for RandomForestClassifier"),
         ([single], {"task": "regression"}, "`task` must be 'classification' for these models"),
         (lambda x: x, {"task": "regresion"}, "Did you mean 'regression'"),
-        (lambda x: x, {}, "`task` must be given for a model that does not tell it"),
-        (lambda x: x, {"task": "classification"}, "`kind` must be given for a model that does not tell it"),
+        (lambda x: x, {}, "`task` must be stated for this model"),
+        (lambda x: x, {"task": "classification"}, "`kind` must be stated for this model"),
         ([values], {"kind": "labels"}, "`kind` must be left out for regression"),
         ([values], {"classes": [1]}, "`classes` must be left out for regression"),
         ([single], {"kind": "logits"}, "`kind` must be 'probabilities' or 'labels' for estimators"),
@@ -724,3 +722,38 @@ def test_votes_of_models_with_labels_that_are_objects():
     ]
     model = VotingClassifier(members, voting="hard").fit(x[:100], names[:100])
     assert ds.audit_estimator(model, x[100:], names[100:]).facts["matches_own_prediction"] is True
+
+
+def test_masked_entries_are_refused():
+    """A mask would be lost, and masked entries would count as numbers."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal(50)
+    outputs, labels = values + generator.standard_normal((3, 50)), generator.integers(2, size=50)
+
+    def masked(array, entries=1):
+        mask = np.zeros(array.shape, bool)
+        mask.flat[:entries] = True
+        return np.ma.masked_array(array, mask)
+
+    logits = np.stack([np.zeros_like(outputs), outputs], -1)
+    regression, classes = {"task": "regression"}, {"task": "classification", "kind": "logits"}
+    votes = {"task": "classification", "kind": "labels"}
+    chosen = (outputs > 0).astype(int)
+    for arguments, settings, name in (
+        ((masked(outputs), values), regression, "outputs"),
+        (([*outputs[:2], masked(outputs[2])], values), regression, "outputs"),
+        ((outputs, masked(values)), regression, "targets"),
+        ((masked(logits), labels), classes, "outputs"),
+        ((logits, masked(labels)), classes, "targets"),
+        ((logits, labels), {**classes, "ood": masked(logits)}, "ood"),
+        ((logits, labels), {**classes, "reference": masked(logits)}, "reference"),
+        ((logits, labels), {**classes, "train": (masked(logits), labels)}, "train"),
+        ((logits, labels), {**classes, "groups": masked(np.arange(50))}, "groups"),
+        ((logits, labels), {**classes, "train": (logits, labels), "in_bag": masked(chosen)}, "in_bag"),
+        ((masked(chosen), labels), votes, "outputs"),
+        ((chosen, masked(labels)), votes, "targets"),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` must have no masked entries; got 1 of them"):
+            ds.audit(*arguments, **settings)
+    nothing_masked = ds.audit(masked(logits, 0), masked(labels, 0), **classes)
+    assert nothing_masked.to_json() == ds.audit(logits, labels, **classes).to_json()

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus import attacks, metrics
 from dissensus.cli import app, ood, screen
-from dissensus.studies import demo, problems, running, subjects
+from dissensus.studies import datasets, demo
+from dissensus.studies import run as running
 from dissensus.studies.registry import maker
 
 
@@ -279,7 +280,7 @@ def kept(tmp_path):
     """A call that attacks a stored ensemble."""
 
     def call(data):
-        problem = subjects.images(data)
+        problem = datasets.load_unscaled(data)
         ds.Ensemble(maker("mlp", problem, {"width": 4}), members=2, seed=0).save(tmp_path / "kept")
         return f"robust --ensemble {tmp_path / 'kept'} --network mlp --option width=4 --data {data} --epsilon 0.1"
 
@@ -308,7 +309,7 @@ def test_attacks_say_how_images_are_given_to_the_ensemble(
     assert code == 0, said
     assert line in " ".join(printed.split())
     assert json.loads((tmp_path / "o.json").read_text())["facts"]["standardised"] is standardised
-    assert problems.has_own_splits(data) == (data == "digits")
+    assert datasets.is_split_by_seed(data) == (data == "digits")
 
 
 def test_the_help_tells_of_batch_norm(command):

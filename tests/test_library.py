@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import dissensus
-from dissensus.studies import finding, registry, spec
+from dissensus.studies import library, spec
+from dissensus.studies.validation import check
 
-LIBRARY = Path(dissensus.__file__).parent / "studies" / "library"
+SPECS = Path(dissensus.__file__).parent / "studies" / "specs"
 REQUIRED = [
     "collusion/table-1",
     "collusion/figure-2",
@@ -82,7 +83,7 @@ every_study = pytest.mark.parametrize("name", REQUIRED)
 
 @functools.cache
 def study(name):
-    path = LIBRARY / f"{name}.toml"
+    path = SPECS / f"{name}.toml"
     return spec.parse(tomllib.loads(path.read_text()), name, str(path))
 
 
@@ -99,9 +100,9 @@ def points(expectation):
 
 
 def test_every_table_and_figure_has_its_study_and_nothing_else_lies_there():
-    found = {f"{path.parent.name}/{path.stem}" for path in LIBRARY.rglob("*.toml")}
+    found = {f"{path.parent.name}/{path.stem}" for path in SPECS.rglob("*.toml")}
     assert found == set(REQUIRED)
-    assert found == set(finding.names())
+    assert found == set(library.names())
 
 
 @every_study
@@ -118,9 +119,9 @@ def test_it_parses_and_resolves_at_every_scale(name, scale):
 
 @every_study
 def test_it_names_only_what_is_known(name):
-    told = finding.load(name)
+    told = library.load(name)
     for scale in study(name).scales:
-        registry.check(spec.resolved(told, scale, {}, name), name)
+        check(spec.resolved(told, scale, {}, name), name)
 
 
 @every_study

@@ -10,6 +10,7 @@ from networks import BATCHED, NETWORKS
 from torch import nn
 
 import dissensus as ds
+from dissensus import execution
 
 M, B, STEPS = 3, 5, 20
 BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
@@ -118,7 +119,9 @@ def test_auto_measures_once_per_mode_and_leaves_no_trace():
 def test_auto_refuses_a_backend_whose_outputs_differ(monkeypatch):
     from dissensus.execution import choice
 
-    wrong = {**choice.BACKENDS, "vmap": lambda *a: choice.BACKENDS["loop"](*a) + 1, "batched": choice.BACKENDS["loop"]}
+    loop = execution.BACKENDS["loop"].run
+    others = [execution.Backend("vmap", lambda *a: loop(*a) + 1), execution.Backend("batched", loop)]
+    wrong = {**execution.BACKENDS, **{backend.name: backend for backend in others}}
     monkeypatch.setattr(choice, "BACKENDS", wrong)
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], M)
     ensemble(torch.randn(B, 6))
@@ -469,3 +472,55 @@ def test_build_must_make_a_new_network(unchecked):
     assert net.weight.shape == (3, 6)
     with pytest.raises(TypeError, match="`build` must be a function.*from_modules"):
         ds.Ensemble(net, 2)
+
+
+def counted_loop(calls):
+    """A backend from outside of the package: the loop, with a list of how many members each pass ran."""
+
+    def run(skeleton, weights, buffers, x, per_member):
+        calls.append(len(weights))
+        return execution.BACKENDS["loop"].run(skeleton, weights, buffers, x, per_member)
+
+    return execution.Backend("counted", run)
+
+
+def test_a_backend_from_outside_is_passed_as_an_argument(tmp_path):
+    calls = []
+    backend, table = counted_loop(calls), dict(execution.BACKENDS)
+    build = partial(ds.nets.mlp, 3, 2, (4,))
+    ens, reference = ds.Ensemble(build, 3, backend=backend), ds.Ensemble(build, 3, backend="loop")
+    x, y = torch.randn(12, 3), torch.randint(2, (12,))
+    assert torch.equal(ens(x), reference(x))
+    assert calls[-1] == 3
+    assert ens.backend == "counted"
+    objective = partial(ds.objectives.independent, loss="cross_entropy")
+    history = ds.fit(ens, (x, y), objective, epochs=1, batch_size=4)
+    ds.fit(reference, (x, y), objective, epochs=1, batch_size=4)
+    assert history.backend == "counted"
+    assert torch.equal(ens(x), reference(x))
+    before = len(calls)
+    assert torch.equal(ens.subset([0, 1])(x), reference(x)[:2])  # a part keeps the backend
+    assert calls[before:]
+    assert set(calls[before:]) == {2}
+    ens.save(tmp_path / "ens")
+    assert ds.Ensemble.load(tmp_path / "ens", build).backend == "auto"
+    result = ds.sweep(build, (x, y), objective, grid={"lr": [1e-3, 1e-2]}, members=2, epochs=1, backend=backend)
+    assert result.run(0).backend == "counted"
+    assert table == execution.BACKENDS
+
+
+def test_a_backend_from_outside_that_fails_leaves_the_loop(caplog):
+    def run(skeleton, weights, buffers, x, per_member):
+        raise RuntimeError("not today")
+
+    ens = ds.Ensemble(partial(ds.nets.mlp, 3, 2, (4,)), 2, backend=execution.Backend("broken", run))
+    with torch.no_grad():
+        outputs = ens(torch.zeros(5, 3))
+    assert outputs.shape == (2, 5, 2)
+    assert "members run in a loop: not today" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["auto", "loop", "vmap"])
+def test_a_backend_from_outside_needs_a_name_of_its_own(name):
+    with pytest.raises(ValueError, match="name that is not taken"):
+        ds.Ensemble(lambda: nn.Linear(2, 2), 2, backend=execution.Backend(name, execution.BACKENDS["loop"].run))

@@ -9,7 +9,7 @@ from networks import NETWORKS
 from torch import nn
 
 import dissensus as ds
-from dissensus.execution import choice
+from dissensus import execution
 from dissensus.execution.batched import run_batched
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Hanging, Layout, Packed
@@ -217,7 +217,7 @@ def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
         seen.append(torch.backends.cudnn.conv.fp32_precision)
         return run_batched(*told) * (1 + 0.01 * (seen[-1] == "tf32"))
 
-    monkeypatch.setitem(choice.BACKENDS, "batched", rounded)
+    monkeypatch.setitem(execution.BACKENDS, "batched", execution.Backend("batched", rounded))
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (8,)), 3)
     with tf32(on=True), torch.no_grad():
         ensemble(torch.randn(5, 6))

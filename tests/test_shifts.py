@@ -8,9 +8,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import dissensus as ds
-from dissensus.studies import backbones, finding, problems, report_figures, results, running, shifting, shifts, spec
-from dissensus.studies.problems import Problem
-from dissensus.studies.shift_measures import Seen, exists, measured, taken_apart
+from dissensus.studies import backbones, datasets, library, report_figures, shifted_datasets, spec
+from dissensus.studies import dict_results as results
+from dissensus.studies import run as runner
+from dissensus.studies.datasets import StudyData
+from dissensus.studies.procedures import shift
+from dissensus.studies.procedures.shift_measures import ShiftOutputs, is_shift_measure, values
+from dissensus.studies.results import Measure
 
 
 def pictures(n=40, channels=3, side=16):
@@ -19,19 +23,19 @@ def pictures(n=40, channels=3, side=16):
 
 def test_corruptions_are_dealt_evenly_and_the_same_every_time():
     x = pictures(40)
-    mild, strong = shifts.corrupted(x, 1), shifts.corrupted(x, 5)
-    assert torch.equal(mild, shifts.corrupted(x, 1))
+    mild, strong = shifted_datasets.corrupted(x, 1), shifted_datasets.corrupted(x, 5)
+    assert torch.equal(mild, shifted_datasets.corrupted(x, 1))
     assert float((strong - x).abs().mean()) > float((mild - x).abs().mean()) > 0
     names = sorted(ds.data.corruptions.CORRUPTIONS)
     hits = [int((ds.data.corruptions.corrupt(x, name, 5) == strong).flatten(1).all(1).sum()) for name in names]
     assert all(hit >= 4 for hit in hits), f"forty pictures, ten corruptions: {hits}"
-    grey = shifts.corrupted(pictures(18, 1), 3)
+    grey = shifted_datasets.corrupted(pictures(18, 1), 3)
     assert grey.shape == (18, 1, 16, 16)
 
 
 def test_a_jigsaw_has_the_same_pieces_elsewhere():
     x = pictures(6)
-    found = shifts.jigsaw(x)
+    found = shifted_datasets.jigsaw(x)
     assert found.shape == x.shape
     torch.testing.assert_close(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
     assert not bool((found == x).flatten(1).all(1).any())
@@ -40,27 +44,27 @@ def test_a_jigsaw_has_the_same_pieces_elsewhere():
         tuple(p.flatten().tolist()) for p in found[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)
     }
     assert pieces == again
-    odd = shifts.jigsaw(pictures(2, 1, 30))
+    odd = shifted_datasets.jigsaw(pictures(2, 1, 30))
     assert odd.shape == (2, 1, 30, 30)
 
 
 def test_pictures_of_other_sources_are_brought_to_shape():
-    assert shifts.fitted(pictures(3, 1, 28), torch.Size([3, 32, 32])).shape == (3, 3, 32, 32)
-    grey = shifts.fitted(pictures(3, 3, 16), torch.Size([1, 16, 16]))
+    assert shifted_datasets.reshaped(pictures(3, 1, 28), torch.Size([3, 32, 32])).shape == (3, 3, 32, 32)
+    grey = shifted_datasets.reshaped(pictures(3, 3, 16), torch.Size([1, 16, 16]))
     torch.testing.assert_close(grey, pictures(3, 3, 16).mean(1, keepdim=True))
 
 
 def test_six_classes_are_trained_on_and_four_kept_back():
-    x, y, _ = problems.images("made-images-six", "test")
+    x, y, _ = datasets.images("made-images-six", "test")
     assert sorted(y.unique().tolist()) == [0, 1, 2, 3, 4, 5]
-    other, labels, _ = problems.images("made-images-six", "test", unseen=True)
+    other, labels, _ = datasets.images("made-images-six", "test", unseen=True)
     assert sorted(labels.unique().tolist()) == [6, 7, 8, 9]
     assert len(x) + len(other) == 400
 
 
 @pytest.mark.parametrize(("part", "aligned"), [("train", 0.95), ("validation", 0.5), ("test", 0.5)])
 def test_the_shortcut_is_there_in_training_alone(part, aligned):
-    x, y, groups = problems.two_attributes(part)
+    x, y, groups = datasets.two_attributes(part)
     ground = groups % 2
     assert torch.equal(groups // 2, y)
     assert float((ground == y).float().mean()) == pytest.approx(aligned, abs=0.03)
@@ -71,15 +75,15 @@ def test_the_shortcut_is_there_in_training_alone(part, aligned):
 
 
 def test_names_of_measures_are_taken_apart_by_the_longest_set():
-    assert taken_apart("auroc_model_average_fashion-mnist") == ("auroc_model_average", "fashion-mnist")
-    assert taken_apart("accuracy_mnist") == ("accuracy", "mnist")
-    assert exists("auroc_pairwise_kl_unseen")
-    assert exists("soup_accuracy_corrupted-1")
-    assert exists("audit_collusive")
-    assert exists("worst_group_accuracy")
-    assert not exists("worst_group_accuracy_validation")
+    assert Measure.parse("auroc_model_average_fashion-mnist").dataset == "fashion-mnist"
+    assert Measure.parse("accuracy_mnist").dataset == "mnist"
+    assert is_shift_measure("auroc_pairwise_kl_unseen")
+    assert is_shift_measure("soup_accuracy_corrupted-1")
+    assert is_shift_measure("audit_collusive")
+    assert is_shift_measure("worst_group_accuracy")
+    assert not is_shift_measure("worst_group_accuracy_validation")
     for wrong in ("auroc_model_average", "auroc_nonsense_mnist", "audit_fine", "nonsense"):
-        assert not exists(wrong)
+        assert not is_shift_measure(wrong)
 
 
 def test_measures_are_what_they_say():
@@ -88,18 +92,18 @@ def test_measures_are_what_they_say():
     targets = torch.randint(5, (50,), generator=generator)
     groups = torch.randint(3, (50,), generator=generator)
     others = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
-    seen = Seen(
+    seen = ShiftOutputs(
         outputs,
         targets,
         others,
         "cross_entropy",
         "score",
-        method="ldr",
+        objective="ldr",
         groups=groups,
         verdict="collusive",
         seconds_per_epoch=1.5,
     )
-    found = measured(
+    found = values(
         [
             "accuracy",
             "accuracy_mnist",
@@ -139,17 +143,17 @@ def test_measures_are_what_they_say():
 
 
 def test_points_say_what_is_trained():
-    told = spec.resolved(finding.load("ldr/table-2"), "gpu", {}, "")
-    a2d = shifting.told_of(told, {"method": "a2d", "seed": 0})
+    told = spec.resolved(library.load("ldr/table-2"), "gpu", {}, "")
+    a2d = shift.point_settings(told, {"method": "a2d", "seed": 0})
     assert (a2d["objective"], a2d["unlabelled"], a2d["members"], a2d["backbone"]) == (
         "a2d",
         "jigsaw",
         5,
         "mobilenet-v2:imagenet",
     )
-    assert shifting.told_of(told, {"method": "single", "seed": 0})["members"] == 1
+    assert shift.point_settings(told, {"method": "single", "seed": 0})["members"] == 1
     with pytest.raises(spec.SpecError, match="nothing-like-it"):
-        shifting.told_of(told, {"method": "nothing-like-it", "seed": 0})
+        shift.point_settings(told, {"method": "nothing-like-it", "seed": 0})
 
 
 @pytest.mark.slow
@@ -159,18 +163,18 @@ def test_a_point_may_vary_how_members_are_trained(tmp_path):
         "evaluation.measures": ["individual"],
         "optimisation.epochs": 3,
     }
-    folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
+    folder = runner.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
     losses = [row["measures"]["individual"] for row in json.loads((folder / "report.json").read_text())["rows"]]
     assert abs(losses[1] - losses[0]) > 0.01
 
 
 def test_a_point_may_vary_the_network():
-    told = spec.resolved(finding.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, "")
-    data = Problem("made", (torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(2, 3, 8, 8), torch.zeros(2)), 2)
+    told = spec.resolved(library.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, "")
+    data = StudyData("made", (torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(2, 3, 8, 8), torch.zeros(2)), 2)
     sizes = []
     for widths in ([4, 4], [8, 8]):
-        point = shifting.told_of(told, {"method": "erm", "seed": 0, "widths": widths})
-        sizes.append(sum(p.numel() for p in shifting.build_of(told, point, data)().parameters()))
+        point = shift.point_settings(told, {"method": "erm", "seed": 0, "widths": widths})
+        sizes.append(sum(p.numel() for p in shift.point_builder(told, point, data)().parameters()))
     assert sizes[1] > 2 * sizes[0]
 
 
@@ -181,7 +185,7 @@ def test_pictures_in_folders_go_the_same_way(tmp_path):
         "grid.seed": [0],
         "evaluation.measures": ["accuracy", "accuracy_corrupted-2"],
     }
-    folder = running.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
+    folder = runner.run("ldr/table-8", "smoke", changes=changes, root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     assert len(rows) == 2
     assert all(0 <= row["measures"]["accuracy_corrupted-2"] <= 1 for row in rows)
@@ -193,8 +197,8 @@ def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypat
     monkeypatch.setattr(backbones.sources, "weights", lambda name: weights)
     monkeypatch.setattr(backbones, "SIDE", 32)
     passes = []
-    looking = backbones.Lowered.forward
-    monkeypatch.setattr(backbones.Lowered, "forward", lambda self, x: passes.append(len(x)) or looking(self, x))
+    looking = backbones.LowPrecision.forward
+    monkeypatch.setattr(backbones.LowPrecision, "forward", lambda self, x: passes.append(len(x)) or looking(self, x))
     changes = {
         "data": ["made-images-six"],
         "members.options.backbone": "mobilenet-v2:imagenet",
@@ -204,21 +208,21 @@ def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypat
         "evaluation.examples": 32,
         "evaluation.measures": ["accuracy", "auroc_predictive_diversity_unseen"],
     }
-    first = running.run("ldr/table-4", "smoke", changes=changes, root=tmp_path)
+    first = runner.run("ldr/table-4", "smoke", changes=changes, root=tmp_path)
     assert sum(passes) == 64 + 32 + 32, "training, test and unseen pictures"
     before = len(passes)
-    running.run("ldr/table-4", "smoke", changes={**changes, "grid.seed": [1]}, root=tmp_path)
+    runner.run("ldr/table-4", "smoke", changes={**changes, "grid.seed": [1]}, root=tmp_path)
     assert len(passes) == before, "features come from disk the second time"
     assert 0 <= json.loads((first / "report.json").read_text())["rows"][0]["measures"]["accuracy"] <= 1
 
 
 def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
-    folder = running.run("ldr/figure-3", "smoke", root=tmp_path)
+    folder = runner.run("ldr/figure-3", "smoke", root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     shown = [row["shown"] for row in report["rows"] if row.get("shown")]
     assert len(shown) == 1, "of the first LDR ensemble"
     scores = [one["disagreement"] for one in shown[0]]
-    assert min(scores[: shifting.SHOWN]) >= max(scores[shifting.SHOWN :])
-    drawn = report_figures.drawn(finding.load("ldr/figure-3"), results.summary(report))
+    assert min(scores[: shift.SHOWN]) >= max(scores[shift.SHOWN :])
+    drawn = report_figures.drawn(library.load("ldr/figure-3"), results.summary(report))
     assert len(drawn) == 1
     assert "ldr" in drawn[0][1]

@@ -9,8 +9,8 @@ import dissensus
 from dissensus.studies import spec
 from dissensus.studies.spec import SpecError, parse, resolved, to_toml
 
-LIBRARY = Path(dissensus.__file__).parent / "studies" / "library"
-FILES = sorted(LIBRARY.rglob("*.toml"))
+SPECS = Path(dissensus.__file__).parent / "studies" / "specs"
+FILES = sorted(SPECS.rglob("*.toml"))
 NAMES = [f"{path.parent.name}/{path.stem}" for path in FILES]
 every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 

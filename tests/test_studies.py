@@ -24,19 +24,11 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.execution import choice
-from dissensus.studies import (
-    finding,
-    measures,
-    problems,
-    report_figures,
-    report_page,
-    results,
-    running,
-    searching,
-    spec,
-    training,
-)
-from dissensus.studies.registry import waits_for
+from dissensus.studies import datasets, library, measures, report_figures, report_page, spec
+from dissensus.studies import dict_results as results
+from dissensus.studies import run as runner
+from dissensus.studies.procedures import search, train
+from dissensus.studies.validation import missing
 
 STUDY = "collusion/figure-2"
 QUICK = {
@@ -58,7 +50,7 @@ def same_backends(monkeypatch):
 @pytest.fixture
 def quick(tmp_path):
     def run(name=STUDY, **options):
-        return running.run(name, "smoke", changes=QUICK, root=tmp_path, **options)
+        return runner.run(name, "smoke", changes=QUICK, root=tmp_path, **options)
 
     return run
 
@@ -66,7 +58,7 @@ def quick(tmp_path):
 def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
     seen = []
     folder = quick(on_study=lambda text, share: seen.append((text, share)))
-    resolved = spec.resolved(finding.load(STUDY), "smoke", QUICK, "x")
+    resolved = spec.resolved(library.load(STUDY), "smoke", QUICK, "x")
     assert folder == tmp_path / STUDY / f"smoke-{resolved.digest()}"
     assert {path.name for path in folder.iterdir()} >= {"spec.toml", "report.json", "DONE", "made-table-seed-0"}
     report = json.loads((folder / "report.json").read_text())
@@ -84,35 +76,33 @@ def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
     assert row["measures"]["error"] == pytest.approx(found)
 
 
-def test_a_second_run_does_nothing_and_the_same_seeds_give_the_same_numbers(quick, tmp_path, monkeypatch):
+def test_a_second_run_does_nothing_and_the_same_seeds_give_the_same_numbers(quick, tmp_path):
     folder = quick()
     report = json.loads((folder / "report.json").read_text())
     first = report["rows"]
     assert report["made"]["changes"] == QUICK
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "run", lambda *_: pytest.fail("it was done already"))
-        assert quick() == folder
-    other = running.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "other")
+    assert quick(on_study=lambda *_: pytest.fail("it was done already")) == folder
+    other = runner.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "other")
     assert json.loads((other / "report.json").read_text())["rows"] == first
 
 
-def test_an_interrupted_run_goes_on_where_it_was(quick, tmp_path, monkeypatch):
+def test_an_interrupted_run_continues_where_it_was(quick, tmp_path):
     whole = json.loads((quick() / "report.json").read_text())["rows"]
-    calls = []
+    root, trained = tmp_path / "broken", []
 
-    def breaks(spec, unit, folder, device, on_unit, run=training.run):
-        calls.append(unit.name)
-        if len(calls) == 2:
+    def interrupt(text, share):
+        trained.append(text.partition(":")[0])
+        if trained[-1] == "made-table-seed-1":
             raise KeyboardInterrupt
-        run(spec, unit, folder, device, on_unit)
 
-    root = tmp_path / "broken"
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "run", breaks)
-        with pytest.raises(KeyboardInterrupt):
-            running.run(STUDY, "smoke", changes=QUICK, root=root)
-        folder = running.run(STUDY, "smoke", changes=QUICK, root=root)
-    assert calls == ["made-table-seed-0", "made-table-seed-1", "made-table-seed-1"]
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(STUDY, "smoke", changes=QUICK, root=root, on_study=interrupt)
+    assert "made-table-seed-0" in trained
+    again = []
+    folder = runner.run(
+        STUDY, "smoke", changes=QUICK, root=root, on_study=lambda text, share: again.append(text.partition(":")[0])
+    )
+    assert set(again) == {"made-table-seed-1"}, "the first unit and the searches are not done again"
     assert json.loads((folder / "report.json").read_text())["rows"] == whole
 
 
@@ -127,16 +117,16 @@ def trials_of(folder, seed):
 def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alone(tmp_path, monkeypatch):
     sweeps = []
 
-    def counting(build, data, objective, *, grid, sweep=searching.sweep, **options):
+    def counting(build, data, objective, *, grid, sweep=search.sweep, **options):
         sweeps.append(grid)
         return sweep(build, data, objective, grid=grid, **options)
 
-    monkeypatch.setattr(searching, "sweep", counting)
-    both = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "both")
+    monkeypatch.setattr(search, "sweep", counting)
+    both = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "both")
     assert [len(grid) for grid in sweeps] == [10, 4], "five trials of each seed, then the two that are left"
     assert {(point["fold"], point["seed"]) for point in sweeps[0]} == {(0, 0), (1, 1)}
     for seed in (0, 1):
-        alone = running.run(STUDY, "smoke", changes={**SEARCHED, "grid.seed": [seed]}, root=tmp_path / f"{seed}")
+        alone = runner.run(STUDY, "smoke", changes={**SEARCHED, "grid.seed": [seed]}, root=tmp_path / f"{seed}")
         found, expected = trials_of(both, seed), trials_of(alone, seed)
         assert [trial["params"] for trial in found] == [trial["params"] for trial in expected]
         assert [trial["value"] for trial in found] == pytest.approx([trial["value"] for trial in expected], rel=1e-4)
@@ -145,20 +135,20 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
 
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monkeypatch):
-    whole = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
+    whole = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
     calls = []
 
-    def breaks(*told, sweep=searching.sweep, **options):
+    def breaks(*told, sweep=search.sweep, **options):
         calls.append(len(options["grid"]))
         if len(calls) == 2:
             raise KeyboardInterrupt
         return sweep(*told, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "sweep", breaks)
+        patch.setattr(search, "sweep", breaks)
         with pytest.raises(KeyboardInterrupt):
-            running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
-        again = running.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
+            runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
+        again = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "broken")
     assert calls == [10, 4, 4]
     assert [trials_of(again, seed) for seed in (0, 1)] == [trials_of(whole, seed) for seed in (0, 1)]
 
@@ -196,13 +186,13 @@ RECEIVED = {
 """What `fit` and `sweep` receive of it."""
 OF_A_SEARCH = {"epochs": 8, "patience": 3, "validation": 0.2, "rates": [1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]}
 TRAINERS = [
-    ("training", "collusion/figure-15", {}, 1, {}),
-    ("searching", STUDY, {"data": ["made-table"], "search.epochs": 8, "search.patience": 3}, 1, OF_A_SEARCH),
-    ("comparing", "masksembles/figure-2", {}, 1, {}),
-    ("hardened", "adp/table-4", {}, 1, {}),
-    ("shifting", "ldr/table-8", {}, 1, {}),
-    ("shifting", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
-    ("streaming", "collusion/table-1", {}, 1, {}),
+    ("procedures.train", "collusion/figure-15", {}, 1, {}),
+    ("procedures.search", STUDY, {"data": ["made-table"], "search.epochs": 8, "search.patience": 3}, 1, OF_A_SEARCH),
+    ("procedures.methods", "masksembles/figure-2", {}, 1, {}),
+    ("procedures.adversarial", "adp/table-4", {}, 1, {}),
+    ("procedures.shift", "ldr/table-8", {}, 1, {}),
+    ("procedures.shift", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
+    ("procedures.streamed", "collusion/table-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
 ]
@@ -248,9 +238,13 @@ def test_the_settings_above_are_all_there_are_and_none_is_a_default():
 
 
 def test_every_module_that_trains_is_among_those_below():
-    folder = Path(finding.__file__).parent
-    found = {file.stem for file in folder.glob("*.py") if re.search(r"(?<![\w.])(fit|sweep)\(", file.read_text())}
-    assert found == {module for module, *_ in TRAINERS} | OWN_RECIPES
+    folder = Path(library.__file__).parent
+    trainers = {
+        ".".join(file.relative_to(folder).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if re.search(r"(?<![\w.])(fit|sweep)\(", file.read_text())
+    }
+    assert trainers == {module for module, *_ in TRAINERS} | OWN_RECIPES
 
 
 @pytest.mark.parametrize(("module", "study", "changes", "call", "otherwise"), TRAINERS)
@@ -271,13 +265,13 @@ def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, ot
         monkeypatch.setattr(trainer, name, recorded(getattr(trainer, name)))
     settings = {f"optimisation.{name}": value for name, value in EVERY_SETTING.items()}
     with pytest.raises(Enough):
-        running.run(study, "smoke", changes={**settings, "evaluation.curves": False, **changes}, root=tmp_path)
+        runner.run(study, "smoke", changes={**settings, "evaluation.curves": False, **changes}, root=tmp_path)
     assert settings_received(*calls[-1]) == {**RECEIVED, **otherwise}
 
 
 def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
     received = {}
-    for module in (searching, training):
+    for module in (search, train):
 
         def kept(build, data, objective, *, sweep=module.sweep, module=module, **told):
             received[module.__name__] = told
@@ -295,7 +289,7 @@ def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
         "optimisation.optimizer": "sgd",
         "optimisation.weight_decay": 0.01,
     }
-    running.run(STUDY, "smoke", changes=changes, root=tmp_path)
+    runner.run(STUDY, "smoke", changes=changes, root=tmp_path)
     tried, trained = received.values()
     epochs = torch.arange(6.0)
     assert tried["members"] == trained["members"] == 2
@@ -316,19 +310,19 @@ def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
 )
 def test_what_a_procedure_would_leave_out_is_refused(study, changes, missing, tmp_path):
     with pytest.raises(spec.SpecError, match=missing):
-        running.run(study, "smoke", changes=changes, root=tmp_path)
+        runner.run(study, "smoke", changes=changes, root=tmp_path)
 
 
 def test_pictures_in_folders_are_trained_as_a_point_says(tmp_path):
     grid = {"network": ["cnn"], "lr": [1e-7, 0.05], "batch_size": [6], "seed": [0]}
     changes = {"grid": grid, "data": ["made-folder"], "objective.options": {"beta": 0.0}}
-    folder = running.run("collusion/table-1", "smoke", changes=changes, root=tmp_path)
+    folder = runner.run("collusion/table-1", "smoke", changes=changes, root=tmp_path)
     slow, fast = (row["curves"]["train_error"] for row in json.loads((folder / "report.json").read_text())["rows"])
     assert abs(slow[1] - slow[0]) < 0.1 < abs(fast[1] - fast[0])
 
 
 def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path):
-    folder = running.run("collusion/table-1", "smoke", root=tmp_path)
+    folder = runner.run("collusion/table-1", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     assert [(row["network"], row["beta"], row["members"]) for row in rows] == [
         ("resnet20", 0.0, 2),
@@ -343,10 +337,10 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
         assert outputs.shape == (row["members"], 36, 3)
         found = measures.accuracy(outputs, torch.from_numpy(np.load(unit / "targets.npy")), "", "probability")
         assert row["measures"]["accuracy"] == pytest.approx(found)
-    some = problems.streamed(
+    some = datasets.load_streamed(
         "made-folder",
         spec.resolved(
-            finding.load("collusion/table-1"), "smoke", {"optimisation.examples": 6, "evaluation.examples": 3}, "x"
+            library.load("collusion/table-1"), "smoke", {"optimisation.examples": 6, "evaluation.examples": 3}, "x"
         ),
     )
     assert some.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
@@ -357,7 +351,7 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
 
 @pytest.mark.slow
 def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
-    folder = running.run("masksembles/figure-2", "smoke", root=tmp_path)
+    folder = runner.run("masksembles/figure-2", "smoke", root=tmp_path)
     rows = json.loads((folder / "report.json").read_text())["rows"]
     members = {
         row["method"]: np.load(folder / "made-images" / f"outputs-{row['run']:03d}.npy").shape[0] for row in rows
@@ -373,12 +367,12 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
         share, sure, right = (row["curves"][key] for key in ("share", "confidence", "accuracy"))
         gaps = [s * abs(c - a) for s, c, a in zip(share, sure, right, strict=True) if s]
         assert row["measures"]["ece"] == pytest.approx(sum(gaps), abs=1e-6)
-    other = running.run("masksembles/figure-3", "smoke", root=tmp_path)
+    other = runner.run("masksembles/figure-3", "smoke", root=tmp_path)
     again = json.loads((other / "report.json").read_text())["rows"]
     assert [row["measures"]["ece"] for row in again] == pytest.approx([row["measures"]["ece"] for row in rows])
     for name, done in (("masksembles/figure-2", folder), ("masksembles/figure-3", other)):
         report = json.loads((done / "report.json").read_text())
-        (drawing,) = report_figures.drawn(finding.load(name), results.summary(report))
+        (drawing,) = report_figures.drawn(library.load(name), results.summary(report))
         axes = drawing[0].axes[0]
         labels = axes.get_legend_handles_labels()[1]
         wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}
@@ -403,21 +397,21 @@ def test_accuracies_are_those_of_the_library(pool):
 
 
 def test_masks_overlap_as_the_formula_says(tmp_path):
-    folder = running.run("masksembles/figure-1", "smoke", root=tmp_path)
+    folder = runner.run("masksembles/figure-1", "smoke", root=tmp_path)
     summary = results.summary(json.loads((folder / "report.json").read_text()))
     assert {verdict["verdict"] for verdict in summary["verdicts"]} == {"agrees"}
     assert summary["points"][0]["measures"]["iou"][2] == 50
 
 
 def hold(folder, held, release):
-    with running.alone(folder, "x"):
+    with runner.alone(folder, "x"):
         held.set()
         release.wait(60)
 
 
 @pytest.mark.slow
 def test_two_at_once_are_told_apart(quick, tmp_path):
-    folder = running.folder_of(spec.resolved(finding.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
+    folder = runner.folder_of(spec.resolved(library.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
@@ -425,7 +419,7 @@ def test_two_at_once_are_told_apart(quick, tmp_path):
     other.start()
     try:
         assert held.wait(60)
-        with pytest.raises(running.Busy, match=rf"being run already, by process {other.pid} on .* Wait for it"):
+        with pytest.raises(runner.Busy, match=rf"being run already, by process {other.pid} on .* Wait for it"):
             quick()
     finally:
         release.set()
@@ -436,7 +430,7 @@ def test_two_at_once_are_told_apart(quick, tmp_path):
 @pytest.mark.slow
 def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     alone = json.loads((quick() / "report.json").read_text())["rows"]
-    folder = running.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
+    folder = runner.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
     together = json.loads((folder / "report.json").read_text())["rows"]
     for own, other in zip(together, alone, strict=True):
         assert own["measures"] == pytest.approx(other["measures"], rel=1e-4)
@@ -449,7 +443,7 @@ def linger(folder):
 
 def start_a_worker(folder):
     with ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn"), initializer=running._begin, initargs=(1,)
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=runner._begin, initargs=(1,)
     ) as pool:
         pool.submit(linger, folder).result()
 
@@ -498,7 +492,7 @@ def test_curves_and_gap(tmp_path):
         "optimisation.epochs": 3,
         "evaluation.examples": 50,
     }
-    folder = running.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
+    folder = runner.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     row = report["rows"][0]
     assert {len(curve) for curve in row["curves"].values()} == {3}
@@ -513,8 +507,8 @@ def test_curves_and_gap(tmp_path):
 
 
 def runnable():
-    resolved = [(name, spec.resolved(finding.load(name), "smoke", {}, name)) for name in finding.names()]
-    return [name for name, told in resolved if not waits_for(told)]
+    resolved = [(name, spec.resolved(library.load(name), "smoke", {}, name)) for name in library.names()]
+    return [name for name, told in resolved if not missing(told)]
 
 
 @pytest.fixture(scope="module")
@@ -539,32 +533,32 @@ def shared_runs(tmp_path_factory):
 )
 @pytest.mark.parametrize("name", runnable())
 def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
-    folder = running.run(name, "smoke", root=shared_runs)
+    folder = runner.run(name, "smoke", root=shared_runs)
     report = json.loads((folder / "report.json").read_text())
     assert all(math.isfinite(value) for row in report["rows"] for value in row["measures"].values())
     short = results.summary(report)
-    assert short["verdicts"] or not finding.load(name).expect
-    assert report_figures.drawn(finding.load(name), short) or "table" in name
+    assert short["verdicts"] or not library.load(name).expect
+    assert report_figures.drawn(library.load(name), short) or "table" in name
 
 
-def test_what_cannot_be_run_yet_says_what_it_waits_for():
+def test_what_cannot_be_run_yet_says_what_it_missing():
     changes = {"evaluation.measures": ["accuracy_foo_0.1"]}
     with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the measure 'accuracy_foo"):
-        running.run("adp/table-2", "smoke", changes=changes)
+        runner.run("adp/table-2", "smoke", changes=changes)
 
 
 def test_wrong_words_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(spec.SpecError, match="no study 'collusion/figur-2'. Did you mean 'collusion/figure-2'"):
-        finding.load("collusion/figur-2")
+        library.load("collusion/figur-2")
     with pytest.raises(spec.SpecError, match="Did you mean 'collusion/figure-15'"):
-        finding.load("figure-15")
+        library.load("figure-15")
     with pytest.raises(spec.SpecError, match="has no scale 'laptp'.* Did you mean 'laptop'"):
-        running.run(STUDY, "laptp", root=tmp_path)
+        runner.run(STUDY, "laptp", root=tmp_path)
     with pytest.raises(spec.SpecError, match="key 'optimisation.epoch' is not known. Did you mean 'epochs'"):
-        running.run(STUDY, "smoke", changes={"optimisation.epoch": 3}, root=tmp_path)
+        runner.run(STUDY, "smoke", changes={"optimisation.epoch": 3}, root=tmp_path)
     folder = tmp_path / "collusion"
     folder.mkdir()
-    text = (finding.LIBRARY / f"{STUDY}.toml").read_text()
+    text = (library.SPECS / f"{STUDY}.toml").read_text()
     for old, new, message in (
         ('network = "mlp"', 'network = "mpl"', "key 'members.network' is 'mpl', .* Did you mean 'mlp'"),
         ('name = "augmented"', 'name = "augmentd"', "Did you mean 'augmented'"),
@@ -573,20 +567,20 @@ def test_wrong_words_are_refused_with_the_nearest(tmp_path):
     ):
         (folder / "own.toml").write_text(text.replace(old, new, 1))
         with pytest.raises(spec.SpecError, match=message):
-            finding.load(str(folder / "own.toml"))
+            library.load(str(folder / "own.toml"))
 
 
 @pytest.mark.parametrize("name", ["made-table", "made-images", "diabetes", "digits"])
 def test_problems_are_split_by_the_seed_and_scaled_on_training_rows(name):
-    told = spec.resolved(finding.load(STUDY), "smoke", {}, "x")
-    first, same, other = (problems.problem(name, seed, told) for seed in (0, 0, 1))
+    told = spec.resolved(library.load(STUDY), "smoke", {}, "x")
+    first, same, other = (datasets.load(name, seed, told) for seed in (0, 0, 1))
     assert torch.equal(first.test[0], same.test[0])
-    if problems.has_own_splits(name):
+    if datasets.is_split_by_seed(name):
         assert not torch.equal(first.test[0], other.test[0])
     if name in ("made-table", "diabetes"):
         torch.testing.assert_close(first.train[0].mean(0), torch.zeros(first.shape), atol=1e-5, rtol=0)
         assert first.test[0].mean(0).abs().max() > 1e-3
-        searching = problems.problem(name, 0, told, searching=True)
+        searching = datasets.load(name, 0, told, searching=True)
         assert searching.held_out is not None
         rows = len(searching.train[0]) + len(searching.held_out[0])
         assert rows == len(first.train[0])
@@ -654,7 +648,7 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
 
 
 def test_the_command_of_a_result_is_the_one_that_made_it():
-    told = finding.load("adp/table-2")
+    told = library.load("adp/table-2")
     made = {"device": "cuda", "changes": {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}}
     words = shlex.split(report_page._command(told, {"scale": "gpu", "made": made}))
     assert words[:5] == ["dissensus", "study", "run", "adp/table-2", "--scale"]
@@ -677,13 +671,13 @@ def test_shipped_results_are_of_studies_that_exist_and_are_small():
         name, scale, _ = file.relative_to(results.SHIPPED).as_posix().rsplit(".", 2)
         told = json.loads(file.read_text())
         assert (told["study"], told["scale"]) == (name, scale)
-        assert scale in finding.load(name).scales
+        assert scale in library.load(name).scales
         assert file.stat().st_size < 200_000
         assert told["made"]["seconds"] > 0
 
 
 def test_sources_and_problems_know_the_same_names():
-    known = {problems.source_of(name) for name in problems.NAMES if name not in problems.MADE}
+    known = {datasets.source_of(name) for name in datasets.NAMES if name not in datasets.GENERATED}
     assert known == {name for name, info in sources.DATASETS.items() if info.kind != "weights"}
 
 

@@ -12,19 +12,14 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 import dissensus as ds
 from dissensus import attacks, diversity, scores
-from dissensus.studies import (
-    attack_measures,
-    comparing,
-    finding,
-    hardened,
-    results,
-    running,
-    spec,
-    subjects,
-    under_attack,
-)
-from dissensus.studies.attack_measures import Subject, scored, true_positive_rates
-from dissensus.studies.registry import waits_for
+from dissensus.studies import datasets, library, spec
+from dissensus.studies import dict_results as results
+from dissensus.studies import run as runner
+from dissensus.studies.procedures import adversarial, attack, attack_measures, methods, train
+from dissensus.studies.procedures.attack_measures import AttackedEnsemble, detection_score, true_positive_rates
+from dissensus.studies.results import Row
+from dissensus.studies.summary import estimate
+from dissensus.studies.validation import missing
 
 SMALL = {"optimisation.epochs": 1, "optimisation.examples": 64, "evaluation.examples": 24}
 METHODS = ["baseline", "adp-2-0", "adp-2-0.5"]
@@ -34,8 +29,12 @@ def rows_of(folder):
     return json.loads((folder / "report.json").read_text())["rows"]
 
 
-def told(name, **changes):
-    return spec.resolved(finding.load(name), "smoke", {**SMALL, **changes}, name)
+def typed(settings, row):
+    return Row.from_json(row, list(settings.grid))
+
+
+def settings_of(name, **changes):
+    return spec.resolved(library.load(name), "smoke", {**SMALL, **changes}, name)
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +44,22 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(runs):
-    return running.run("adp/table-1", "smoke", changes=SMALL, root=runs)
+    return runner.run("adp/table-1", "smoke", changes=SMALL, root=runs)
 
 
 @pytest.fixture(scope="module")
 def subject(trained, tmp_path_factory):
     """The ADP ensemble of the first seed, as it takes images."""
     row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
-    own = told("adp/table-1")
-    problem = subjects.images("made-images", trained_on=64, tested_on=24)
-    model = under_attack._model(own, problem, row, trained / "made-images")
-    return Subject(model, *problem.test, folder=tmp_path_factory.mktemp("attacks"), attacked={}, batch_size=16)
+    own = settings_of("adp/table-1")
+    problem = datasets.load_unscaled("made-images", train_examples=64, test_examples=24)
+    model = attack.stored_model(own, problem, typed(own, row), trained / "made-images")
+    return AttackedEnsemble(model, *problem.test, folder=tmp_path_factory.mktemp("attacks"), examples={}, batch_size=16)
 
 
 class TestSpec:
     def test_some_data_may_be_otherwise(self):
-        own = finding.load("adp/table-1")
+        own = library.load("adp/table-1")
         here = spec.on_data(spec.resolved(own, "paper", {}, "x"), "mnist")
         assert (here.optimisation.epochs, here.optimisation.cut_at, here.optimisation.augment) == (
             40,
@@ -71,7 +70,7 @@ class TestSpec:
         assert spec.on_data(own, "cifar10") is own
 
     def test_what_is_changed_by_hand_is_changed_for_all_data(self):
-        changed = spec.resolved(finding.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
+        changed = spec.resolved(library.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
         here = spec.on_data(changed, "mnist")
         assert here.optimisation.epochs == 2
         assert here.optimisation.cut_at == [0.375, 0.75]
@@ -88,10 +87,10 @@ class TestSpec:
             spec.parse(wrong, "adp/table-1", "f.toml")
 
     def test_what_a_scale_says_holds_for_all_data(self):
-        here = spec.on_data(spec.resolved(finding.load("adp/table-1"), "smoke", {}, "x"), "mnist")
+        here = spec.on_data(spec.resolved(library.load("adp/table-1"), "smoke", {}, "x"), "mnist")
         assert here.optimisation.epochs == 2
         assert here.optimisation.augment == []
-        measured = spec.on_data(spec.resolved(finding.load("adp/table-2"), "laptop", {}, "x"), "mnist")
+        measured = spec.on_data(spec.resolved(library.load("adp/table-2"), "laptop", {}, "x"), "mnist")
         assert "accuracy_jsma_0.3" not in measured.evaluation.measures
 
     def test_data_that_nobody_knows_is_refused(self, tmp_path):
@@ -99,10 +98,10 @@ class TestSpec:
         file = tmp_path / "adp" / "table-1.toml"
         file.write_text('title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n[by_data.minst]\nnote = "n"\n')
         with pytest.raises(spec.SpecError, match="key 'by_data' is 'minst'.*Did you mean 'mnist'"):
-            finding.load(str(file))
+            library.load(str(file))
 
     def test_a_study_takes_over_trainings_and_not_measures_nor_scales(self):
-        own = finding.load("adp/table-3")
+        own = library.load("adp/table-3")
         assert "gpu" not in own.scales
         assert "error_rate" not in spec.resolved(own, "laptop", {}, "x").evaluation.measures
         assert spec.resolved(own, "laptop", {}, "x").members.network == "cnn"
@@ -113,10 +112,10 @@ class TestSpec:
         words = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\nuses = "adp/table-1"\n'
         file.write_text(words + '[members]\nnetwork = "cnn"\n[scales.smoke]\n')
         with pytest.raises(spec.SpecError, match="key 'members' is that of adp/table-1, whose trainings this study"):
-            finding.load(str(file))
+            library.load(str(file))
 
     def test_what_a_study_computes_depends_on_it(self):
-        own = finding.load("adp/table-1")
+        own = library.load("adp/table-1")
         assert replace(own, by_data={}).digest() != own.digest()
 
 
@@ -124,7 +123,7 @@ class TestTraining:
     @pytest.mark.slow
     def test_methods_that_differ_in_numbers_are_one_sweep_and_equal_those_trained_alone(self, trained, runs):
         assert len(list((trained / "made-images").glob("checkpoints-*"))) == 1
-        alone = running.run(
+        alone = runner.run(
             "adp/table-1", "smoke", changes={**SMALL, "grid.method": ["adp-2-0.5"], "grid.seed": [1]}, root=runs
         )
         (only,) = rows_of(alone)
@@ -140,34 +139,34 @@ class TestTraining:
         assert found == [(method, seed) for method in METHODS for seed in (0, 1)]
 
     def test_methods_of_other_networks_are_sweeps_of_their_own(self):
-        own = finding.load("masksembles/figure-2")
-        methods = [comparing.method_of(own, name) for name in own.grid["method"]]
-        assert len({method.trained_like for method in methods}) == len(methods)
-        assert not any(method.numbers for method in methods)
+        own = library.load("masksembles/figure-2")
+        described = [methods.method_of(own, name) for name in own.grid["method"]]
+        assert len({method.sweep_key for method in described}) == len(described)
+        assert not any(method.numbers for method in described)
 
     def test_every_ensemble_is_audited(self, trained):
         assert all(row["audit"]["verdict"] for row in rows_of(trained))
 
     def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
         same = {"objective": "ldr"}
-        methods = {
+        described = {
             "a": {**same, "strength": 1.0},
             "b": {**same, "strength": 2.0},
             "c": {**same, "strength": 2.0, "weight": "inverse"},
         }
-        own = told("adp/table-1", **{"objective.options.methods": methods})
-        a, b, c = (comparing.method_of(own, name) for name in "abc")
-        assert a.trained_like == b.trained_like != c.trained_like
+        own = settings_of("adp/table-1", **{"objective.options.methods": described})
+        a, b, c = (methods.method_of(own, name) for name in "abc")
+        assert a.sweep_key == b.sweep_key != c.sweep_key
         assert (c.numbers, c.fixed) == ({"strength": 2.0}, {"weight": "inverse"})
         logits, labels = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-        ours = comparing.objective_for(own, c)(logits, labels, **c.numbers)
+        ours = methods.method_objective(own, c)(logits, labels, **c.numbers)
         theirs = ds.objectives.ldr(logits, labels, strength=2.0, weight="inverse")
         torch.testing.assert_close(ours.total, theirs.total)
         assert not torch.isclose(ours.total, ds.objectives.ldr(logits, labels, strength=2.0).total)
 
     def test_an_unknown_method_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):
-            comparing.method_of(told("adp/table-1"), "adp-3")
+            methods.method_of(settings_of("adp/table-1"), "adp-3")
 
     def test_what_is_left_gives_the_outputs_of_the_training(self, subject, trained):
         row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
@@ -192,7 +191,7 @@ class TestMeasures:
             "features_similarity",
             "error_rate",
         ]
-        assert all(attack_measures.exists(name) for name in known)
+        assert all(attack_measures.is_attack_measure(name) for name in known)
         unknown = [
             "accuracy_fgsm",
             "accuracy_foo_0.1",
@@ -203,14 +202,14 @@ class TestMeasures:
             "worst_0.1",
             "fooled_apgd",
         ]
-        assert not any(attack_measures.exists(name) for name in unknown)
-        assert "the measure 'accuracy_foo_0.1'" in waits_for(
-            told("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
+        assert not any(attack_measures.is_attack_measure(name) for name in unknown)
+        assert "the measure 'accuracy_foo_0.1'" in missing(
+            settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
         )
 
     def test_what_cannot_be_attacked_is_said_before_anything_is_trained(self):
         def first(**changes):
-            return waits_for(told("adp/table-2", **changes))[0]
+            return missing(settings_of("adp/table-2", **changes))[0]
 
         assert first(**{"grid": {"method": ["baseline"]}}) == "a grid with the axis 'seed'"
         assert "attacks on 'digits'" in first(data=["digits"])
@@ -232,17 +231,17 @@ class TestMeasures:
     )
     def test_accuracy_under_attack_is_that_of_the_attack_by_hand(self, subject, name, by_hand):
         found = by_hand(subject.model, subject.x, subject.y)
-        assert attack_measures.measured(name, subject) == pytest.approx(float((~found.success).double().mean()))
+        assert attack_measures.value(name, subject) == pytest.approx(float((~found.success).double().mean()))
 
     def test_an_attack_may_be_run_on_fewer(self, subject, tmp_path):
-        few = replace(subject, attacked={"fgsm": 7}, folder=tmp_path, found={}, drawn={})
+        few = replace(subject, examples={"fgsm": 7}, folder=tmp_path, adversarials={}, drawn={})
         found = attacks.fgsm(subject.model, subject.x[:7], subject.y[:7], epsilon=0.02)
         expected = float((~found.success).double().mean())
-        assert attack_measures.measured("accuracy_fgsm_0.02", few) == pytest.approx(expected)
+        assert attack_measures.value("accuracy_fgsm_0.02", few) == pytest.approx(expected)
 
     def test_how_many_examples_a_measure_looks_at_is_known(self, subject):
         attacked = {"fgsm": 7, "adaptive": 50, "transfer": 9}
-        many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), attacked=attacked)
+        many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), examples=attacked)
         told = {
             "accuracy_fgsm_0.1": 7,
             "auroc_nonmaximal_volume_fgsm": 7,
@@ -259,50 +258,50 @@ class TestMeasures:
         assert {name: attack_measures.examples_of(name, many) for name in told} == told
 
     def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
-        few = replace(subject, attacked={"standard": 4}, folder=tmp_path, found={}, drawn={})
-        worst = attack_measures.measured("standard_0.02", few)
+        few = replace(subject, examples={"standard": 4}, folder=tmp_path, adversarials={}, drawn={})
+        worst = attack_measures.value("standard_0.02", few)
         one = attacks.apgd(subject.model, subject.x[:4], subject.y[:4], epsilon=0.02)
         assert worst <= float((~one.success).double().mean())
         assert list(few.drawn["flags"]) == ["standard_0.02"]
 
     def test_detection_is_the_area_of_clean_against_what_was_turned(self, subject, tmp_path):
-        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
+        fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
         found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.1)
         with torch.no_grad():
             clean, after = (subject.model(x) for x in (subject.x, found.inputs))
         right = clean.softmax(-1).mean(0).argmax(-1) == subject.y
         turned = found.success & right
-        assert attack_measures.measured("fooled_fgsm", fresh) == pytest.approx(float(turned.sum() / right.sum()))
+        assert attack_measures.value("fooled_fgsm", fresh) == pytest.approx(float(turned.sum() / right.sum()))
         truth = np.r_[np.zeros(len(subject.x)), np.ones(int(turned.sum()))]
         ed = [diversity.nonmaximal_volume(part, log=True) for part in (clean, after[:, turned])]
         expected = roc_auc_score(truth, -torch.cat(ed).numpy())
-        assert attack_measures.measured("auroc_nonmaximal_volume_fgsm", fresh) == pytest.approx(expected)
+        assert attack_measures.value("auroc_nonmaximal_volume_fgsm", fresh) == pytest.approx(expected)
         bma = [scores.model_average(part.softmax(-1)) for part in (clean, after[:, turned])]
         expected = roc_auc_score(truth, torch.cat(bma).numpy())
-        assert attack_measures.measured("auroc_model_average_fgsm", fresh) == pytest.approx(expected)
+        assert attack_measures.value("auroc_model_average_fgsm", fresh) == pytest.approx(expected)
         assert len(fresh.drawn["curves"]["true_positive_rate_fgsm"]) == 101
 
     def test_nothing_turned_is_no_number(self, subject, tmp_path):
-        none = replace(subject, folder=tmp_path, drawn={}, found={})
+        none = replace(subject, folder=tmp_path, drawn={}, adversarials={})
         clean = attacks.Adversarial(subject.x, torch.zeros(24, dtype=torch.bool), torch.zeros(24))
-        none.found["fgsm-0.1"] = clean
-        assert np.isnan(attack_measures.measured("auroc_nonmaximal_volume_fgsm", none))
-        assert attack_measures.measured("fooled_fgsm", none) == 0
+        none.adversarials["fgsm-0.1"] = clean
+        assert np.isnan(attack_measures.value("auroc_nonmaximal_volume_fgsm", none))
+        assert attack_measures.value("fooled_fgsm", none) == 0
 
     def test_detection_may_be_tried_on_stronger_attacks(self, subject, tmp_path):
-        strong = replace(subject, strong={"fgsm": 0.3}, folder=tmp_path, found={}, drawn={})
+        strong = replace(subject, strengths={"fgsm": 0.3}, folder=tmp_path, adversarials={}, drawn={})
         found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.3)
         with torch.no_grad():
             right = subject.model(subject.x).softmax(-1).mean(0).argmax(-1) == subject.y
         share = float((found.success & right).sum() / right.sum())
-        assert attack_measures.measured("fooled_fgsm", strong) == pytest.approx(share)
-        assert list(strong.found) == ["fgsm-0.3"]
-        assert strong.strength("pgd") == attack_measures.STRONG["pgd"]
+        assert attack_measures.value("fooled_fgsm", strong) == pytest.approx(share)
+        assert list(strong.adversarials) == ["fgsm-0.3"]
+        assert strong.strength("pgd") == attack_measures.STRENGTHS["pgd"]
 
     def test_ed_is_scored_so_that_agreement_is_suspicious(self):
         apart = torch.tensor([[[0.6, 0.4, 1e-9]], [[0.6, 1e-9, 0.4]]]).log()
         alike = torch.tensor([[[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]]]).log()
-        assert scored(alike, "nonmaximal_volume") > scored(apart, "nonmaximal_volume")
+        assert detection_score(alike, "nonmaximal_volume") > detection_score(apart, "nonmaximal_volume")
 
     def test_rates_are_the_curve_at_its_highest(self):
         draw = torch.Generator().manual_seed(3)
@@ -313,8 +312,8 @@ class TestMeasures:
             assert rate == pytest.approx(true[false <= i / 100 + 1e-9].max())
 
     def test_transfer_is_the_mean_over_pairs_of_different_members(self, subject, tmp_path):
-        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
-        value = attack_measures.measured("transfer_pgd_0.05", fresh)
+        fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
+        value = attack_measures.value("transfer_pgd_0.05", fresh)
         matrix = attacks.transfer_matrix(
             subject.model, subject.x, subject.y, attack="pgd", epsilon=0.05, step_size=0.005, batch_size=16
         ).accuracy
@@ -330,8 +329,8 @@ class TestMeasures:
             return attacks.Transfer(torch.zeros(4, 4), torch.zeros(4, 4))
 
         monkeypatch.setattr(attacks, "transfer_matrix", caught)
-        fresh = replace(subject, folder=tmp_path, found={}, drawn={})
-        attack_measures.measured("transfer_targeted_pgd_0.05", fresh)
+        fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
+        attack_measures.value("transfer_targeted_pgd_0.05", fresh)
         assert (seen["target"] != subject.y).all()
         assert seen["target"].min() >= 0
         assert seen["target"].max() < 10
@@ -340,7 +339,7 @@ class TestMeasures:
         outputs = torch.randn(3, 40, 10, generator=torch.Generator().manual_seed(1)) * 4
         outputs[:, 0] = outputs[:1, 0]  # members alike: far out on the left
         targets = torch.arange(40) % 10
-        found = attack_measures.histogram(outputs, targets)
+        found = train.histogram(outputs, targets)
         assert (len(found), sum(found)) == (60, 40)
         logs = diversity.nonmaximal_volume(outputs, targets, log=True)
         assert found[10] == int(((logs >= -25) & (logs < -24.5)).sum())
@@ -350,7 +349,7 @@ class TestMeasures:
 class TestRunning:
     def test_clean_and_attacked_accuracy_are_of_the_same_examples(self, runs):
         changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0"], "grid.seed": [0]}
-        folder = running.run("adp/table-2", "smoke", changes=changes, root=runs)
+        folder = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
         assert all(row["measures"]["accuracy"] == row["measures"]["accuracy_fgsm_0"] for row in rows_of(folder))
         short = results.summary(json.loads((folder / "report.json").read_text()))
         assert short["points"][0]["examples"] == {"accuracy_fgsm_0": 24}
@@ -358,11 +357,11 @@ class TestRunning:
     @pytest.mark.slow
     def test_more_examples_than_were_kept_are_refused(self, runs):
         with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):
-            running.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
+            runner.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
 
     def test_a_training_that_failed_is_told_and_not_attacked(self, runs):
         changes = {**SMALL, "optimisation.lr": 1e30, "grid.seed": [0], "grid.method": ["baseline"]}
-        folder = running.run("adp/table-2", "smoke", changes=changes, root=runs)
+        folder = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
         assert row["status"] == "failed"
         assert np.isnan(row["measures"]["accuracy_fgsm_0.1"])
@@ -370,12 +369,12 @@ class TestRunning:
         assert short["points"][0]["measures"]["accuracy_fgsm_0.1"] == [None, None, 0]
 
     def test_seeds_without_a_number_are_left_out_of_the_mean(self):
-        assert results._short([float("nan"), 0.9, 0.7]) == pytest.approx([0.8, 0.1, 2])
+        assert list(estimate([float("nan"), 0.9, 0.7])) == pytest.approx([0.8, 0.1, 2])
 
     @pytest.mark.slow
     def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
         taken = []
-        inner = attack_measures.measured
+        inner = attack_measures.value
 
         def watched(name, subject):
             taken.append(name)
@@ -389,10 +388,10 @@ class TestRunning:
             "grid.method": ["baseline"],
             "grid.seed": [0],
         }
-        monkeypatch.setattr(attack_measures, "measured", watched)
+        monkeypatch.setattr(attack_measures, "value", watched)
         with pytest.raises(KeyboardInterrupt):
-            running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
-        folder = running.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
+            runner.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
+        folder = runner.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
         assert taken == [
             "accuracy_fgsm_0.1",
             "accuracy_pgd_0.1",
@@ -407,12 +406,12 @@ class TestRunning:
     @pytest.mark.slow
     def test_several_at_once_give_what_one_after_the_other_gives(self, runs, tmp_path):
         changes = {**SMALL, "evaluation.measures": ["accuracy_fgsm_0.02"]}
-        one = running.run("adp/table-2", "smoke", changes=changes, root=runs)
-        other = running.run("adp/table-2", "smoke", changes=changes, root=tmp_path, jobs=2)
+        one = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
+        other = runner.run("adp/table-2", "smoke", changes=changes, root=tmp_path, jobs=2)
         assert [row["measures"] for row in rows_of(one)] == [row["measures"] for row in rows_of(other)]
 
     def test_the_histogram_comes_with_its_study(self, runs):
-        folder = running.run("adp/figure-5", "smoke", changes=SMALL, root=runs)
+        folder = runner.run("adp/figure-5", "smoke", changes=SMALL, root=runs)
         assert {sum(row["curves"]["count"]) for row in rows_of(folder)} == {24}
 
 
@@ -425,25 +424,25 @@ class TestHardened:
             "grid.seed": [0],
             "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"],
         }
-        folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
+        folder = runner.run("adp/table-4", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
-        own = told("adp/table-4")
-        problem = subjects.images("made-images", trained_on=64, tested_on=24)
-        model = under_attack._model(own, problem, row, Path(folder) / "made-images-seed-0")
+        own = settings_of("adp/table-4")
+        problem = datasets.load_unscaled("made-images", train_examples=64, test_examples=24)
+        model = attack.stored_model(own, problem, typed(own, row), Path(folder) / "made-images-seed-0")
         with torch.no_grad():
             outputs = model(problem.test[0])
         pooled = outputs.softmax(-1).mean(0).argmax(-1)
         assert row["measures"]["accuracy"] == pytest.approx(float((pooled == problem.test[1]).double().mean()))
 
     def test_attacks_are_those_of_the_paper(self):
-        one, ten = hardened.adversary("fgsm"), hardened.adversary("pgd")
-        assert hardened.adversary("none") is None
+        one, ten = adversarial.adversary("fgsm"), adversarial.adversary("pgd")
+        assert adversarial.adversary("none") is None
         assert (one.steps, one.random_start, one.range, one.share) == (1, False, (0.01, 0.05), 0.5)
         assert (ten.steps, ten.random_start, ten.step_share) == (10, True, None)
 
     def test_an_unknown_attack_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.adversarial names 'bim'; it may be one of none, fgsm, pgd"):
-            hardened.adversary("bim")
+            adversarial.adversary("bim")
 
     def test_masks_go_around_the_standardisation_and_train_for_their_own_objective(self, runs):
         changes = {
@@ -455,7 +454,7 @@ class TestHardened:
             "members.options.widths": [6, 6],
             "evaluation.measures": ["accuracy", "accuracy_fgsm_0.04"],
         }
-        folder = running.run("adp/table-4", "smoke", changes=changes, root=runs)
+        folder = runner.run("adp/table-4", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
         assert 0 <= row["measures"]["accuracy_fgsm_0.04"] <= row["measures"]["accuracy"]
         outputs = np.load(folder / "made-images-seed-0" / "outputs-000.npy")

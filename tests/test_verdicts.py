@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 
 from dissensus.studies import verdicts
+from dissensus.studies.results import Row
 from dissensus.studies.spec import Expectation, Spec, SpecError
 
 
@@ -15,25 +16,25 @@ def spec_of(*expect, data=("a",)):
 
 
 def rows_of(values, data="a", **point):
-    return [{"data": data, "seed": s, **point, "measures": {"m": v}} for s, v in enumerate(values)]
+    return [Row(data, point, seed, {"m": value}) for seed, value in enumerate(values)]
 
 
 def verdict(expectation, rows):
-    (found,) = verdicts.judged(spec_of(expectation), rows)
-    return found
+    (result,) = verdicts.judge(spec_of(expectation), rows)
+    return result
 
 
 @pytest.mark.parametrize(
     ("ours", "expected"), [(0.52, "agrees"), (0.55, "agrees"), (0.551, "disagrees"), (0.4, "disagrees")]
 )
 def test_a_number_agrees_within_its_tolerance(ours, expected):
-    told = Expectation("s", "m", at={"beta": 1.0}, paper=0.5, tolerance=0.05)
-    found = verdict(told, rows_of([ours - 0.01, ours + 0.01 - 1e-12], beta=1.0))
-    assert found.verdict == expected
-    assert found.ours == pytest.approx(ours)
-    assert found.difference == pytest.approx(ours - 0.5)
-    assert found.paper == "0.5 ± 0.05"
-    assert found.low <= found.ours <= found.high
+    expectation = Expectation("s", "m", at={"beta": 1.0}, paper=0.5, tolerance=0.05)
+    result = verdict(expectation, rows_of([ours - 0.01, ours + 0.01 - 1e-12], beta=1.0))
+    assert result.verdict == expected
+    assert result.ours == pytest.approx(ours)
+    assert result.difference == pytest.approx(ours - 0.5)
+    assert result.paper == "0.5 ± 0.05"
+    assert result.low <= result.ours <= result.high
 
 
 @pytest.mark.parametrize(
@@ -51,26 +52,26 @@ def test_a_number_agrees_within_its_tolerance(ours, expected):
 def test_directions_are_judged_by_paired_differences(there, here, factor, expected, direction):
     if direction == "less":
         there, here = ([1 / v for v in values] for values in (there, here))
-    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
-    found = verdict(told, rows_of(here, beta=1.0) + rows_of(there, beta=0.0))
-    assert found.verdict == expected
-    assert found.difference == pytest.approx(np.mean(here) - np.mean(there))
-    assert found.seeds == len(here)
+    expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
+    result = verdict(expectation, rows_of(here, beta=1.0) + rows_of(there, beta=0.0))
+    assert result.verdict == expected
+    assert result.difference == pytest.approx(np.mean(here) - np.mean(there))
+    assert result.seeds == len(here)
 
 
 def test_a_direction_with_a_number_agrees_only_near_it():
     there, here = rows_of([1.0, 1.1], beta=0.0), rows_of([2.0, 2.2], beta=1.0)
-    told = {"at": {"beta": 1.0}, "than": {"beta": 0.0}, "direction": "greater", "tolerance": 0.2}
-    assert verdict(Expectation("s", "m", paper=2.2, **told), there + here).verdict == "agrees"
-    assert verdict(Expectation("s", "m", paper=9.0, **told), there + here).verdict == "agrees in direction"
+    comparison = {"at": {"beta": 1.0}, "than": {"beta": 0.0}, "direction": "greater", "tolerance": 0.2}
+    assert verdict(Expectation("s", "m", paper=2.2, **comparison), there + here).verdict == "agrees"
+    assert verdict(Expectation("s", "m", paper=9.0, **comparison), there + here).verdict == "agrees in direction"
 
 
 @pytest.mark.parametrize(
     ("here", "expected"), [([1.05, 1.02], "agrees"), ([0.9, 1.7], "agrees in direction"), ([1.5, 1.6], "disagrees")]
 )
 def test_similar_is_relative_to_the_other_point(here, expected):
-    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="similar", tolerance=0.1)
-    assert verdict(told, rows_of(here, beta=1.0) + rows_of([1.0, 1.0], beta=0.0)).verdict == expected
+    expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="similar", tolerance=0.1)
+    assert verdict(expectation, rows_of(here, beta=1.0) + rows_of([1.0, 1.0], beta=0.0)).verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -86,57 +87,57 @@ def test_similar_is_relative_to_the_other_point(here, expected):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
     rows = [
-        {"data": "a", "seed": s, "beta": beta, "members": 5, "measures": {"m": sign * value}}
+        Row("a", {"beta": beta, "members": 5}, s, {"m": sign * value})
         for s, curve in enumerate(curves)
         for beta, value in zip([0.0, 0.4, 0.8, 1.0], curve, strict=True)
     ]
-    rows += [{**row, "members": 10, "measures": {"m": 0.0}} for row in rows]
+    rows += [Row("a", {**row.point, "members": 10}, row.seed, {"m": 0.0}) for row in rows]
     direction = "lowest inside" if sign == 1 else "highest inside"
-    told = Expectation("s", "m", at={"members": 5}, along="beta", direction=direction)
-    found = verdict(told, rows)
+    expectation = Expectation("s", "m", at={"members": 5}, along="beta", direction=direction)
+    result = verdict(expectation, rows)
     means = np.mean(curves, 0)
-    assert found.verdict == expected
-    assert found.ours == pytest.approx(sign * means[1:-1].min())
+    assert result.verdict == expected
+    assert result.ours == pytest.approx(sign * means[1:-1].min())
     table = np.array(curves)
     by_seed = []
     for s in range(len(curves)):
         others = np.delete(table, s, 0) if len(curves) > 1 else table
         at = 1 + others.mean(0)[1:-1].argmin()
         by_seed.append(table[s, at] - min(table[s, 0], table[s, -1]))
-    assert found.difference == pytest.approx(sign * np.mean(by_seed))
-    assert found.low <= found.difference <= found.high
-    assert f"beta = {best:g}" in found.says
-    two_points = [row for row in rows if row["beta"] in (0.0, 1.0)]
-    assert verdict(told, two_points).verdict == verdict(told, []).verdict == "not run"
+    assert result.difference == pytest.approx(sign * np.mean(by_seed))
+    assert result.low <= result.difference <= result.high
+    assert f"beta = {best:g}" in result.says
+    two_points = [row for row in rows if row.point["beta"] in (0.0, 1.0)]
+    assert verdict(expectation, two_points).verdict == verdict(expectation, []).verdict == "not run"
 
 
 @pytest.mark.parametrize(
     ("here", "expected"), [([0.5, 0.6], "agrees"), ([0.2, 0.35], "agrees in direction"), ([0.1, 0.12], "disagrees")]
 )
 def test_ranges(here, expected):
-    told = Expectation("s", "m", at={"beta": 1.0}, low=0.3, high=0.7)
-    found = verdict(told, rows_of(here, beta=1.0))
-    assert found.verdict == expected
-    assert found.paper == "0.3 to 0.7"
+    expectation = Expectation("s", "m", at={"beta": 1.0}, low=0.3, high=0.7)
+    result = verdict(expectation, rows_of(here, beta=1.0))
+    assert result.verdict == expected
+    assert result.paper == "0.3 to 0.7"
 
 
 def test_what_was_not_run_is_said_so():
-    told = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
+    expectation = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
     for rows in ([], rows_of([1.0], beta=1.0), rows_of([math.nan], beta=0.5)):
-        found = verdict(told, rows)
-        assert (found.verdict, found.ours, found.seeds) == ("not run", None, 0)
+        result = verdict(expectation, rows)
+        assert (result.verdict, result.ours, result.seeds) == ("not run", None, 0)
     other = Expectation("s", "m", at={"beta": 1.0}, low=0.0, data=["b", "c"])
-    (found,) = verdicts.judged(spec_of(other), rows_of([1.0], beta=1.0))
-    assert (found.verdict, found.data) == ("not run", "b, c")
+    (result,) = verdicts.judge(spec_of(other), rows_of([1.0], beta=1.0))
+    assert (result.verdict, result.data) == ("not run", "b, c")
     unpaired = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="greater")
-    rows = [*rows_of([2.0], beta=1.0), {"data": "a", "seed": 7, "beta": 0.0, "measures": {"m": 1.0}}]
+    rows = [*rows_of([2.0], beta=1.0), Row("a", {"beta": 0.0}, 7, {"m": 1.0})]
     assert verdict(unpaired, rows).verdict == "not run"
 
 
 def test_each_data_set_is_judged_by_itself():
-    told = Expectation("s", "m", at={"beta": 1.0}, low=0.5)
+    expectation = Expectation("s", "m", at={"beta": 1.0}, low=0.5)
     rows = rows_of([1.0, 1.1], data="a", beta=1.0) + rows_of([0.1, 0.2], data="b", beta=1.0)
-    assert [v.verdict for v in verdicts.judged(spec_of(told, data=("a", "b")), rows)] == ["agrees", "disagrees"]
+    assert [v.verdict for v in verdicts.judge(spec_of(expectation, data=("a", "b")), rows)] == ["agrees", "disagrees"]
 
 
 def test_the_worst_verdict_stands_for_all():
@@ -159,22 +160,22 @@ def test_intervals_cover_the_mean_as_often_as_they_say():
 
 
 def test_a_point_that_could_be_several_runs_is_refused():
-    told = Expectation("s", "m", at={"beta": 1.0}, low=0.0)
+    expectation = Expectation("s", "m", at={"beta": 1.0}, low=0.0)
     rows = rows_of([1.0], beta=1.0, members=5) + rows_of([2.0], beta=1.0, members=10)
     with pytest.raises(SpecError, match="which of several runs"):
-        verdict(told, rows)
+        verdict(expectation, rows)
 
 
 @pytest.mark.parametrize(("here", "there", "direction"), [(0.5, 0.0, "greater"), (0.0, 0.5, "less")])
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_a_value_of_zero_is_compared_like_any_other(here, there, direction, factor):
-    told = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
-    assert verdict(told, rows_of([here] * 3, beta=1.0) + rows_of([there] * 3, beta=0.0)).verdict == "agrees"
+    expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
+    assert verdict(expectation, rows_of([here] * 3, beta=1.0) + rows_of([there] * 3, beta=0.0)).verdict == "agrees"
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 def test_intervals_are_scipys(seeds):
     values = np.random.default_rng(seeds).normal(size=seeds)
-    told = {"n_resamples": verdicts.RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
-    found = scipy.stats.bootstrap((values,), np.mean, **told).confidence_interval
-    assert verdicts.interval(values.tolist()) == pytest.approx((found.low, found.high))
+    options = {"n_resamples": verdicts.RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    result = scipy.stats.bootstrap((values,), np.mean, **options).confidence_interval
+    assert verdicts.interval(values.tolist()) == pytest.approx((result.low, result.high))

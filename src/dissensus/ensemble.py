@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dissensus import checks, storage
 from dissensus.execution import (
     BACKENDS,
+    Backend,
     Body,
     Choice,
     MixedMembers,
@@ -22,7 +23,8 @@ from dissensus.execution import (
     passes_replayed,
     settings_kept,
 )
-from dissensus.execution.graphs import on
+from dissensus.execution.backends import checked
+from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import Use, derived_seed, seeded
 
@@ -58,7 +60,8 @@ class Ensemble(nn.Module):
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
-            measures on the first batch, remembers, and tells in `choices`.
+            measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
+            is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -68,7 +71,7 @@ class Ensemble(nn.Module):
     torch.Size([5, 7, 2])
     """
 
-    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str = "auto") -> None:
+    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str | Backend = "auto") -> None:
         super().__init__()
         self._beside = _Beside()
         members = checks.count("members", members)
@@ -85,13 +88,15 @@ class Ensemble(nn.Module):
         self.train(self.body.training)
         self._set_backend(backend)
 
-    def _set_backend(self, backend: str) -> None:
-        checks.one_of("backend", backend, ["auto", *BACKENDS])
-        if self.body.alike:  # others run in a loop
-            self.body.backend = backend
+    def _set_backend(self, backend: str | Backend) -> None:
+        backend = checked(backend)
+        if isinstance(self.body, StackedMembers):  # others run in a loop
+            self.body.request_backend(backend)
 
     @classmethod
-    def from_modules(cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str = "auto") -> "Ensemble":
+    def from_modules(
+        cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str | Backend = "auto"
+    ) -> "Ensemble":
         """An ensemble of modules that exist, trained or not; they are copied.
 
         Modules of one architecture are stacked. Different ones are allowed as long as their outputs agree in shape, and
@@ -110,7 +115,7 @@ class Ensemble(nn.Module):
         return cls.around(body, seed, list(range(len(modules))), backend)
 
     @classmethod
-    def around(cls, body: Body, seed: int, member_ids: list[int], backend: str) -> "Ensemble":
+    def around(cls, body: Body, seed: int, member_ids: list[int], backend: str | Backend) -> "Ensemble":
         """An ensemble around members that are stored already."""
         ensemble = cls.__new__(cls)
         nn.Module.__init__(ensemble)
@@ -134,7 +139,7 @@ class Ensemble(nn.Module):
 
     @property
     def backend(self) -> str:
-        """The backend that was asked for."""
+        """The name of the requested backend."""
         return self.body.backend
 
     @property
@@ -194,7 +199,9 @@ class Ensemble(nn.Module):
         """An ensemble of copies of these members; each keeps its identity (and so its dropout masks)."""
         chosen = [self._index(i) for i in indices]
         checks.count("number of indices", len(chosen))
-        return self.around(self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.backend)
+        return self.around(
+            self.body.subset(chosen), self.seed, [self.member_ids[i] for i in chosen], self.body.requested_backend
+        )
 
     def _index(self, index: int) -> int:
         index = operator.index(index)  # of a tensor or an array as well
@@ -300,9 +307,9 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        source = inference.source_of(data, batch_size, targets=targets)
+        source = inference.input_batches(data, batch_size, targets=targets)
         many = source.examples is None or source.examples > 4 * batch_size
-        capture = inference.capture_on(self.device) if many else None
+        capture = capture_on(self.device) if many else None
         replayed = nullcontext() if capture is None else passes_replayed()
         with settings_kept(self), on(self.device), replayed:
             self.eval()
@@ -333,7 +340,7 @@ class Ensemble(nn.Module):
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
         body = _empty_body(build, members, mixed)
         storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
-        ensemble = cls.around(body, seed, member_ids, "auto" if mixed else backend)
+        ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
         with torch.no_grad():
             for name, tensor in body.tensors().items():
                 tensor.data = tensors[name].to(tensor.device)

@@ -11,7 +11,7 @@ is passed where scores are taken: ``table(outputs, scores={"mine": function})``,
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -218,7 +218,7 @@ SCORES: Mapping[str, Score] = {
 """Every score that is built in, by name."""
 
 
-def select(scores: Mapping[str, Score | Callable[..., object]], kind: Takes) -> dict[str, Score]:
+def select(scores: Mapping[str, Score | Callable[..., Any]], kind: Takes) -> dict[str, Score]:
     """Those of some scores that can be computed from outputs of a kind.
 
     Args:
@@ -259,7 +259,7 @@ def table(
     *,
     kind: Literal["logits", "probabilities"] = "logits",
     at_once: int = 2**22,
-    scores: Mapping[str, Score | Callable[..., object]] = SCORES,
+    scores: Mapping[str, Score | Callable[..., Any]] = SCORES,
 ) -> dict[str, Float[Tensor, " B"]]:
     """Every score of every example, in one pass over the outputs, slice by slice.
 

@@ -18,7 +18,7 @@ from dissensus.auditing.judging import Judgement, judge
 from dissensus.auditing.limits import LIMITS, Limits, check_limits
 from dissensus.auditing.measuring import Figure, by_member, measure
 from dissensus.auditing.record import Audit
-from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor
+from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor, check_unmasked
 from dissensus.auditing.tallying import Tally, tally_outputs
 from dissensus.axes import Pool
 from dissensus.scores import Score, select
@@ -52,7 +52,7 @@ def audit(
     reference: Outputs | None = None,
     ood: Outputs | None = None,
     groups: Any = None,
-    scores: Mapping[str, Score | Callable[..., object]] | None = None,
+    scores: Mapping[str, Score | Callable[..., Any]] | None = None,
     limits: Limits = LIMITS,
     seed: int = 0,
 ) -> Audit:
@@ -101,7 +101,7 @@ def audit(
     if task == "regression" and kind is not None:
         checks.refuse("kind", "be left out for regression", repr(kind))
     check_limits(limits)
-    _check_seed(seed)
+    seed = _as_seed(seed)
     if scores is not None and ood is None:
         checks.refuse("scores", "come with `ood`", "no `ood`", "Give outputs on shifted data, ood=outputs.")
     data = prepare(outputs, targets, train, reference, ood, task=task, kind=kind, classes=classes)
@@ -167,17 +167,18 @@ def _setting(task: str, kind: str | None, loss: str | None, pool: str | None) ->
     return {"kind": tallied, "loss": loss, "pool": pool}
 
 
-def _detectors(scores: Mapping[str, Score | Callable[..., object]] | None, kind: Kind) -> dict[str, Score]:
+def _detectors(scores: Mapping[str, Score | Callable[..., Any]] | None, kind: Kind) -> dict[str, Score]:
     """Scores for detection by the names that an audit shows; empty for the variance of values."""
     if scores is not None:
         return select(scores, kind)
     return {} if kind == "values" else dict(DETECTORS)
 
 
-def _check_seed(seed: Any) -> None:
-    """Refuse anything but a whole number that torch takes as a seed."""
+def _as_seed(seed: Any) -> int:
+    """A whole number that torch takes as a seed."""
     if checks.count("seed", seed, 0) >= 2**63:
         checks.refuse("seed", "be below 2**63", repr(seed))
+    return int(seed)
 
 
 def audit_estimator(
@@ -247,6 +248,7 @@ def _groups(groups: Any, reader: OutputReader) -> Tensor | None:
     """Groups as whole numbers, one for each example or image."""
     if groups is None:
         return None
+    check_unmasked(groups, "groups")
     names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if names.dtype == object:
         names = names.astype(str)

@@ -1,4 +1,4 @@
-"""Members of fitted models: their outputs on data, and whether pooling them is what the model itself does."""
+"""Members of fitted models: their outputs on data, and whether their pooled outputs are the model's prediction."""
 
 import sys
 from collections.abc import Callable
@@ -10,37 +10,37 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks
-from dissensus.auditing.inputs import Classes, union
+from dissensus.auditing.inputs import ClassLabels, union
 
 PROBABILITIES, LABELS, LOGITS, VALUES = "probabilities", "labels", "logits", "values"
 _TASKS = {"classifier": "classification", "regressor": "regression"}
 _POOLS = {PROBABILITIES: "probability", LOGITS: "probability", LABELS: "vote", VALUES: "score"}
 _BATCH = 1024
-"""Examples that a network sees at once."""
+"""Batch size of networks."""
 _ROUNDING = 1e-6
-"""Differences of probabilities, or of values beside the largest one, that count as none."""
-_SORTS = "be a fitted scikit-learn ensemble, a list of models, a callable or a dissensus Ensemble"
+"""Largest difference of probabilities, or of values relative to the largest value, that counts as rounding."""
+_REQUIREMENT = "be a fitted scikit-learn ensemble, a list of models, a callable or a dissensus Ensemble"
 
 
 class ModelMembers(NamedTuple):
-    """How a model's members are read."""
+    """Access to the members of a model."""
 
     task: str | None
     kind: str | None
-    """``probabilities``, ``labels``, ``logits`` or ``values``; None where nobody has said it."""
+    """``probabilities``, ``labels``, ``logits`` or ``values``; None where it is unknown."""
     outputs: Callable[[Any], Any]
     """Members' outputs for inputs: one array ``[M, N, C]``, or a list of M."""
     classes: Any = None
     """The label of every column, where it is known."""
-    own: Any = None
-    """What predicts as the model does; None for members that only an audit pools."""
-    way: str = ""
-    """How the model itself predicts, in words."""
+    predictor: Any = None
+    """The model, where it has a prediction of its own; None for members that only an audit pools."""
+    rule: str = ""
+    """How the model predicts, in words."""
 
 
 @dataclass(frozen=True)
 class AuditArguments:
-    """What `dissensus.audit` is called with for a model, and what it cannot know."""
+    """Arguments of `dissensus.audit` for a model, and facts about the model."""
 
     outputs: Any
     targets: Any
@@ -70,55 +70,55 @@ def read_model(
     members = members_of(model, "model", task=task, kind=kind, staged=staged)
     if members.task is None:
         fix = "Use task='classification' or task='regression'."
-        checks.refuse("task", "be given for a model that does not tell it", "None", fix)
+        checks.refuse("task", "be stated for this model", "None", fix)
     known = VALUES if members.task == "regression" else members.kind
     if known is None:
         fix = "Use kind='logits', kind='probabilities' or kind='labels'."
-        checks.refuse("kind", "be given for a model that does not tell it", "None", fix)
+        checks.refuse("kind", "be stated for this model", "None", fix)
     pool = pool or _POOLS[known]
     wanted = members.classes if classes is None else classes
     if classes is None and wanted is not None:
         _check_labels(wanted, y, "y")
 
-    def read(some: ModelMembers, raw: Any, name: str) -> Any:
-        """Outputs with the columns that the audit has."""
-        if known != PROBABILITIES or some.classes is None or wanted is None:
+    def aligned(source: ModelMembers, raw: Any, name: str) -> Any:
+        """Outputs with the columns of the audit."""
+        if known != PROBABILITIES or source.classes is None or wanted is None:
             return raw
-        return [_padded(part, some.classes, wanted, name) for part in raw]
+        return [_padded(part, source.classes, wanted, name) for part in raw]
 
     raw = members.outputs(X)
     settings: dict[str, Any] = {"task": members.task, "pool": pool}
     settings |= {"kind": kind, "classes": classes} if known == VALUES else {"kind": known, "classes": wanted}
     facts: dict[str, Any] = {}
-    if members.own is not None:
+    if members.predictor is not None:
         facts["matches_own_prediction"] = _compared(members, raw, X, known, pool)
     if reference is None and getattr(model, "twin", None) is not None:
         reference, facts["reference"] = model.twin, "the ensemble's twin"
     if _is_model(reference):
-        asked = None if known == VALUES else known
-        other = members_of(reference, "reference", task=members.task, kind=asked, staged=staged)
-        reference = read(other, other.outputs(X), "reference")
+        other_kind = None if known == VALUES else known
+        other = members_of(reference, "reference", task=members.task, kind=other_kind, staged=staged)
+        reference = aligned(other, other.outputs(X), "reference")
     settings["reference"] = reference
     if train is not None:
-        settings["train"] = (read(members, members.outputs(train[0]), "train"), train[1])
+        settings["train"] = (aligned(members, members.outputs(train[0]), "train"), train[1])
         settings["in_bag"] = _in_bag(model, len(train[1]))
-    settings["ood"] = None if ood is None else read(members, members.outputs(ood), "ood")
-    return AuditArguments(read(members, raw, "model"), y, settings, facts)
+    settings["ood"] = None if ood is None else aligned(members, members.outputs(ood), "ood")
+    return AuditArguments(aligned(members, raw, "model"), y, settings, facts)
 
 
 def _check_labels(classes: Any, labels: Any, name: str) -> None:
-    """Refuse numbers as labels of a model that knows its classes by name: which number stands for which is a guess."""
-    names, given = np.asarray(classes).dtype.kind in "OUS", np.asarray(labels)
-    if names and given.dtype.kind in "iufb":
-        known = ", ".join(repr(str(one)) for one in list(classes)[:4])
-        fix = "Give the names that it was fitted to, or say with `classes` which label each column has."
+    """Refuse numbers as labels of a model that knows its classes by name: their order would be a guess."""
+    has_names = np.asarray(classes).dtype.kind in "OUS"
+    if has_names and np.asarray(labels).dtype.kind in "iufb":
+        known = ", ".join(repr(str(label)) for label in list(classes)[:4])
+        fix = "Give the names that it was fitted to, or the label of each column with `classes`."
         checks.refuse(name, f"hold names of classes, as the model does ({known})", "numbers", fix)
 
 
 def _in_bag(model: Any, examples: int) -> Any:
-    """Which training examples each member was fitted to, where the model knows: "all", a mask ``[M, N]``, or None.
+    """Training examples that each member was fitted to: "all", a mask ``[M, N]``, or None where there is no record.
 
-    A model's own record is by position, so it is read only for as many examples as the model was fitted to.
+    The record is by position, so it is read only for as many examples as the model was fitted to.
     """
     if hasattr(model, "twin"):  # a dissensus Ensemble: every member sees all data
         return "all"
@@ -139,18 +139,18 @@ def _in_bag(model: Any, examples: int) -> Any:
 def members_of(
     model: Any, name: str, *, task: str | None = None, kind: str | None = None, staged: bool = False
 ) -> ModelMembers:
-    """How the members of a model are read.
+    """Access to the members of a model.
 
     Args:
         model: See `dissensus.audit_estimator`.
-        name: What messages call it.
-        task: For a model that does not tell its task.
-        kind: What to read of estimators, or what a callable returns.
+        name: Name of the model in messages.
+        task: Task of a model that does not state it.
+        kind: Kind of outputs to read of estimators, or that a callable returns.
         staged: Take the predictions after each stage of a boosted model as its members.
     """
     if isinstance(model, type):
         fix = f"Write {model.__name__}(...), and fit it."
-        checks.refuse(name, _SORTS, f"the class {model.__name__}", fix, TypeError)
+        checks.refuse(name, _REQUIREMENT, f"the class {model.__name__}", fix, TypeError)
     if isinstance(model, dict):
         model = list(model.values())
     if isinstance(model, list | tuple):
@@ -180,19 +180,19 @@ def members_of(
             ready = _bare(ready)
         columns = parts.features or [None] * len(parts.members)
         return [
-            _output(member, ready if own is None else ready[:, own], read, classes, coded=parts.coded)
-            for member, own in zip(parts.members, columns, strict=True)
+            _output(member, ready if chosen is None else ready[:, chosen], read, classes, coded=parts.coded)
+            for member, chosen in zip(parts.members, columns, strict=True)
         ]
 
-    return ModelMembers(known, read, outputs, classes, model, parts.way)
+    return ModelMembers(known, read, outputs, classes, model, parts.rule)
 
 
 class _Parts(NamedTuple):
-    """The members of a scikit-learn ensemble, and how it uses them."""
+    """The members of a scikit-learn ensemble, and how the ensemble uses them."""
 
     members: list[Any]
-    way: str
-    """How it predicts."""
+    rule: str
+    """How the ensemble predicts, in words."""
     coded: bool = False
     """Whether members know classes by their number."""
     bare: bool = False
@@ -204,7 +204,7 @@ class _Parts(NamedTuple):
 
 
 def _parts_of(inner: Any) -> _Parts | None:
-    """Members of those ensembles of scikit-learn that pool whole predictions; None for anything else."""
+    """Members of scikit-learn ensembles that pool whole predictions; None for any other model."""
     if "sklearn" not in sys.modules:  # then the model is none of its estimators
         return None
     from sklearn import calibration, ensemble
@@ -222,11 +222,11 @@ def _parts_of(inner: Any) -> _Parts | None:
         return _Parts(inner.estimators_, "averages its members", coded=True, bare=True, features=features)
     if isinstance(inner, ensemble.VotingClassifier | ensemble.VotingRegressor):
         votes = getattr(inner, "voting", "soft") == "hard"
-        way = "averages its members" if inner.weights is None else "weighs its members"
-        return _Parts(list(inner.estimators_), way, coded=True, votes=votes)
+        rule = "averages its members" if inner.weights is None else "weighs its members"
+        return _Parts(list(inner.estimators_), rule, coded=True, votes=votes)
     if isinstance(inner, ensemble.StackingClassifier | ensemble.StackingRegressor):
-        way = "comes from a final estimator on top of its members"
-        return _Parts(list(inner.estimators_), way, coded=inner.cv != "prefit")
+        rule = "comes from a final estimator on top of its members"
+        return _Parts(list(inner.estimators_), rule, coded=inner.cv != "prefit")
     if isinstance(inner, ensemble.AdaBoostClassifier):
         return _Parts(list(inner.estimators_), "weighs its members", bare=True, votes=True)
     if isinstance(inner, ensemble.AdaBoostRegressor):
@@ -237,18 +237,18 @@ def _parts_of(inner: Any) -> _Parts | None:
 
 
 def _refuse_single(inner: Any, name: str) -> NoReturn:
-    """Say why a model has no members that could be audited."""
-    sort = type(inner).__name__
-    fix = "Give a list of models, each of them a member."
-    if any(word in sort for word in ("Boost", "XGB", "LGBM")):
+    """Refuse a model without members."""
+    type_name = type(inner).__name__
+    fix = "Give a list of models as members."
+    if any(word in type_name for word in ("Boost", "XGB", "LGBM")):
         fix = f"A boosted model adds up stages, which are not members that it averages. {fix}"
         if hasattr(inner, "staged_predict"):
-            fix += " To audit the predictions after each stage all the same, use staged=True."
-    checks.refuse(name, _SORTS, f"{sort}, which has no members", fix, TypeError)
+            fix += " To audit the predictions after each stage, use staged=True."
+    checks.refuse(name, _REQUIREMENT, f"{type_name}, which has no members", fix, TypeError)
 
 
 def _unwrapped(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The best estimator of a search and the last one of a pipeline, and what is done to inputs before it."""
+    """The best estimator of a search or the last one of a pipeline, and the transformation of inputs before it."""
     if hasattr(model, "best_estimator_"):
         return _unwrapped(model.best_estimator_)
     steps = getattr(model, "steps", None)
@@ -273,36 +273,36 @@ def _stages(model: Any, inner: Any, prepare: Callable[[Any], Any], task: str | N
 
 
 def _several(models: list[Any], name: str, task: str | None, kind: str | None) -> ModelMembers:
-    """Estimators, networks or callables, each of them a member."""
+    """A list of estimators, networks or callables as members."""
     if not models:
         checks.refuse(name, "hold at least one model", "an empty list")
-    if all(callable(each) and (isinstance(each, nn.Module) or not hasattr(each, "predict")) for each in models):
-        return ModelMembers(task, kind, lambda X: [_called(each, X) for each in models])
-    for each in models:
-        if isinstance(each, type) or not hasattr(each, "predict"):
-            sort = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
-            checks.refuse(name, "hold estimators with `predict`, or callables, not both", sort, error=TypeError)
-        _check_fitted(each, name)
-    tasks = {known for each in models if (known := _task_of(each)) is not None}
+    if all(callable(model) and (isinstance(model, nn.Module) or not hasattr(model, "predict")) for model in models):
+        return ModelMembers(task, kind, lambda X: [_called(model, X) for model in models])
+    for model in models:
+        if isinstance(model, type) or not hasattr(model, "predict"):
+            type_name = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+            checks.refuse(name, "hold estimators with `predict`, or callables, not both", type_name, error=TypeError)
+        _check_fitted(model, name)
+    tasks = {known for model in models if (known := _task_of(model)) is not None}
     if len(tasks) > 1:
         checks.refuse(name, "hold classifiers or regressors, not both", ", ".join(type(m).__name__ for m in models))
     known = next(iter(tasks), task)
     if task not in (None, known):
         checks.refuse("task", f"be {known!r} for these models", repr(task))
     if known != "classification":
-        return ModelMembers(known, kind, lambda X: [_output(each, X, VALUES, None) for each in models])
-    own = [each.classes_ for each in models if getattr(each, "classes_", None) is not None]
-    for each in own:
-        _check_classes(each, name, 1)
-    classes = union(own, name) if own else None
+        return ModelMembers(known, kind, lambda X: [_output(model, X, VALUES, None) for model in models])
+    class_sets = [model.classes_ for model in models if getattr(model, "classes_", None) is not None]
+    for labels in class_sets:
+        _check_classes(labels, name, 1)
+    classes = union(class_sets, name) if class_sets else None
     _check_classes(classes, name)
     read = _kind_of(models, kind, name)
-    return ModelMembers(known, read, lambda X: [_output(each, X, read, classes) for each in models], classes)
+    return ModelMembers(known, read, lambda X: [_output(model, X, read, classes) for model in models], classes)
 
 
 def _kind_of(members: list[Any], kind: str | None, name: str, *, votes: bool = False) -> str:
     """What is read of classifiers: probabilities, unless a member has none or the ensemble counts labels."""
-    without = [type(each).__name__ for each in members if not hasattr(each, "predict_proba")]
+    without = [type(member).__name__ for member in members if not hasattr(member, "predict_proba")]
     if kind is None:
         return LABELS if votes or without else PROBABILITIES
     if kind not in (PROBABILITIES, LABELS):
@@ -318,30 +318,30 @@ def _output(member: Any, X: Any, kind: str, classes: Any, *, coded: bool = False
     if kind == VALUES:
         return _flat(member.predict(X))
     if kind == PROBABILITIES:
-        probs, own = np.asarray(member.predict_proba(X)), getattr(member, "classes_", None)
-        if own is None or classes is None:
+        probs, member_classes = np.asarray(member.predict_proba(X)), getattr(member, "classes_", None)
+        if member_classes is None or classes is None:
             return probs
-        own = np.asarray(classes)[np.asarray(own).astype(int)] if coded else own
-        return _padded(probs, own, classes, "model")
+        member_classes = np.asarray(classes)[np.asarray(member_classes).astype(int)] if coded else member_classes
+        return _padded(probs, member_classes, classes, "model")
     if not hasattr(member, "predict"):  # a calibrated classifier inside its ensemble
         return np.asarray(classes)[np.asarray(member.predict_proba(X)).argmax(-1)]
     labels = _flat(member.predict(X))
     return np.asarray(classes)[labels.astype(int)] if coded else labels
 
 
-def _padded(probs: Any, own: Any, classes: Any, name: str) -> Any:
-    """Probabilities with a column for each of ``classes``: zero for those that a member has never seen."""
-    if np.array_equal(own, classes):
+def _padded(probs: Any, member_classes: Any, classes: Any, name: str) -> Any:
+    """Probabilities with a column for each of ``classes``: zero for those that a member was not trained on."""
+    if np.array_equal(member_classes, classes):
         return probs
-    found = np.zeros((len(probs), len(classes)), dtype=probs.dtype)
-    found[:, Classes(classes).columns(Classes(own).labels, name)] = probs
-    return found
+    padded = np.zeros((len(probs), len(classes)), dtype=probs.dtype)
+    padded[:, ClassLabels(classes).columns(ClassLabels(member_classes).labels, name)] = probs
+    return padded
 
 
 def _flat(values: Any) -> Any:
     """A single column as a plain array."""
-    found = np.asarray(values)
-    return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+    array = np.asarray(values)
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
 def _first(X: Any) -> Any:
@@ -357,10 +357,10 @@ def _bare(X: Any) -> Any:
 
 
 def _task_of(model: Any) -> str | None:
-    """What scikit-learn's tags say."""
+    """Task of an estimator by scikit-learn's tags."""
     tags = getattr(model, "__sklearn_tags__", None)
-    sort = tags().estimator_type if tags is not None else getattr(model, "_estimator_type", None)
-    return _TASKS.get(str(sort))
+    type_name = tags().estimator_type if tags is not None else getattr(model, "_estimator_type", None)
+    return _TASKS.get(str(type_name))
 
 
 def _check_fitted(model: Any, name: str) -> None:
@@ -385,13 +385,13 @@ def _check_classes(classes: Any, name: str, least: int = 2) -> None:
         checks.refuse(name, "know two classes or more", f"one that was fitted to {classes[0]} alone")
 
 
-def _is_model(given: Any) -> bool:
-    """Whether this is a model, or several, and not outputs."""
-    if isinstance(given, dict):
-        given = list(given.values())
-    if isinstance(given, list | tuple):
-        return bool(given) and all(_is_model(part) for part in given)
-    return not hasattr(given, "to_numpy") and (hasattr(given, "predict") or callable(given))
+def _is_model(value: Any) -> bool:
+    """Whether a value is a model or several models, rather than outputs."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_is_model(part) for part in value)
+    return not hasattr(value, "to_numpy") and (hasattr(value, "predict") or callable(value))
 
 
 def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembers:
@@ -404,7 +404,7 @@ def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembe
 
 
 def _called(model: Callable[[Any], Any], X: Any, axis: int = 0) -> Any:
-    """What a callable returns, on the host; a network runs in evaluation mode and in batches, joined along ``axis``."""
+    """Outputs of a callable, on the host. A network runs in evaluation mode and in batches, joined along ``axis``."""
     if not isinstance(model, nn.Module):
         return _on_host(model(X))
     inputs = _tensor(X, model)
@@ -413,15 +413,15 @@ def _called(model: Callable[[Any], Any], X: Any, axis: int = 0) -> Any:
     try:
         model.eval()
         with torch.no_grad():
-            found = [_on_host(model(batch.to(weight.device))) for batch in inputs.split(_BATCH)]
+            outputs = [_on_host(model(batch.to(weight.device))) for batch in inputs.split(_BATCH)]
     finally:
         for module, training in modes:
             module.training = training
-    return torch.cat(found, axis)
+    return torch.cat(outputs, axis)
 
 
-def _on_host(found: Any) -> Any:
-    return found.detach().cpu() if isinstance(found, Tensor) else found
+def _on_host(outputs: Any) -> Any:
+    return outputs.detach().cpu() if isinstance(outputs, Tensor) else outputs
 
 
 def _is_array(X: Any) -> bool:
@@ -432,17 +432,17 @@ def _tensor(X: Any, model: nn.Module) -> Tensor:
     """Inputs as a tensor; floats in the precision of the network."""
     if hasattr(X, "tocsr"):
         checks.refuse("X", "be dense for a network", "a sparse matrix", "Use X.toarray().", TypeError)
-    found = X if isinstance(X, Tensor) else torch.as_tensor(np.array(X.to_numpy() if hasattr(X, "to_numpy") else X))
+    inputs = X if isinstance(X, Tensor) else torch.as_tensor(np.array(X.to_numpy() if hasattr(X, "to_numpy") else X))
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    return found.to(weight.dtype) if found.is_floating_point() and weight is not None else found
+    return inputs.to(weight.dtype) if inputs.is_floating_point() and weight is not None else inputs
 
 
 def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool: str) -> bool | str:
-    """Whether pooled outputs are what the model predicts: True, or a sentence that says how they differ."""
+    """Whether pooled outputs are what the model predicts: True, or a sentence about the difference."""
     if kind == VALUES:
-        pooled, own = np.mean(np.asarray(outputs), 0), _flat(members.own.predict(X))
-        apart = np.abs(pooled - own)
-        if float(apart.max()) <= _ROUNDING * float(np.abs(own).max()):
+        pooled, predicted = np.mean(np.asarray(outputs), 0), _flat(members.predictor.predict(X))
+        apart = np.abs(pooled - predicted)
+        if float(apart.max()) <= _ROUNDING * float(np.abs(predicted).max()):
             return True
         return _differs(members, "mean", f"they differ by {np.sqrt(np.mean(apart**2)):.3g} (root mean square)")
     classes = np.asarray(members.classes)
@@ -453,11 +453,11 @@ def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool
         logs = np.log(np.maximum(probs, np.finfo(probs.dtype).tiny)).mean(0)
         pooled, words = np.exp(logs) / np.exp(logs).sum(-1, keepdims=True), "mean of log-probabilities"
     else:
-        columns = probs.argmax(-1) if probs is not None else Classes(classes).columns(np.asarray(outputs), "model")
+        columns = probs.argmax(-1) if probs is not None else ClassLabels(classes).columns(np.asarray(outputs), "model")
         pooled, words = np.eye(len(classes))[columns].mean(0), "majority vote"
-    share = float((classes[pooled.argmax(-1)] != members.own.predict(X)).mean())
-    if kind == PROBABILITIES and pool != "vote" and hasattr(members.own, "predict_proba"):
-        most = float(np.abs(pooled - members.own.predict_proba(X)).max())
+    share = float((classes[pooled.argmax(-1)] != members.predictor.predict(X)).mean())
+    if kind == PROBABILITIES and pool != "vote" and hasattr(members.predictor, "predict_proba"):
+        most = float(np.abs(pooled - members.predictor.predict_proba(X)).max())
         if most <= _ROUNDING:
             return True
         return _differs(members, words, f"{share:.1%} of labels differ, and probabilities by up to {most:.2g}")
@@ -465,4 +465,4 @@ def _compared(members: ModelMembers, outputs: list[Any], X: Any, kind: str, pool
 
 
 def _differs(members: ModelMembers, pooled: str, how: str) -> str:
-    return f"the model's own prediction {members.way}; the audit takes their plain {pooled}: {how}."
+    return f"the model's own prediction {members.rule}; the audit takes their plain {pooled}: {how}."

@@ -1,6 +1,6 @@
-"""What people have, as what an audit reads: votes, names of classes, frames and lists become arrays and class indices.
+"""Conversion of users' data to what an audit reads: votes, names, frames and lists become arrays and class indices.
 
-Arrays, tensors and memory maps of numbers pass through untouched, so that they are still read slice by slice.
+Arrays, tensors and memory maps of numbers pass through unchanged, so that they are still read slice by slice.
 """
 
 import numbers
@@ -11,15 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.auditing.streaming import Outputs
+from dissensus.auditing.streaming import Outputs, check_unmasked
 
 _LABELS_AT_ONCE = 2**22
-"""Votes of one slice, where all of them are looked through."""
+"""Number of votes that are searched for labels at once."""
 _MOST_NAMED = 5
-"""Labels that a message lists."""
+"""Largest number of labels that a message lists."""
 
 
-class Inputs(NamedTuple):
+class AuditData(NamedTuple):
     """The data of an audit: outputs that can be sliced, and targets as class indices or values."""
 
     outputs: Outputs
@@ -30,18 +30,18 @@ class Inputs(NamedTuple):
 
 
 class OneHot:
-    """Votes ``[M, N]`` as probabilities ``[M, N, C]``, made when they are sliced."""
+    """Votes ``[M, N]`` as probabilities ``[M, N, C]``, which are computed when they are sliced."""
 
-    def __init__(self, votes: Any, classes: "Classes", name: str) -> None:
+    def __init__(self, votes: Any, classes: "ClassLabels", name: str) -> None:
         self.votes, self.classes, self.name = votes, classes, name
         self.shape = (*votes.shape, len(classes.labels))
 
-    def __getitem__(self, where: Any) -> Any:
-        columns = self.classes.columns(_labels(self.votes[where], self.name), self.name)
+    def __getitem__(self, index: Any) -> Any:
+        columns = self.classes.columns(_labels(self.votes[index], self.name), self.name)
         return np.eye(len(self.classes.labels), dtype=np.float32)[columns]
 
 
-class Classes:
+class ClassLabels:
     """The labels of columns, in the columns' order."""
 
     def __init__(self, labels: Any) -> None:
@@ -67,9 +67,9 @@ class Classes:
         return self.order[place]
 
     def columns_of(self, targets: Any) -> Any:
-        """The column of every target. Whole numbers beside classes that have names are columns already."""
-        found = _labels(_narrow(targets), "targets")
-        return found if _is_text(self.labels) and not _is_text(found) else self.columns(found, "targets")
+        """The column of every target. Whole numbers are columns already where classes have names."""
+        labels = _labels(_narrow(targets), "targets")
+        return labels if _is_text(self.labels) and not _is_text(labels) else self.columns(labels, "targets")
 
 
 def prepare(
@@ -82,8 +82,8 @@ def prepare(
     task: str,
     kind: str | None,
     classes: Any,
-) -> Inputs:
-    """Everything that is given, as arrays that can be sliced and targets as class indices or values.
+) -> AuditData:
+    """All data as arrays that can be sliced, and targets as class indices or values.
 
     Args:
         outputs: See `dissensus.audit`.
@@ -101,12 +101,12 @@ def prepare(
         if part is None or isinstance(part, str):
             got = "None" if part is None else repr(part)
             checks.refuse(name, "be an array, a frame or a list", got, error=TypeError)
-    given = Inputs(outputs, targets, None if train is None else (train[0], train[1]), reference, ood)
+    data = AuditData(outputs, targets, None if train is None else (train[0], train[1]), reference, ood)
     if task == "regression":
         if classes is not None:
             checks.refuse("classes", "be left out for regression", repr(classes))
-        return _values(given)
-    return _votes(given, classes) if kind == "labels" else _scores(given, classes)
+        return _values(data)
+    return _votes(data, classes) if kind == "labels" else _scores(data, classes)
 
 
 def union(parts: list[Any], name: str) -> Any:
@@ -118,116 +118,118 @@ def union(parts: list[Any], name: str) -> Any:
     return _unique(np.concatenate(_one_type([_unique(_labels(part, name), name) for part in parts])), name)
 
 
-def _values(given: Inputs) -> Inputs:
+def _values(data: AuditData) -> AuditData:
     """Outputs and targets of a regression. A single frame has one column per member."""
-    columns = _columns(given.targets) or _first_columns(given.outputs)
+    columns = _columns(data.targets) or _first_columns(data.outputs)
 
     def read(outputs: Outputs, name: str, targets: Any) -> Outputs:
         if _is_frame(outputs) and (targets.ndim == 1 or targets.shape[1:] == (1,)):
             return _numbers(outputs, name).T
         return _members(outputs, name, columns)
 
-    targets = _numbers(given.targets, "targets")
+    targets = _numbers(data.targets, "targets")
     train = None
-    if given.train is not None:
-        own = _numbers(given.train[1], "targets")
-        train = read(given.train[0], "train", own), own
-    reference = None if given.reference is None else read(given.reference, "reference", targets)
-    ood = None if given.ood is None else read(given.ood, "ood", targets)
-    return Inputs(read(given.outputs, "outputs", targets), targets, train, reference, ood)
+    if data.train is not None:
+        train_targets = _numbers(data.train[1], "targets")
+        train = read(data.train[0], "train", train_targets), train_targets
+    reference = None if data.reference is None else read(data.reference, "reference", targets)
+    ood = None if data.ood is None else read(data.ood, "ood", targets)
+    return AuditData(read(data.outputs, "outputs", targets), targets, train, reference, ood)
 
 
-def _scores(given: Inputs, names: Any) -> Inputs:
+def _scores(data: AuditData, names: Any) -> AuditData:
     """Logits or probabilities with a column for each class, and targets as columns."""
-    classes = Classes(names) if names is not None else _read_classes(given)
-    columns = _first_columns(given.outputs) if classes is None else classes.labels.tolist()
+    classes = ClassLabels(names) if names is not None else _read_classes(data)
+    columns = _first_columns(data.outputs) if classes is None else classes.labels.tolist()
 
     def read(outputs: Outputs, name: str) -> Outputs:
-        found = _members(outputs, name, columns)
-        parts = found if isinstance(found, list) else [found]
+        members = _members(outputs, name, columns)
+        parts = members if isinstance(members, list) else [members]
         if any(isinstance(part, np.ndarray) and part.dtype.kind in "OUS" for part in parts):
             checks.refuse(name, "be numbers", "names", "Hard votes? Use kind='labels' (--kind labels).", TypeError)
-        width = _width(found)
+        width = _width(members)
         if classes is not None and width not in (None, len(classes.labels)):
             wanted = f"have {len(classes.labels)} columns, one for each class: {_listed(classes.labels)}"
             checks.refuse(name, wanted, f"{width} columns")
-        return found
+        return members
 
     def indices(targets: Any) -> Any:
         return _numbers(_narrow(targets), "targets") if classes is None else classes.columns_of(targets)
 
-    return Inputs(
-        read(given.outputs, "outputs"),
-        indices(given.targets),
-        None if given.train is None else (read(given.train[0], "train"), indices(given.train[1])),
-        None if given.reference is None else read(given.reference, "reference"),
-        None if given.ood is None else read(given.ood, "ood"),
+    return AuditData(
+        read(data.outputs, "outputs"),
+        indices(data.targets),
+        None if data.train is None else (read(data.train[0], "train"), indices(data.train[1])),
+        None if data.reference is None else read(data.reference, "reference"),
+        None if data.ood is None else read(data.ood, "ood"),
     )
 
 
-def _read_classes(given: Inputs) -> Classes | None:
+def _read_classes(data: AuditData) -> ClassLabels | None:
     """The label of each column: as frames name their columns, or in sorted order; None where targets are columns."""
-    targets = [_numbers(_narrow(part), "targets") for part in _all_targets(given)]
-    columns = _first_columns(given.outputs)
+    targets = [_numbers(_narrow(part), "targets") for part in _all_targets(data)]
+    columns = _first_columns(data.outputs)
     numeric = all(isinstance(part, Tensor) or part.dtype.kind in "fiub" for part in targets)
     if numeric and columns is None:
         return None
     labels = union(targets, "targets")
     if columns is not None and set(labels.tolist()) <= set(columns):
-        return Classes(columns)
+        return ClassLabels(columns)
     if numeric:
         return None
-    width = _width(_members(given.outputs, "outputs", columns))
+    width = _width(_members(data.outputs, "outputs", columns))
     if width is not None and len(labels) != width:
         fix = "Name the label of every column: classes=estimator.classes_ (--classes a,b,c)."
         wanted = f"hold {width} different labels, one for each column of `outputs`"
         checks.refuse("targets", wanted, f"{len(labels)}: {_listed(labels)}", fix)
-    return Classes(labels)
+    return ClassLabels(labels)
 
 
-def _votes(given: Inputs, names: Any) -> Inputs:
+def _votes(data: AuditData, names: Any) -> AuditData:
     """Hard votes as one-hot probabilities."""
     sets = {
-        "outputs": given.outputs,
-        "reference": given.reference,
-        "ood": given.ood,
-        "train": None if given.train is None else given.train[0],
+        "outputs": data.outputs,
+        "reference": data.reference,
+        "ood": data.ood,
+        "train": None if data.train is None else data.train[0],
     }
-    votes = {name: _voted(part, name) for name, part in sets.items() if part is not None}
-    targets = [_labels(_narrow(part), "targets") for part in _all_targets(given)]
+    votes = {name: _vote_array(part, name) for name, part in sets.items() if part is not None}
+    targets = [_labels(_narrow(part), "targets") for part in _all_targets(data)]
     if names is None:
-        classes = Classes(union([*targets, *(piece for part in votes.values() for piece in _pieces(part))], "outputs"))
+        classes = ClassLabels(
+            union([*targets, *(piece for part in votes.values() for piece in _pieces(part))], "outputs")
+        )
     else:
-        classes = Classes(names)
+        classes = ClassLabels(names)
     if len(classes.labels) < 2:
         checks.refuse("targets", "hold two classes or more", _listed(classes.labels), "Name them with `classes`.")
     read = {name: OneHot(part, classes, name) for name, part in votes.items()}
     indices = [classes.columns_of(part) for part in targets]
-    train = None if given.train is None else (read["train"], indices[1])
-    return Inputs(read["outputs"], indices[0], train, read.get("reference"), read.get("ood"))
+    train = None if data.train is None else (read["train"], indices[1])
+    return AuditData(read["outputs"], indices[0], train, read.get("reference"), read.get("ood"))
 
 
-def _voted(outputs: Any, name: str) -> Any:
-    """Votes ``[M, N]`` as an array that can be sliced. A frame has one column per member, so it is turned."""
+def _vote_array(outputs: Any, name: str) -> Any:
+    """Votes ``[M, N]`` as an array that can be sliced. A frame has one column per member, so it is transposed."""
     if isinstance(outputs, dict):
         outputs = list(outputs.values())
     if _is_frame(outputs):
-        found = _labels(outputs, name).T
+        votes = _labels(outputs, name).T
     elif isinstance(outputs, list | tuple):
         rows = [_labels(row, name) for row in outputs if not isinstance(row, str)]
         if len({row.shape for row in rows}) > 1:
             shapes = ", ".join(sorted({checks.shape_text(row.shape) for row in rows}))
             checks.refuse(name, "hold a vote of every member for every example", f"members of shapes {shapes}")
-        found = np.stack(_one_type(rows)) if rows else np.empty(0)
+        votes = np.stack(_one_type(rows)) if rows else np.empty(0)
     else:
-        found = outputs.detach().cpu().numpy() if isinstance(outputs, Tensor) else outputs
-    if not hasattr(found, "shape"):
-        checks.refuse(name, "be votes [M, N], or a list of M lists of labels", type(found).__name__, error=TypeError)
-    shape = tuple(found.shape)
+        votes = outputs.detach().cpu().numpy() if isinstance(outputs, Tensor) else outputs
+    if not hasattr(votes, "shape"):
+        checks.refuse(name, "be votes [M, N], or a list of M lists of labels", type(votes).__name__, error=TypeError)
+    shape = tuple(votes.shape)
     if len(shape) != 2 or 0 in shape:
         fix = "Probabilities? Use kind='probabilities'." if len(shape) == 3 else "One member? Give [votes]."
         checks.refuse(name, "be votes [M, N], or a list of M lists of labels", checks.shape_text(shape), fix)
-    return found
+    return votes
 
 
 def _pieces(votes: Any) -> Any:
@@ -237,7 +239,7 @@ def _pieces(votes: Any) -> Any:
 
 
 def _members(outputs: Outputs, name: str, columns: Sequence[Any] | None) -> Outputs:
-    """Outputs as one array ``[M, N, C]`` or a list of M; frames and lists become arrays, anything else stays."""
+    """Outputs as one array ``[M, N, C]`` or a list of M. Frames and lists become arrays; arrays are unchanged."""
     if isinstance(outputs, dict):
         outputs = list(outputs.values())
     if _is_frame(outputs):
@@ -249,20 +251,21 @@ def _members(outputs: Outputs, name: str, columns: Sequence[Any] | None) -> Outp
 
 
 def _by_name(part: Any, columns: Sequence[Any] | None, name: str) -> Any:
-    """A frame's columns in the order of ``columns``, if it has the same names; by position if it has other names."""
-    own = _columns(part)
-    if columns is None or own is None or own == list(columns):
+    """A frame's columns in the order of ``columns`` if it has the same names, and by position if it has others."""
+    names = _columns(part)
+    if columns is None or names is None or names == list(columns):
         return part
-    if set(own) == set(columns):
+    if set(names) == set(columns):
         return part[list(columns)]
-    counted = own == list(range(len(own)))
-    if set(own) & set(columns) and not counted and len(own) == len(columns):
-        checks.refuse(name, f"have the columns {_listed(columns)}", _listed(own), "Rename them, or give arrays.")
+    counted = names == list(range(len(names)))
+    if set(names) & set(columns) and not counted and len(names) == len(columns):
+        checks.refuse(name, f"have the columns {_listed(columns)}", _listed(names), "Rename them, or give arrays.")
     return part
 
 
 def _numbers(part: Any, name: str) -> Any:
     """Frames, series and lists as arrays; arrays and tensors as they are."""
+    check_unmasked(part, name)
     if hasattr(part, "to_numpy"):
         part = part.to_numpy()
     elif not hasattr(part, "shape"):
@@ -274,7 +277,8 @@ def _numbers(part: Any, name: str) -> Any:
 
 
 def _labels(part: Any, name: str) -> Any:
-    """Labels as an array: whole numbers, booleans or strings. Floats that are whole numbers count as these."""
+    """Labels as an array: whole numbers, booleans or strings. Floats without fractions become whole numbers."""
+    check_unmasked(part, name)
     if isinstance(part, Tensor):
         part = part.detach().cpu().numpy()
     elif hasattr(part, "to_numpy"):
@@ -317,7 +321,7 @@ def _unique(labels: Any, name: str) -> Any:
 
 
 def _one_type(parts: list[Any]) -> list[Any]:
-    """Arrays that numpy may join: it would turn numbers beside strings into strings."""
+    """Arrays that numpy can join without turning numbers into strings."""
     mixed = len({_is_text(part) for part in parts}) > 1
     return [part.astype(object) for part in parts] if mixed else parts
 
@@ -326,8 +330,8 @@ def _is_text(labels: Any) -> bool:
     return labels.dtype.kind in "US"
 
 
-def _all_targets(given: Inputs) -> list[Any]:
-    return [given.targets, *([] if given.train is None else [given.train[1]])]
+def _all_targets(data: AuditData) -> list[Any]:
+    return [data.targets, *([] if data.train is None else [data.train[1]])]
 
 
 def _is_frame(part: Any) -> bool:
@@ -351,7 +355,7 @@ def _narrow(targets: Any) -> Any:
 
 
 def _width(outputs: Outputs) -> int | None:
-    """Columns of outputs, where they have as many axes as they should."""
+    """Number of columns of outputs; None where the number of axes is wrong."""
     stacked = not isinstance(outputs, list)
     part = outputs if stacked else next(iter(outputs), None)
     shape = [int(size) for size in getattr(part, "shape", ())]
@@ -359,7 +363,7 @@ def _width(outputs: Outputs) -> int | None:
 
 
 def _listed(labels: Any) -> str:
-    """Labels for a message, not too many."""
+    """The first few labels, for a message."""
     entries = [getattr(entry, "tolist", lambda entry=entry: entry)() for entry in list(labels)]
     more = f" and {len(entries) - _MOST_NAMED} more" if len(entries) > _MOST_NAMED else ""
     return ", ".join(map(repr, entries[:_MOST_NAMED])) + more

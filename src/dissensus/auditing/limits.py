@@ -68,10 +68,11 @@ def check_limits(limits: Any) -> None:
         checks.refuse("limits", "be of type dissensus.auditing.Limits", type(limits).__name__, fix, TypeError)
     for name, value in limits._asdict().items():
         default = getattr(LIMITS, name)
-        if isinstance(default, tuple) and (not isinstance(value, tuple | list) or len(value) != len(default)):
+        entries = value if isinstance(default, tuple) else (value,)
+        if not isinstance(entries, tuple | list) or len(entries) != (len(default) if entries is value else 1):
             checks.refuse(f"limits.{name}", f"hold {len(default)} numbers", repr(value))
-        for entry in value if isinstance(default, tuple) else (value,):
+        for entry in entries:
             if isinstance(entry, bool) or not isinstance(entry, numbers.Real) or not math.isfinite(entry):
                 checks.refuse(f"limits.{name}", "be a finite number", repr(entry))
-        if name in _LEVELS and not 0 < value < 1:
-            checks.refuse(f"limits.{name}", "lie between 0 and 1", repr(value))
+            if name in _LEVELS and not 0 < float(entry) < 1:
+                checks.refuse(f"limits.{name}", "lie between 0 and 1", repr(entry))

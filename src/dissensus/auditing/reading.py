@@ -1,4 +1,4 @@
-"""Stored outputs: one file for all members, or one file per member. Nothing that could run code is opened."""
+"""Stored outputs: one file for all members, or one file per member. Files that could run code are not opened."""
 
 import csv
 import math
@@ -14,21 +14,21 @@ from dissensus import checks
 
 OUTPUTS, TARGETS = "outputs", "targets"
 STREAMED = (OUTPUTS, "reference", "ood")
-"""Ends of names of arrays that may be large, and are read slice by slice."""
+"""Endings of the names of arrays that may be large, and are read slice by slice."""
 KINDS = (".npz", ".npy", ".safetensors", ".csv", ".parquet")
 
 
 class ReadingError(ValueError):
-    """A file is not what an audit can read; the message says what to do."""
+    """Raised for a file that an audit cannot read; the message says what to do."""
 
 
-def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """What files hold, by name: ``outputs``, and where the file has them ``targets``, ``train_outputs`` and so on.
+def read_files(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Arrays of files by name: ``outputs``, and where the file has them ``targets``, ``train_outputs`` and others.
 
     Args:
         paths: One ``.npz`` or ``.safetensors`` with arrays of these names, one ``.npy`` ``[M, N, C]``, or one ``.npy``,
-            ``.csv`` or ``.parquet`` ``[N, C]`` per member. Large arrays are read slice by slice, never whole, but for
-            compressed archives (``numpy.savez_compressed``) and text.
+            ``.csv`` or ``.parquet`` ``[N, C]`` per member. Large arrays are read slice by slice, except in compressed
+            archives (``numpy.savez_compressed``) and text.
     """
     files = [Path(path) for path in paths]
     for file in files:
@@ -37,19 +37,19 @@ def stored(paths: Sequence[str | Path]) -> dict[str, Any]:
         if file.suffix not in KINDS:
             raise ReadingError(f"{file} is none of {', '.join(KINDS)}; save arrays with numpy.savez or safetensors")
     if len(files) > 1:
-        return {OUTPUTS: [array(file) for file in files]}
+        return {OUTPUTS: [read_array(file) for file in files]}
     (file,) = files
     if file.suffix == ".npz":
         return _npz(file)
     if file.suffix == ".safetensors":
         return _safetensors(file)
-    found = array(file)
+    member = read_array(file)
     if file.suffix != ".npy":
         raise ReadingError(f"{file} holds one member; give one file per member")
-    return {OUTPUTS: found}
+    return {OUTPUTS: member}
 
 
-def array(path: str | Path) -> Any:
+def read_array(path: str | Path) -> Any:
     """One array: targets ``[N]``, or a member ``[N, C]``."""
     file = Path(path)
     if not file.is_file():
@@ -67,15 +67,15 @@ def array(path: str | Path) -> Any:
 
 
 def _npz(file: Path) -> dict[str, Any]:
-    """Arrays of an archive, mapped where they lie in it; those that were compressed are loaded."""
+    """Arrays of an archive as memory maps; compressed arrays are loaded."""
     try:
-        with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as held:
-            about = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            found = {name: _mapped(file, about[name]) for name in held.files if _is_plain(about[name])}
-            found |= {name: held[name] for name in held.files if name not in found}
+        with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as loaded:
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            arrays = {name: _mapped(file, entries[name]) for name in loaded.files if _is_plain(entries[name])}
+            arrays |= {name: loaded[name] for name in loaded.files if name not in arrays}
     except (ValueError, EOFError, zipfile.BadZipFile) as reason:
         raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
-    return _with_outputs(file, found)
+    return _with_outputs(file, arrays)
 
 
 def _is_plain(entry: zipfile.ZipInfo) -> bool:
@@ -83,7 +83,7 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _mapped(file: Path, entry: zipfile.ZipInfo) -> Any:
-    """An array as it lies in an archive: behind the entry's own header, whose last fields are two lengths."""
+    """A memory map of an array in an archive. The array follows a header, which ends with two lengths."""
     with file.open("rb") as stream:
         stream.seek(entry.header_offset + 26)
         name, extra = struct.unpack("<HH", stream.read(4))
@@ -107,33 +107,36 @@ def _mapped(file: Path, entry: zipfile.ZipInfo) -> Any:
 class _Slices:
     """A tensor of a safetensors file, read when it is sliced."""
 
-    def __init__(self, held: Any) -> None:
-        self.held, self.shape = held, tuple(held.get_shape())
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.shape = tensor, tuple(tensor.get_shape())
 
-    def __getitem__(self, where: Any) -> Any:
-        return self.held[where]
+    def __getitem__(self, index: Any) -> Any:
+        return self.tensor[index]
 
 
 def _safetensors(file: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        held = safe_open(file, "pt")
-        streamed = [name for name in held.keys() if name.endswith(STREAMED)]  # noqa: SIM118 (it is no dict)
-        found = {name: _Slices(held.get_slice(name)) for name in streamed}
-        return _with_outputs(file, found | {name: held.get_tensor(name) for name in held.keys() if name not in found})  # noqa: SIM118
+        stored_tensors = safe_open(file, "pt")
+        names = list(stored_tensors.keys())
+        arrays: dict[str, Any] = {
+            name: _Slices(stored_tensors.get_slice(name)) for name in names if name.endswith(STREAMED)
+        }
+        arrays |= {name: stored_tensors.get_tensor(name) for name in names if name not in arrays}
+        return _with_outputs(file, arrays)
     except SafetensorError as reason:
         raise ReadingError(f"{file} cannot be read: {reason}") from reason
 
 
-def _with_outputs(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    if OUTPUTS not in found:
-        raise ReadingError(f"{file} has no array `outputs` [M, N, C]; it has {', '.join(sorted(found)) or 'none'}")
-    return found
+def _with_outputs(file: Path, arrays: dict[str, Any]) -> dict[str, Any]:
+    if OUTPUTS not in arrays:
+        raise ReadingError(f"{file} has no array `outputs` [M, N, C]; it has {', '.join(sorted(arrays)) or 'none'}")
+    return arrays
 
 
 def _csv(file: Path) -> Any:
-    """Numbers, with or without a line of names; names may be the columns' numbers, as tables are often written."""
+    """Numbers, with or without a header. A header may be the columns' numbers, as pandas writes it."""
     try:
         with file.open(newline="") as stream:
             rows = [row for row in csv.reader(stream) if row]
@@ -143,12 +146,12 @@ def _csv(file: Path) -> Any:
     if rows and (counted or not all(checks.is_number_text(text) for text in rows[0])):
         rows = rows[1:]
     try:
-        found = np.array([[float(text) for text in row] for row in rows])
+        table = np.array([[float(text) for text in row] for row in rows])
     except ValueError as reason:
         raise ReadingError(f"{file}: every line must hold the same count of numbers: {reason}") from reason
-    if not len(found):
+    if not len(table):
         raise ReadingError(f"{file} holds no lines")
-    return _narrow(found)
+    return _narrow(table)
 
 
 def _parquet(file: Path) -> Any:
@@ -159,8 +162,8 @@ def _parquet(file: Path) -> Any:
     return _narrow(np.column_stack([column.to_numpy() for column in parquet.read_table(file).columns]))
 
 
-def _narrow(found: Any) -> Any:
-    """A single column is a list of numbers; whole numbers are labels."""
-    narrow = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+def _narrow(table: Any) -> Any:
+    """A single column as a list of numbers; whole numbers as labels."""
+    narrow = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
     whole = narrow.ndim == 1 and bool((narrow == np.round(narrow)).all())
     return narrow.astype(np.int64) if whole else narrow

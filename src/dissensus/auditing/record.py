@@ -1,4 +1,4 @@
-"""What an audit says: figures, verdict, reasons; as words, as JSON."""
+"""The result of an audit: verdict, reasons and figures, as text and as JSON."""
 
 import json
 import math
@@ -14,16 +14,16 @@ from dissensus.auditing.measuring import Figure
 from dissensus.auditing.page import difference, html, one_figure
 
 MEANINGS = {
-    "healthy": "For all that this data can tell, the members are models in their own right. They disagree, and their "
-    "mean is better for it.",
+    "healthy": "As far as this data shows, every member is a usable model. Members disagree, and their mean is better "
+    "for it.",
     "redundant": "The members say nearly the same, so one of them would do almost as well as all together.",
     "dominated": "One member is as good as the whole ensemble, or better. The others cost time and may cost quality.",
     "collusive": "The members lean on each other. Each is worse than a model trained alone would be, and their errors "
     "cancel in the mean. Such diversity looks large, and need not hold up on other data or when a member is missing.",
     "unskilled": "The ensemble predicts no better than a constant answer would. There is nothing to judge yet.",
-    "undecided": "What was given does not suffice for a verdict.",
+    "undecided": "The data does not suffice for a verdict.",
 }
-"""Every verdict in plain words."""
+"""Meaning of every verdict."""
 TITLES = {
     "accuracy": "accuracy",
     "nll": "negative log-likelihood",
@@ -90,7 +90,7 @@ GROUPS = {
     ),
     "do they disagree?": ("disagreement", "distinct", "plane_diversity"),
 }
-"""How figures are shown, group by group."""
+"""Groups of figures, in the order in which they are shown."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class Audit:
     train: dict[str, Figure] | None = None
     reference: dict[str, Figure] | None = None
     detection: dict[str, Figure] = field(default_factory=dict)
-    """What disagreement is worth for telling shifted data apart: area under the ROC curve, by score."""
+    """How well scores detect shifted data: area under the ROC curve, by score."""
     by_member: dict[str, list[Any]] = field(default_factory=dict)
-    """Losses, accuracies, and how pairs go together."""
+    """Losses and accuracies of members, correlations and disagreements of pairs."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Members, examples, outputs, kind, loss and pool; of a model, ``matches_own_prediction``: True, or how the pooled
-    outputs differ from its own prediction."""
+    """Members, examples, outputs, kind, loss and pool; for a model, ``matches_own_prediction``: True, or a sentence
+    about the difference between the pooled outputs and the model's prediction."""
 
     @property
     def verdict(self) -> str:
@@ -116,8 +116,8 @@ class Audit:
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """Every figure: name, title, group, value, interval; on training data and of a reference, where given."""
-        found: list[dict[str, Any]] = []
+        """Every figure: name, title, group, value and interval, also on training data and of a reference."""
+        entries: list[dict[str, Any]] = []
         for group, names in GROUPS.items():
             for name in names:
                 if name in self.test:
@@ -125,8 +125,8 @@ class Audit:
                     for where, figures in (("train", self.train), ("reference", self.reference)):
                         if figures is not None and name in figures:
                             entry[where] = _numbers(figures[name])
-                    found.append(entry)
-        return found
+                    entries.append(entry)
+        return entries
 
     @property
     def sentence(self) -> str:
@@ -135,7 +135,7 @@ class Audit:
 
     def to_json(self) -> str:
         """Everything, as JSON."""
-        told = {
+        content = {
             "verdict": self.verdict,
             "reasons": self.judgement.reasons,
             "advice": self.judgement.advice,
@@ -147,7 +147,7 @@ class Audit:
             "figures": {name: _numbers(figure) for name, figure in self.test.items()},
             "detection": {name: _numbers(figure) for name, figure in self.detection.items()},
         }
-        return json.dumps(told, indent=1, ensure_ascii=False)
+        return json.dumps(content, indent=1, ensure_ascii=False)
 
     def page(self, path: str | Path, title: str = "") -> Path:
         """Write a self-contained HTML page, as ``dissensus audit --page`` does, and return its path.

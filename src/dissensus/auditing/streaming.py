@@ -130,7 +130,16 @@ def as_tensor(numbers: Any, name: str, fix: str = "") -> Tensor:
     """Numbers of any array as a tensor on the host."""
     if isinstance(numbers, Tensor):
         return numbers.detach().cpu()
+    check_unmasked(numbers, name)
     array = np.array(numbers)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def check_unmasked(numbers: Any, name: str) -> None:
+    """Refuse masked entries of a numpy array, which would count as numbers without their mask."""
+    if np.ma.is_masked(numbers):
+        entries = int(np.ma.getmaskarray(numbers).sum())
+        fix = "Leave such examples out, in outputs and targets alike."
+        checks.refuse(name, "have no masked entries", f"{entries} of them", fix)

@@ -68,8 +68,8 @@ def audit(
     check_file("--json", json_file)
     check_drawn("--page", page)
     try:
-        held = reading.stored(files)
-        wanted = reading.array(targets) if targets is not None else held.get("targets")
+        held = reading.read_files(files)
+        wanted = reading.read_array(targets) if targets is not None else held.get("targets")
         if wanted is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
         settings: dict[str, Any] = {
@@ -80,7 +80,7 @@ def audit(
             "pool": pool,
             "train": _train(held, train),
             "in_bag": _in_bag(held, in_bag),
-            "groups": reading.array(groups) if groups is not None else held.get("groups"),
+            "groups": reading.read_array(groups) if groups is not None else held.get("groups"),
             "reference": _more(held, "reference", reference),
             "ood": _more(held, "ood", ood),
         }
@@ -109,7 +109,7 @@ def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
     from dissensus.auditing import reading
 
     if file is not None:
-        found = reading.stored([file])
+        found = reading.read_files([file])
         if "targets" not in found:
             raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
         return found["outputs"], found["targets"]
@@ -124,13 +124,13 @@ def _in_bag(held: dict[str, Any], given: str | None) -> Any:
 
     if given is None:
         return held.get("train_in_bag")
-    return given if given == "all" else reading.array(given)
+    return given if given == "all" else reading.read_array(given)
 
 
 def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
     from dissensus.auditing import reading
 
-    return reading.stored([file])["outputs"] if file is not None else held.get(name)
+    return reading.read_files([file])["outputs"] if file is not None else held.get(name)
 
 
 def _print(result: Any) -> None:

@@ -23,7 +23,7 @@ def masks(
     import torch
 
     from dissensus import masks as of
-    from dissensus.studies.problems import Problem
+    from dissensus.studies.datasets import StudyData
     from dissensus.studies.registry import NETWORKS, maker
 
     budgets = budget or [1.0, 2.0]
@@ -33,7 +33,7 @@ def masks(
     x = torch.zeros(1, 3, size, size)
     pair = x, torch.zeros(1, dtype=torch.int64)
     try:
-        single = maker(network, Problem("pictures", pair, pair, 10), {})()
+        single = maker(network, StudyData("pictures", pair, pair, 10), {})()
         plans = [of.plan(single, count, each, cost=cost, x=x) for each in budgets]
     except ValueError as reason:
         fail(str(reason))

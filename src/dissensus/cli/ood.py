@@ -130,7 +130,7 @@ def _images(files: dict[str, Path], sets: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"--pictures names {name!r}, which is no set here: {', '.join(sets)}")
         if path.suffix != ".npy":
             raise ValueError(f"--pictures {path} must be one array in a .npy file; save it with numpy.save")
-        found[name] = _checked_images(path, reading.array(path), sets[name].examples)
+        found[name] = _checked_images(path, reading.read_array(path), sets[name].examples)
     return found
 
 
@@ -184,7 +184,7 @@ def _opened(files: dict[str, Path]) -> dict[str, Any]:
     from dissensus.auditing import reading
     from dissensus.auditing.streaming import OutputReader
 
-    sets = {name: OutputReader(reading.stored([file])["outputs"], str(file)) for name, file in files.items()}
+    sets = {name: OutputReader(reading.read_files([file])["outputs"], str(file)) for name, file in files.items()}
     first = sets[WITHIN]
     for name, own in sets.items():
         if (own.members, own.width) != (first.members, first.width):

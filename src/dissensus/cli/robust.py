@@ -33,6 +33,10 @@ def robust(
     data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
     epsilon: Annotated[str, typer.Option(help="The largest change: 8/255 or 0.03 of a pixel; in L2 of the whole.")],
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="A further attack by its name, such as mim, run after the suite; repeatable."),
+    ] = None,
     norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
     pool: Annotated[str, typer.Option(help="How members become one: probability or score.")] = "probability",
     examples: Annotated[int, typer.Option(min=1, help="Only the first so many test images.")] = 1000,
@@ -65,7 +69,7 @@ def robust(
     """
     from dissensus import attacks
     from dissensus.data.formats import DataError
-    from dissensus.studies import problems, subjects
+    from dissensus.studies import datasets, stored_ensembles
 
     chosen = device_of(device)
     check_file("--json", json_file)
@@ -74,11 +78,11 @@ def robust(
     try:
         size, told = fraction(epsilon), _options(option or [])
         _check_options(network, told)
-        problem = subjects.images(data, trained_on=trained_on, seed=split_seed)
+        problem = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
         standard: Any = {"options": told, "standardise": standardise}
-        own = subjects.subject(ensemble, network, problem, **standard)
-        other = None if surrogate is None else subjects.subject(surrogate, network, problem, **standard).model
-        fixed = problems.has_own_splits(data)
+        own = stored_ensembles.load(ensemble, network, problem, **standard)
+        other = None if surrogate is None else stored_ensembles.load(surrogate, network, problem, **standard).model
+        fixed = datasets.is_split_by_seed(data)
         console.print(_given(data, standardise, fixed), style="dim", markup=False, highlight=False)
         settings: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), shown() as bar:
@@ -86,6 +90,7 @@ def robust(
                 own.model.to(chosen),
                 own.data,
                 epsilon=size,
+                attacks=attack or [],
                 examples=examples,
                 batch_size=batch_size,
                 surrogate=None if other is None else other.to(chosen),

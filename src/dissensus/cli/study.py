@@ -24,7 +24,9 @@ def list_studies(
     paper: Annotated[str, typer.Argument(help="Only this paper's: collusion, ldr, adp or masksembles.")] = "",
 ) -> None:
     """List all studies: claim, data, scales with their cost in minutes, and where each stands."""
-    from dissensus.studies import finding, results, running
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import library
+    from dissensus.studies import run as running
     from dissensus.studies.report_page import state_of
     from dissensus.studies.spec import PAPERS, SpecError
 
@@ -32,9 +34,9 @@ def list_studies(
         fail(f"there is no paper {paper!r}; there are {', '.join(PAPERS)}")
     root, rows = running.runs_folder(), []
     try:
-        for name in finding.names():
+        for name in library.names():
             if name.startswith(paper):
-                spec = finding.load(name)
+                spec = library.load(name)
                 result = results.found(name, root)
                 state = state_of(spec, result)
                 scale = f" ({result['scale']})" if result else ""
@@ -76,12 +78,15 @@ def _coloured(state: str) -> str:
 @app.command()
 def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")]) -> None:
     """Show a study: what it claims, what it would run, and what its results say."""
-    from dissensus.studies import finding, problems, results, running
-    from dissensus.studies.registry import waits_for
+    from dissensus.studies import datasets, library
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import run as running
+    from dissensus.studies.run_folders import unfinished
     from dissensus.studies.spec import PAPERS, SpecError, to_toml
+    from dissensus.studies.validation import missing as waits_for
 
     try:
-        spec = finding.load(name)
+        spec = library.load(name)
     except SpecError as reason:
         fail(str(reason))
     console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]  [dim]{PAPERS[spec.paper]}[/dim]")
@@ -99,12 +104,16 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
     console.print()
     console.print(f"scales (minutes): {', '.join(_scales(spec).splitlines())}", highlight=False)
     for data in spec.data:
-        there = "present" if problems.available(data) else f"absent: dissensus data get {problems.source_of(data)}"
+        there = "present" if datasets.available(data) else f"absent: dissensus data get {datasets.source_of(data)}"
         console.print(f"data {data}: {there}")
     for missing in waits_for(spec):
         console.print(f"[yellow]waits for {escape(missing)}[/yellow]")
+    for sentence in unfinished(spec.name, running.runs_folder()):
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
     result = results.found(name, running.runs_folder())
     if result is not None:
+        if result["origin"]:
+            console.print(f"[dim]The result is {escape(result['origin'])}.[/dim]", soft_wrap=True)
         _print_verdicts(result)
 
 
@@ -190,7 +199,8 @@ def run(
 ) -> None:
     """Run a study, or go on with one that was interrupted. One that is done is not run again."""
     from dissensus.data.formats import DataError
-    from dissensus.studies import results, running
+    from dissensus.studies import dict_results as results
+    from dissensus.studies import run as running
 
     chosen = device_of(device)
     check_folder("the folder of runs, DISSENSUS_RUNS,", running.runs_folder())
@@ -232,7 +242,8 @@ def report(
     kind: Annotated[str, typer.Option("--format", help="pdf, png or svg, for --figures.")] = "pdf",
 ) -> None:
     """Write one page for all results: claims with verdicts, and figures drawn like the papers'."""
-    from dissensus.studies import finding, report_page, running
+    from dissensus.studies import library, report_page
+    from dissensus.studies import run as running
     from dissensus.studies.spec import SpecError
 
     if kind not in ("pdf", "png", "svg"):
@@ -241,7 +252,7 @@ def report(
     check_folder("--figures", figures)
     root = running.runs_folder()
     try:
-        chosen = [finding.load(name).name for name in names] if names else finding.names()
+        chosen = [library.load(name).name for name in names] if names else library.names()
         text = report_page.html(chosen, root)
         written = report_page.write_figures(chosen, root, figures, kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:

@@ -89,3 +89,25 @@ def member_and_ensemble_loss(
             outputs = pooling.ballots(outputs)
     ensemble = losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
     return losses.per_member(loss, outputs, targets), ensemble
+
+
+def mean_parts(
+    member: Float[Tensor, "M B"], ensemble: Float[Tensor, " B"], weights: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The decomposition averaged over examples, under the names by which objectives report it.
+
+    Returns:
+        ``member_loss`` ``[M]``, their weighted mean ``individual``, ``ensemble``, and ``diversity``, their difference.
+
+    >>> import torch
+    >>> {name: part.tolist() for name, part in mean_parts(torch.tensor([[2.0], [0.5]]), torch.tensor([0.25])).items()}
+    {'member_loss': [2.0, 0.5], 'individual': 1.25, 'ensemble': 0.25, 'diversity': 1.0}
+    """
+    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
+    individual = pooling.mean_output(member_loss, weights)
+    return {
+        "member_loss": member_loss,
+        "individual": individual,
+        "ensemble": ensemble_loss,
+        "diversity": individual - ensemble_loss,
+    }

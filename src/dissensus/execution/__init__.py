@@ -4,8 +4,9 @@ Every way has the same signature, ``(skeleton, params, buffers, x, per_member) -
 statistics and dropout counters back into the stacked ``buffers``, and gives what M separate modules would give.
 """
 
+from dissensus.execution.backends import BACKENDS, Backend
 from dissensus.execution.body import Body, are_passes_replayed, passes_replayed
-from dissensus.execution.choice import BACKENDS, Choice, Choices
+from dissensus.execution.choice import Choice, Choices
 from dissensus.execution.kept import settings_kept
 from dissensus.execution.mixed import MixedMembers
 from dissensus.execution.skeleton import Unsupported
@@ -13,6 +14,7 @@ from dissensus.execution.stacked import StackedMembers
 
 __all__ = [
     "BACKENDS",
+    "Backend",
     "Body",
     "Choice",
     "Choices",

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
 from dissensus.execution.skeleton import Tensors
 
@@ -24,7 +25,7 @@ class Body(Protocol):
 
     training: bool
     backend: str
-    """The requested backend."""
+    """The name of the requested backend."""
     ran: str
     """The backend of the latest pass."""
     channels_last: bool
@@ -33,6 +34,11 @@ class Body(Protocol):
     """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
     choices: Choices
     """Backends chosen so far, by mode of use."""
+
+    @property
+    def requested_backend(self) -> str | Backend:
+        """``"auto"``, the name of a backend, or a backend from outside of the package."""
+        ...
 
     @property
     def alike(self) -> bool:

@@ -13,21 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dissensus.execution.batched import run_batched
+from dissensus.execution.backends import BACKENDS, LOOP, Run
 from dissensus.execution.graphs import captured
-from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
-from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 from dissensus.randomness import generators_kept
 from dissensus.storage import write_atomically
 
 log = logging.getLogger("dissensus")
-
-Run = Callable[[Skeleton, Weights, Tensors, Tensor, bool], Tensor]
-
-BACKENDS: dict[str, Run] = {"loop": run_loop, "streams": run_streams, "vmap": run_vmapped, "batched": run_batched}
 
 MOST_MEASURED = 64
 """Members that are measured: what is fastest for these is fastest for more."""
@@ -147,9 +141,9 @@ def chosen(
     if by_rule:
         best = _ruled(skeleton, candidates, replayed)
     else:
-        best = min(milliseconds, key=milliseconds.__getitem__, default="loop")
-    if "loop" in milliseconds and milliseconds[best] > 0.95 * milliseconds["loop"]:
-        best = "loop"
+        best = min(milliseconds, key=milliseconds.__getitem__, default=LOOP.name)
+    if LOOP.name in milliseconds and milliseconds[best] > 0.95 * milliseconds[LOOP.name]:
+        best = LOOP.name
     choice = Choice(best, milliseconds, refused)
     log.info("%s", choice)
     return choice
@@ -159,7 +153,7 @@ def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
     convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in skeleton.network.modules())
     if "batched" in candidates and not convolves:
         return "batched"
-    return "streams" if replayed and "streams" in candidates else "loop"
+    return "streams" if replayed and "streams" in candidates else LOOP.name
 
 
 def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
@@ -168,12 +162,14 @@ def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
     with torch.no_grad(), tf32(on=False):
-        (reference, buffers), (again, _) = each.outputs(run_loop), each.outputs(run_loop)
+        (reference, buffers), (again, _) = each.outputs(LOOP.run), each.outputs(LOOP.run)
         repeatable = torch.equal(reference, again)
-        candidates, refused = ["loop"], {}
-        for name in ("batched", "vmap", "streams") if each.x.is_cuda else ("batched", "vmap"):
+        candidates, refused = [LOOP.name], {}
+        for name, backend in BACKENDS.items():
+            if backend is LOOP or (backend.on_cuda_only and not each.x.is_cuda):
+                continue
             try:
-                output, written = each.outputs(BACKENDS[name])
+                output, written = each.outputs(backend.run)
             except Exception as reason:  # the loop has run, so the network itself is sound
                 refused[name] = first_line(reason)
                 continue
@@ -195,7 +191,7 @@ def _measured(
     started = time.perf_counter()
     for turn in range(rounds + 1):
         for name in candidates:
-            elapsed = _timed(functools.partial(each.whole, BACKENDS[name]), each.x)
+            elapsed = _timed(functools.partial(each.whole, BACKENDS[name].run), each.x)
             if turn:  # the first turn warms up
                 times[name].append(elapsed)
         if turn >= 2 and time.perf_counter() - started > 2.0:
@@ -207,7 +203,7 @@ def _replays(each: _Pass, candidates: list[str], refused: dict[str, str], rounds
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
-        one = functools.partial(each.whole, BACKENDS[name])
+        one = functools.partial(each.whole, BACKENDS[name].run)
         try:
             one()  # libraries set themselves up
             replay = captured(one)

@@ -33,6 +33,11 @@ class MixedMembers(nn.Module):
         self.choices = Choices()
         self.train(networks[0].training)
 
+    @property
+    def requested_backend(self) -> str:
+        """``"loop"``: members of different architectures have no other backend."""
+        return self.backend
+
     def __len__(self) -> int:
         return len(self.networks)
 

@@ -13,9 +13,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._compile import _disable_dynamo
 
 from dissensus.dropout import keyed, set_keys
+from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
-from dissensus.execution.choice import BACKENDS, Choice, Choices, Mode, chosen
+from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
 from dissensus.execution.signature import signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
@@ -45,6 +46,7 @@ class StackedMembers(nn.Module):
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
         self.backend = "auto"
+        self.custom_backend: Backend | None = None
         self.ran = ""
         self.channels_last = self.by_rule = False
         self.choices = Choices()
@@ -141,7 +143,7 @@ class StackedMembers(nn.Module):
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         with recomputation_refused() if guarded else nullcontext():
-            outputs = BACKENDS[self.ran](self.skeleton, weights, buffers, x, per_member)
+            outputs = self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
         if isinstance(rows, Tensor):
             self._write_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
@@ -153,6 +155,21 @@ class StackedMembers(nn.Module):
                 if not isinstance(tensor, nn.Parameter):
                     tensor.index_copy_(0, rows, buffers[name])
 
+    @property
+    def requested_backend(self) -> str | Backend:
+        """``"auto"``, the name of a backend, or a backend from outside of the package."""
+        return self.backend if self.custom_backend is None else self.custom_backend
+
+    def request_backend(self, backend: str | Backend) -> None:
+        """Use a backend from now on; see `dissensus.execution.backends.checked`."""
+        self.custom_backend = backend if isinstance(backend, Backend) else None
+        self.backend = backend.name if isinstance(backend, Backend) else backend
+
+    def _named(self, name: str) -> Backend:
+        if self.custom_backend is not None and name == self.custom_backend.name:
+            return self.custom_backend
+        return BACKENDS[name]
+
     def _chosen_backend(self, members_pass: MembersPass) -> str:
         """The backend to use in this mode; the first pass in a mode chooses, later ones remember."""
         both_ways = torch.is_grad_enabled() or bool(self.training and members_pass.weights.leaves())
@@ -161,7 +178,7 @@ class StackedMembers(nn.Module):
         mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed, by_rule)
         if mode not in self.choices:
             self._choose(mode, members_pass, both_ways)
-        return self.choices[mode].backend if mode in self.choices else "loop"
+        return self.choices[mode].backend if mode in self.choices else LOOP.name
 
     @_disable_dynamo  # as torch.compiler.disable does, which would load the whole compiler on import
     def _choose(self, mode: Mode, members_pass: MembersPass, both_ways: bool) -> None:
@@ -171,12 +188,12 @@ class StackedMembers(nn.Module):
             weights, buffers, x, per_member, replayed = members_pass
             with torch.set_grad_enabled(both_ways):
                 choice = chosen(self.skeleton, weights, buffers, x, per_member, replayed=replayed, by_rule=self.by_rule)
-            refusal = choice.refused.get("vmap") if choice.backend == "loop" and not self.by_rule else None
+            refusal = choice.refused.get("vmap") if choice.backend == LOOP.name and not self.by_rule else None
         else:
             refusal = self._refusal(self.backend, members_pass)
-            if refusal and self._error("loop", members_pass):
+            if refusal and self._error(LOOP.name, members_pass):
                 return  # the input is at fault, or the network: the pass itself will say so
-            choice = Choice("loop" if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
+            choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
         if refusal:
             log.warning("members run in a loop: %s", refusal)
@@ -184,7 +201,7 @@ class StackedMembers(nn.Module):
     def _tried(self, backend: str, members_pass: MembersPass) -> str:
         """A backend for one pass, or the loop where it fails; nothing is remembered."""
         self._refuse_recomputation(members_pass)
-        return "loop" if self._refusal(backend, members_pass) else backend
+        return LOOP.name if self._refusal(backend, members_pass) else backend
 
     def _refuse_recomputation(self, members_pass: MembersPass) -> None:
         weights, buffers, x, per_member, _ = members_pass
@@ -193,7 +210,7 @@ class StackedMembers(nn.Module):
 
     def _refusal(self, backend: str, members_pass: MembersPass) -> str | None:
         """Why a requested backend cannot run; the loop and streams take every network."""
-        return None if backend in ("loop", "streams") else self._error(backend, members_pass)
+        return None if self._named(backend).takes_every_network else self._error(backend, members_pass)
 
     def _error(self, backend: str, members_pass: MembersPass) -> str | None:
         """Try a backend on copies of the buffers, so that a failure half-way leaves no trace."""
@@ -201,7 +218,7 @@ class StackedMembers(nn.Module):
         with torch.no_grad(), generators_kept(x.device):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
-                BACKENDS[backend](self.skeleton, weights, copies, x, per_member)
+                self._named(backend).run(self.skeleton, weights, copies, x, per_member)
             except Exception as reason:
                 return first_line(reason)
         return None
@@ -225,7 +242,8 @@ class StackedMembers(nn.Module):
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
         body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
-        body.backend, body.channels_last, body.by_rule = self.backend, self.channels_last, self.by_rule
+        body.request_backend(self.requested_backend)
+        body.channels_last, body.by_rule = self.channels_last, self.by_rule
         return body.train(self.training)
 
     def _reduced(self, reduce: Any) -> nn.Module:

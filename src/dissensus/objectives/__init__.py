@@ -1,10 +1,17 @@
 """Objectives: pure functions ``(outputs, targets, *, hyperparameters) -> LossParts(total, parts)``.
 
 ``total`` sums over members and averages over the batch, so that without interaction M stacked members train exactly as
-M separate networks would. Objectives never see a network. Outputs in half precision are taken as float32, and so are
-all numbers that come back.
+M separate networks would. Objectives never see a network. Outputs in half precision are converted to float32, and all
+results are float32.
+
+Each objective declares beside its function what it needs from training (`Declaration`). To add one, write it in a file
+of this folder and add it to `OBJECTIVES`. An objective outside of this package declares in the same way and is passed
+to `dissensus.fit` and `dissensus.sweep` as an argument.
 """
 
+from collections.abc import Callable, Mapping
+
+from dissensus.axes import LossParts
 from dissensus.objectives.adjusted import (
     alpha_from_beta,
     alpha_from_gamma,
@@ -14,13 +21,31 @@ from dissensus.objectives.adjusted import (
 )
 from dissensus.objectives.adp import adp, adp_confidence, adp_entropy_weight
 from dissensus.objectives.correlation import negative_correlation
+from dissensus.objectives.declaration import Declaration, declaration
 from dissensus.objectives.disagreement import a2d, divdis, hardness, ldr, pair_agreement
 from dissensus.objectives.dropped import learner_dropout
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented, joint
 from dissensus.objectives.robust import trades
 
+OBJECTIVES: Mapping[str, Callable[..., LossParts]] = {
+    "a2d": a2d,
+    "adp": adp,
+    "augmented": augmented,
+    "divdis": divdis,
+    "gradient_adjusted": gradient_adjusted,
+    "independent": independent,
+    "joint": joint,
+    "ldr": ldr,
+    "learner_dropout": learner_dropout,
+    "negative_correlation": negative_correlation,
+    "trades": trades,
+}
+"""All objectives of this package by name. Studies name them; nothing changes this table."""
+
 __all__ = [
+    "OBJECTIVES",
+    "Declaration",
     "a2d",
     "adp",
     "adp_confidence",
@@ -29,6 +54,7 @@ __all__ = [
     "alpha_from_gamma",
     "augmented",
     "beta_from_alpha",
+    "declaration",
     "divdis",
     "gamma_from_alpha",
     "gradient_adjusted",

@@ -1,4 +1,4 @@
-"""Targets moved against the ensemble's error (collusion paper, appendix D): another way to say β."""
+"""Targets moved against the ensemble's error: another parametrisation of β (collusion paper, appendix D)."""
 
 import math
 
@@ -7,9 +7,11 @@ from torch import Tensor
 
 from dissensus import checks, losses
 from dissensus.axes import LossParts
-from dissensus.diversity.decomposition import member_and_ensemble_loss
+from dissensus.diversity.decomposition import mean_parts, member_and_ensemble_loss
+from dissensus.objectives.declaration import Declaration
 
 
+@Declaration(sweepable=("alpha",), loss="mse", pool="score", neutral={"alpha": 0})
 def gradient_adjusted(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
@@ -17,20 +19,20 @@ def gradient_adjusted(
     alpha: float | Float[Tensor, ""],
     others_only: bool = False,
 ) -> LossParts:
-    """Members alone, each on a target that is moved by α against the ensemble's error: Σ_i ‖f_i − ỹ_i‖².
+    """Train each member on a target that is moved by α against the ensemble's error: Σ_i ‖f_i − ỹ_i‖².
 
     ỹ_i = y − α (f̄ − y), or with ``others_only`` y − α/(M−1) Σ_{j≠i} (f_j − y)
 
     (collusion paper, equations 8 and 10; squared error only; ``total`` is M times the paper's.) Theorem D.1: this is
     (1 + α)² times `augmented` at β = 1 − 1/(1 + α)², gradients included; theorem D.3 says the same of ``others_only``
-    with γ (see `gamma_from_alpha`). So a learning rate that suits `augmented` is (1 + α)² times too large here. Targets
-    carry gradients, as the theorems need it.
+    with γ (see `gamma_from_alpha`). A learning rate that suits `augmented` is therefore (1 + α)² times too large here.
+    Gradients flow through the moved targets, as the theorems require.
 
     Args:
         outputs: Values f_j ``[M, B, C]``.
         targets: y ``[B, C]``.
-        alpha: α ≥ 0, the step. 0 trains members alone; the larger, the nearer to joint training.
-        others_only: Leave a member's own error out of its target; needs M ≥ 2.
+        alpha: α ≥ 0, the step. 0 trains members independently. Larger values are closer to joint training.
+        others_only: Leave a member's own error out of its target. Needs M ≥ 2.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``, all on the true targets.
@@ -48,23 +50,15 @@ def gradient_adjusted(
     outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss="mse", pool="score", weights=None)
     residual = outputs - losses.as_values(outputs, targets)
-    seen = residual.mean(0)
+    mean_residual = residual.mean(0)
     if others_only:
-        seen = (members * seen - residual) / (members - 1)
-    total = (residual + alpha * seen).square().sum(-1).mean(-1).sum()
-    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
-    individual = member_loss.mean()
-    parts = {
-        "member_loss": member_loss,
-        "individual": individual,
-        "ensemble": ensemble_loss,
-        "diversity": individual - ensemble_loss,
-    }
-    return LossParts(total, parts)
+        mean_residual = (members * mean_residual - residual) / (members - 1)
+    total = (residual + alpha * mean_residual).square().sum(-1).mean(-1).sum()
+    return LossParts(total, mean_parts(member, ensemble))
 
 
 def beta_from_alpha(alpha: float) -> float:
-    """The β of `augmented` that a step α stands for: 1 − 1/(1 + α)² (theorem D.1).
+    """The β of `augmented` that is equivalent to a step α: 1 − 1/(1 + α)² (theorem D.1).
 
     >>> beta_from_alpha(1.0)
     0.75
@@ -74,23 +68,23 @@ def beta_from_alpha(alpha: float) -> float:
 
 
 def alpha_from_beta(beta: float) -> float:
-    """The step α that a β stands for, 1/√(1 − β) − 1; it grows without bound as β → 1 (Figure 9).
+    """The step α that is equivalent to a β, 1/√(1 − β) − 1. It grows without bound as β → 1 (Figure 9).
 
     >>> alpha_from_beta(0.75)
     1.0
     """
     checks.number("beta", beta, 0, 1)
     if beta == 1:
-        checks.refuse("beta", "be below 1, where no finite step will do", "1")
+        checks.refuse("beta", "be below 1, since β = 1 needs an infinite step", "1")
     return 1 / math.sqrt(1 - beta) - 1
 
 
 def gamma_from_alpha(members: int, alpha: float) -> float:
-    """The β of `augmented` that a step α against the *others'* error stands for (theorem D.3).
+    """The β of `augmented` that is equivalent to a step α against the error of the *other* members (theorem D.3).
 
     γ = α/(α + 1)² · M((α + 2)M − 2(α + 1))/(M − 1)²
 
-    It rises from 0 to 1 at α = M − 1 and falls after (Figure 8).
+    It rises from 0 at α = 0 to 1 at α = M − 1, and falls after that (Figure 8).
 
     >>> gamma_from_alpha(5, 4.0)
     1.0
@@ -101,7 +95,7 @@ def gamma_from_alpha(members: int, alpha: float) -> float:
 
 
 def alpha_from_gamma(members: int, gamma: float) -> float:
-    """The step α in [0, M − 1] that a γ in [0, 1] stands for: γ's inverse where it rises.
+    """The step α in [0, M − 1] that is equivalent to a γ in [0, 1]: the inverse of `gamma_from_alpha` where it rises.
 
     With t = α/(α + 1), γ = 1 − (1 − t · M/(M − 1))², so t = (1 − √(1 − γ)) (M − 1)/M.
 
@@ -116,4 +110,4 @@ def alpha_from_gamma(members: int, gamma: float) -> float:
 
 def _check_several(members: int) -> None:
     if checks.count("members", members) < 2:
-        checks.refuse("members", "be at least 2, since a step against the others needs others", members)
+        checks.refuse("members", "be at least 2, since the step is against the error of other members", members)

@@ -1,4 +1,4 @@
-"""ADP: members that differ in what they think second best (Pang et al. 2019)."""
+"""ADP: members whose predictions differ beside the label (Pang et al. 2019)."""
 
 import math
 
@@ -9,9 +9,18 @@ from torch import Tensor
 from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.volume import LEAST, gram, log_determinant
+from dissensus.objectives.declaration import Declaration
 from dissensus.randomness import random_bits
 
 
+@Declaration(
+    draw=True,
+    sweepable=("alpha", "beta", "temperature", "entropy_drop"),
+    class_labels=True,
+    loss="cross_entropy",
+    pool="probability",
+    neutral={"alpha": 0, "beta": 0, "temperature": 1},
+)
 def adp(
     logits: Float[Tensor, "M B C"],
     labels: Int[Tensor, " B"],
@@ -24,22 +33,22 @@ def adp(
 ) -> LossParts:
     """Fit the labels with diverse non-maximal predictions (ADP paper, equations 2 to 5).
 
-    total = Σ_k CE_k − α · H(mean of the probabilities) − β · log ED, averaged over the batch; ED is
-    `dissensus.diversity.nonmaximal_volume`. With β = 0 no determinant is computed; in a sweep it is where some runs
-    have β > 0, for all that are trained beside them. At the optimum of free predictions every member gives its label
-    the same probability, that of equation 7 (`adp_entropy_weight`), and, where K divides C − 1, the rest to classes of
-    its own. Members that are exactly alike get the same gradient, and stay alike.
+    total = Σ_k CE_k − α · H(mean of the probabilities) − β · log ED, averaged over the batch, with ED
+    `dissensus.diversity.nonmaximal_volume`. With β = 0 no determinant is computed. In a sweep it is computed for all
+    runs that are trained together if one of them has β > 0. If predictions are free, every member gives the label the
+    same probability at the optimum, that of equation 7 (`adp_entropy_weight`), and, where K divides C − 1, each member
+    puts the rest on classes that no other member uses. Identical members get the same gradient and stay identical.
 
     Args:
         logits: Of members.
-        labels: Their classes.
-        alpha: α, the weight of the ensemble's entropy, at least 0.
-        beta: β, the weight of the logarithm of the volume, at least 0.
-        temperature: Logits are divided by it in training, which makes non-maximal predictions larger where there are
-            many classes (appendix B.2). Predict with the logits as they are.
-        entropy_drop: Share of the classes that the entropy leaves out at each step, drawn anew (appendix B.2), but for
-            the label: 0.2 of ten classes draws two, rounded up where that is no whole number.
-        draw: What that choice depends on; `dissensus.fit` gives every step its own.
+        labels: Their classes ``[B]``.
+        alpha: α ≥ 0, the weight of the ensemble's entropy.
+        beta: β ≥ 0, the weight of the logarithm of the volume.
+        temperature: Divides logits in training, which enlarges non-maximal predictions when there are many classes
+            (appendix B.2). Predict with the logits as they are.
+        entropy_drop: Share of the classes that the entropy leaves out, drawn anew at each step (appendix B.2). The
+            label is never left out. The number of classes is rounded up: 0.2 of ten classes draws two.
+        draw: The only number that this choice depends on. `dissensus.fit` passes a new one at every step.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble``, ``entropy``; ``log_volume`` unless β = 0.
@@ -50,7 +59,7 @@ def adp(
     _, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
     if classes < 3:
-        fix = "Beside the label there must be classes to differ on."
+        fix = "Members differ in the classes beside the label, so two of those are needed."
         checks.refuse("logits", "hold at least three classes", classes, fix)
     for name, value, low, high in (
         ("alpha", alpha, 0, math.inf),
@@ -62,13 +71,13 @@ def adp(
             checks.number(name, value, low, high)
     logits = checks.full_precision(logits)
     log_probs = (logits / temperature).log_softmax(-1)
-    own = -losses.at_label(log_probs, labels).mean(-1)
-    mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # a class that no member holds possible has no gradient
+    member_loss = -losses.at_label(log_probs, labels).mean(-1)
+    mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # no gradient at a class that every member rules out
     entropy = _entropy(mean, labels, entropy_drop, draw).mean()
-    total = own.sum() - alpha * entropy
+    total = member_loss.sum() - alpha * entropy
     parts = {
-        "member_loss": own,
-        "individual": own.mean(),
+        "member_loss": member_loss,
+        "individual": member_loss.mean(),
         "ensemble": -losses.at_label(mean, labels).mean(),
         "entropy": entropy,
     }
@@ -81,20 +90,20 @@ def adp(
 def _entropy(
     log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], drop: float | Tensor, draw: int | Tensor
 ) -> Float[Tensor, " B"]:
-    """Shannon entropy in nats; of the label and those of the other classes that are kept, brought to sum one."""
+    """Shannon entropy in nats of the label and the kept classes, with their probabilities renormalised."""
     if isinstance(drop, Tensor) or drop > 0:
         classes = log_probs.shape[-1]
         key = draw if isinstance(draw, Tensor) else torch.full((), draw, dtype=torch.int64, device=log_probs.device)
         rank = random_bits((classes,), key, torch.zeros_like(key)).argsort().argsort()
-        left_out = (rank < drop * classes - 1e-4).expand_as(log_probs)  # rounded up, but for rounding errors
-        hot = torch.nn.functional.one_hot(labels, classes).bool()
-        log_probs = log_probs.masked_fill(left_out & ~hot, -torch.inf).log_softmax(-1)
+        dropped = (rank < drop * classes - 1e-4).expand_as(log_probs)  # rounded up, despite rounding errors of `drop`
+        is_label = torch.nn.functional.one_hot(labels, classes).bool()
+        log_probs = log_probs.masked_fill(dropped & ~is_label, -torch.inf).log_softmax(-1)
     probs = log_probs.exp()
     return -torch.where(probs == 0, 0.0, probs * log_probs.clamp_min(-1e30)).sum(-1)
 
 
 def adp_entropy_weight(members: int, classes: int, confidence: float) -> float:
-    """α for which the optimum gives labels this probability (ADP paper, equation 7, with β = 0).
+    """The α for which labels have this probability at the optimum (ADP paper, equation 7, with β = 0).
 
     α = K / (F_y · log(F_y (L − 1) / (1 − F_y))).
 
@@ -109,7 +118,7 @@ def adp_entropy_weight(members: int, classes: int, confidence: float) -> float:
 
 
 def adp_confidence(members: int, classes: int, alpha: float) -> float:
-    """The probability that labels get at the optimum for an α: the inverse of `adp_entropy_weight`.
+    """The probability of labels at the optimum for an α: the inverse of `adp_entropy_weight`.
 
     >>> round(adp_confidence(3, 10, 2.0), 3)
     0.588

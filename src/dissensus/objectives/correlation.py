@@ -1,4 +1,4 @@
-"""Negative correlation learning: members are paid for lying on the other side of the mean."""
+"""Negative correlation learning: members are rewarded for errors on opposite sides of the mean."""
 
 import torch
 from jaxtyping import Float
@@ -6,9 +6,11 @@ from torch import Tensor
 
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss
-from dissensus.diversity.decomposition import member_and_ensemble_loss
+from dissensus.diversity.decomposition import mean_parts, member_and_ensemble_loss
+from dissensus.objectives.declaration import Declaration
 
 
+@Declaration(sweepable=("strength",), pool="score", neutral={"strength": 0})
 def negative_correlation(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
@@ -21,16 +23,16 @@ def negative_correlation(
     For squared error H = 2·I, the penalty is λ(f_j − f̄)², and this is classic negative correlation learning: a
     member's gradient is 2[(f_j − y) − λ(f_j − f̄)], whether the mean is held fixed or not. (Differs from Liu and Yao,
     1999, by the factor 2, since their error carries ½.) It then equals `augmented` with β = λ and pool ``"score"``. For
-    other losses it is that to second order in the spread (theorem 4.5 with the curvature taken at the mean), as in
+    other losses the two agree to second order in the spread (theorem 4.5 with the curvature taken at the mean), as in
     generalised negative correlation learning. Scores are averaged.
 
-    Curvature along d_j is taken by differentiating, so no Hessian is stored; gradients flow through H as well.
+    Curvature along d_j is computed by differentiation, so no Hessian is stored. Gradients flow through H as well.
 
     Args:
         outputs: Raw member outputs f_j ``[M, B, C]``.
         targets: y, as the loss takes them.
-        strength: λ. 0 trains members alone; above 1 the objective has no lower bound for squared error.
-        loss: A name from `dissensus.losses`, or a callable per example, twice differentiable.
+        strength: λ. 0 trains members independently. Above 1 the objective has no lower bound for squared error.
+        loss: A name from `dissensus.losses`, or a callable per example that is twice differentiable.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble``, ``diversity`` and ``penalty``, the mean of
@@ -46,24 +48,16 @@ def negative_correlation(
         checks.number("strength", strength, 0)
     outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool="score", weights=None)
-    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
     mean = outputs.mean(0)
     penalty = curvature(mean, outputs - mean, targets, loss).mean() / 2
-    individual = member_loss.mean()
-    parts = {
-        "member_loss": member_loss,
-        "individual": individual,
-        "ensemble": ensemble_loss,
-        "diversity": individual - ensemble_loss,
-        "penalty": penalty,
-    }
-    return LossParts(members * (individual - strength * penalty), parts)
+    parts = {**mean_parts(member, ensemble), "penalty": penalty}
+    return LossParts(members * (parts["individual"] - strength * penalty), parts)
 
 
 def curvature(
     at: Float[Tensor, "B C"], along: Float[Tensor, "M B C"], targets: Tensor, loss: str | PerExampleLoss
 ) -> Float[Tensor, "M B"]:
-    """dᵀ H d of a loss at one point per example, for M directions.
+    """dᵀ H d of a loss at a point per example, for M directions.
 
     >>> at, along = torch.tensor([[0.0, 0.0]]), torch.tensor([[[1.0, -1.0]]])
     >>> curvature(at, along, torch.tensor([0]), "cross_entropy")
@@ -73,8 +67,8 @@ def curvature(
 
     slope = torch.func.grad(lambda point: function(point, targets).sum())
 
-    def along_one(direction: Tensor) -> Tensor:
-        turned = torch.func.grad(lambda point: (slope(point) * direction).sum())(at)
-        return (turned * direction).sum(-1)
+    def along_direction(direction: Tensor) -> Tensor:
+        product = torch.func.grad(lambda point: (slope(point) * direction).sum())(at)  # H d
+        return (product * direction).sum(-1)
 
-    return torch.func.vmap(along_one)(along)
+    return torch.func.vmap(along_direction)(along)

@@ -1,4 +1,4 @@
-"""Every member on its own."""
+"""Independent training: each member on its own loss."""
 
 from collections.abc import Sequence
 
@@ -8,30 +8,32 @@ from torch import Tensor
 
 from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts, PerExampleLoss
+from dissensus.objectives.declaration import Declaration
 from dissensus.pooling import Weights
 
 
+@Declaration(separable=True, per_member=("weights", "smoothing"), sweepable=("smoothing",))
 def independent(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
     *,
     loss: str | PerExampleLoss,
     weights: Weights = None,
-    smoothing: float | Sequence[float] | Float[Tensor, " M"] | None = None,
+    smoothing: float | Sequence[float] | Float[Tensor, ""] | Float[Tensor, " M"] | None = None,
 ) -> LossParts:
     """Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
 
     The usual deep ensemble, and β = 0 of `dissensus.objectives.augmented`. Differs from the collusion paper, which
-    divides by M: there each member gets 1/M of the gradient that it would get alone, so a learning rate of the paper's
-    is M times smaller here.
+    divides by M: there each member gets 1/M of the gradient that it would get alone. A learning rate of the paper must
+    be divided by M here.
 
     Args:
         outputs: Raw member outputs f_j.
         targets: y, as the loss takes them.
         loss: A name from `dissensus.losses`, or a callable per example.
-        weights: w_j, each member's share; equal ones by default.
-        smoothing: Label smoothing, one for all members or one each, for cross-entropy on class labels: a share that is
-            spread over all classes.
+        weights: w_j ``[M]``, the share of each member. Equal by default.
+        smoothing: Label smoothing for cross-entropy on class labels: the share of the label that is spread over all
+            classes. One number for all members, or one per member.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]`` and their weighted mean, ``individual``.
@@ -59,7 +61,7 @@ def _smoothed(
     if isinstance(smoothing, Tensor):
         share = smoothing.to(outputs)
     elif isinstance(smoothing, int | float):
-        share = outputs.new_full((), smoothing)  # filled in, not copied from the host: fit for a graph
+        share = outputs.new_full((), smoothing)  # no copy from the host, so that a CUDA graph can hold it
     else:
         share = torch.stack([outputs.new_full((), value) for value in smoothing])
     if share.ndim and tuple(share.shape) != (len(outputs),):
@@ -67,6 +69,6 @@ def _smoothed(
     if not isinstance(smoothing, Tensor):
         for value in [smoothing] if isinstance(smoothing, int | float) else smoothing:
             checks.number("smoothing", value, 0, 1)
-    own = losses.cross_entropy(outputs, targets).mean(-1)
-    everywhere = -outputs.log_softmax(-1).mean((-2, -1))
-    return (1 - share) * own + share * everywhere
+    at_label = losses.cross_entropy(outputs, targets).mean(-1)
+    over_classes = -outputs.log_softmax(-1).mean((-2, -1))
+    return (1 - share) * at_label + share * over_classes

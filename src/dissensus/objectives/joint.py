@@ -1,14 +1,16 @@
-"""From independent to joint training, and in between (collusion paper, equation 2)."""
+"""The path from independent to joint training (collusion paper, equation 2)."""
 
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses, pooling
+from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
-from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
+from dissensus.diversity.decomposition import check_pool, mean_parts, member_and_ensemble_loss
+from dissensus.objectives.declaration import Declaration
 from dissensus.pooling import Weights
 
 
+@Declaration(per_member=("weights",), sweepable=("beta",), neutral={"beta": 0})
 def augmented(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
@@ -24,7 +26,7 @@ def augmented(
     L^β = mean member loss − β · DIV = (1 − β) · mean member loss + β · ensemble loss
 
     (collusion paper, equation 2; ``total`` is M · L^β.) β = 0 trains members independently, β = 1 trains the ensemble
-    as one model, and values near 1 are where members collude. β < 0 rewards agreement: members pull towards each other.
+    as one model, and members collude at values near 1. β < 0 rewards agreement: members are pulled together.
 
     Args:
         outputs: Raw member outputs f_j ``[M, B, C]``.
@@ -33,7 +35,7 @@ def augmented(
         loss: A name from `dissensus.losses`, or a callable per example (see `dissensus.diversity.decompose`).
         pool: How the ensemble predicts.
         weights: w_j ``[M]``.
-        allow_pathological: Permit β > 1, for those who study what happens.
+        allow_pathological: Permit β > 1, to study what happens there.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``.
@@ -51,13 +53,11 @@ def augmented(
     outputs = checks.full_precision(outputs)
     w = None if weights is None else checks.member_weights(weights, members, outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=w)
-    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
-    individual = pooling.mean_output(member_loss, w)
-    diversity = individual - ensemble_loss
-    parts = {"member_loss": member_loss, "individual": individual, "ensemble": ensemble_loss, "diversity": diversity}
-    return LossParts(members * ((1 - beta) * individual + beta * ensemble_loss), parts)
+    parts = mean_parts(member, ensemble, w)
+    return LossParts(members * ((1 - beta) * parts["individual"] + beta * parts["ensemble"]), parts)
 
 
+@Declaration(per_member=("weights",), sweepable=())
 def joint(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
@@ -82,7 +82,7 @@ def _check_beta(beta: float, allow_pathological: bool) -> None:
     if beta > 1 and not allow_pathological:
         checks.refuse(
             "beta",
-            "be at most 1: above it the objective has no lower bound, since members gain by moving apart without end "
+            "be at most 1: above it the objective has no lower bound, since members gain by moving apart without limit "
             "(theorem 5.1)",
             f"{beta:g}",
             "To study that, pass allow_pathological=True.",

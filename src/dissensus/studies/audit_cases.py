@@ -1,13 +1,13 @@
-"""The procedure "audit": ensembles whose truth is known by how they were made, and what the audit says of them.
+"""Ensembles whose correct verdict is known from how they were made, and the audit's verdicts on them.
 
-`CASES` lists every case with the verdicts that are allowed for it, by the evidence that the audit is given: outputs on
-test data alone, with outputs on training data, with those of a reference. The lists do not depend on the audit's rules.
-For members trained at a β between 0 and 1, or to disagree by LDR or ADP, nobody knows what is right: their verdicts are
+`CASES` lists every case with its allowed verdicts, by the evidence that the audit gets: outputs on test data alone,
+with outputs on training data, with those of a reference. The lists do not depend on the audit's rules. For members
+trained at a β between 0 and 1, or to disagree by LDR or ADP, no verdict is known to be correct: their verdicts are
 recorded, and not called right or wrong.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,11 +19,11 @@ from dissensus import masks, objectives
 from dissensus.auditing import Audit, audit
 from dissensus.axes import LossParts
 from dissensus.studies import case_makers as makers
-from dissensus.studies.case_makers import TWIN, Case, Facts, Materials, Outputs
-from dissensus.studies.optimising import training_arguments
-from dissensus.studies.problems import DRAWN_SIZED, GROUPS, Problem, problem
+from dissensus.studies.case_makers import TWIN, Case, Facts, Materials, NetworkOutputs
+from dissensus.studies.datasets import GROUPS, SYNTHETIC_SIZED, StudyData, load
 from dissensus.studies.registry import build_of
 from dissensus.studies.spec import Spec
+from dissensus.studies.training_arguments import training_arguments
 from dissensus.train import sweep
 
 Evidence = Literal["alone", "train", "reference"]
@@ -61,26 +61,28 @@ TRAININGS: dict[str, Training] = {
     **LDR,
     **ADP,
 }
-"""Networks' trainings by name."""
+"""Trainings of networks by name."""
 
 
 def materials(
-    spec: Spec, data: Problem, seed: int, members: int, trainings: Iterable[str], twins: Iterable[str]
+    spec: Spec, data: StudyData, seed: int, members: int, trainings: Iterable[str], twins: Iterable[str]
 ) -> Materials:
-    """Outputs of all networks that cases need, with the seed or with that of the twin; stacked wherever they can be."""
+    """Outputs of all networks that cases need, with the seed and with that of the twin; stacked where possible."""
     points = [*((name, seed) for name in trainings), *((name, seed + TWIN) for name in twins)]
-    found: dict[tuple[str, int], Outputs] = {}
+    outputs: dict[tuple[str, int], NetworkOutputs] = {}
     for objective in dict.fromkeys(TRAININGS[name].objective for name, _ in points):
         chosen = [point for point in points if TRAININGS[point[0]].objective == objective]
-        made = _trained(spec, data, members, [(TRAININGS[name], at) for name, at in chosen])
-        found |= zip(chosen, made, strict=True)
-    own, twin = ({name: outputs for (name, at), outputs in found.items() if at == when} for when in (seed, seed + TWIN))
-    return Materials(data, seed, members, own, twin)
+        trained = _trained(spec, data, members, [(TRAININGS[name], at) for name, at in chosen])
+        outputs |= zip(chosen, trained, strict=True)
+    networks, references = (
+        {name: result for (name, at), result in outputs.items() if at == wanted} for wanted in (seed, seed + TWIN)
+    )
+    return Materials(data, seed, members, networks, references)
 
 
-def _trained(spec: Spec, data: Problem, members: int, points: list[tuple[Training, int]]) -> list[Outputs]:
+def _trained(spec: Spec, data: StudyData, members: int, points: list[tuple[Training, int]]) -> list[NetworkOutputs]:
     """Outputs of trainings with one objective, by training and seed."""
-    how = training_arguments(spec.optimisation)
+    arguments = training_arguments(spec.optimisation)
     kind = points[0][0].objective
     loss = "cross_entropy" if _classes(data) else "mse"
     build: Callable[..., nn.Module] = build_of(spec, data)
@@ -95,22 +97,22 @@ def _trained(spec: Spec, data: Problem, members: int, points: list[tuple[Trainin
     if kind == "masksembles":  # as many masks as members, over a network whose members are as wide as the others
         build, members = partial(_masked, build, members), 1
     grid = [
-        {**({name: training.value} if name else {}), "lr": training.rate * how["lr"], "seed": seed}
+        {**({name: training.value} if name else {}), "lr": training.rate * arguments["lr"], "seed": seed}
         for training, seed in points
     ]
-    swept = sweep(build, data.train, objective, grid=grid, members=members, **how)
+    swept = sweep(build, data.train, objective, grid=grid, members=members, **arguments)
     failed = [outcome.reason for outcome in swept.outcomes if outcome.status == "failed"]
-    if failed:  # what is left of a training that broke off is no case of anything
+    if failed:  # a failed training is not a case
         raise RuntimeError(f"training failed on {data.name}: {'; '.join(failed)}")
     runs = [swept.run(i) for i in range(len(swept))]
-    return [Outputs(run.predict(data.test[0]).numpy(), run.predict(data.train[0]).numpy()) for run in runs]
+    return [NetworkOutputs(run.predict(data.test[0]).numpy(), run.predict(data.train[0]).numpy()) for run in runs]
 
 
 def _masked(build: Callable[[], nn.Module], count: int) -> nn.Module:
     return masks.convert(build(), count, 2.0, widen=True)
 
 
-def _classes(data: Problem) -> int:
+def _classes(data: StudyData) -> int:
     return 0 if data.train[1].is_floating_point() else data.outputs
 
 
@@ -118,23 +120,23 @@ def _classes(data: Problem) -> int:
 
 
 class Known(NamedTuple):
-    """A case, and which verdicts are allowed for it."""
+    """A case, and its allowed verdicts."""
 
     make: Make
     truth: str
     """In a word: sound, alike, unskilled, dominated, redundant, collusive, ambiguous, unknown."""
     allowed: Mapping[Evidence, tuple[str, ...]]
-    """By evidence; empty where nobody knows."""
+    """By evidence; empty where the correct verdict is unknown."""
     trainings: tuple[str, ...] = ()
     """Networks that it is made from."""
     twins: tuple[str, ...] = ()
     """Networks whose twins it needs."""
-    own_count: int | None = None
-    """Its own number of members, where it does not take the study's."""
+    fixed_count: int | None = None
+    """Its number of members, where it does not follow the study."""
     least: int = 2
-    """Members that it needs at least."""
+    """The smallest number of members."""
     task: str = ""
-    """The only task that it is for."""
+    """The only task that it applies to."""
     weak: bool = False
     """Whether its members are weak by design: then `undecided` is allowed too."""
 
@@ -149,7 +151,7 @@ def _case(
     twins: tuple[str, ...] = (),
     **more: Any,
 ) -> Known:
-    """A case whose verdicts are the same by all evidence, but for those that are allowed with less."""
+    """A case with the same allowed verdicts for all evidence, and more of them with less evidence."""
     by = {"alone": (*allowed, *alone), "train": (*allowed, *train), "reference": allowed}
     return Known(make, truth, by, networks, twins, **more)  # pyright: ignore[reportArgumentType]
 
@@ -182,12 +184,12 @@ CASES: dict[str, Known] = {
     "networks alone, over-trained": _network("alone, over-trained", SOUND, "healthy"),
     "masksembles": _network("masksembles", SOUND, "healthy"),
     **{
-        f"forest of {trees}": _fitted(partial(makers.forest, trees=trees), SOUND, "healthy", own_count=trees)
+        f"forest of {trees}": _fitted(partial(makers.forest, trees=trees), SOUND, "healthy", fixed_count=trees)
         for trees in (5, 50, 100)
     },
     **{
         f"forest of {trees}, votes": _fitted(
-            partial(makers.forest, trees=trees), SOUND, "healthy", votes=True, own_count=trees, weak=trees == 5
+            partial(makers.forest, trees=trees), SOUND, "healthy", votes=True, fixed_count=trees, weak=trees == 5
         )
         for trees in (5, 50, 100)
     },
@@ -222,7 +224,7 @@ CASES: dict[str, Known] = {
     "linear models on shards": _fitted(makers.shards, SOUND, "healthy", weak=True),
     "trees on shards": _fitted(partial(makers.shards, of="tree"), SOUND, "healthy", weak=True),
     "unbiased models on shards": _case(makers.unbiased_shards, SOUND, "healthy", weak=True),
-    "families of models": _fitted(makers.heterogeneous, SOUND, "healthy", "dominated", own_count=6),
+    "families of models": _fitted(makers.heterogeneous, SOUND, "healthy", "dominated", fixed_count=6),
     **{
         f"few-shot, {rows} rows, {of}": _fitted(partial(makers.few_shot, rows=rows, of=of), SOUND, "healthy", weak=True)
         for rows, of in ((10, "ridge"), (20, "ridge"), (30, "tree"))
@@ -232,10 +234,10 @@ CASES: dict[str, Known] = {
         SOUND,
         "healthy",
         task="classification",
-        own_count=50,
+        fixed_count=50,
         weak=True,
     ),
-    "balanced trees": _case(makers.balanced_trees, SOUND, "healthy", task="classification", own_count=20, weak=True),
+    "balanced trees": _case(makers.balanced_trees, SOUND, "healthy", task="classification", fixed_count=20, weak=True),
     "stumps of AdaBoost, votes": _fitted(
         makers.adaboost,
         "ambiguous",
@@ -244,7 +246,7 @@ CASES: dict[str, Known] = {
         "dominated",
         "redundant",
         votes=True,
-        own_count=30,
+        fixed_count=30,
         weak=True,
     ),
     # Members that know nothing
@@ -261,11 +263,11 @@ CASES: dict[str, Known] = {
     # One member that is better than all together
     "one strong among guesses": _put_on(makers.one_strong_among_guesses, "dominated", "dominated", least=5),
     "one strong among weak": _fitted(makers.one_strong_among_weak, "dominated", "dominated", least=5),
-    "stages of a boosting": _fitted(makers.boosting_stages, "dominated", "dominated", own_count=5),
+    "stages of a boosting": _fitted(makers.boosting_stages, "dominated", "dominated", fixed_count=5),
     # Members that are the same
     "copies": _put_on(makers.copies, "redundant", "redundant"),
     "copies with noise": _put_on(partial(makers.copies, noise=1e-3), "redundant", "redundant"),
-    "boosted models alike": _fitted(makers.boosted_alike, "redundant", "redundant", own_count=3),
+    "boosted models alike": _fitted(makers.boosted_alike, "redundant", "redundant", fixed_count=3),
     # Members that lean on each other
     "networks jointly": _network("jointly", COLLUSIVE, COLLUSIVE, of="alone", **HIDDEN),
     "networks jointly, over-trained": _network(
@@ -307,20 +309,20 @@ MANY = 20_000
 """Test rows above which only ensembles of up to 20 members are made."""
 
 
-def fits(name: str, data: Problem, members: int, *, first: bool = True) -> bool:
-    """Whether a case can be made of data with M members; one with a number of its own is made with the first M only."""
+def fits(name: str, data: StudyData, members: int, *, first: bool = True) -> bool:
+    """Whether a case can be made from data with M members; with a fixed number of members, for the first M only."""
     known = CASES[name]
     task = "classification" if _classes(data) else "regression"
     enough = all(TRAININGS[training].classes <= _classes(data) for training in known.trainings)
-    if len(data.test[0]) > MANY and (known.own_count or members) > 20:
+    if len(data.test[0]) > MANY and (known.fixed_count or members) > 20:
         return False
-    return known.task in ("", task) and enough and (first if known.own_count else members >= known.least)
+    return known.task in ("", task) and enough and (first if known.fixed_count else members >= known.least)
 
 
 def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
-    """The verdicts that are allowed for a case, by evidence; an empty list where nobody knows.
+    """The allowed verdicts of a case, by evidence; an empty list where the correct verdict is unknown.
 
-    Simple arithmetic on test data (the squared error, or the Brier score) adds what is true besides those of `CASES`:
+    Simple arithmetic on test data (the squared error, or the Brier score) adds verdicts to those of `CASES`:
 
     - `undecided` for sound ensembles of weak members, of fewer than 5 members or 200 examples;
     - `unskilled` for a pool of weak members, or one that is dominated, that does not lose 2 % less than a constant;
@@ -329,21 +331,21 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
     - `healthy`, `redundant` and `undecided` where no member loses 2 % less than the pool, though one was meant to;
     - `healthy` and `undecided` where errors of members that were meant to be alike are correlated by less than 0.97.
     """
-    known, found = CASES[name], makers.facts(case)
+    known, facts = CASES[name], makers.facts(case)
     members, examples = case.test.shape[:2]
     more: list[str] = []
     sound = known.truth in ("sound", "alike")
     if sound and (known.weak or members < 5 or examples < 200):
         more.append("undecided")
-    if (known.weak or known.truth == "dominated") and found.ensemble > 0.98 * found.constant:
+    if (known.weak or known.truth == "dominated") and facts.ensemble > 0.98 * facts.constant:
         more.append("unskilled")
-    if sound and known.weak and found.best < found.ensemble:
+    if sound and known.weak and facts.best < facts.ensemble:
         more.append("dominated")
-    if sound and found.ensemble > 0.97 * found.individual:
+    if sound and facts.ensemble > 0.97 * facts.individual:
         more.append("redundant")
-    if known.truth == "dominated" and found.best > 0.98 * found.ensemble:
+    if known.truth == "dominated" and facts.best > 0.98 * facts.ensemble:
         more += ["healthy", "redundant", "undecided"]
-    if known.truth == "redundant" and found.correlation < 0.97:
+    if known.truth == "redundant" and facts.correlation < 0.97:
         more += ["healthy", "undecided"]
     return {
         by: [*words, *(word for word in more if word not in words)] if words else []
@@ -352,7 +354,7 @@ def allowed(name: str, case: Case) -> dict[Evidence, list[str]]:
 
 
 def audited(case: Case, by: Evidence) -> Audit:
-    """What the audit says of a case, given outputs on test data and what else is to be had."""
+    """The audit of a case, with outputs on test data and further evidence."""
     settings: dict[str, Any] = {"task": case.task, "kind": case.kind, "pool": case.pool, "loss": case.loss}
     if by == "train":
         settings |= {
@@ -374,7 +376,7 @@ def outcome(verdict: str, words: list[str]) -> str:
 
 
 class Made(NamedTuple):
-    """A case of some data, with what is known of it."""
+    """A case that was made from data, with its allowed verdicts."""
 
     name: str
     case: Case
@@ -383,28 +385,28 @@ class Made(NamedTuple):
     facts: Facts
 
 
-def made(spec: Spec, unit: "Unit", cases: Iterable[str]) -> Iterator[Made]:
-    """All cases of a unit that its data allows, one after the other: those with many examples are large."""
-    data = _problem(spec, unit)
+def made(spec: Spec, unit: "AuditUnit", cases: Iterable[str]) -> Iterator[Made]:
+    """All cases of a unit that its data allows, one after the other, since they may be large."""
+    data = _load_unit(spec, unit)
     names = [name for name in cases if fits(name, data, unit.members, first=unit.first)]
-    own = dict.fromkeys(training for name in names for training in CASES[name].trainings)
+    trainings = dict.fromkeys(training for name in names for training in CASES[name].trainings)
     twins = dict.fromkeys(training for name in names for training in CASES[name].twins)
-    m = materials(spec, data, unit.seed, unit.members, own, twins)
+    m = materials(spec, data, unit.seed, unit.members, trainings, twins)
     for name in names:
         case = CASES[name].make(m)
         if case is not None:
             yield Made(name, case, CASES[name].truth, allowed(name, case), makers.facts(case))
 
 
-def _problem(spec: Spec, unit: "Unit") -> Problem:
-    data = problem(unit.data, unit.seed, spec)
+def _load_unit(spec: Spec, unit: "AuditUnit") -> StudyData:
+    data = load(unit.data, unit.seed, spec)
     x, y = data.test
-    most = len(x) if unit.data in DRAWN_SIZED else spec.evaluation.examples or len(x)
-    return Problem(data.name, data.train, (x[:most], y[:most]), data.outputs)
+    most = len(x) if unit.data in SYNTHETIC_SIZED else spec.evaluation.examples or len(x)
+    return StudyData(data.name, data.train, (x[:most], y[:most]), data.outputs)
 
 
-class Unit(NamedTuple):
-    """Work that depends on nothing else."""
+class AuditUnit(NamedTuple):
+    """All cases of one data set, seed and number of members."""
 
     group: str
     """The study's name for the data sets that are shown together."""
@@ -412,26 +414,28 @@ class Unit(NamedTuple):
     seed: int
     members: int
     first: bool
-    """Whether cases with a number of members of their own are among its own."""
+    """Whether it includes cases with a fixed number of members."""
 
-    def __str__(self) -> str:
-        return f"{self.data}, seed {self.seed}, {self.members} members"
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.group}, {self.data}, seed {self.seed}, {self.members} members"
 
 
 EVERY = "all"
 """In a study's grid: every case."""
 MORE_MEMBERS = {("audit-sizes", "friedman"): (2, 20, 100), ("audit-sizes", "five-classes"): (2, 20, 100)}
-"""Numbers of members instead of the study's own, by group and data set."""
+"""Numbers of members instead of the study's, by group and data set."""
 
 
-def units(spec: Spec) -> list[Unit]:
-    """All of a study's work."""
+def units(spec: Spec) -> list[AuditUnit]:
+    """The units of a study."""
     assert spec.members is not None
     counts = tuple(int(count) for count in spec.grid.get("members", [spec.members.count]))
     seeds = [int(seed) for seed in spec.grid["seed"]]
     return [
-        Unit(group, name, seed, m, m == MORE_MEMBERS.get((group, name), counts)[0])
-        for seed in seeds  # a run that is broken off has all data sets with its first seeds
+        AuditUnit(group, name, seed, m, m == MORE_MEMBERS.get((group, name), counts)[0])
+        for seed in seeds  # an interrupted run has all data sets with its first seeds
         for group in spec.data
         for name in GROUPS.get(group, (group,))
         for m in MORE_MEMBERS.get((group, name), counts)
@@ -443,94 +447,65 @@ def cases_of(spec: Spec) -> list[str]:
     return list(CASES) if EVERY in spec.grid["case"] else list(spec.grid["case"])
 
 
-def rows(spec: Spec, unit: Unit) -> list[dict[str, Any]]:
-    """One row per case: the verdicts by evidence, and whether each is allowed."""
-    return [row_of(unit, one) for one in made(spec, unit, cases_of(spec))]
+@dataclass(frozen=True)
+class AuditedEnsemble:
+    """The audit's verdicts on one ensemble, by evidence, and whether each is allowed."""
+
+    group: str
+    data: str
+    case: str
+    members: int
+    seed: int
+    verdicts: Mapping[str, str]
+    truth: str
+    allowed: Mapping[Any, Sequence[str]]
+    count: int
+    """Number of members of this ensemble; a case may have its own."""
+    examples: int
+    measures: Mapping[str, float]
 
 
-def _clear(row: dict[str, Any]) -> bool:
-    return row["count"] >= 5 and row["examples"] >= 500
+def audit_unit(spec: Spec, unit: AuditUnit) -> list[AuditedEnsemble]:
+    """All cases of a unit, audited."""
+    return [audit_case(unit, case) for case in made(spec, unit, cases_of(spec))]
 
 
-SUMMARIES: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "every sound ensemble": lambda row: row["truth"] in ("sound", "alike"),
-    "every ensemble of guessers": lambda row: row["truth"] == "unskilled",
-    "constant biases as large as the error": lambda row: row["case"] == "constant biases, 1 times" and _clear(row),
-    "biases per example as large as the error": lambda row: (
-        row["case"] == "biases per example, 1 times" and _clear(row)
-    ),
-    "every jointly trained ensemble": lambda row: row["case"].startswith("networks jointly") and _clear(row),
-}
-"""Rows that are shown together, over all cases and numbers of members; biases and joint training for five members and
-500 examples or more."""
-
-
-def pooled(each: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a study: one per group of data sets, case, number of members and seed, and for `SUMMARIES`."""
-    groups: dict[tuple[str, str, int, int], list[dict[str, Any]]] = {}
-    for row in each:
-        groups.setdefault((row["group"], row["case"], row["members"], row["seed"]), []).append(row)
-    for name, holds in SUMMARIES.items():
-        for row in filter(holds, each):
-            groups.setdefault((row["group"], name, 0, row["seed"]), []).append(row)
-    return [_pooled(*key, found) for key, found in groups.items()]
-
-
-def _pooled(group: str, case: str, members: int, seed: int, found: list[dict[str, Any]]) -> dict[str, Any]:
-    said = {by: dict(Counter(row["verdicts"][by] for row in found if by in row["verdicts"])) for by in EVIDENCE}
-    names = dict.fromkeys(name for row in found for name in row["measures"])
-    known = {name: [row["measures"][name] for row in found if name in row["measures"]] for name in names}
-    kept = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
-    return {
-        "data": group,
-        "case": case,
-        "members": members,
-        "seed": seed,
-        "said": said,
-        **({"summary": case} if case in SUMMARIES else {}),
-        "measures": {
-            "ensembles": float(len(found)),
-            **{name: sum(values) / len(values) for name, values in known.items()},
-        },
-        "each": [{name: row[name] for name in kept} for row in found],
-    }
-
-
-def row_of(unit: Unit, one: Made) -> dict[str, Any]:
-    """An ensemble's row.
+def audit_case(unit: AuditUnit, known: Made) -> AuditedEnsemble:
+    """One case, audited with all evidence.
 
     Measures are 1 or 0, by evidence: ``right`` (the verdict is allowed), ``wrong`` (neither allowed nor undecided),
     ``collusive`` and ``healthy`` (the verdict is that), ``belittled`` (`redundant` or `dominated` where that is not
     allowed). ``collusive_either``: with outputs on training data or with the reference.
     """
-    evidence: list[Evidence] = [by for by in EVIDENCE if by != "reference" or one.case.reference is not None]
-    verdicts: dict[str, str] = {by: audited(one.case, by).verdict for by in evidence}
+    case = known.case
+    evidence: list[Evidence] = [by for by in EVIDENCE if by != "reference" or case.reference is not None]
+    verdicts: dict[str, str] = {by: audited(case, by).verdict for by in evidence}
     measures: dict[str, float] = {}
     for by in evidence:
-        verdict, how = verdicts[by], outcome(verdicts[by], one.allowed[by])
-        if how != "unknown":
-            measures |= {f"right_{by}": float(how == "right"), f"wrong_{by}": float(how == "wrong")}
-            measures[f"belittled_{by}"] = float(how == "wrong" and verdict in ("redundant", "dominated"))
+        verdict, result = verdicts[by], outcome(verdicts[by], known.allowed[by])
+        if result != "unknown":
+            measures |= {f"right_{by}": float(result == "right"), f"wrong_{by}": float(result == "wrong")}
+            measures[f"belittled_{by}"] = float(result == "wrong" and verdict in ("redundant", "dominated"))
         measures |= {f"{word}_{by}": float(verdict == word) for word in ("collusive", "healthy")}
     measures["collusive_either"] = float("collusive" in (verdicts["train"], verdicts.get("reference")))
-    return {
-        "group": unit.group,
-        "data": unit.data,
-        "case": one.name,
-        "members": unit.members,
-        "seed": unit.seed,
-        "verdicts": verdicts,
-        "truth": one.truth,
-        "allowed": one.allowed,
-        "count": len(one.case.test),
-        "examples": len(one.case.targets),
-        "measures": measures,
-    }
+    return AuditedEnsemble(
+        unit.group,
+        unit.data,
+        known.name,
+        unit.members,
+        unit.seed,
+        verdicts,
+        known.truth,
+        known.allowed,
+        len(case.test),
+        len(case.targets),
+        measures,
+    )
 
 
-def as_arrays(unit: Unit, one: Made) -> tuple[dict[str, makers.Array], dict[str, Any]]:
-    """A case as arrays to be kept in a file, and what else is to be known of it."""
-    case = one.case
+def as_arrays(unit: AuditUnit, known: Made) -> tuple[dict[str, makers.Array], dict[str, Any]]:
+    """A case as arrays for a file, and its description."""
+    case = known.case
     arrays: dict[str, Any] = {
         "outputs": case.test.astype(np.float32),
         "targets": case.targets,
@@ -543,22 +518,22 @@ def as_arrays(unit: Unit, one: Made) -> tuple[dict[str, makers.Array], dict[str,
         arrays["fitted_to"] = case.fitted_to
     meta = {
         "data": unit.data,
-        "case": one.name,
+        "case": known.name,
         "seed": unit.seed,
         "members": len(case.test),
-        "truth": one.truth,
-        "allowed": one.allowed,
+        "truth": known.truth,
+        "allowed": known.allowed,
         "task": case.task,
         "kind": case.kind,
         "pool": case.pool,
         "loss": case.loss,
-        "facts": one.facts._asdict(),
+        "facts": known.facts._asdict(),
     }
     return arrays, meta
 
 
 def from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Made:
-    """A case that was kept in a file."""
+    """A case from a file."""
     case = Case(
         arrays["outputs"],
         arrays["targets"],
@@ -573,5 +548,5 @@ def from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Made:
 
 
 def one_thread() -> None:
-    """Set a process up that is one of several."""
+    """Set up one of several worker processes."""
     torch.set_num_threads(1)

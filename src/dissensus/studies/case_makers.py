@@ -1,7 +1,7 @@
-"""Ensembles whose truth is known by how they were made: members trained alone, copies, cancelling biases, guesses.
+"""Ensembles whose correct verdict is known from how they were made: independent members, copies, biases, guesses.
 
-Every maker is a pure function of `Materials` (data, seed, number of members, outputs of networks) and returns a `Case`,
-or None where the data does not allow it: too few rows, classes or members.
+Every maker is a pure function of `Materials` (data, seed, number of members, outputs of networks). It returns a `Case`,
+or None where the data has too few rows, classes or members.
 """
 
 import math
@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dissensus.studies.problems import Problem
+from dissensus.studies.datasets import StudyData
 
 Array = npt.NDArray[Any]
 Kind = Literal["logits", "probabilities"]
 TWIN = 100_003
-"""What is added to a seed for the reference: an ensemble of the same build, trained with other seeds."""
+"""Added to the seed for the reference: an ensemble of the same build, trained with other seeds."""
 
 
 class Case(NamedTuple):
-    """Outputs of an ensemble, and how they are to be read."""
+    """Outputs of an ensemble, and how they are interpreted."""
 
     test: Array
     """``[M, N, C]``, on test data."""
@@ -46,12 +46,12 @@ class Case(NamedTuple):
 
     @property
     def loss(self) -> str | None:
-        """The loss that the audit is asked for; None for its own choice."""
+        """The loss of the audit; None for its default."""
         return "zero_one" if self.pool == "vote" else None
 
 
-class Outputs(NamedTuple):
-    """Of members, on test and on training data."""
+class NetworkOutputs(NamedTuple):
+    """Outputs of members on test and on training data."""
 
     test: Array
     train: Array
@@ -69,11 +69,11 @@ class Materials:
         twins: The same, with other seeds.
     """
 
-    data: Problem
+    data: StudyData
     seed: int
     members: int
-    networks: dict[str, Outputs]
-    twins: dict[str, Outputs]
+    networks: dict[str, NetworkOutputs]
+    twins: dict[str, NetworkOutputs]
 
     @property
     def classes(self) -> int:
@@ -115,8 +115,8 @@ class Materials:
 
 def network(name: str, m: Materials, *, pool: Literal["probability", "score"] = "score", alone: str = "") -> Case:
     """Networks as they were trained; the reference is their twin, or that of other networks."""
-    own, twin = m.networks[name], m.twins[alone or name]
-    return Case(own.test, m.y_test, own.train, m.y, twin.test, m.kind, pool)
+    outputs, twin = m.networks[name], m.twins[alone or name]
+    return Case(outputs.test, m.y_test, outputs.train, m.y, twin.test, m.kind, pool)
 
 
 # Estimators of scikit-learn
@@ -135,28 +135,29 @@ Build = Callable[[Materials, int], Sequence[Fitted] | None]
 
 def estimators(build: Build, m: Materials, *, votes: bool = False) -> Case | None:
     """Members that scikit-learn fits, and a second ensemble of the same build as the reference."""
-    own, twin = build(m, m.seed), build(m, m.seed + TWIN)
-    if own is None or twin is None:
+    members, twins = build(m, m.seed), build(m, m.seed + TWIN)
+    if members is None or twins is None:
         return None
     test, train, reference = (
-        np.stack([one.predict(x) for one in members]) for members, x in ((own, m.x_test), (own, m.x), (twin, m.x_test))
+        np.stack([member.predict(x) for member in ensemble])
+        for ensemble, x in ((members, m.x_test), (members, m.x), (twins, m.x_test))
     )
     pool = "probability" if m.classes else "score"
     if votes:
         test, train, reference = (_votes(part) for part in (test, train, reference))
         pool = "vote"
     kind = "probabilities" if m.classes else None
-    return Case(test, m.y_test, train, m.y, reference, kind, pool, _fitted_to(own, len(m.y)))
+    return Case(test, m.y_test, train, m.y, reference, kind, pool, _fitted_to(members, len(m.y)))
 
 
 def _fitted_to(members: Sequence[Fitted], rows: int) -> Array | None:
-    if all(one.rows is None for one in members):
+    if all(member.rows is None for member in members):
         return None
-    found = np.ones((len(members), rows), bool)
-    for i, one in enumerate(members):
-        if one.rows is not None:
-            found[i] = np.isin(np.arange(rows), one.rows)
-    return found
+    fitted_to = np.ones((len(members), rows), bool)
+    for i, member in enumerate(members):
+        if member.rows is not None:
+            fitted_to[i] = np.isin(np.arange(rows), member.rows)
+    return fitted_to
 
 
 def _votes(probs: Array) -> Array:
@@ -164,7 +165,7 @@ def _votes(probs: Array) -> Array:
 
 
 def _predictor(model: Any, m: Materials, names: Array | None = None, columns: Array | None = None) -> Any:
-    """The prediction of an estimator in the width of the data, whichever classes it has met."""
+    """The prediction of an estimator for all classes of the data; classes it was not fitted to have probability 0."""
 
     def predict(x: Array) -> Array:
         x = x if columns is None else x[:, columns]
@@ -230,10 +231,10 @@ def forest(m: Materials, seed: int, *, trees: int | None = None, extra: bool = F
         (True, True): ensemble.ExtraTreesClassifier,
         (False, True): ensemble.ExtraTreesRegressor,
     }[bool(m.classes), extra]
-    found: Any = kind(trees or m.members, random_state=seed, **settings).fit(m.x, _y(m))
-    names = found.classes_ if m.classes else None
-    samples = found.estimators_samples_ if found.bootstrap else [None] * len(found.estimators_)
-    return [Fitted(_predictor(one, m, names), rows) for one, rows in zip(found.estimators_, samples, strict=True)]
+    fitted: Any = kind(trees or m.members, random_state=seed, **settings).fit(m.x, _y(m))
+    names = fitted.classes_ if m.classes else None
+    samples = fitted.estimators_samples_ if fitted.bootstrap else [None] * len(fitted.estimators_)
+    return [Fitted(_predictor(tree, m, names), rows) for tree, rows in zip(fitted.estimators_, samples, strict=True)]
 
 
 def bagging(m: Materials, seed: int, *, of: str, **settings: Any) -> list[Fitted] | None:
@@ -242,12 +243,12 @@ def bagging(m: Materials, seed: int, *, of: str, **settings: Any) -> list[Fitted
     if m.x.shape[1] * settings.get("max_features", 1.0) < 1:
         return None
     kind = ensemble.BaggingClassifier if m.classes else ensemble.BaggingRegressor
-    found: Any = kind(model(of, m, seed), m.members, random_state=seed, **settings).fit(m.x, _y(m))
-    names = found.classes_ if m.classes else None
+    fitted: Any = kind(model(of, m, seed), m.members, random_state=seed, **settings).fit(m.x, _y(m))
+    names = fitted.classes_ if m.classes else None
     return [
-        Fitted(_predictor(one, m, names, columns), rows)
-        for one, rows, columns in zip(
-            found.estimators_, found.estimators_samples_, found.estimators_features_, strict=True
+        Fitted(_predictor(estimator, m, names, columns), rows)
+        for estimator, rows, columns in zip(
+            fitted.estimators_, fitted.estimators_samples_, fitted.estimators_features_, strict=True
         )
     ]
 
@@ -261,13 +262,13 @@ def shards(m: Materials, seed: int, *, of: str = "linear") -> list[Fitted] | Non
 
 
 def few_shot(m: Materials, seed: int, *, rows: int, of: str) -> list[Fitted] | None:
-    """Each member sees a few rows of its own."""
+    """Each member is fitted to a few random rows."""
     draw = np.random.default_rng(seed)
     return _each_on(m, seed, of, [draw.choice(len(m.y), rows, replace=False) for _ in range(m.members)])
 
 
 def label_skew(m: Materials, seed: int) -> list[Fitted] | None:
-    """Each member meets the classes in other proportions."""
+    """Each member is fitted to classes in different proportions."""
     if not m.classes:
         return None
     draw = np.random.default_rng(seed)
@@ -279,17 +280,17 @@ def label_skew(m: Materials, seed: int) -> list[Fitted] | None:
 
 
 def sites(m: Materials, seed: int) -> list[Fitted] | None:
-    """Each member comes from a site of its own, whose targets are shifted by an intercept of its own."""
+    """Each member comes from a different site, whose targets are shifted by an intercept."""
     if m.classes:
         return None
     draw = np.random.default_rng(seed)
-    found: list[Fitted] = []
+    members: list[Fitted] = []
     for i in range(m.members):
         rows = draw.choice(len(m.y), len(m.y) // 2, replace=False)
         shifted = _y(m)[rows] + 0.7 * draw.standard_normal()
         fitted = model("forest", m, seed + i, n_estimators=10, max_depth=8).fit(m.x[rows], shifted)
-        found.append(Fitted(_predictor(fitted, m), rows))
-    return found
+        members.append(Fitted(_predictor(fitted, m), rows))
+    return members
 
 
 def heterogeneous(m: Materials, seed: int) -> list[Fitted]:
@@ -303,8 +304,8 @@ def heterogeneous(m: Materials, seed: int) -> list[Fitted]:
         "forest": small,
         "svm": {},
     }
-    one = m.classes or m.y.shape[1] == 1
-    chosen = names if one else {name: names[name] for name in ("linear", "knn", "tree", "forest")}
+    single_output = m.classes or m.y.shape[1] == 1
+    chosen = names if single_output else {name: names[name] for name in ("linear", "knn", "tree", "forest")}
     made = [model(name, m, seed, **settings).fit(m.x, _y(m)) for name, settings in chosen.items()]
     return [Fitted(_predictor(fitted, m)) for fitted in made]
 
@@ -313,20 +314,20 @@ def adaboost(m: Materials, seed: int, *, rounds: int = 30) -> list[Fitted] | Non
     """The stumps of AdaBoost."""
     if not m.classes:
         return None
-    found = _sklearn("ensemble").AdaBoostClassifier(n_estimators=rounds, random_state=seed)
+    boosted = _sklearn("ensemble").AdaBoostClassifier(n_estimators=rounds, random_state=seed)
     draw = np.random.default_rng(seed)
     rows = draw.choice(len(m.y), len(m.y))  # stumps of the same rows would be the same for every seed
-    found.fit(m.x[rows], m.y[rows])
-    if len(found.estimators_) < 3:
+    boosted.fit(m.x[rows], m.y[rows])
+    if len(boosted.estimators_) < 3:
         return None
-    return [Fitted(_predictor(one, m), rows) for one in found.estimators_]
+    return [Fitted(_predictor(stump, m), rows) for stump in boosted.estimators_]
 
 
 STAGES = (5, 10, 25, 50, 100)
 
 
 def boosting_stages(m: Materials, seed: int) -> list[Fitted] | None:
-    """A gradient boosting after some of its rounds, as if each were a model of its own."""
+    """Gradient boosting after several numbers of rounds, each taken as a member."""
     ensemble = _sklearn("ensemble")
     if not m.classes and m.y.shape[1] > 1:
         return None
@@ -353,12 +354,12 @@ def boosted_alike(m: Materials, seed: int) -> list[Fitted] | None:
         return None
     kind = ensemble.HistGradientBoostingClassifier if m.classes else ensemble.HistGradientBoostingRegressor
     draw = np.random.default_rng(seed)
-    found: list[Fitted] = []
+    members: list[Fitted] = []
     for i in range(3):
         rows = np.sort(draw.choice(len(m.y), math.ceil(0.97 * len(m.y)), replace=False))
         settings: Any = {"max_iter": 40, "random_state": seed + i, "early_stopping": False}
-        found.append(Fitted(_predictor(kind(**settings).fit(m.x[rows], _y(m)[rows]), m), rows))
-    return found
+        members.append(Fitted(_predictor(kind(**settings).fit(m.x[rows], _y(m)[rows]), m), rows))
+    return members
 
 
 def one_strong_among_weak(m: Materials, seed: int) -> list[Fitted]:
@@ -371,8 +372,8 @@ def one_strong_among_weak(m: Materials, seed: int) -> list[Fitted]:
 def _each_on(m: Materials, seed: int, of: str, parts: Sequence[Array]) -> list[Fitted] | None:
     if m.classes and any(len(np.unique(m.y[rows])) < 2 for rows in parts):
         return None
-    made = [model(of, m, seed + i).fit(m.x[rows], _y(m)[rows]) for i, rows in enumerate(parts)]
-    return [Fitted(_predictor(one, m), rows) for one, rows in zip(made, parts, strict=True)]
+    fitted = [model(of, m, seed + i).fit(m.x[rows], _y(m)[rows]) for i, rows in enumerate(parts)]
+    return [Fitted(_predictor(estimator, m), rows) for estimator, rows in zip(fitted, parts, strict=True)]
 
 
 # Data that is changed first
@@ -380,10 +381,10 @@ def _each_on(m: Materials, seed: int, of: str, parts: Sequence[Array]) -> list[F
 
 def _with(m: Materials, x: Array, y: Array, x_test: Array, y_test: Array, outputs: int) -> Materials:
     def pair(features: Array, targets: Array) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.from_numpy(targets)
-        return torch.from_numpy(features), found.float() if found.is_floating_point() else found.long()
+        y = torch.from_numpy(targets)
+        return torch.from_numpy(features), y.float() if y.is_floating_point() else y.long()
 
-    return replace(m, data=Problem(m.data.name, pair(x, y), pair(x_test, y_test), outputs), networks={}, twins={})
+    return replace(m, data=StudyData(m.data.name, pair(x, y), pair(x_test, y_test), outputs), networks={}, twins={})
 
 
 def imbalanced(build: Build, m: Materials, *, share: float = 0.05) -> Case | None:
@@ -410,9 +411,9 @@ def imbalanced(build: Build, m: Materials, *, share: float = 0.05) -> Case | Non
 
 
 def balanced_trees(m: Materials) -> Case | None:
-    """Weak trees that tell one class from the rest, each from as many examples of either.
+    """Weak trees for one class against the rest, each fitted to a balanced sample.
 
-    They are right less often than a constant answer "the rest" is, and sound.
+    The ensemble is sound, though its accuracy is below that of always predicting "the rest".
     """
     if m.classes < 3 or min((m.y == 0).sum(), (m.y_test == 0).sum()) < 5:
         return None
@@ -421,13 +422,13 @@ def balanced_trees(m: Materials) -> Case | None:
     def build(m: Materials, seed: int) -> list[Fitted]:
         draw = np.random.default_rng(seed)
         few = min(80, int(m.y.sum()))
-        found: list[Fitted] = []
+        members: list[Fitted] = []
         for _ in range(m.members):
             rows = np.concatenate([draw.choice(np.flatnonzero(m.y == kind), few) for kind in (1, 0)])
             settings: Any = {"max_features": 1, "random_state": int(draw.integers(2**31))}
             tree = _sklearn("tree").ExtraTreeClassifier(**settings).fit(m.x[rows], m.y[rows])
-            found.append(Fitted(_predictor(tree, m), rows))
-        return found
+            members.append(Fitted(_predictor(tree, m), rows))
+        return members
 
     return estimators(build, replace(_with(m, m.x, y, m.x_test, y_test, 2), members=20))
 
@@ -435,7 +436,7 @@ def balanced_trees(m: Materials) -> Case | None:
 def unbiased_shards(m: Materials, *, rows: int = 60, features: int = 30) -> Case | None:
     """Least squares, or logistic regression, on disjoint parts of data that is made for it.
 
-    Members are unbiased (least squares) and independent: nothing is as sound as they are.
+    Members are unbiased (least squares) and independent, so the ensemble is sound.
     """
     rng = m.rng(9)
     truth = rng.standard_normal((features, 1)) / math.sqrt(features)
@@ -451,7 +452,7 @@ def unbiased_shards(m: Materials, *, rows: int = 60, features: int = 30) -> Case
     case = estimators(partial(_on_parts, rows), _with(m, x, y, x_test, y_test, 2 if m.classes else 1))
     if case is None:
         return None
-    x, y = drawn(rows * m.members)  # the reference has rows of its own
+    x, y = drawn(rows * m.members)  # the reference has other rows
     twin = estimators(partial(_on_parts, rows), _with(m, x, y, x_test, y_test, 2 if m.classes else 1))
     return None if twin is None else case._replace(reference=twin.test)
 
@@ -461,11 +462,11 @@ def _on_parts(rows: int, m: Materials, seed: int) -> list[Fitted] | None:
     return _each_on(m, seed, "linear", parts)
 
 
-# Copies, guesses and biases that are put onto outputs of members trained alone
+# Copies, guesses, and biases added to outputs of independent members
 
 
 def copies(m: Materials, *, noise: float = 0.0) -> Case:
-    """One member, several times, with a little noise."""
+    """Copies of one member, with a little noise."""
     rng = m.rng(1)
 
     def copied(part: Array) -> Array:
@@ -483,7 +484,7 @@ def constant_biases(m: Materials, *, size: float) -> Case | None:
 
 
 def biases_per_example(m: Materials, *, size: float) -> Case | None:
-    """Biases drawn for every example, which cancel in the mean, of the same size."""
+    """Biases drawn for every example, which cancel in the mean; they add ``size`` times the pool's error."""
     rng = m.rng(3)
 
     def draw(outputs: Array) -> Array:
@@ -505,7 +506,7 @@ def _biased(m: Materials, size: float, draw: Callable[[Array], Array]) -> Case |
     low, high = 0.0, 1.0
     while error(case.test + high * test) < wanted:
         low, high = high, 2 * high
-        if high > 1e4:  # a Brier score is bounded: the rise is more than classifiers can lose
+        if high > 1e4:  # a Brier score is bounded, so the rise may be out of reach
             return None
     for _ in range(40):
         middle = (low + high) / 2
@@ -519,7 +520,7 @@ def _softmax(logits: Array) -> Array:
 
 
 def _drawn(m: Materials, draw: Callable[[Array, np.random.Generator], Array], kind: Kind | None) -> Case:
-    """Outputs that are drawn for targets, of two ensembles."""
+    """Random outputs of an ensemble and of its reference."""
     rng, other = m.rng(4), m.rng(5)
     pool = "probability" if m.classes else "score"
     return Case(draw(m.y_test, rng), m.y_test, draw(m.y, rng), m.y, draw(m.y_test, other), kind, pool)
@@ -554,7 +555,7 @@ def guesses(m: Materials) -> Case | None:
 
 
 def prior(m: Materials) -> Case:
-    """Members that always answer what is most frequent, or the mean."""
+    """Members that always predict the class frequencies, or the mean."""
     if m.classes:
         shares = (np.bincount(m.y, minlength=m.classes) + 1) / (len(m.y) + m.classes)
         constant, kind = np.log(shares), "logits"
@@ -565,7 +566,7 @@ def prior(m: Materials) -> Case:
 
 
 def one_strong_among_guesses(m: Materials) -> Case:
-    """One trained member; the others guess. So in the reference."""
+    """One trained member among members that guess; the same holds for the reference."""
     rng = m.rng(6)
 
     def among(outputs: Array) -> Array:
@@ -577,7 +578,7 @@ def one_strong_among_guesses(m: Materials) -> Case:
 
 
 def known_to_one(m: Materials) -> Case | None:
-    """Members at chance under a right ensemble: each example is known to exactly one of them."""
+    """A correct ensemble of members at chance: exactly one member knows each example."""
     if not m.classes:
         return None
     shares = np.bincount(m.y, minlength=m.classes) / len(m.y)
@@ -594,13 +595,13 @@ def known_to_one(m: Materials) -> Case | None:
 
 
 def plus_minus(m: Materials, *, size: float = 0.45) -> Case | None:
-    """``f ± size`` with label noise of 1, where f is right."""
+    """Members ``f ± size`` around the true function f, under label noise of variance 1."""
     if m.classes:
         return None
     rng = m.rng(7)
     of_train, of_test = _signal(m)
     signs = np.resize([1.0, -1.0], m.members)[:, None, None]
-    signs[m.members // 2 * 2 :] = 0.0  # of an odd number the last has no bias
+    signs[m.members // 2 * 2 :] = 0.0  # the last of an odd number has no bias
 
     def around(f: Array, offsets: Any) -> Array:
         return f + offsets + 0.05 * rng.standard_normal((m.members, len(f), 1))
@@ -618,7 +619,7 @@ def plus_minus(m: Materials, *, size: float = 0.45) -> Case | None:
 
 
 def _signal(m: Materials) -> tuple[Array, Array]:
-    """A function of the features with variance 1: what least squares say of the first target."""
+    """A function of the features with variance 1: the least-squares prediction of the first target."""
     fitted = _sklearn("linear_model").Ridge(1.0).fit(m.x, m.y[:, :1])
     train, test = (fitted.predict(x).reshape(-1, 1) for x in (m.x, m.x_test))
     scale = train.std() or 1.0
@@ -632,9 +633,9 @@ class Facts(NamedTuple):
     individual: float
     best: float
     constant: float
-    """Of the targets' mean, of the classes' frequencies, or of the most frequent class where members vote."""
+    """Loss of the constant prediction: targets' mean, class frequencies or, for votes, the most frequent class."""
     correlation: float
-    """Of members' errors: the mean covariance of pairs over the mean variance."""
+    """Correlation of members' errors: the mean covariance of pairs over the mean variance."""
 
 
 def facts(case: Case) -> Facts:
@@ -650,8 +651,8 @@ def facts(case: Case) -> Facts:
     else:
         pooled = outputs.mean(0)
     errors = (outputs - targets).reshape(len(outputs), -1)
-    each = np.square(errors).mean(1)
-    count = len(each)
+    member_losses = np.square(errors).mean(1)
+    count = len(member_losses)
     centred = errors - errors.mean(1, keepdims=True)
     variances = float(np.square(centred).sum())
     pairs = float(np.square(centred.sum(0)).sum()) - variances
@@ -659,5 +660,5 @@ def facts(case: Case) -> Facts:
     constant = targets.mean(0) if case.pool != "vote" else _votes(targets.mean(0))
     ensemble, flat = (float(np.square(predicted - targets).mean()) for predicted in (pooled, constant))
     scale = targets.shape[-1] / 2 if case.pool == "vote" else 1.0  # a wrong vote is wrong in two of C places
-    individual, best = float(each.mean()), float(each.min())
+    individual, best = float(member_losses.mean()), float(member_losses.min())
     return Facts(scale * ensemble, scale * individual, scale * best, scale * flat, correlation)

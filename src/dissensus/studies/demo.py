@@ -20,8 +20,8 @@ from dissensus.data import sources
 from dissensus.diversity import decompose
 from dissensus.objectives import augmented
 from dissensus.studies import measures
-from dissensus.studies.optimising import training_arguments
 from dissensus.studies.spec import Optimisation
+from dissensus.studies.training_arguments import training_arguments
 from dissensus.train import Progress, sweep
 
 

@@ -1,7 +1,11 @@
-"""What is measured of member outputs: every measure is one number per ensemble, from ``[M, N, C]`` and targets."""
+"""Measures of member outputs on clean data: one number per ensemble, from outputs ``[M, N, C]`` and targets.
+
+A new measure is a function here and a line in `MEASURES`; one from outside is passed to `run`.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,8 +16,9 @@ from dissensus import losses, metrics, pooling
 from dissensus.axes import Pool
 from dissensus.diversity import bias_share, codependence, decompose
 from dissensus.metrics.generalisation import pooled
+from dissensus.studies.results import Measure
 
-Measure = Callable[[Tensor, Tensor, str, Pool], float]
+OutputMeasure = Callable[[Tensor, Tensor, str, Pool], float]
 """``(outputs [M, N, C], targets, loss, pool) -> number``."""
 
 
@@ -28,7 +33,7 @@ def individual(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float
 
 
 def diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
-    """What the ensemble's loss is below the members'."""
+    """The members' mean loss less the ensemble's loss."""
     return float(decompose(outputs, targets, loss=loss, pool=pool).diversity.mean())
 
 
@@ -50,8 +55,8 @@ def accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float: 
 def accuracy_top5(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples whose class is among the ensemble's five most probable ones."""
     predicted = pooled(outputs, pool)
-    found = predicted.topk(min(5, predicted.shape[-1]), -1).indices == targets.unsqueeze(-1)
-    return float(torch.where(predicted.isnan().any(-1), math.nan, found.any(-1).double()).mean())
+    hits = predicted.topk(min(5, predicted.shape[-1]), -1).indices == targets.unsqueeze(-1)
+    return float(torch.where(predicted.isnan().any(-1), math.nan, hits.any(-1).double()).mean())
 
 
 def member_accuracy(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
@@ -107,8 +112,8 @@ def brier(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # 
 
 def normalised_disagreement(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
     """Share of examples on which two members differ over their error rate, on average over pairs; 0 for one member."""
-    found = diversity_of.plane(outputs, targets).diversity
-    return float(found.mean()) if len(found) else 0.0
+    pairs = diversity_of.plane(outputs, targets).diversity
+    return float(pairs.mean()) if len(pairs) else 0.0
 
 
 def pairwise_disagreement(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
@@ -122,7 +127,7 @@ def ece(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # no
     return metrics.calibration(pooling.mean_probability(outputs), targets).error
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, OutputMeasure] = {
     "error": error,
     "individual": individual,
     "diversity": diversity,
@@ -143,26 +148,22 @@ MEASURES: dict[str, Measure] = {
     "pairwise_disagreement": pairwise_disagreement,
     "ece": ece,
 }
-OF_TRAINING = ("gap", "train_error")
-"""Measures that need the outputs on training data: the training procedure takes them itself."""
+"""Measures by name; beside them, ``"codependence_SHARE"``."""
+TRAIN_MEASURES = ("gap", "train_error")
+"""Measures that need the ensemble's error on training data."""
 
 
-def exists(name: str) -> bool:
-    """Whether a measure can be taken."""
-    return name in OF_TRAINING or measure_of(name) is not None
-
-
-def of_outputs(names: list[str]) -> list[str]:
-    """Those of some measures that are taken of outputs on clean data, rather than under attack."""
-    return [name for name in names if exists(name)]
-
-
-def measure_of(name: str) -> Measure | None:
+def find_measure(name: str, measures: Mapping[str, OutputMeasure] = MEASURES) -> OutputMeasure | None:
     """A measure of test outputs by its name; None where there is none."""
-    if name.startswith("codependence_"):
-        drop = float(name.removeprefix("codependence_"))
-        return partial(codependence_at, drop)
-    return MEASURES.get(name)
+    parsed = Measure.parse(name)
+    if parsed.kind == "codependence" and not parsed.dataset:
+        return partial(codependence_at, float(parsed.parameter))
+    return measures.get(name)
+
+
+def is_output_measure(name: str, measures: Mapping[str, OutputMeasure] = MEASURES) -> bool:
+    """Whether a measure is taken of outputs on clean data, rather than under attack or on shifted data."""
+    return name in TRAIN_MEASURES or find_measure(name, measures) is not None
 
 
 def codependence_at(drop: float, outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
@@ -171,18 +172,32 @@ def codependence_at(drop: float, outputs: Tensor, targets: Tensor, loss: str, po
     return float(rise.mean()) / error(outputs, targets, loss, pool)
 
 
-def measured(
-    names: list[str], outputs: Tensor, targets: Tensor, loss: str, pool: Pool, train_error: float | None
+@dataclass(frozen=True)
+class LabelledOutputs:
+    """Member outputs ``[M, N, C]`` on test data, and how they are judged."""
+
+    outputs: Tensor
+    targets: Tensor
+    loss: str
+    pool: Pool
+    train_error: float | None = None
+    """The ensemble's error on training data; None where it was not taken."""
+
+
+def values(
+    names: Sequence[str], test: LabelledOutputs, measures: Mapping[str, OutputMeasure] = MEASURES
 ) -> dict[str, float]:
-    """Every measure that is asked for."""
-    found: dict[str, float] = {}
+    """Values of measures by name."""
+    results: dict[str, float] = {}
+    train_error = math.nan if test.train_error is None else test.train_error
     with torch.no_grad():
         for name in names:
-            if name in OF_TRAINING:
-                before = float("nan") if train_error is None else train_error
-                found[name] = before if name == "train_error" else error(outputs, targets, loss, pool) - before
-                continue
-            measure = measure_of(name)
-            assert measure is not None, name
-            found[name] = measure(outputs, targets, loss, pool)
-    return found
+            if name == "train_error":
+                results[name] = train_error
+            elif name == "gap":
+                results[name] = error(test.outputs, test.targets, test.loss, test.pool) - train_error
+            else:
+                measure = find_measure(name, measures)
+                assert measure is not None, name
+                results[name] = measure(test.outputs, test.targets, test.loss, test.pool)
+    return results

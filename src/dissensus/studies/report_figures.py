@@ -2,19 +2,18 @@
 
 import base64
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dissensus.pages import figures
-from dissensus.studies import problems
-from dissensus.studies.attack_measures import BINS, suite_of
-from dissensus.studies.shift_measures import AUROC, taken_apart
-from dissensus.studies.spec import Figure, Spec
+from dissensus.studies import datasets
+from dissensus.studies.procedures.train import HISTOGRAM
+from dissensus.studies.results import Measure
+from dissensus.studies.spec import FigureSection, Spec
 
-Draw = Callable[[Figure, dict[str, Any], str], Any]
+Draw = Callable[[FigureSection, dict[str, Any], str], Any]
 """``(figure, point, title) -> figure``."""
 WORDS = {
     "error": "ensemble's error",
@@ -47,17 +46,18 @@ def in_words(name: str) -> str:
     >>> in_words("accuracy_fgsm_0.02"), in_words("transfer_targeted_pgd_0.05"), in_words("standard_0.01")
     ('FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01')
     """
-    attacked, suite = _ATTACKED.fullmatch(name), suite_of(name)
-    if attacked:
-        return _under_attack(*attacked.groups())
-    if suite:
-        return f"worst case, {suite[0]} {suite[1]}"
-    if name.startswith("codependence_"):
-        return f"drop {float(name.removeprefix('codependence_')):.0%}"
-    what, of = taken_apart(name)
-    if of:
-        score = what.removeprefix(AUROC)
-        return f"{SCORES.get(score, score.replace('_', ' ')) if what != score else in_words(what)}, {of}"
+    measure = Measure.parse(name)
+    score = SCORES.get(measure.score, measure.score.replace("_", " "))
+    if measure.kind == "worst_case":
+        return f"worst case, {measure.attack} {measure.parameter}"
+    if measure.attack:
+        before = f"{score}, " if score else _BEFORE.get(measure.kind, "")
+        words = ("targeted" if measure.targeted else "", ATTACKS[measure.attack], measure.parameter)
+        return before + " ".join(filter(None, words))
+    if measure.dataset:
+        return f"{score or in_words(name.removesuffix(f'_{measure.dataset}'))}, {measure.dataset}"
+    if measure.kind == "codependence":
+        return f"drop {float(measure.parameter):.0%}"
     return WORDS.get(name, name.replace("_", " "))
 
 
@@ -74,17 +74,8 @@ ATTACKS = {
     "carlini_wagner": "C&W",
     "elastic_net": "EAD",
 }
-FOUND = "true_positive_rate_"
-"""What curves of detection are called, before the attack's name."""
-_BEFORE = {"accuracy_": "", FOUND: "", "transfer_": "transfer, ", "fooled_": "fooled by "}
-"""What is said before an attack's name, by what stands before it."""
-_ATTACKED = re.compile(rf"({'|'.join(_BEFORE)}|{AUROC}\w+?_|)(targeted_)?({'|'.join(ATTACKS)})(?:_([\d.]+))?")
-
-
-def _under_attack(before: str, targeted: str | None, name: str, strength: str | None) -> str:
-    score = before.removeprefix(AUROC).rstrip("_")
-    told = f"{SCORES.get(score, score.replace('_', ' '))}, " if before.startswith(AUROC) else _BEFORE.get(before, "")
-    return told + " ".join(filter(None, ("targeted" if targeted else "", ATTACKS[name], strength)))
+_BEFORE = {"transfer": "transfer, ", "fooled": "fooled by "}
+"""What is said before an attack's name, by the kind of measure."""
 
 
 def drawn(spec: Spec, result: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -113,7 +104,7 @@ def _title(axes: list[str], point: dict[str, Any]) -> str:
     return ", ".join(value if isinstance(value, str) else f"{axis} {value}" for axis, value in values)
 
 
-def _alone(told: Figure, point: dict[str, Any]) -> Draw | None:
+def _alone(told: FigureSection, point: dict[str, Any]) -> Draw | None:
     """How a point is drawn that has a figure of its own."""
     if point.get("matrices"):
         return _matrices
@@ -124,7 +115,7 @@ def _alone(told: Figure, point: dict[str, Any]) -> Draw | None:
     return _gallery if told.x.startswith("predictive_diversity") and point.get("shown") else None
 
 
-def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _matrices(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """How what was crafted on one member does on another."""
     entries = []
     for name, matrix in point["matrices"].items():
@@ -133,25 +124,25 @@ def _matrices(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: 
     return figures.matrices(entries, "tried on", "crafted on", title)
 
 
-def _maps(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _maps(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """Members' features in the plane."""
     alike = _mean(point, "features_similarity")
     words = "" if alike is None else f": similarity of members {alike:.2f}"
     return figures.maps(point["map"], _classes(point["data"]), title + words)
 
 
-def _roc(told: Figure, point: dict[str, Any], title: str) -> Any:
+def _roc(told: FigureSection, point: dict[str, Any], title: str) -> Any:
     """What ensemble diversity finds of every attack, and the area under each curve."""
     lines = []
     for name in told.lines:
         if name in point["curves"]:
-            area = _mean(point, f"{AUROC}nonmaximal_volume_{name.removeprefix(FOUND)}")
+            area = _mean(point, str(Measure("auroc", Measure.parse(name).attack, score="nonmaximal_volume")))
             label = in_words(name) + ("" if area is None else f", area {area:.3f}")
             lines.append(_curve(label, point["curves"][name]))
     return figures.roc(lines, told.x_label, told.y_label, title)
 
 
-def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _histogram(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """How many examples have which value; the measure of the same name is their median."""
     lines = []
     for point in points:
@@ -164,7 +155,7 @@ def _histogram(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
                 lines.append(_curve(label + words, point["curves"][name]))
     if not lines:
         return None
-    (_, low, high), bins = BINS, len(lines[0].mean)
+    (_, low, high), bins = HISTOGRAM, len(lines[0].mean)
     edges = [low + (high - low) * i / bins for i in range(bins + 1)]
     return figures.histogram(edges, lines, told.x_label, told.y_label, title)
 
@@ -178,7 +169,7 @@ def _curve(name: str, curve: dict[str, Any]) -> figures.Line:
     return figures.Line(name, mean, error)
 
 
-def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _lines(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """Lines over an axis of the grid, over epochs, or over confidence."""
     x, lines = _LINES.get(told.x, _over_axis)(told, points)
     if not lines:
@@ -187,7 +178,7 @@ def _lines(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
     return figures.draw(x, told.x_label or told.x, [figures.Panel(title, y_label, lines)])
 
 
-def _over_axis(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_axis(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     seen = list(dict.fromkeys(point[told.x] for point in points if point.get(told.x) is not None))
     x = seen if any(isinstance(value, str) for value in seen) else sorted(seen)
     groups = list(dict.fromkeys(point.get(told.groups) for point in points)) if told.groups else [None]
@@ -212,7 +203,7 @@ def _spread(x: list[Any]) -> list[Any]:
     return [f"{value:g}" for value in x] if wide else x
 
 
-def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_epochs(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     lines: list[figures.Line] = []
     length = 0
     for point in points:
@@ -225,7 +216,7 @@ def _over_epochs(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any],
     return list(range(1, length + 1)), [line for line in lines if len(line.mean) == length]
 
 
-def _over_confidence(told: Figure, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
+def _over_confidence(told: FigureSection, points: list[dict[str, Any]]) -> tuple[list[Any], list[figures.Line]]:
     """Accuracy in bins of confidence, beside the diagonal that perfect calibration would be."""
     _, lines = _over_epochs(told, points)
     bins = len(lines[0].mean) if lines else 0
@@ -241,10 +232,10 @@ NAMES = {
 
 
 def _classes(data: str) -> tuple[str, ...]:
-    return NAMES.get(problems.source_of(data), tuple(map(str, range(1000))))
+    return NAMES.get(datasets.source_of(data), tuple(map(str, range(1000))))
 
 
-def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
+def _gallery(told: FigureSection, point: dict[str, Any], title: str) -> Any:  # noqa: ARG001
     """The pictures that members disagree on most and least."""
     names = _classes(point["data"])
 
@@ -258,7 +249,7 @@ def _gallery(told: Figure, point: dict[str, Any], title: str) -> Any:  # noqa: A
     return figures.gallery([(title, [shown(one) for one in some]) for title, some in rows])
 
 
-def _pairs(told: Figure, points: list[dict[str, Any]], title: str) -> Any:
+def _pairs(told: FigureSection, points: list[dict[str, Any]], title: str) -> Any:
     """Pairs of members in the plane, between the two curves of theory."""
     clouds = [(str(point[told.groups]), point["pairs"]) for point in points if point.get("pairs")]
     best = max((pair[0] for _, pairs in clouds for pair in pairs), default=0.0)
@@ -272,7 +263,7 @@ _TOGETHER = {"member_accuracy": _pairs, "log_nonmaximal_volume": _histogram}
 """Figures of several points, other than lines."""
 
 
-def _label(told: Figure, name: str, group: Any) -> str:
+def _label(told: FigureSection, name: str, group: Any) -> str:
     if group is None:
         return in_words(name)
     symbol = {"beta": "β", "alpha": "α", "members": "M"}.get(told.groups, told.groups)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dissensus.pages import figures, layout
-from dissensus.studies import finding, problems, report_figures, results, verdicts
-from dissensus.studies.attack_measures import of_the_paper, suite_of, within
-from dissensus.studies.registry import waits_for
+from dissensus.studies import datasets, library, report_figures, verdicts
+from dissensus.studies import dict_results as results
+from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
+from dissensus.studies.run_folders import unfinished
 from dissensus.studies.spec import PAPERS, Spec, toml_value
+from dissensus.studies.validation import missing as waits_for
 
 KINDS = {verdicts.AGREES: "good", verdicts.DIRECTION: "fair", verdicts.DISAGREES: "bad", verdicts.NOT_RUN: "none"}
 
@@ -27,13 +29,13 @@ def state_of(spec: Spec, result: dict[str, Any] | None) -> str:
     waiting = waits_for(spec)
     if waiting:
         return f"waits for {waiting[0]}"
-    absent = [name for name in spec.data if not problems.available(name)]
+    absent = [name for name in spec.data if not datasets.available(name)]
     return f"{verdicts.NOT_RUN}; needs {', '.join(absent)}" if absent else verdicts.NOT_RUN
 
 
 def html(names: list[str], root: Path) -> str:
     """The whole page."""
-    studies = [(finding.load(name), results.found(name, root)) for name in names]
+    studies = [(library.load(name), results.found(name, root)) for name in names]
     body = [
         layout.heading("What the papers say, and what we measured", 1),
         layout.paragraph(
@@ -49,6 +51,8 @@ def html(names: list[str], root: Path) -> str:
         own = [(spec, result) for spec, result in studies if spec.paper == paper]
         if own:
             body += [layout.heading(title), _overview(own)]
+            notes = [(spec, sentence) for spec, _ in own for sentence in unfinished(spec.name, root)]
+            body += [layout.paragraph(f"{spec.reference}: {sentence}") for spec, sentence in notes]
             body += [part for spec, result in own if result is not None for part in _study(spec, result)]
     return layout.page("dissensus: studies", body)
 
@@ -94,6 +98,7 @@ def _study(spec: Spec, result: dict[str, Any]) -> list[str]:
     )
     told = [
         ("command", _command(spec, result)),
+        *([("result", result["origin"])] if result.get("origin") else []),
         ("seeds", f"{len(made['seeds'])}"),
         ("networks", _networks(made)),
         ("machine", f"{made['hardware']}; dissensus {made['version']}, torch {made['packages'].get('torch', '')}"),
@@ -165,7 +170,7 @@ def _worst_case(result: dict[str, Any]) -> list[str]:
         names, few = (next(iter(points.values())).get(key, {}) for key in ("measures", "examples"))
         suites = {name: suite[1] for name in names if (suite := suite_of(name))}
         for epsilon in dict.fromkeys(suites.values()):
-            single = [name for name in names if within(name, epsilon)]
+            single = [name for name in names if is_within(name, epsilon)]
             worst = [name for name, own in suites.items() if own == epsilon]
             table = [[data, "examples", *points]]
             for name in (*single, *worst):
@@ -185,7 +190,7 @@ def _plainly(points: dict[str, Any], single: list[str], worst: list[str]) -> str
         each = {title: [point["measures"].get(name, (None,))[0] for name in names] for title, point in points.items()}
         return {title: min(found) for title, found in each.items() if found and None not in found}
 
-    theirs, ours = left([name for name in single if of_the_paper(name)]), left(worst)
+    theirs, ours = left([name for name in single if is_published(name)]), left(worst)
     if not ours:
         return "no worst case was found."
     if len(ours) > MOST_NAMED:
@@ -288,7 +293,7 @@ def write_figures(names: list[str], root: Path, folder: Path, kind: str) -> list
         result = results.found(name, root)
         if result is None:
             continue
-        spec = finding.load(name)
+        spec = library.load(name)
         for figure, title in report_figures.drawn(spec, result):
             file = folder / f"{_anchor(spec)}-{title.replace(' ', '-')}.{kind}"
             figures.save(figure, file)

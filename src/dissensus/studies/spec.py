@@ -1,11 +1,10 @@
-"""A study as data: what a TOML file of the library may say, checked key by key.
+"""A study as data: the sections and keys of its TOML file, checked key by key.
 
-Sections are dataclasses; a field's annotation is the type that is wanted and its metadata the values that are possible.
-``scales`` holds, for each scale, what it says otherwise.
+Sections are dataclasses. A field's annotation is the type of its value, its metadata the range. ``scales`` holds the
+settings that differ at a scale.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import types
@@ -16,20 +15,21 @@ from typing import Any, Literal
 
 import dissensus
 from dissensus import checks
+from dissensus.fingerprint import fingerprint
 
 SCALES = ("smoke", "laptop", "gpu", "paper")
-"""From seconds to the full protocol; ``gpu``: all of the data, and as much of the rest as a card does in minutes."""
+"""From seconds to the full protocol; ``gpu`` has all of the data, and takes minutes on a GPU."""
 PAPERS = {
     "collusion": "Joint Training of Deep Ensembles Fails Due to Learner Collusion",
     "ldr": "Rethinking Out-of-Distribution Detection at Scale through Ensemble Diversity",
     "adp": "Improving Adversarial Robustness via Promoting Ensemble Diversity",
     "masksembles": "Masksembles for Uncertainty Estimation (supplement)",
-    "audit": "The audit's own experiments",
+    "audit": "Experiments on the audit",
 }
 
 
 class SpecError(ValueError):
-    """A study's file says something that cannot be; the message names file, key, what came, and the nearest fix."""
+    """A study's file is not valid; the message names the file, the key, the value and the nearest fix."""
 
 
 def _at_least(low: float, default: Any = dataclasses.MISSING, high: float = math.inf) -> Any:
@@ -38,7 +38,7 @@ def _at_least(low: float, default: Any = dataclasses.MISSING, high: float = math
 
 @dataclass(frozen=True)
 class Members:
-    """Who is trained."""
+    """The networks of an ensemble."""
 
     network: str
     count: int = _at_least(1, 5)
@@ -48,7 +48,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Objective:
-    """What they are trained for."""
+    """The objective of the training."""
 
     name: str
     loss: str = "cross_entropy"
@@ -58,7 +58,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How they are trained; see `dissensus.fit`."""
+    """Settings of the training; see `dissensus.fit`."""
 
     epochs: int = _at_least(1, 100)
     batch_size: int = _at_least(1, 128)
@@ -71,16 +71,16 @@ class Optimisation:
     cut: float = _at_least(0, 0.1, 1)
     patience: int | None = _at_least(1, None)
     validation: float = _at_least(0, 0.0, 1)
-    """Share of the training rows that early stopping and best weights are judged by; 0: none."""
+    """Share of the training rows that are validation rows, for early stopping and the best weights."""
     keep: Literal["best", "last"] = "best"
     augment: list[str] = field(default_factory=list)
     examples: int | None = _at_least(1, None)
-    """Training examples that are used: the first so many."""
+    """Number of training examples that are used, the first ones."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Bayesian optimisation of hyperparameters before the runs, for every seed by itself."""
+    """Bayesian optimisation of hyperparameters before the training, for every seed separately."""
 
     trials: int = _at_least(1, 20)
     space: dict[str, Any] = field(default_factory=dict)
@@ -92,24 +92,24 @@ class Search:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured, and on what."""
+    """Measures, and the data they are taken on."""
 
     measures: list[str] = field(default_factory=list)
     curves: bool = False
-    """Whether losses are followed over the epochs, on training and test data."""
+    """Whether losses on training and test data are recorded over the epochs."""
     test_fraction: float = _at_least(0, 0.2, 1)
-    """Share of a table that is held out for testing."""
+    """Share of a table's rows that are test rows."""
     examples: int | None = _at_least(1, None)
-    """Test examples that are used: the first so many."""
+    """Number of test examples that are used, the first ones."""
     attacked: dict[str, Any] = field(default_factory=dict)
-    """Attacks or suites, and how many of these examples they are run on, the first ones."""
+    """Number of examples by attack or suite, the first ones."""
     strong: dict[str, Any] = field(default_factory=dict)
-    """How strong attacks are that detection is tried on, where it is not as usual."""
+    """Parameters of attacks for detection, where they are not the usual ones."""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """How results are drawn: one panel per value of ``panels``, lines over ``x``."""
+class FigureSection:
+    """The study's figure: one panel per value of ``panels``, lines over ``x``."""
 
     x: str = "beta"
     lines: list[str] = field(default_factory=list)
@@ -117,36 +117,36 @@ class Figure:
     x_label: str = ""
     y_label: str = ""
     groups: str = ""
-    """An axis whose values give a line each, for one measure."""
+    """An axis with a line for each of its values."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One statement of the paper that numbers can confirm or contradict."""
+    """A statement of the paper that can be checked by a number."""
 
     says: str
     measure: str
     at: dict[str, Any] = field(default_factory=dict)
-    """The point where the measure is taken, such as ``{beta = 1.0}``."""
+    """The point of the measure, such as ``{beta = 1.0}``."""
     than: dict[str, Any] = field(default_factory=dict)
     """A point to compare it with."""
     along: str = ""
-    """An axis along which the measure is said to be ``lowest inside`` or ``highest inside``: at neither end."""
+    """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
     direction: Literal["", "greater", "less", "similar", "lowest inside", "highest inside"] = ""
     factor: float = _at_least(0, 1.0)
-    """By which factor at least it is greater or less."""
+    """The smallest factor between the two points."""
     low: float | None = None
     high: float | None = None
     paper: float | None = None
     """The paper's number at ``at``."""
     tolerance: float = _at_least(0, 0.0)
     data: list[str] = field(default_factory=list)
-    """The data it speaks of; all by default."""
+    """The data that it is about; all by default."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A whole study."""
+    """A study."""
 
     name: str
     title: str
@@ -155,7 +155,7 @@ class Spec:
     data: list[str]
     procedure: str = "train"
     uses: str = ""
-    """Another study whose trainings this one measures."""
+    """The study whose trainings this one measures."""
     note: str = ""
     members: Members | None = None
     objective: Objective | None = None
@@ -163,45 +163,51 @@ class Spec:
     optimisation: Optimisation = field(default_factory=Optimisation)
     search: Search | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
-    figure: Figure | None = None
+    figure: FigureSection | None = None
     cost: dict[str, Any] = field(default_factory=dict)
     """Minutes per scale: ``{cpu = 5}`` or ``{gpu = 3}``."""
     expect: list[Expectation] = field(default_factory=list)
     scales: dict[str, Any] = field(default_factory=dict)
     by_data: dict[str, Any] = field(default_factory=dict)
-    """What is otherwise for some of the data, such as ``{mnist = {optimisation = {epochs = 40}}}``."""
+    """Settings that differ for some of the data, such as ``{mnist = {optimisation = {epochs = 40}}}``."""
 
     @property
     def paper(self) -> str:
-        """Which paper."""
+        """The paper's key in `PAPERS`."""
         return self.name.split("/")[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """The study as plain values, empty ones left out."""
+        """The study as plain values, without empty ones."""
         return _plain(self)
 
-    def digest(self) -> str:
-        """A checksum of all that decides what is computed, and of the library's version: not of words and costs."""
-        told = {key: value for key, value in self.to_dict().items() if key not in _WORDS}
-        told["version"] = dissensus.__version__
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+    def settings_fingerprint(self, foreign: str = "") -> str:
+        """A checksum of all settings that decide what is computed: texts, costs and expectations do not.
+
+        ``foreign`` is a checksum of procedures and measures from outside the package.
+        """
+        settings = {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
+        return fingerprint((settings, foreign))[:12]
+
+    def digest(self, foreign: str = "") -> str:
+        """A checksum of the settings and of the library's version; names the folder of a run."""
+        return fingerprint((self.settings_fingerprint(foreign), dissensus.__version__))[:12]
 
 
-_WORDS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
+_TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
 
 
-def parse(told: dict[str, Any], name: str, file: str) -> Spec:
-    """A study from what its file says."""
+def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
+    """A study from the content of its file."""
     paper = name.split("/")[0]
     if paper not in PAPERS:
         raise SpecError(f"{file}: studies lie in a folder of one of {', '.join(PAPERS)}; got {paper!r}.")
-    spec = _section({"name": name, **told}, Spec, file, "")
+    spec = _section({"name": name, **settings}, Spec, file, "")
     for scale, other in spec.scales.items():
         if scale not in SCALES:
             raise SpecError(f"{file}: key 'scales.{scale}' is not known.{_near(scale, SCALES)}")
-        _section(merged(told, other) | {"name": name}, Spec, file, f"scales.{scale}")
+        _section(merged(settings, other) | {"name": name}, Spec, file, f"scales.{scale}")
     for data, other in spec.by_data.items():
-        _section(merged(told, other) | {"name": name}, Spec, file, f"by_data.{data}")
+        _section(merged(settings, other) | {"name": name}, Spec, file, f"by_data.{data}")
     for scale, minutes in spec.cost.items():
         kinds = isinstance(minutes, dict) and all(
             kind in ("cpu", "gpu") and isinstance(m, int | float) for kind, m in minutes.items()
@@ -216,51 +222,51 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
     if scale not in spec.scales:
         have = ", ".join(spec.scales) or "none"
         raise SpecError(f"{spec.name} has no scale {scale!r}; it has {have}.{_near(scale, tuple(spec.scales))}")
-    told = merged(spec.to_dict(), spec.scales[scale])
+    settings = merged(spec.to_dict(), spec.scales[scale])
     if "by_data" not in spec.scales[scale]:
-        for other in told.get("by_data", {}).values():
+        for other in settings.get("by_data", {}).values():
             for path in _paths(spec.scales[scale]):
-                _forget(other, path)
+                _remove(other, path)
     for key, value in changes.items():
-        place = told
+        place = settings
         *path, last = key.split(".")
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise SpecError(f"--set {key}: {part!r} is no section.")
         place[last] = value
-        for other in told.get("by_data", {}).values():
-            _forget(other, [*path, last])
-    told.pop("scales", None)
-    return _section({**told, "name": spec.name}, Spec, file, "")
+        for other in settings.get("by_data", {}).values():
+            _remove(other, [*path, last])
+    settings.pop("scales", None)
+    return _section({**settings, "name": spec.name}, Spec, file, "")
 
 
-def _paths(told: dict[str, Any]) -> Iterator[list[str]]:
-    """Of everything that is told, but whole sections."""
-    for key, value in told.items():
+def _paths(settings: dict[str, Any]) -> Iterator[list[str]]:
+    """Paths of all values, without those of sections."""
+    for key, value in settings.items():
         if isinstance(value, dict):
             yield from ([key, *rest] for rest in _paths(value))
         else:
             yield [key]
 
 
-def _forget(told: dict[str, Any], path: list[str]) -> None:
-    """Take a key out: what a scale says, or what is changed by hand, holds for all data."""
+def _remove(settings: dict[str, Any], path: list[str]) -> None:
+    """Remove a key: settings of a scale, and changed ones, hold for all data."""
     for part in path[:-1]:
-        told = told.get(part, {})
-    told.pop(path[-1], None)
+        settings = settings.get(part, {})
+    settings.pop(path[-1], None)
 
 
 def on_data(spec: Spec, data: str) -> Spec:
-    """A study as it is for one of its data sets."""
+    """A study with the settings of one of its data sets."""
     if data not in spec.by_data:
         return spec
-    told = merged(spec.to_dict(), spec.by_data[data])
-    return _section({**told, "name": spec.name}, Spec, f"{spec.name}.toml", f"by_data.{data}")
+    settings = merged(spec.to_dict(), spec.by_data[data])
+    return _section({**settings, "name": spec.name}, Spec, f"{spec.name}.toml", f"by_data.{data}")
 
 
 def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """One mapping over another, section by section; lists are replaced whole, and so is a scale's grid."""
+    """A mapping updated by another, section by section; lists and grids are replaced as a whole."""
     result = dict(base)
     for key, value in other.items():
         inner = base.get(key)
@@ -269,13 +275,13 @@ def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _section(told: object, kind: Any, file: str, key: str) -> Any:
-    if not isinstance(told, dict):
-        raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(told)}.")
+def _section(settings: object, kind: Any, file: str, key: str) -> Any:
+    if not isinstance(settings, dict):
+        raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(settings)}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in settings.items():
         at = f"{key}.{name}" if key else name
         if name not in fields:
             raise SpecError(f"{file}: key {at!r} is not known.{_near(name, tuple(fields))}")
@@ -302,9 +308,9 @@ def _value(value: Any, hint: Any, about: dataclasses.Field[Any], file: str, key:
     if origin is Literal:
         known = typing.get_args(wanted)
         if value not in known:
-            one_of = ", ".join(repr(word) for word in known if word)
+            choices = ", ".join(repr(word) for word in known if word)
             near = checks.nearest(str(value), known)
-            raise SpecError(f"{file}: key {key!r} must be one of {one_of}; got {value!r}. {near}".rstrip())
+            raise SpecError(f"{file}: key {key!r} must be one of {choices}; got {value!r}. {near}".rstrip())
         return value
     fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
@@ -342,14 +348,14 @@ def _near(word: str, known: tuple[Any, ...]) -> str:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if _said(value, f)}
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if _is_written(value, f)}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _said(section: Any, f: dataclasses.Field[Any]) -> bool:
-    """Whether a value is worth telling: it is something, or it was told to be nothing."""
+def _is_written(section: Any, f: dataclasses.Field[Any]) -> bool:
+    """Whether a value is written: it is not empty, or it is empty and the default is not."""
     value = getattr(section, f.name)
     if value is None:
         return False
@@ -357,7 +363,7 @@ def _said(section: Any, f: dataclasses.Field[Any]) -> bool:
     return value not in ("", [], {}) or value != default
 
 
-def to_toml(told: dict[str, Any], prefix: str = "") -> str:
+def to_toml(settings: dict[str, Any], prefix: str = "") -> str:
     """Plain values as TOML.
 
     >>> print(to_toml({"title": "a \\"b\\"", "grid": {"beta": [0.0, 1.0]}, "expect": [{"says": "x"}]}))
@@ -369,9 +375,9 @@ def to_toml(told: dict[str, Any], prefix: str = "") -> str:
     [[expect]]
     says = "x"
     """
-    plain = {k: v for k, v in told.items() if not isinstance(v, dict) and not _is_tables(v)}
+    plain = {k: v for k, v in settings.items() if not isinstance(v, dict) and not _is_tables(v)}
     lines = [f"{_key(key)} = {toml_value(value)}" for key, value in plain.items()]
-    for key, value in told.items():
+    for key, value in settings.items():
         path = f"{prefix}.{_key(key)}" if prefix else _key(key)
         if isinstance(value, dict):
             lines += ["", f"[{path}]", *([text] if (text := to_toml(value, path)) else [])]

@@ -1,7 +1,5 @@
-"""What settings of a training go together, and what they ask of each other; said before anything is trained."""
+"""Checks that the settings of a training go together, before anything is trained."""
 
-import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -9,52 +7,62 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
-from dissensus.objectives import independent
+from dissensus.objectives.declaration import (
+    ADVERSARIAL,
+    UNLABELLED,
+    declaration,
+    is_separable,
+    per_member_arguments,
+    takes,
+    unwrapped,
+)
 from dissensus.train.adversary import AdversarialTraining
-from dissensus.train.engine import ADVERSARIAL, UNLABELLED
 from dissensus.train.state import TrainState
 
 log = logging.getLogger("dissensus")
 
 
 def check_objective(objective: object) -> None:
-    """An objective is a function."""
+    """Refuse an objective that is not callable."""
     if not callable(objective):
         fix = "Pass partial(dissensus.objectives.independent, loss='cross_entropy')."
         checks.refuse("objective", "be a function of outputs and targets", repr(objective), fix, TypeError)
 
 
 def check_momentum(optimizer: str, momentum: Tensor) -> None:
-    """Say so where a momentum would do nothing."""
+    """Warn about a momentum that the optimiser ignores."""
     if optimizer != "sgd" and bool((momentum != 0).any()):
-        log.warning("`momentum` is SGD's: %s has betas instead, and does not look at it", optimizer)
+        log.warning("`momentum` belongs to SGD: %s uses betas instead and ignores it", optimizer)
 
 
 def check_resume(resume: bool, checkpoint: object) -> None:
-    """What is gone on with must lie somewhere."""
+    """Refuse to resume without a folder of checkpoints."""
     if resume and checkpoint is None:
-        checks.refuse("resume", "come with `checkpoint`, the folder to go on from", "no folder")
+        checks.refuse("resume", "come with `checkpoint`, the folder to resume from", "no folder")
 
 
 def check_validation(
     held_out: DataLike | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
 ) -> Literal["min", "max"]:
-    """Validation data is whole and there is some; what is to be taken on it comes with it. Which way is better."""
+    """Refuse validation data that is empty, incomplete or not finite, and measures without such data.
+
+    Returns:
+        Whether lower or higher values of the watched number are better.
+    """
     if mode is not None:
         checks.one_of("mode", mode, ("min", "max"))
-    for name, asked in (("track", track), ("metric", metric)):
-        if held_out is None and asked is not None:
-            checks.refuse(name, "come with `validation` data to be taken on", "none", "Pass validation=0.2.")
+    for name, measure in (("track", track), ("metric", metric)):
+        if held_out is None and measure is not None:
+            checks.refuse(name, "come with `validation` data", "none", "Pass validation=0.2.")
     if metric is not None and not callable(metric):
         checks.refuse("metric", "be a function (outputs, targets) -> number", repr(metric), error=TypeError)
     if metric is not None and mode is None:
         fix = "A loss or an error? Pass mode='min'. An accuracy? Pass mode='max'."
-        checks.refuse("mode", "say which way `metric` is better", "nothing", fix)
+        checks.refuse("mode", "say whether a lower or a higher `metric` is better", "nothing", fix)
     if mode == "max" and metric is None:
-        checks.refuse("mode", "be 'min' without `metric`, since a loss is watched then", "'max'", "Pass `metric`.")
+        checks.refuse("mode", "be 'min' without `metric`, since the loss is watched then", "'max'", "Pass `metric`.")
     pair = None if held_out is None else as_pair(held_out)
     if pair is not None:
         x, y = pair
@@ -68,119 +76,97 @@ def check_validation(
 
 
 def held_out_of(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
-    """A sweep's validation data of all folds end to end, a fraction, or none; and of how many folds it is."""
+    """Validation data of a sweep (all folds end to end, a fraction, or None), and the number of its folds."""
     if validation is None or isinstance(validation, float):
         return validation, 1
     if isinstance(validation, int):
         checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
-    x, y, found = end_to_end("validation", validation)
-    if found not in (1, folds):
-        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", found)
-    return (x, y), found
+    x, y, pairs = end_to_end("validation", validation)
+    if pairs not in (1, folds):
+        checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", pairs)
+    return (x, y), pairs
 
 
 def check_patience(patience: int | None, min_delta: float, validation: object) -> None:
-    """Patience needs something to judge by."""
+    """Refuse patience without validation data."""
     checks.number("min_delta", min_delta, 0)
     if patience is None:
         return
     checks.count("patience", patience)
     if validation is None:
-        checks.refuse("patience", "come with `validation` data to judge by", patience, "Pass validation=0.2.")
-
-
-def is_separable(objective: Callable[..., LossParts]) -> bool:
-    """Whether an objective is known to be a sum of terms that see one member's outputs each."""
-    weights = smoothing = None
-    while isinstance(objective, functools.partial):
-        weights = objective.keywords.get("weights", weights)
-        smoothing = objective.keywords.get("smoothing", smoothing)
-        objective = objective.func
-    return objective is independent and weights is None and not isinstance(smoothing, Sequence | Tensor)
+        checks.refuse("patience", "come with `validation` data", patience, "Pass validation=0.2.")
 
 
 def recognised(data: Tensor | DataLike | None) -> str | None:
-    """What checkpoints know other data by."""
+    """A checksum of unlabelled or validation data, by which a checkpoint recognises it."""
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
     pair = as_pair(data)
     return "a loader" if pair is None else digest(*pair)
 
 
-def takes_unlabelled(objective: Callable[..., Any]) -> bool:
-    """Whether an objective takes outputs on data without labels, and nobody has bound them."""
-    bound = isinstance(objective, functools.partial) and UNLABELLED in objective.keywords
-    return UNLABELLED in inspect.signature(objective).parameters and not bound
-
-
 def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:
-    """Data without labels must come with an objective that takes it, and the other way round."""
-    asked = inspect.signature(objective).parameters.get(UNLABELLED)
-    takes = takes_unlabelled(objective)
-    name = getattr(getattr(objective, "func", objective), "__name__", "it")
-    if unlabelled is None and takes and asked is not None and asked.default is inspect.Parameter.empty:
-        fix = "Pass unlabelled=x, inputs that members are to disagree on."
+    """Refuse data without labels for an objective that takes none, and an objective without the data it requires."""
+    name = getattr(unwrapped(objective)[0], "__name__", "objective")
+    taken = takes(objective, UNLABELLED)
+    if unlabelled is None and taken and declaration(objective).unlabelled == "required":
+        fix = "Pass unlabelled=x, inputs on which members should disagree."
         checks.refuse("unlabelled", f"be given, since the objective {name} needs it", "none", fix)
-    if unlabelled is not None and not takes:
+    if unlabelled is not None and not taken:
         fix = "objectives.a2d and objectives.divdis do."
         checks.refuse("objective", "take outputs on `unlabelled` data, a parameter of that name", name, fix)
 
 
 def check_adversarial(
     objective: Callable[..., Any],
-    told: AdversarialTraining | None,
+    settings: AdversarialTraining | None,
     unlabelled: object,
     augment: Augments,
     active_members: int | None,
 ) -> None:
-    """What adversarial training goes together with."""
-    takes = ADVERSARIAL in inspect.signature(objective).parameters
-    if told is None:
-        if takes and inspect.signature(objective).parameters[ADVERSARIAL].default is not inspect.Parameter.empty:
+    """Refuse settings that adversarial training does not go with."""
+    taken = takes(objective, ADVERSARIAL)
+    if settings is None:
+        if taken:
             log.warning("the objective takes outputs on attacked inputs and gets none: pass adversarial=... to fit")
         return
-    if told.beside and (not takes or unlabelled is not None):
+    if settings.beside and (not taken or unlabelled is not None):
         fix = "objectives.trades does; and leave `unlabelled` out."
         checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
     if isinstance(augment, Sequence):
         checks.refuse("adversarial", "come with one augmentation for all members", "one per member")
-    if told.against == "members" and active_members is not None:
+    if settings.against == "members" and active_members is not None:
         checks.refuse("adversarial", "come without `active_members`", "both", "Use against='ensemble'.")
 
 
-NEED_PAIRS = ("a2d", "divdis", "ldr")
-
-
 def check_few(objective: Callable[..., Any], active_members: int | None) -> None:
-    """What an objective needs that is to see some members only."""
+    """Refuse to draw members for an objective that cannot be evaluated on a part of them."""
     if active_members is None:
         return
-    bound = objective.keywords if isinstance(objective, functools.partial) else {}
-    if getattr(getattr(objective, "func", objective), "__name__", "") in NEED_PAIRS and active_members == 1:
+    if declaration(objective).pairs and active_members == 1:
         checks.refuse("active_members", "be at least 2 for an objective of pairs", active_members)
-    if isinstance(bound.get("smoothing"), Sequence) or getattr(bound.get("smoothing"), "ndim", 0):
-        fix = "Use one number for all."
-        checks.refuse("active_members", "come without label smoothing per member", active_members, fix)
+    for name in per_member_arguments(objective):
+        checks.refuse("active_members", f"come without `{name}` per member", active_members, "Use one value for all.")
 
 
 def check_augments(augment: Augments, members: int) -> None:
-    """As many augmentations as members, where there is one each."""
+    """Refuse a list of augmentations whose length is not the number of members."""
     if isinstance(augment, Sequence) and len(augment) != members:
         checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
 
 
 def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:
-    """Data without labels must look like the other."""
+    """Refuse unlabelled examples whose shape or type differs from that of the labelled ones."""
     pair = as_pair(data)
-    own = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
-    if pair is None or own is None or (own.shape[1:] == pair[0].shape[1:] and own.dtype == pair[0].dtype):
+    x = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
+    if pair is None or x is None or (x.shape[1:] == pair[0].shape[1:] and x.dtype == pair[0].dtype):
         return
     wanted = f"{checks.shape_text(pair[0].shape[1:])} {pair[0].dtype}"
-    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(own.shape[1:])} {own.dtype}")
+    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(x.shape[1:])} {x.dtype}")
 
 
 def check_drawn(state: TrainState) -> None:
-    """Members can be drawn where each is a network of its own, of one architecture."""
+    """Refuse to draw members that are not separate networks of one architecture."""
     if state.settings.sampling is None:
         return
     if not state.body.alike or len(state.flat) != state.runs * state.members:
@@ -188,8 +174,8 @@ def check_drawn(state: TrainState) -> None:
         checks.refuse("active_members", "come with members that are networks of one architecture", got)
 
 
-def tell_of_split(body: object, objective: Callable[..., LossParts]) -> None:
-    """Say so where members are to interact that see no common example."""
+def tell_of_split(body: object, objective: Callable[..., Any]) -> None:
+    """Warn about an objective of interacting members when each example trains one mask only."""
     network = getattr(body, "network", None)
     if getattr(network, "assign", "all") == "split" and not is_separable(objective):
         log.warning("with assign='split' each example trains one mask, so members do not interact: use assign='all'")

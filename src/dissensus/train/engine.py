@@ -20,6 +20,7 @@ from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution import Body
 from dissensus.execution.graphs import on
+from dissensus.objectives.declaration import ADVERSARIAL, DRAW, UNLABELLED
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import frozen_buffers
 from dissensus.train.diagnosis import check_names, culprit
@@ -35,14 +36,7 @@ Validator = Callable[["Engine"], tuple[Tensor, dict[str, Tensor]]]
 """The watched metric of every run, ``[R]``, or of every member, ``[R·M]``; and the objective's parts, ``[R]``."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
-DRAW = "draw"
-"""The parameter by which an objective asks for a number that is new at every step of every run."""
-UNLABELLED = "unlabelled"
-"""The parameter by which an objective takes members' outputs on data without labels."""
 _STRIDE = 0x2545F4914F6CDD1D
-
-ADVERSARIAL = "adversarial"
-"""The parameter by which an objective takes members' outputs on attacked inputs, beside the clean ones."""
 
 
 @runtime_checkable
@@ -288,9 +282,9 @@ class Engine:
 
     def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
         state, settings = self.state, self.state.settings
-        if not self.targets.seen:  # at the first step, or the first after a resume, which is never a captured one
+        if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
             labelled = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            self.targets.see(outputs, labelled.y if isinstance(labelled, TensorBatches) else y)
+            self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else y)
         state.members_summed = outputs.shape[1] if settings.sampling is None else state.members
         hyper = settings.hyper
         if settings.draw_keys is not None:

@@ -14,7 +14,8 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
-from dissensus.train.engine import UNLABELLED, Engine, RunLosses
+from dissensus.objectives.declaration import UNLABELLED
+from dissensus.train.engine import Engine, RunLosses
 from dissensus.train.settings import ValidationSettings
 from dissensus.train.trained_loss import trained_loss
 
@@ -164,7 +165,7 @@ class Validation:
     def _pooled(self, outputs: Tensor, y: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
         """The loss of the pooled prediction, ``[R]``, or of each member, ``[R, M]``; None where it is not known."""
         part = parts.get("member_loss" if self.settings.per_member else "ensemble")
-        if self.known is None or (part is not None and not self.known.ours) or outputs.ndim != 4:
+        if self.known is None or (part is not None and not self.known.declared) or outputs.ndim != 4:
             return part
         if self.pooled is None:
             self.pooled = over_runs(self.known, len(outputs))

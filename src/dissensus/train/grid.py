@@ -1,6 +1,5 @@
 """Grids: which runs a sweep has, and which of them share shapes."""
 
-import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.objectives.declaration import DRAW, argument, declaration, hyperparameters, takes, unwrapped
 from dissensus.randomness import Use, derived_seed
-from dissensus.train.engine import ADVERSARIAL, DRAW, UNLABELLED
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
@@ -24,8 +23,6 @@ SEEDS = ("seed", "split_seed")
 SHAPES = ("members", "batch_size")
 FOLD = "fold"
 """The data set of a run, where there are several."""
-_DATA = ("outputs", "targets", "logits", "labels", DRAW, UNLABELLED, ADVERSARIAL)
-"""Parameters of objectives that a grid cannot set."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,8 @@ def runs_of(
     grid: Grid, build: Callable[..., Any], objective: Callable[..., Any], defaults: Mapping[str, Any], folds: int = 1
 ) -> list[Run]:
     """Every run of a grid; a key that nothing takes is refused with the nearest one that something does."""
-    of_objective, of_build = _free_parameters(objective), _free_parameters(build)
+    of_objective, of_build = hyperparameters(objective), _free_parameters(build)
+    sweepable = declaration(objective).sweepable
     known = [*PER_RUN, *SEEDS, *SHAPES, FOLD, *of_objective, *of_build]
     runs: list[Run] = []
     for point in points(grid):
@@ -104,7 +102,13 @@ def runs_of(
             checks.one_of("grid key", key, known)
         values = {**defaults, **point}
         hyper = {key: point[key] for key in of_objective if key in point}
-        numbers = {key: float(v) for key, v in hyper.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        numbers = {
+            key: float(value)
+            for key, value in hyper.items()
+            if (sweepable is None or key in sweepable)
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+        }
         for key in PER_RUN:
             if values.get(key) is not None:
                 checks.number(key, values[key], 0)
@@ -136,21 +140,17 @@ def _fold(point: Mapping[str, Any], folds: int) -> int:
 
 
 def _free_parameters(function: Callable[..., Any]) -> list[str]:
-    """Names that a call can still set: keywords that no ``partial`` has bound, without data."""
-    bound = set(function.keywords) if isinstance(function, functools.partial) else set()
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    """Keywords of a builder that no ``partial`` has bound."""
+    _, bound = unwrapped(function)
     parameters = inspect.signature(function).parameters.values()
-    names = [p.name for p in parameters if p.kind in kinds and p.name not in bound]
-    return [name for name in names if name not in _DATA]
+    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in bound]
 
 
 def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch.device) -> Tensor | None:
-    """Each run's key for an objective that draws: one with a parameter ``draw`` that nobody has bound."""
-    bound = set(objective.keywords) if isinstance(objective, functools.partial) else set()
-    asked = inspect.signature(objective).parameters.get(DRAW)
-    if DRAW in bound or asked is None:
+    """The key of each run for an objective that draws; None for one that does not, or whose ``draw`` is bound."""
+    if not takes(objective, DRAW):
         return None
-    if asked.default is inspect.Parameter.empty:
+    if argument(objective, DRAW) is None:
         checks.refuse("objective", "give `draw` a default", "none", "On validation data it is called without one.")
     return torch.tensor([derived_seed(seed, Use.OBJECTIVE) for seed in seeds], device=device)
 

@@ -1,4 +1,4 @@
-"""A look at data and objective before a sweep is trained: on one batch, with concrete numbers."""
+"""Checks of data and objective on one batch, with concrete numbers, before a sweep is trained."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,35 +8,39 @@ from torch import Tensor
 
 from dissensus.axes import LossParts
 from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.train.engine import UNLABELLED, Engine
+from dissensus.objectives.declaration import UNLABELLED
+from dissensus.train.engine import Engine
 from dissensus.train.grid import Run
 from dissensus.train.trained_loss import Targets
 
 
 def targets_of(objective: Callable[..., LossParts], runs: Sequence[Run], held_out: object = None) -> list[Targets]:
-    """What runs ask of targets, once for each loss: a grid may name several. ``held_out``: ``(x, y)``, if anything."""
+    """The checks of targets that runs need, one for each loss, since a grid may name several.
+
+    ``held_out`` is the validation data ``(x, y)``, a fraction, or None.
+    """
     held = held_out[1] if isinstance(held_out, tuple) else None
-    found = [Targets.of(functools.partial(objective, **run.words)) for run in runs]
-    return [Targets(loss, held) for loss in dict.fromkeys(each.loss for each in found)]
+    checks = [Targets.of(functools.partial(objective, **run.words), held) for run in runs]
+    return list({targets.loss: targets for targets in checks}.values())
 
 
 def probe(
     engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts], y: Tensor, held_out: object
 ) -> None:
-    """Call the objective once per point, so that a value out of range is told before training.
+    """Call the objective once per point of the grid, so that a value out of range is refused before training.
 
-    The number of outputs is known here, so all labels are looked at as well.
+    The number of outputs is known here, so all targets are checked as well.
     """
     x, labels = next(engine.feed.epoch(0))
     engine.body.eval()
-    own, other = x if isinstance(x, tuple) else (x, None)
+    labelled, unlabelled = x if isinstance(x, tuple) else (x, None)
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
-        outputs = engine.outputs(own, per_run=False, per_member=feed.per_member)
+        outputs = engine.outputs(labelled, per_run=False, per_member=feed.per_member)
         for targets in targets_of(objective, runs, held_out):
-            targets.see(outputs, y)
-        more = (
-            {} if other is None else {UNLABELLED: engine.outputs(other, per_run=False, per_member=feed.per_member)[0]}
-        )
+            targets.observe(outputs, y)
+        inputs = {}
+        if unlabelled is not None:
+            inputs[UNLABELLED] = engine.outputs(unlabelled, per_run=False, per_member=feed.per_member)[0]
         for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            objective(outputs[0], labels, **hyper, **runs[0].words, **more)
+            objective(outputs[0], labels, **hyper, **runs[0].words, **inputs)

@@ -1,8 +1,6 @@
 """The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
 
 import functools
-import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +16,14 @@ from dissensus.axes import LossParts, Objective
 from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
-from dissensus.execution import Body, Choices, StackedMembers
+from dissensus.execution import Backend, Body, Choices, StackedMembers
+from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
+from dissensus.fingerprint import fingerprints
+from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, in_words
+from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.compatibility import (
     check_adversarial,
     check_augments,
@@ -34,12 +35,11 @@ from dissensus.train.compatibility import (
     check_patience,
     check_unlabelled,
     check_validation,
-    is_separable,
     recognised,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
-from dissensus.train.engine import ADVERSARIAL, Engine
+from dissensus.train.engine import Engine
 from dissensus.train.evaluation import Validation, over_runs
 from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
@@ -58,7 +58,10 @@ class NewMembers:
 
     build: Callable[..., nn.Module]
     device: torch.device
-    backend: str = "auto"
+    backend: str | Backend = "auto"
+
+    def __post_init__(self) -> None:
+        checked(self.backend)
 
     def body(self, runs: Sequence[Run], dtype: torch.dtype) -> Body:
         """Stacked members of all runs; the weights of runs with the same seed are drawn once."""
@@ -74,14 +77,14 @@ class NewMembers:
         dtypes = {parameter.dtype for parameter in body.trainable().values()}
         if dtype.is_floating_point and dtypes != {dtype}:
             body = body.to(dtype)
-        body.backend = self.backend
+        body.request_backend(self.backend)
         return body.to(self.device)
 
     def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
         """The (seed, member) of every row, by which dropout is keyed."""
         return [(run.seed, member) for run in runs for member in range(run.members)]
 
-    def fingerprint_parts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
         return {"build": self.build}
 
@@ -109,7 +112,7 @@ class ExistingMembers:
         """The (seed, member) of every row, by which dropout is keyed."""
         return [(runs[0].seed, member) for member in self.ensemble.member_ids]
 
-    def fingerprint_parts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Everything by which checkpoints distinguish initial weights."""
         return {"members": self.ensemble.member_ids, "initial": self.ensemble.seed}
 
@@ -157,7 +160,7 @@ class Recipe:
         check_few(objective, self.active_members)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
-        elif ADVERSARIAL in inspect.signature(objective).parameters:
+        elif takes(objective, ADVERSARIAL):
             fix = "Use fit(adversarial=...)."
             checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
         check_patience(settings.patience, settings.min_delta, self.validation)
@@ -169,8 +172,8 @@ class Recipe:
                 targets.check_all(self._pair[1])
 
     @functools.cached_property
-    def fingerprint(self) -> dict[str, Any]:
-        """What this training is, ready for JSON: a checkpoint of another training is recognised by it."""
+    def fingerprint(self) -> dict[str, str]:
+        """The fingerprint of every setting that determines the training, by which checkpoints are recognised."""
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -180,7 +183,7 @@ class Recipe:
             ),
             "optimizer": self.optimizer.name,
             "objective": self.objective,
-            **self.initial.fingerprint_parts(),
+            **self.initial.identity(),
             "data": recognised(self.data),
             "folds": [self.folds, self.validation_folds],
             **(run.optimizer if existing else {}),
@@ -206,7 +209,14 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        return json.loads(json.dumps(settings, default=in_words))
+        return fingerprints(settings, replace=self._without_trained, skip_progress=True, allow_opaque=True)
+
+    def _without_trained(self, value: object) -> object:
+        """A value of the fingerprint; weights that are trained are left out, wherever an objective refers to them."""
+        if not isinstance(self.initial, ExistingMembers):
+            return value
+        ensemble = self.initial.ensemble
+        return "the trained ensemble" if value is ensemble or value is ensemble.body else value
 
     def _rates(self) -> list[float]:
         """The schedule at the beginning of every epoch, by which checkpoints recognise it."""

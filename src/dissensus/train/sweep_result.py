@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
-from dissensus.execution import Body, StackedMembers
+from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
@@ -57,7 +57,7 @@ class Sweep:
         rows = range(place * group.members, (place + 1) * group.members)
         body = group.body.subset(list(rows)).eval()
         body.choices = group.body.choices  # measured once for all runs
-        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.backend)
+        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.requested_backend)
 
     def _find(self, index: int) -> tuple[Group, int]:
         if not -len(self) <= index < len(self):
@@ -174,7 +174,7 @@ class Sweep:
             storage.check_match(path, stored, {name: t.shape for name, t in body.tensors().items()})
             for name, tensor in body.tensors().items():
                 tensor.data = stored[name]
-            body.eval().backend = entry["backend"]
+            body.eval().request_backend(entry["backend"] if entry["backend"] in BACKENDS else "auto")
             groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"]))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
         return cls(manifest["points"], outcomes, groups)

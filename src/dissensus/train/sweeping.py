@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import dissensus.train.memory as memory
 import dissensus.train.schedules as schedules
-from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
-from dissensus.execution import BACKENDS, Choices
+from dissensus.execution import Backend, Choices
+from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.checkpoint import train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
@@ -66,7 +66,7 @@ def sweep(
     deterministic: bool = False,
     shuffle: bool = True,
     drop_last: bool = False,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
     checkpoint: str | Path | None = None,
@@ -110,7 +110,6 @@ def sweep(
     >>> result.outputs(x).shape
     torch.Size([3, 2, 64, 1])
     """
-    checks.one_of("backend", backend, ["auto", *BACKENDS])
     check_resume(resume, checkpoint)
     x, y, folds = end_to_end("data", data)
     held_out, validation_folds = held_out_of(validation, folds)
@@ -238,9 +237,9 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
     plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
     stored = plan.get("fingerprint", {})
-    differing = [key for key in fingerprint if stored.get(key) != fingerprint[key]]
-    if differing:
-        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
+    names = differing(stored, fingerprint)
+    if names:
+        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, names))} differ.")
     return plan["parts"]
 
 

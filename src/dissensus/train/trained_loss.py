@@ -1,7 +1,5 @@
-"""The loss that an objective trains on and the pool of its ensemble, where both can be seen; checks of targets."""
+"""The loss that an objective trains on and the pool of its ensemble, where both are known; checks of targets."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,119 +10,82 @@ from torch import Tensor
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import POOLS, member_and_ensemble_loss
-from dissensus.objectives import (
-    a2d,
-    adp,
-    augmented,
-    divdis,
-    gradient_adjusted,
-    independent,
-    joint,
-    ldr,
-    learner_dropout,
-    negative_correlation,
-    trades,
-)
+from dissensus.objectives.declaration import argument, declaration, is_declared
 from dissensus.pooling import Weights
-
-OF_CLASSES = (a2d, adp, divdis, ldr, trades)
-"""Objectives of class labels: cross-entropy, and the mean of the probabilities as the ensemble's prediction."""
-OF_SCORES = (gradient_adjusted, negative_correlation)
-"""Objectives whose ensemble predicts the mean of the raw outputs."""
-OURS = (*OF_CLASSES, *OF_SCORES, augmented, independent, joint, learner_dropout)
 
 
 class TrainedLoss(NamedTuple):
     """A loss per example, and how members are pooled."""
 
     loss: str | PerExampleLoss
-    """A name from `dissensus.losses` where it is one of those, or a user's function."""
+    """A name from `dissensus.losses`, or a function of a user."""
     pool: Pool
     weights: Weights
-    ours: bool
-    """Whether this is an objective of this package, which does nothing else with targets."""
+    declared: bool
+    """Whether the objective has a declaration, which vouches for its loss and pool."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> LossParts:
-        """The pooled prediction's loss as ``total``, and each member's own as ``member_loss``, both means over B."""
+        """The loss of the pooled prediction as ``total``, and ``member_loss`` ``[M]``; both are means over B."""
         weights = None if self.weights is None else checks.member_weights(self.weights, len(outputs), outputs)
         member, ensemble = member_and_ensemble_loss(outputs, targets, loss=self.loss, pool=self.pool, weights=weights)
         return LossParts(ensemble.mean(), {"member_loss": member.mean(-1)})
 
 
 def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
-    """The loss and the pool that an objective has by itself, or that a ``partial`` or a default binds; None for others.
+    """The loss and the pool that an objective declares, or that its arguments name; None where they are unknown.
 
     Without a pool, class logits are pooled by probability and everything else by score.
 
+    >>> import functools
+    >>> from dissensus.objectives import independent
     >>> trained_loss(functools.partial(independent, loss="brier"))[:2]
     ('brier', 'probability')
     >>> trained_loss(lambda outputs, targets: independent(outputs, targets, loss="brier")) is None
     True
     """
-    function, bound = unwrapped(objective)
-    ours = function in OURS
-    if function in OF_CLASSES:
-        return TrainedLoss("cross_entropy", "probability", None, ours)
-    if function is gradient_adjusted:
-        return TrainedLoss("mse", "score", None, ours)
-    loss = _named(setting("loss", function, bound))
+    declared, vouched = declaration(objective), is_declared(objective)
+    loss = _by_name(declared.loss or argument(objective, "loss"))
     if isinstance(loss, str) and loss in losses.LOSSES:
         natural: Pool = "probability" if losses.named(loss).takes == "logits" else "score"
-    elif ours and callable(loss):
+    elif vouched and callable(loss):
         natural = "score"
     else:
         return None
-    pool = "score" if function in OF_SCORES else setting("pool", function, bound)
-    return TrainedLoss(loss, pool if pool in POOLS else natural, bound.get("weights") if ours else None, ours)
+    pool = declared.pool or argument(objective, "pool")
+    weights = argument(objective, "weights") if "weights" in declared.per_member else None
+    return TrainedLoss(loss, pool if pool in POOLS else natural, weights, vouched)
 
 
-def unwrapped(objective: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function inside of partials, and the keywords that they bind, of which outer ones win."""
-    bound: dict[str, Any] = {}
-    while isinstance(objective, functools.partial):
-        bound = {**objective.keywords, **bound}
-        objective = objective.func
-    return objective, bound
-
-
-def _named(loss: Any) -> str | PerExampleLoss | None:
-    """A loss by its name, where it is one of `dissensus.losses`."""
+def _by_name(loss: Any) -> Any:
+    """The name of a loss function of `dissensus.losses`; any other value as it is."""
     names = [name for name, known in losses.LOSSES.items() if loss is known.function]
     return names[0] if names else loss
 
 
-def setting(name: str, function: Callable[..., Any], bound: dict[str, Any]) -> Any:
-    """A keyword as it is bound, or its default; None where there is neither."""
-    if name in bound:
-        return bound[name]
-    try:
-        default = inspect.signature(function).parameters[name].default
-    except (KeyError, TypeError, ValueError):
-        return None
-    return None if default is inspect.Parameter.empty else default
-
-
 @dataclass
 class Targets:
-    """Looks at targets before they are trained on.
+    """Checks targets before they are trained on.
 
-    What values a loss takes is known from its name. How many classes there are is known from the first outputs on;
-    `see` takes those.
+    The name of the loss says which values it takes. The number of classes is known from the first outputs on, which
+    `observe` takes.
     """
 
     loss: str | None = None
-    """A name from `dissensus.losses`; None where nobody can see the loss."""
+    """A name from `dissensus.losses`; None if the loss is unknown."""
     held_out: Tensor | None = None
-    """Targets of validation data, where they lie in memory."""
+    """Targets of validation data, if they are in memory."""
     width: int | None = None
-    seen: bool = False
-    """Whether outputs have been seen."""
+    observed: bool = False
+    """Whether outputs have been observed."""
+    class_labels: bool = False
+    """Whether targets must be class labels."""
 
     @classmethod
     def of(cls, objective: Callable[..., Any], held_out: Tensor | None = None) -> "Targets":
         """For the loss that an objective is known to train on."""
-        found = trained_loss(objective)
-        return cls(found.loss if found is not None and isinstance(found.loss, str) else None, held_out)
+        known = trained_loss(objective)
+        loss = known.loss if known is not None and isinstance(known.loss, str) else None
+        return cls(loss, held_out, class_labels=declaration(objective).class_labels)
 
     def check(self, targets: Tensor) -> None:
         """Refuse training targets that the loss does not take."""
@@ -135,19 +96,24 @@ class Targets:
         self._check(targets, "validation targets")
 
     def check_all(self, targets: Tensor) -> None:
-        """Look at training targets, and at those of validation data that lie in memory."""
+        """Check training targets, and those of validation data that are in memory."""
         self.check(targets)
         if self.held_out is not None:
             self.check_held_out(self.held_out)
 
-    def see(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take the number of classes from outputs ``[R, M, B, C]``, and look at all targets with it."""
-        self.seen = True
+    def observe(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take the number of classes from outputs ``[R, M, B, C]``, and check all targets with it."""
+        self.observed = True
         if self.loss is not None and outputs.ndim == 4:
             self.width = outputs.shape[-1]
             self.check_all(targets)
 
     def _check(self, targets: Tensor, name: str) -> None:
-        if self.loss is not None and isinstance(targets, Tensor):
+        if not isinstance(targets, Tensor):
+            return
+        if self.class_labels and targets.is_floating_point():
+            fix = "Soft labels? Use targets.argmax(-1)." if targets.ndim > 1 else "Class labels? Use targets.long()."
+            checks.refuse(name, "be class labels", f"floats {checks.shape_text(targets.shape)}", fix, TypeError)
+        if self.loss is not None:
             with torch.no_grad():
                 losses.check_targets(self.loss, targets, self.width, name)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,37 +14,15 @@ from dissensus import checks, storage
 from dissensus.axes import Objective
 from dissensus.diversity.decomposition import check_pool
 from dissensus.ensemble import Ensemble
-from dissensus.objectives import (
-    a2d,
-    adp,
-    augmented,
-    divdis,
-    gradient_adjusted,
-    independent,
-    ldr,
-    negative_correlation,
-    trades,
-)
+from dissensus.objectives import augmented
+from dissensus.objectives.declaration import UNLABELLED, argument, declaration, takes, unwrapped
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import Checkpointer
-from dissensus.train.compatibility import takes_unlabelled
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
 from dissensus.train.recipe import ExistingMembers, Recipe
-from dissensus.train.trained_loss import setting, trained_loss, unwrapped
+from dissensus.train.trained_loss import trained_loss
 
 KIND = "dissensus.twin"
-OF_EACH_MEMBER = (independent, trades)
-"""Objectives in which no member sees another."""
-NEUTRAL: dict[Callable[..., Any], dict[str, float]] = {
-    a2d: {"strength": 0},
-    adp: {"alpha": 0, "beta": 0, "temperature": 1},
-    augmented: {"beta": 0},
-    divdis: {"strength": 0, "balance": 0},
-    gradient_adjusted: {"alpha": 0},
-    ldr: {"strength": 0},
-    negative_correlation: {"strength": 0},
-}
-"""Hyperparameters with which an objective is that of independent training."""
 _BY_OBJECTIVE = (
     "Pass twin=partial(dissensus.objectives.independent, loss=...), with the loss that `objective` trains on."
 )
@@ -54,22 +31,21 @@ _BY_OBJECTIVE = (
 def without_interaction(objective: Objective) -> Objective:
     """The objective of a twin: `augmented` with β = 0, with the loss, the pool and the weights of an objective.
 
-    That is `independent`, gradient for gradient. It also records the loss of the pooled prediction and the diversity,
-    and validation data judges it by the same pooled loss as the objective itself.
+    Its gradients are those of `independent`. It also records the loss of the pooled prediction and the diversity, and
+    on validation data its pooled loss is that of the objective itself.
 
+    >>> from dissensus.objectives import ldr
     >>> without_interaction(functools.partial(ldr, strength=1.0)).keywords["loss"]
     'cross_entropy'
     """
-    function, bound = unwrapped(objective)
-    known = trained_loss(objective)
-    name = getattr(function, "__name__", "the objective")
-    if function in OF_EACH_MEMBER:
+    declared, known = declaration(objective), trained_loss(objective)
+    name = getattr(unwrapped(objective)[0], "__name__", "the objective")
+    if declared.separable:
         _refuse_copy(f"{name}, which trains every member by itself")
-    neutral = NEUTRAL.get(function)
-    if neutral is not None and all(_equals(setting(key, function, bound), value) for key, value in neutral.items()):
-        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in neutral.items())}")
+    if declared.neutral and all(_equals(argument(objective, key), value) for key, value in declared.neutral.items()):
+        _refuse_copy(f"{name} with {', '.join(f'{key}={value}' for key, value in declared.neutral.items())}")
     if known is None:
-        checks.refuse("twin", "be an objective where the loss of `objective` cannot be seen", "True", _BY_OBJECTIVE)
+        checks.refuse("twin", "be an objective if the loss of `objective` is unknown", "True", _BY_OBJECTIVE)
     check_pool(known.loss, known.pool)
     return functools.partial(augmented, beta=0.0, loss=known.loss, pool=known.pool, weights=known.weights)
 
@@ -80,8 +56,9 @@ def _refuse_copy(got: str) -> None:
 
 
 def _equals(value: object, neutral: float) -> bool:
-    one = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-    return one and float(value) == neutral  # pyright: ignore[reportArgumentType]  # a number, or a tensor of one
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and float(value) == neutral
+    return isinstance(value, int | float) and value == neutral
 
 
 def twin_objective(twin: bool | Objective, ensemble: Ensemble, objective: Objective) -> Objective | None:
@@ -127,7 +104,7 @@ class Twin:
                 recipe,
                 initial=ExistingMembers(ensemble.subset(range(ensemble.members))),
                 objective=recipe.twin,
-                unlabelled=recipe.unlabelled if takes_unlabelled(recipe.twin) else None,
+                unlabelled=recipe.unlabelled if takes(recipe.twin, UNLABELLED) else None,
                 checkpoint=None if checkpoint is None else replace(checkpoint, folder=checkpoint.folder / "twin"),
                 twin=None,
             )
@@ -171,17 +148,17 @@ class Twin:
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "
                     "Give another folder."
                 ) from reason
-            self._take(beginning, stored)
+            self._restore(beginning, stored)
 
     def _tensors(self) -> dict[str, Tensor]:
         members = {f"members/{name}": tensor for name, tensor in self.ensemble.body.tensors().items()}
         return members | {f"generator/{place}": state for place, state in enumerate(self.states)}
 
-    def _take(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
-        own = self._tensors()
-        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in own.items()})
+    def _restore(self, folder: Path, stored: Mapping[str, Tensor]) -> None:
+        tensors = self._tensors()
+        storage.check_match(folder, stored, {name: tensor.shape for name, tensor in tensors.items()})
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(stored[name])
 
     def train(
@@ -200,7 +177,7 @@ class Twin:
 
     @contextmanager
     def _from_the_beginning(self) -> Iterator[None]:
-        """A block that draws what the ensemble's training drew, and leaves generators as it found them."""
+        """A block that draws what the ensemble's training drew, and restores generators afterwards."""
         before = [generator.get_state() for generator in self.generators]
         with generators_kept(self.ensemble.device):
             try:
@@ -216,7 +193,7 @@ def _check_members(ensemble: Ensemble) -> None:
     network = getattr(ensemble.body, "network", None)
     masks = getattr(network, "members_inside", False)
     if ensemble.members == 1 and not masks:
-        checks.refuse("twin", "come with two members or more", "one", "A member alone has nobody to interact with.")
+        checks.refuse("twin", "come with two members or more", "one", "A single member has no other to interact with.")
     if masks and getattr(network, "assign", "all") == "split":
         got = "assign='split', where each example trains one mask"
         checks.refuse("twin", "come with masks that interact", got, "Use assign='all', or leave `twin` out.")
@@ -224,6 +201,6 @@ def _check_members(ensemble: Ensemble) -> None:
 
 def _generators(device: torch.device, *sources: object) -> list[torch.Generator]:
     loaders = [source for source in sources if isinstance(source, DataLoader)]
-    found = [own for loader in loaders for own in (loader.generator, getattr(loader.sampler, "generator", None))]
+    of_loaders = [g for loader in loaders for g in (loader.generator, getattr(loader.sampler, "generator", None))]
     on_device = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-    return [torch.default_generator, *on_device, *(own for own in found if own is not None)]
+    return [torch.default_generator, *on_device, *(generator for generator in of_loaders if generator is not None)]

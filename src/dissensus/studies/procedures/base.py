@@ -1,0 +1,95 @@
+"""The form of every procedure: what it needs, the units of its work, and how a unit becomes rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from dissensus.studies.measures import MEASURES, OutputMeasure
+from dissensus.studies.results import Row
+from dissensus.studies.spec import Spec, on_data
+
+OnProgress = Callable[[str, float], None]
+"""``(text, share of the work that is done)``."""
+
+
+def no_progress(text: str, share: float) -> None:
+    """Ignore the progress."""
+
+
+class Unit(Protocol):
+    """Work that does not depend on other units. One that is done is not done again."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, within that of the run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that a unit is run with."""
+
+    spec: Spec
+    """Resolved at a scale."""
+    folder: Path
+    """The folder of this run."""
+    base: Path
+    """The folder with the trainings: that of the study which this one uses, or this run's."""
+    device: torch.device
+    measures: Mapping[str, OutputMeasure] = field(default_factory=lambda: MEASURES)
+    """Measures of member outputs by name."""
+    progress: OnProgress = no_progress
+
+    def on_data(self, data: str) -> "Context":
+        """The same, with the settings that the study has for one of its data sets."""
+        return replace(self, spec=on_data(self.spec, data))
+
+    def titled(self, title: str) -> "Context":
+        """The same, with a title before every text of the progress."""
+        progress = self.progress
+        return replace(self, progress=lambda text, share: progress(f"{title}: {text}", share))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Work that comes before the units, such as a search of hyperparameters that several units share."""
+
+    tasks: Callable[[Context], Sequence[Any]]
+    """What is left to do; tasks do not depend on each other."""
+    run: Callable[[Any, Context], None]
+    """Does one task, and leaves its result in the run's folder."""
+    weight: float = 1.0
+    """Duration in proportion to that of the units."""
+
+
+def _none_missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:  # noqa: ARG001
+    return []
+
+
+def _in_order(unit: Any) -> Any:  # noqa: ARG001
+    return 0
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """A way to make a study's rows. `PROCEDURES` lists those that are built in.
+
+    All functions are module-level functions, so that worker processes can import them.
+    """
+
+    units: Callable[[Spec], Sequence[Any]]
+    """The units of a study, in the order of its rows."""
+    run: Callable[[Any, Context], Sequence[Row]]
+    """The rows of one unit."""
+    missing: Callable[[Spec, Mapping[str, OutputMeasure]], list[str]] = _none_missing
+    """What a study names that this procedure does not have, in words; empty where it can be run."""
+    steps: tuple[Step, ...] = ()
+    combine: Callable[[Sequence[Row]], Sequence[Row]] = list
+    """The study's rows from those of all units."""
+    priority: Callable[[Any], Any] = _in_order
+    """Units with the lowest value are run first."""
+    trains: bool = True
+    """Whether members are trained for an objective, and the options of both are checked."""

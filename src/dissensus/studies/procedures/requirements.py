@@ -1,0 +1,73 @@
+"""What procedures that train networks need, and what of it a study lacks, in words."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+
+from dissensus import objectives
+from dissensus.studies.datasets import is_split_by_seed
+from dissensus.studies.measures import OutputMeasure
+from dissensus.studies.registry import HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
+from dissensus.studies.spec import Spec, on_data
+
+HasMeasure = Callable[[str, Mapping[str, OutputMeasure]], bool]
+
+
+def missing_objective(spec: Spec) -> list[str]:
+    """An objective that does not exist."""
+    if spec.objective is None or hasattr(objectives, spec.objective.name):
+        return []
+    return [f"objectives.{spec.objective.name}"]
+
+
+def missing_network(spec: Spec, *, heads: bool = False) -> list[str]:
+    """What a network needs that is made from another one; ``heads`` where heads on features can be trained."""
+    name = spec.members.network if spec.members is not None and "network" not in spec.grid else ""
+    if name in WRAPPED and "method" not in spec.grid:
+        return [f"methods in the grid, which the network {name!r} needs"]
+    if name == HEADS and not heads:
+        return [f"the network {name!r} in the procedure {spec.procedure!r}"]
+    return []
+
+
+def missing_measures(spec: Spec, has_measure: HasMeasure, measures: Mapping[str, OutputMeasure]) -> list[str]:
+    """The first two measures that cannot be taken."""
+    names = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
+    return [f"the measure {name!r}" for name in dict.fromkeys(names) if not has_measure(name, measures)][:2]
+
+
+def missing_method_settings(spec: Spec) -> list[str]:
+    """The first setting of methods that nothing takes."""
+    if spec.objective is None:
+        return []
+    methods = spec.objective.options.get(METHODS, {})
+    known = {*METHOD_SETTINGS, *inspect.signature(getattr(objectives, spec.objective.name)).parameters}
+    unknown = {key for settings in methods.values() for key in settings} - known
+    return [f"methods with {key!r}" for key in sorted(unknown)][:1]
+
+
+def missing_axes(spec: Spec, axes: Collection[str]) -> list[str]:
+    """The first axis of the grid that cannot be varied."""
+    return [f"the axis {axis!r}" for axis in spec.grid if axis not in axes][:1]
+
+
+def missing_search(spec: Spec) -> list[str]:
+    """Data without rows that a search can hold out."""
+    if spec.search is None:
+        return []
+    return [f"a search on {data!r}, of which no rows are held out" for data in spec.data if not is_split_by_seed(data)][
+        :1
+    ]
+
+
+def objective_parameters(spec: Spec) -> set[str]:
+    """Parameters of the study's objective."""
+    if spec.objective is None or not hasattr(objectives, spec.objective.name):
+        return set()
+    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
+
+
+def network_options(spec: Spec) -> set[str]:
+    """Options of the study's network."""
+    if spec.members is None or spec.members.network not in NETWORKS:
+        return set()
+    return set(options_of(spec.members.network))

@@ -1,0 +1,172 @@
+"""What all trainings of studies share: units, trainers, trained runs and their rows."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dissensus.ensemble import Ensemble
+from dissensus.execution.inference import Inputs
+from dissensus.storage import write_atomically
+from dissensus.studies import measures
+from dissensus.studies.datasets import is_split_by_seed
+from dissensus.studies.measures import LabelledOutputs
+from dissensus.studies.procedures.base import Context
+from dissensus.studies.results import Row
+from dissensus.studies.spec import Spec
+from dissensus.train import History
+from dissensus.train.settings import Metric
+
+TRACKED = ("accuracy", "member_accuracy")
+"""Measures that are followed over the epochs, beside the losses."""
+ROWS = "rows.json"
+TARGETS = "targets.npy"
+
+
+@dataclass(frozen=True)
+class TrainingUnit:
+    """One data set, and the seeds that share its split."""
+
+    data: str
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.data}-seed-{self.seeds[0]}" if len(self.seeds) == 1 else self.data
+
+
+def training_units(spec: Spec) -> list[TrainingUnit]:
+    """Units of a study: one per data set or, where every seed has its own split or search, per data set and seed."""
+    seeds = [int(seed) for seed in spec.grid.get("seed", [0])]
+    units: list[TrainingUnit] = []
+    for data in spec.data:
+        if is_split_by_seed(data) or spec.search is not None:
+            units += [TrainingUnit(data, (seed,)) for seed in seeds]
+        else:
+            units.append(TrainingUnit(data, tuple(seeds)))
+    return units
+
+
+def first_seed(unit: TrainingUnit) -> int:
+    """Priority of a unit: all data sets get their first seed before any gets its second."""
+    return unit.seeds[0]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A way to train the points of a grid on one data set."""
+
+    suits: Callable[[Spec, str], bool]
+    """Whether it trains a study's grid on some data."""
+    rows: Callable[[TrainingUnit, Context, Path], list[Row]]
+    """Trains all points; leaves outputs and targets in the folder."""
+    axes: Callable[[Spec], set[str]]
+    """Axes that a grid may have."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """An ensemble that has been trained at a point of the grid."""
+
+    number: int
+    point: Mapping[str, Any]
+    ensemble: Ensemble
+    history: History
+    status: str
+
+    def row(self, spec: Spec, data: str, values: Mapping[str, float]) -> Row:
+        """The run's row with some measures."""
+        return Row(
+            data,
+            {axis: value for axis, value in self.point.items() if axis in spec.grid and axis != "seed"},
+            int(self.point["seed"]),
+            values,
+            run=self.number,
+            status=self.status,
+            epochs=len(self.history.epochs),
+            members=self.ensemble.members,
+        )
+
+
+def outputs_file(folder: Path, run: int, dataset: str = "") -> Path:
+    """The file of a run's member outputs, on test data or on another set."""
+    return folder / f"outputs-{run:03d}{f'-{dataset}' if dataset else ''}.npy"
+
+
+def stored_outputs(folder: Path, run: int, dataset: str = "") -> Tensor:
+    """Member outputs ``[M, N, C]`` that a run has left."""
+    return torch.from_numpy(np.load(outputs_file(folder, run, dataset)))
+
+
+def write_targets(folder: Path, targets: Tensor) -> None:
+    """Write the targets of the test data, for studies that measure the same outputs again."""
+    np.save(folder / TARGETS, targets.numpy())
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Write a unit's rows, which marks it as done."""
+    write_atomically(folder / ROWS, json.dumps([row.to_json() for row in rows], indent=1).encode())
+
+
+def read_rows(folder: Path, spec: Spec) -> list[Row]:
+    """The rows that a unit has left."""
+    return [Row.from_json(row, list(spec.grid)) for row in json.loads((folder / ROWS).read_text())]
+
+
+def measured_row(
+    context: Context,
+    data: str,
+    trained: TrainedRun,
+    folder: Path,
+    *,
+    test: tuple[Inputs, Tensor],
+    train: tuple[Inputs, Tensor],
+) -> Row:
+    """A run with its measures; its outputs on test data are left in the folder."""
+    spec = context.spec
+    assert spec.objective is not None
+    loss, pool = spec.objective.loss, spec.objective.pool
+    outputs = trained.ensemble.predict(test[0], file=outputs_file(folder, trained.number))
+    train_error = None
+    if any(name in measures.TRAIN_MEASURES for name in spec.evaluation.measures):
+        train_error = measures.error(trained.ensemble.predict(train[0]), train[1], loss, pool)
+    names = [name for name in spec.evaluation.measures if measures.is_output_measure(name, context.measures)]
+    judged = LabelledOutputs(outputs, test[1], loss, pool, train_error)
+    row = trained.row(spec, data, measures.values(names, judged, context.measures))
+    curves = epoch_curves(trained.history.epochs) if spec.evaluation.curves else None
+    return replace(row, train_error=train_error, curves=curves)
+
+
+def tracked(spec: Spec) -> dict[str, Metric]:
+    """Metrics that `fit` follows on test data over the epochs, where curves are asked for."""
+    assert spec.objective is not None
+    loss, pool = spec.objective.loss, spec.objective.pool
+    names = [name for name in TRACKED if name in spec.evaluation.measures] if spec.evaluation.curves else []
+    return {name: partial(_tracked_value, name, loss, pool) for name in names}
+
+
+def _tracked_value(name: str, loss: str, pool: Any, outputs: Tensor, targets: Tensor) -> float:
+    return measures.MEASURES[name](outputs, targets, loss, pool)
+
+
+def epoch_curves(epochs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Losses over the epochs, during training and on test data at the end of every epoch, and tracked metrics.
+
+    >>> epoch_curves([{"ensemble": 1.0, "validation_ensemble": 1.5, "validation_accuracy": 0.5}])
+    {'train_error': [1.0], 'test_error': [1.5], 'accuracy': [0.5], 'gap': [0.5]}
+    """
+    parts = {"error": "ensemble", "individual": "individual", "diversity": "diversity"}
+    names = {f"train_{name}": part for name, part in parts.items()}
+    names |= {f"test_{name}": f"validation_{part}" for name, part in parts.items()}
+    names |= {name: f"validation_{name}" for name in TRACKED}
+    curves = {name: [entry[key] for entry in epochs] for name, key in names.items() if epochs and key in epochs[0]}
+    if "test_error" in curves and "train_error" in curves:
+        curves["gap"] = [b - a for a, b in zip(curves["train_error"], curves["test_error"], strict=True)]
+    return curves

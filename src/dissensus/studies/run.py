@@ -1,0 +1,304 @@
+"""Run a study: its steps, its units and its report.
+
+The folder of a run is determined by the study, the scale and a fingerprint of the settings and the library's version.
+A second run of the same settings does nothing; one that was interrupted or has failed continues; a lock keeps two
+processes from running the same study at once.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dissensus
+from dissensus.fingerprint import fingerprint
+from dissensus.storage import locked, write_atomically
+from dissensus.studies import datasets, library
+from dissensus.studies.measures import MEASURES, OutputMeasure
+from dissensus.studies.procedures.base import Context, OnProgress, Procedure, Step, no_progress
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
+from dissensus.studies.results import Provenance, Report, Row
+from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_folder, write_state
+from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
+from dissensus.studies.validation import check, missing
+
+_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
+"""Changed settings that a study does not pass on to the study whose trainings it uses."""
+
+
+class Busy(RuntimeError):
+    """Another process is running this study."""
+
+
+def run(
+    study: str | Spec,
+    scale: str,
+    *,
+    changes: dict[str, Any] | None = None,
+    device: torch.device | None = None,
+    jobs: int = 1,
+    root: Path | None = None,
+    on_study: OnProgress | None = None,
+    procedures: Mapping[str, Procedure] = PROCEDURES,
+    measures: Mapping[str, OutputMeasure] = MEASURES,
+) -> Path:
+    """Run a study at a scale, or continue it; return its folder.
+
+    Args:
+        study: A name of the library, the path of a TOML file, or a spec.
+        scale: One of the study's scales.
+        changes: Settings that replace those of the study, by dotted keys.
+        device: Where networks are trained; the CPU by default.
+        jobs: Number of worker processes.
+        root: The folder of all runs; `runs_folder()` by default.
+        on_study: Called with a text and the share of the study that is done.
+        procedures: Procedures by name: the built-in ones, and those from outside.
+        measures: Measures of member outputs by name: the built-in ones, and those from outside.
+    """
+    spec = study if isinstance(study, Spec) else library.load(study, procedures)
+    spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
+    for data in spec.data:
+        check(on_data(spec, data), f"{spec.name}.toml", procedures)
+    lacks = missing(spec, procedures, measures)
+    if lacks:
+        raise SpecError(f"{spec.name} cannot be run yet: it waits for {', '.join(lacks)}.")
+    root = runs_folder() if root is None else root
+    foreign = foreign_fingerprint(spec, procedures, measures)
+    folder = folder_of(spec, scale, root, foreign)
+    if read_state(folder).stage == "done":
+        return folder
+    base = folder
+    if spec.uses:
+        passed_on = {key: value for key, value in (changes or {}).items() if not _MEASURING.match(key)}
+        base = run(
+            spec.uses,
+            scale,
+            changes=passed_on,
+            device=device,
+            jobs=jobs,
+            root=root,
+            on_study=on_study,
+            procedures=procedures,
+            measures=measures,
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    context = Context(spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress)
+    with alone(folder, spec.name):
+        if read_state(folder).stage != "done":
+            _run(context, procedures[spec.procedure], scale, jobs, foreign, changes or {})
+    return folder
+
+
+def foreign_fingerprint(spec: Spec, procedures: Mapping[str, Procedure], measures: Mapping[str, OutputMeasure]) -> str:
+    """A checksum of the procedure and measures of a study that are not built in; empty where all are."""
+    parts: dict[str, object] = {}
+    if procedures[spec.procedure] is not PROCEDURES.get(spec.procedure):
+        parts[spec.procedure] = procedures[spec.procedure]
+    for name in spec.evaluation.measures:
+        if name in measures and measures[name] is not MEASURES.get(name):
+            parts[name] = measures[name]
+    return fingerprint(parts) if parts else ""
+
+
+def _run(
+    context: Context, procedure: Procedure, scale: str, jobs: int, foreign: str, changes: Mapping[str, Any]
+) -> None:
+    """Run all steps and units, and write the report; the folder's state says how far it came."""
+    spec, folder = context.spec, context.folder
+    state = RunState("started", spec.settings_fingerprint(foreign), dissensus.__version__)
+    write_state(folder, state)
+    write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
+    try:
+        with _clock(folder) as seconds:
+            rows = _rows(context, procedure, jobs)
+        provenance = _provenance(context, rows, seconds(), changes, state.settings)
+        outputs = "." if context.base == folder else os.path.relpath(context.base, folder)
+        report = Report(spec.name, scale, spec, provenance, rows, outputs)
+        write_atomically(folder / "report.json", (json.dumps(report.to_json(), indent=1) + "\n").encode())
+    except Exception as reason:
+        write_state(folder, replace(state, stage="failed", reason=f"{type(reason).__name__}: {reason}"))
+        raise
+    write_state(folder, replace(state, stage="done"))
+
+
+def _rows(context: Context, procedure: Procedure, jobs: int) -> list[Row]:
+    """Run what is left of a study, and return all its rows."""
+    steps = [*procedure.steps, Step(_Units(procedure, unfinished=True), _RunUnit(procedure.run))]
+    tasks = [list(step.tasks(context)) for step in steps]
+    weights = [step.weight if left else 0.0 for step, left in zip(steps, tasks, strict=True)]
+    before = 0.0
+    for step, weight in zip(steps, weights, strict=True):
+        left = list(step.tasks(context))
+        share = weight / (sum(weights) or 1.0)
+        _work(step, left, context, jobs, _ProgressPart(context.progress, before, share))
+        before += share
+    units = _Units(procedure, unfinished=False)(context)
+    return list(
+        procedure.combine([row for unit in units for row in read_rows(context.folder / unit.name, context.spec)])
+    )
+
+
+class _Units:
+    """The units of a procedure: all in the order of rows, or the unfinished ones in the order of their priority."""
+
+    def __init__(self, procedure: Procedure, *, unfinished: bool) -> None:
+        self.procedure, self.unfinished = procedure, unfinished
+
+    def __call__(self, context: Context) -> Sequence[Any]:
+        units = self.procedure.units(context.spec)
+        if not self.unfinished:
+            return units
+        left = [unit for unit in units if not (context.folder / unit.name / ROWS).exists()]
+        return sorted(left, key=self.procedure.priority)
+
+
+class _RunUnit:
+    """Runs a unit and writes its rows."""
+
+    def __init__(self, run: Callable[[Any, Context], Sequence[Row]]) -> None:
+        self.run = run
+
+    def __call__(self, unit: Any, context: Context) -> None:
+        rows = self.run(unit, context)
+        (context.folder / unit.name).mkdir(parents=True, exist_ok=True)
+        write_rows(context.folder / unit.name, rows)
+
+
+class _ProgressPart:
+    """Progress of one part of a study."""
+
+    def __init__(self, progress: OnProgress, before: float, share: float) -> None:
+        self.progress, self.before, self.share = progress, before, share
+
+    def __call__(self, text: str, share: float) -> None:
+        self.progress(text, min(1.0, self.before + self.share * share))
+
+
+def _work(step: Step, tasks: Sequence[Any], context: Context, jobs: int, progress: OnProgress) -> None:
+    """Do the tasks of a step, one after the other or in several processes."""
+    if jobs <= 1 or len(tasks) < 2:
+        for i, task in enumerate(tasks):
+            part = _ProgressPart(progress, i / len(tasks), 1 / len(tasks))
+            step.run(task, replace(context, progress=part))
+        return
+    silent = replace(context, progress=no_progress)
+    with _workers(jobs) as pool:
+        pending = [pool.submit(step.run, task, silent) for task in tasks]
+        for done, future in enumerate(as_completed(pending), 1):
+            future.result()
+            progress(f"{done} of {len(tasks)} tasks are done, in {jobs} processes", done / len(tasks))
+
+
+def _workers(jobs: int) -> ProcessPoolExecutor:
+    """Processes that share the cores."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,))
+
+
+def _begin(threads: int) -> None:
+    """Set up a worker: its share of the cores, and its end with the process that started it."""
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)  # the lock ended with the parent: nothing may be written any more
+
+
+@contextmanager
+def _clock(folder: Path) -> Iterator[Callable[[], float]]:
+    """Seconds that this study has taken, interrupted runs included; a killed process loses at most five of them."""
+    file = folder / "seconds.json"
+    before = float(json.loads(file.read_text())) if file.exists() else 0.0
+    started, over = time.perf_counter(), threading.Event()
+
+    def seconds() -> float:
+        return before + time.perf_counter() - started
+
+    def tick() -> None:
+        while not over.wait(5.0):
+            write_atomically(file, json.dumps(seconds()).encode())
+
+    ticking = threading.Thread(target=tick, daemon=True)
+    ticking.start()
+    try:
+        yield seconds
+    finally:
+        over.set()
+        ticking.join()
+        write_atomically(file, json.dumps(seconds()).encode())
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """Hold a study's folder; `Busy` names the process that holds it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, wait=False))
+        except BlockingIOError as reason:
+            raise Busy(f"{name} is being run already, by {reason}, in {folder}. Wait for it, or stop it.") from reason
+        yield
+
+
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "safetensors")
+
+
+def _searched_networks(folder: Path) -> int:
+    """Number of networks that were trained in searches."""
+    trials = [trial for file in folder.glob("*/trials.json") for trial in json.loads(file.read_text())]
+    return sum(int(trial["params"].get("members", 1)) for trial in trials)
+
+
+def _provenance(
+    context: Context, rows: Sequence[Row], seconds: float, changes: Mapping[str, Any], settings: str
+) -> Provenance:
+    device, spec = context.device, context.spec
+    on_gpu = device.type == "cuda"
+    return Provenance(
+        version=dissensus.__version__,
+        python=platform.python_version(),
+        packages={name: installed for name in PACKAGES if (installed := _version(name))},
+        hardware=torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} cores",
+        seeds=spec.grid.get("seed", [0]),
+        networks=sum(row.members or 0 for row in rows if row.run is not None),
+        searched_networks=_searched_networks(context.base),
+        seconds=seconds,
+        peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else _peak_mib(),
+        data=[datasets.describe(name) for name in spec.data],
+        device=device.type,
+        changes=changes,
+        fingerprint=settings,
+    )
+
+
+def _peak_mib() -> float | None:
+    """The peak memory of this process and its workers; None where the system does not report it."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss counts bytes or KiB
+    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / unit
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

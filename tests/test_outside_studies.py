@@ -1,0 +1,197 @@
+"""A study, a measure and a procedure from outside the package are passed as arguments; no table is changed."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from dissensus.studies import library, measures, verdicts
+from dissensus.studies import run as runner
+from dissensus.studies.procedures.base import Procedure
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.procedures.training import stored_outputs
+from dissensus.studies.results import Row
+from dissensus.studies.run_folders import read_report
+from dissensus.studies.spec import SpecError
+from dissensus.studies.summary import summarise
+
+STUDY = """
+title = "Members that vote"
+reference = "Figure 99"
+claim = "A study from outside runs like any other."
+data = ["made-table"]
+
+[members]
+network = "mlp"
+count = 3
+options = {width = 4}
+
+[objective]
+name = "augmented"
+loss = "mse"
+pool = "score"
+
+[grid]
+beta = [0.0, 1.0]
+seed = [0, 1]
+
+[optimisation]
+epochs = 2
+
+[evaluation]
+measures = ["error", "spread"]
+
+[[expect]]
+says = "members are apart"
+measure = "spread"
+at = {beta = 0.0}
+low = 0.0
+
+[scales.smoke]
+"""
+DICE = """
+title = "Dice"
+reference = "Table 99"
+claim = "A procedure from outside makes rows like any other."
+data = ["made-table"]
+procedure = "dice"
+
+[grid]
+sides = [2, 6]
+seed = [0, 1, 2]
+
+[evaluation]
+measures = ["mean"]
+
+[[expect]]
+says = "larger dice roll higher"
+measure = "mean"
+at = {sides = 6}
+than = {sides = 2}
+direction = "greater"
+
+[scales.smoke]
+"""
+
+
+def spread(outputs, targets, loss, pool):
+    """Standard deviation over members."""
+    return float(outputs.std(0).mean())
+
+
+def wider_spread(outputs, targets, loss, pool):
+    return 2 * float(outputs.std(0).mean())
+
+
+@dataclass(frozen=True)
+class Die:
+    sides: int
+
+    @property
+    def name(self):
+        return f"die-{self.sides}"
+
+
+def dice(spec):
+    return [Die(sides) for sides in spec.grid["sides"]]
+
+
+def roll(die, context):
+    rows = []
+    for seed in context.spec.grid["seed"]:
+        rolls = torch.randint(1, die.sides + 1, (100,), generator=torch.Generator().manual_seed(seed))
+        context.progress(f"{die.name}, seed {seed}", 0.5)
+        rows.append(
+            Row("made-table", {"sides": die.sides}, seed, {"mean": float(rolls.double().mean())}, extras={"n": 100})
+        )
+    return rows
+
+
+def unknown_measures(spec, measures):
+    return [f"the measure {name!r}" for name in spec.evaluation.measures if name != "mean"]
+
+
+DICE_PROCEDURES = {**PROCEDURES, "dice": Procedure(dice, roll, unknown_measures, trains=False)}
+MORE_MEASURES = {**measures.MEASURES, "spread": spread}
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "collusion"
+    folder.mkdir()
+
+    def write(name, text):
+        (folder / f"{name}.toml").write_text(text)
+        return str(folder / f"{name}.toml")
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def tables_stay_as_they_are():
+    before = dict(PROCEDURES), dict(measures.MEASURES), library.names()
+    yield
+    assert (dict(PROCEDURES), dict(measures.MEASURES), library.names()) == before
+
+
+def test_a_study_and_a_measure_from_outside(study, tmp_path):
+    file = study("mine", STUDY)
+    with pytest.raises(SpecError, match="it waits for the measure 'spread'"):
+        runner.run(file, "smoke", root=tmp_path / "runs")
+    folder = runner.run(file, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
+    report = read_report(folder)
+    assert {(row.point["beta"], row.seed) for row in report.rows} == {(0.0, 0), (0.0, 1), (1.0, 0), (1.0, 1)}
+    for row in report.rows:
+        outputs = stored_outputs(folder / f"made-table-seed-{row.seed}", row.run)
+        assert row.measures["spread"] == pytest.approx(float(outputs.std(0).mean()))
+    summary = summarise(report)
+    assert [verdict.verdict for verdict in summary.verdicts] == [verdicts.AGREES]
+    assert summary.points[0].measures["spread"].seeds == 2
+
+
+def test_a_spec_is_taken_as_well_as_its_file(study, tmp_path):
+    file = study("mine", STUDY)
+    by_file = runner.run(file, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
+    assert runner.run(library.load(file), "smoke", root=tmp_path / "runs", measures=MORE_MEASURES) == by_file
+
+
+def test_a_measure_from_outside_that_changes_is_another_run(study, tmp_path):
+    file = study("mine", STUDY)
+    first = runner.run(file, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
+    changed = {**measures.MEASURES, "spread": wider_spread}
+    other = runner.run(file, "smoke", root=tmp_path / "runs", measures=changed)
+    assert other != first
+    narrow, wide = (read_report(folder).rows[0].measures["spread"] for folder in (first, other))
+    assert wide == pytest.approx(2 * narrow, rel=1e-3)
+
+
+def test_a_procedure_from_outside(study, tmp_path):
+    file = study("dice", DICE)
+    with pytest.raises(SpecError, match="key 'procedure' is 'dice', which nothing is called"):
+        runner.run(file, "smoke", root=tmp_path / "runs")
+    texts = []
+    options = {"root": tmp_path / "runs", "procedures": DICE_PROCEDURES}
+    folder = runner.run(file, "smoke", **options, on_study=lambda text, share: texts.append((text, share)))
+    assert [share for _, share in texts] == sorted(share for _, share in texts)
+    assert json.loads((folder / "report.json").read_text())["rows"][0]["n"] == 100
+    summary = summarise(read_report(folder))
+    assert [point.axes for point in summary.points] == [{"sides": 2}, {"sides": 6}]
+    assert [verdict.verdict for verdict in summary.verdicts] == [verdicts.AGREES]
+    with pytest.raises(SpecError, match="it waits for the measure 'median'"):
+        runner.run(file, "smoke", changes={"evaluation.measures": ["median"]}, **options)
+
+
+def test_a_unit_of_a_procedure_from_outside_is_done_once(study, tmp_path):
+    file = study("dice", DICE)
+    options = {"root": tmp_path / "runs", "procedures": DICE_PROCEDURES}
+
+    def interrupt(text, share):
+        if text.startswith("die-6"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(file, "smoke", **options, on_study=interrupt)
+    texts = []
+    runner.run(file, "smoke", **options, on_study=lambda text, share: texts.append(text))
+    assert {text.partition(",")[0] for text in texts} == {"die-6"}
