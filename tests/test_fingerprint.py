@@ -501,3 +501,16 @@ def test_members_with_other_functions_are_not_run_by_the_first_ones():
     pair, x = [nn.Linear(2, 2), nn.Linear(2, 2)], torch.rand(3, 2)
     ens = ds.Ensemble.from_modules([Then(pair[0], lambda z: z), Then(pair[1], lambda z: 100 * z)])
     torch.testing.assert_close(ens(x), torch.stack([pair[0](x), 100 * pair[1](x)]))
+
+
+class EveryAttribute:
+    """An object such as ``unittest.mock.Mock`` or ``pytest.mark``, which has any attribute that it is asked for."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(f"asked for {name}")
+
+
+def test_an_object_is_not_asked_for_attributes_that_its_class_does_not_have():
+    assert fingerprint(EveryAttribute()) == fingerprint(EveryAttribute())

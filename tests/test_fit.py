@@ -566,7 +566,7 @@ def test_settings_that_would_do_nothing_are_told(caplog, unchecked):
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2)
     with caplog.at_level(logging.WARNING, "dissensus"):
         ds.fit(ensemble, (x, y), mse, epochs=1, momentum=0.9)
-    assert "`momentum` is SGD's" in caplog.text
+    assert "`momentum` belongs to SGD" in caplog.text
     with pytest.raises(ValueError, match="come with `checkpoint`"):
         ds.fit(ensemble, (x, y), mse, epochs=1, resume=True)
     with pytest.raises(ValueError, match="`track` must come with `validation`"):
@@ -927,7 +927,10 @@ def test_modes_that_do_not_go_together_are_refused(unchecked):
         "`mode` must be one of 'min', 'max'; got 'highest'": {"mode": "highest", "metric": accuracy, "validation": 0.2},
         "`mode` must be 'min' without `metric`": {"mode": "max", "validation": 0.2},
         "`metric` must come with `validation` data": {"metric": accuracy},
-        "`mode` must say which way `metric` is better; got nothing": {"metric": accuracy, "validation": 0.2},
+        "`mode` must say whether a lower or a higher `metric` is better; got nothing": {
+            "metric": accuracy,
+            "validation": 0.2,
+        },
         "`metric` must be a function .*; got 'accuracy'": {"metric": "accuracy", "validation": 0.2},
         "`min_delta` must be a number of at least 0": {"min_delta": -1.0, "validation": 0.2, "patience": 2},
         "`validation` must hold as many targets as inputs; got 12 inputs and 3": {"validation": (X12, SIGNS[:3])},

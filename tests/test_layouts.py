@@ -956,6 +956,7 @@ LEFT_OUT = {
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "losses.check_trainable": "takes a loss",
     "objectives.declaration": "takes an objective",
+    "scores.select": "takes scores, not outputs",
     "storage.check_match": "looks at shapes",
 }
 """Public functions of tensors that are not in the table, and why."""

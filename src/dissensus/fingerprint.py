@@ -200,9 +200,9 @@ class _Walk:
         """The kind of a value, and the values that it consists of."""
         if type(value) in (list, tuple):
             return f"sequence {type(value).__qualname__}", list(value)
-        declared = None if isinstance(value, type) else getattr(value, "fingerprint_parts", None)
+        declared = getattr(type(value), "fingerprint_parts", None)  # of the class: some objects have every attribute
         if declared is not None:
-            return "object", [type(value), *declared()]
+            return "object", [type(value), *declared(value)]
         if isinstance(value, Tensor):
             return f"tensor {digest(value)}", []
         if isinstance(value, np.ndarray | np.generic):
