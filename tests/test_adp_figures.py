@@ -1,6 +1,7 @@
 """What the ADP paper's figures show: features and how alike they are, and figures of maps, matrices, curves, counts."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,12 +10,15 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.pages import figures
-from dissensus.studies import dict_results as results
-from dissensus.studies import library, report_figures, report_page
+from dissensus.pages import charts, html, style
+from dissensus.pages.parts import Page
+from dissensus.studies import labels, library
+from dissensus.studies import page as study_page
+from dissensus.studies.figures import figures
 from dissensus.studies.procedures import features
+from dissensus.studies.results import Report, Verdict
 from dissensus.studies.spec import resolved
-from dissensus.studies.summary import MAX_MAPPED
+from dissensus.studies.summary import MAX_MAPPED, summarise
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
 MADE = {
@@ -32,9 +36,9 @@ MADE = {
 
 
 def summary(study, rows):
-    told = resolved(library.load(study), "laptop", {}, "x")
-    report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": told.to_dict()}
-    return results.summary(report)
+    settings = resolved(library.load(study), "laptop", {}, "x")
+    report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": settings.to_dict()}
+    return summarise(Report.from_json(report))
 
 
 def row(method, seed, measures, **beside):
@@ -43,8 +47,8 @@ def row(method, seed, measures, **beside):
 
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
-    found = report_figures.drawn(library.load(study), summary(study, rows))
-    return [(figure, title, figures.as_svg(figure, title)) for figure, title in found]
+    result = figures(library.load(study), summary(study, rows))
+    return [(figure, title, style.as_svg(figure, title)) for figure, title in result]
 
 
 def legend_words(figure):
@@ -77,18 +81,18 @@ def test_hidden_features_are_what_goes_into_the_last_linear_layer(name):
     ensemble = Ensemble(build, members=3, seed=1).train()
     before = {key: value.clone() for key, value in ensemble.state_dict().items()}
     x = torch.randn(7, *shape, generator=torch.Generator().manual_seed(0))
-    found = features.hidden(ensemble, x, batch_size=3)
-    assert found.shape == (3, 7, width)
+    result = features.hidden(ensemble, x, batch_size=3)
+    assert result.shape == (3, 7, width)
     assert ensemble.training
     assert ensemble.body.training
-    assert not found.requires_grad
+    assert not result.requires_grad
     assert all(parameter.requires_grad and parameter.grad is None for parameter in ensemble.parameters())
     assert all(torch.equal(value, before[key]) for key, value in ensemble.state_dict().items())
     for index in range(3):
         member = ensemble.member(index).eval()
         last = [layer for layer in member.modules() if isinstance(layer, nn.Linear)][-1]
         with torch.no_grad():
-            torch.testing.assert_close(last(found[index]), member(x))
+            torch.testing.assert_close(last(result[index]), member(x))
 
 
 def test_members_without_a_linear_layer_are_refused():
@@ -129,13 +133,13 @@ def test_maps_keep_classes_together_and_fill_a_square():
     draw = torch.Generator().manual_seed(2)
     labels = torch.arange(60) % 3
     own = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
-    told = features.plane_maps(own, labels)
-    assert features.plane_maps(own, labels) == told, "the seed decides"
-    found = torch.tensor(told)
-    assert found.shape == (2, 60, 3)
-    assert found[..., 2].long().equal(labels.expand(2, -1))
-    assert found[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
-    for places in found[..., :2]:
+    settings = features.plane_maps(own, labels)
+    assert features.plane_maps(own, labels) == settings, "the seed decides"
+    result = torch.tensor(settings)
+    assert result.shape == (2, 60, 3)
+    assert result[..., 2].long().equal(labels.expand(2, -1))
+    assert result[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
+    for places in result[..., :2]:
         centres = torch.stack([places[labels == label].mean(0) for label in range(3)])
         assert torch.cdist(places, centres).argmin(1).equal(labels)
 
@@ -170,7 +174,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
             curves={"count": [0.0, 2.0, 2.0], "accuracy": [0.3, 0.4, 0.5], "true_positive_rate_pgd": [1.0]},
         ),
     ]
-    (point,) = summary("adp/figure-3", rows)["points"]
+    (point,) = summary("adp/figure-3", rows).to_json()["points"]
     assert point["measures"] == {"a": [2.0, 1.0, 2]}
     assert point["map"] == [[[0.5, -1.0, 3]] * MAX_MAPPED]
     assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
@@ -183,18 +187,18 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
         "true_positive_rate_pgd": [1.0],
     }
     assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
-    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})])["points"]
+    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})]).to_json()["points"]
     assert set(plain) == {"data", "method", "measures"}
 
 
 def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     names = ("pgd_0.05", "targeted_mim_0.05", "mim_0.05")
     matrix = [[0.0, 0.314, 1.0], [0.512, 0.046, 0.2], [0.1, math.nan, 0.91]]
-    found = drawn(
+    result = drawn(
         "adp/figure-3", [row(m, s, {}, matrices=dict.fromkeys(names, matrix)) for m in METHODS for s in (0, 1)]
     )
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, title, svg in found:
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in result:
         first, second, third, unused = figure.axes
         assert first.get_title(loc="left") == "PGD 0.05\naccuracy, %"
         assert second.get_title(loc="left") == "targeted MIM 0.05\ntarget reached, %"
@@ -214,13 +218,12 @@ def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     assert_nothing_is_cut(alone[0])
 
 
-@pytest.mark.slow
 def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
     points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
     rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]
-    found = drawn("adp/figure-2", rows)
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, title, svg in found:
+    result = drawn("adp/figure-2", rows)
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in result:
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["member 1", "member 2", "member 3"]
         for axes, own in zip(figure.axes, points, strict=True):
             assert len(axes.collections) == 10
@@ -228,7 +231,7 @@ def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
             assert len({tuple(each.get_facecolor()[0]) for each in axes.collections}) == 10
             assert not axes.get_xticks().size
             assert not axes.get_yticks().size
-        assert legend_words(figure) == list(report_figures.NAMES["fashion-mnist"])
+        assert legend_words(figure) == list(labels.CLASSES["fashion-mnist"])
         assert f"{title}: similarity of members 0.55" in svg
         assert ">sneaker<" in svg
         assert len(svg) < 200_000
@@ -253,9 +256,9 @@ def test_curves_of_detection_have_areas_and_the_diagonal():
         for m in METHODS
         for s in (0, 1)
     ]
-    found = drawn("adp/figure-4", rows)
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, _, svg in found:
+    result = drawn("adp/figure-4", rows)
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, _, svg in result:
         (axes,) = figure.axes
         fgsm, _, chance = axes.lines
         assert list(fgsm.get_xdata()) == pytest.approx([i / 100 for i in range(101)])
@@ -296,7 +299,7 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
 def test_the_legend_of_the_plane_lies_within_the_picture():
     clouds = [(f"masksembles-{i}", [[0.8, 0.5], [0.9, 0.4]]) for i in range(7)]
     curves = [("independent errors", [0, 1], [1, 1]), ("flipped predictions", [0, 1], [1, 0])]
-    assert_nothing_is_cut(figures.scatter(clouds, curves, "accuracy", "diversity", "cifar10"))
+    assert_nothing_is_cut(charts.scatter_chart(clouds, curves, "accuracy", "diversity", "cifar10"))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_the_legend_of_the_plane_lies_within_the_picture():
     ],
 )
 def test_measures_have_words(name, words):
-    assert report_figures.in_words(name) == words
+    assert labels.measure_label(name) == words
 
 
 def test_the_page_tells_of_flags(monkeypatch, tmp_path):
@@ -339,12 +342,12 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
-    found = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(results, "found", lambda name, root: found)
-    page = report_page.html(["adp/figure-3"], tmp_path)
+    result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
+    monkeypatch.setattr(study_page, "find", lambda name, root: result)
+    page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
-    told = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
-    assert f"<dt>adp-2-0</dt><dd>{told}</dd>" in page
+    settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
+    assert f"<dt>adp-2-0</dt><dd>{settings}</dd>" in page
     assert page.count("flags raised") == 2
     assert "worst case, standard 0.01" in page
 
@@ -359,30 +362,33 @@ def test_the_page_says_what_is_left_at_the_worst_case():
         "adaptive_0.1": 0.0123,
     }
     rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the paper&#x27;s attacks leave 50.0 % (baseline), 50.0 % (adp-2-0)" in text
-    assert "; the worst case leaves 1.2 % (baseline), 1.2 %" in text
-    assert text.index("<td>50.0 %") < text.index("<td>2.0 %") < text.index("<td>1.2 %")
-    assert "30.0 %" not in text  # another ε
-    assert "70.0 %" not in text  # a parameter that is no ε
-    assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the paper&#x27;s attacks leave 50.0% (baseline), 50.0% (adp-2-0)" in text
+    assert "; the worst case leaves 1.2% (baseline), 1.2%" in text
+    assert text.index(">50.0%<") < text.index(">2.0%<") < text.index(">1.2%<")
+    assert "30.0%" not in text  # another ε
+    assert "70.0%" not in text  # a parameter that is no ε
+    assert not study_page.worst_cases(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
 def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_the_worst():
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the worst case leaves 10.0 % (a), 11.0 % (b), 12.0 % (c)," in text
-    assert "<tr><td>c</td><td>90.0 %</td><td>50.0 %</td><td>12.0 %</td></tr>" in text
-    assert "<td>examples</td><td>all</td>" in text
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the worst case leaves 10.0% (a), 11.0% (b), 12.0% (c)," in text
+    shares = "".join(f'<td class="number">{share}</td>' for share in ("90.0%", "50.0%", "12.0%"))
+    assert f'<tr><td class="short">c</td>{shares}</tr>' in text
+    assert ">examples</td>" in text
+    assert ">all</td>" in text
     many = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", many)))
-    assert "the worst case leaves 0.0 % (m0) to 12.0 % (m12)." in text
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", many))))
+    assert "the worst case leaves 0.0% (m0) to 12.0% (m12)." in text
 
 
 def test_the_page_counts_what_agrees():
-    found = summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})])
-    found["verdicts"] = [{"verdict": word} for word in ("agrees", "agrees in direction", "disagrees", "not run")]
-    assert report_page._agreeing(found) == "2 of 3 agree"
-    assert report_page._agreeing(None) == ""
+    words = ("agrees", "agrees in direction", "disagrees", "not run")
+    verdicts = [Verdict("a claim", "mnist", word, "", None, None, None, None, 1) for word in words]
+    result = replace(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]), verdicts=verdicts)
+    assert study_page.agreement(result) == "2 of 3 agree"
+    assert study_page.agreement(None) == ""

@@ -11,11 +11,12 @@ import torch
 
 import dissensus as ds
 from dissensus.studies import audit_cases, case_makers, library, spec
-from dissensus.studies import dict_results as results
 from dissensus.studies import run as runner
 from dissensus.studies.audit_cases import CASES, AuditedEnsemble, AuditUnit
 from dissensus.studies.datasets import StudyData, load
 from dissensus.studies.procedures import audit
+from dissensus.studies.run_folders import SHIPPED, read_report
+from dissensus.studies.summary import summarise
 
 STUDY = "audit/table-1"
 UNKNOWN = {*audit_cases.BETWEEN, *audit_cases.LDR, *audit_cases.ADP}
@@ -61,7 +62,7 @@ def test_every_case_can_be_made(regression, classification):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classification):
-    for one in (held[name] for held in (regression, classification) if name in held):
+    for one in (stored[name] for stored in (regression, classification) if name in stored):
         case = one.case
         members, examples, width = case.test.shape
         assert members == (CASES[name].fixed_count or 5)
@@ -127,8 +128,8 @@ def test_constant_biases_are_constant(regression):
 def test_biases_that_no_classifier_can_have_are_no_case():
     x, y = torch.randn(60, 4), torch.randint(3, (60,))
     outputs = case_makers.NetworkOutputs(*(10 * np.eye(3)[(y.numpy() + 1) % 3][None].repeat(5, 0) for _ in range(2)))
-    held = {"alone": outputs}
-    m = case_makers.Materials(StudyData("wrong", (x, y), (x, y), 3), 0, 5, held, held)
+    stored = {"alone": outputs}
+    m = case_makers.Materials(StudyData("wrong", (x, y), (x, y), 3), 0, 5, stored, stored)
     assert case_makers.constant_biases(m, size=3.0) is None
 
 
@@ -221,10 +222,10 @@ def test_outcomes():
 @pytest.fixture(scope="module")
 def trained():
     """Ten members, more than ADP's nine classes beside the label can hold apart."""
-    told = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
-    data = load("digits", 0, told)
+    settings = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
+    data = load("digits", 0, settings)
     return audit_cases.materials(
-        told, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
+        settings, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
     )
 
 
@@ -310,8 +311,8 @@ def test_the_study_runs_and_says_what_is_allowed(tmp_path):
         assert set(row["said"]) == set(audit_cases.EVIDENCE)
         assert ("right_train" in row["measures"]) == (row["case"] not in UNKNOWN)
         assert "collusive_either" in row["measures"]
-    points = results.summary(report)["points"]
-    assert all(set(point["said"]) == set(audit_cases.EVIDENCE) for point in points)
+    points = summarise(read_report(folder)).points
+    assert all(set(point.verdict_counts) == set(audit_cases.EVIDENCE) for point in points)
 
 
 def test_a_case_survives_a_file(regression):
@@ -320,8 +321,8 @@ def test_a_case_survives_a_file(regression):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.npz"
         np.savez(file, **arrays, meta=np.array(json.dumps(meta)))
-        with np.load(file) as held:
-            kept = {name: held[name] for name in held.files}
+        with np.load(file) as stored:
+            kept = {name: stored[name] for name in stored.files}
     again = audit_cases.from_arrays(kept, json.loads(str(kept.pop("meta"))))
     assert again.allowed == one.allowed
     assert again.case.task == "regression"
@@ -357,13 +358,13 @@ def test_units_that_are_done_are_not_audited_again(tmp_path):
 
 
 def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
-    held = json.loads((results.SHIPPED / "audit/table-1.paper.json").read_text())
-    cases = {point["case"] for point in held["points"]}
+    stored = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
+    cases = {point["case"] for point in stored["points"]}
     assert set(CASES) <= cases
     sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
     accused = sum(
         point["said"][by].get("collusive", 0)
-        for point in held["points"]
+        for point in stored["points"]
         if point["case"] in sound and point["members"]
         for by in point["said"]
     )

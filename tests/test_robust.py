@@ -14,13 +14,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus import attacks
+from dissensus import attacks, pages
 from dissensus.attacks import crafting, flags, suites
 from dissensus.attacks.diagnostics import AttackDiagnostics, ModelDiagnostics, model_diagnostics
+from dissensus.attacks.page import page as robustness_page
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
-from dissensus.studies import datasets, robust_page, stored_ensembles
+from dissensus.studies import datasets, stored_ensembles
 from dissensus.studies.registry import maker
 
 C, SIDE, EPSILON = 4, 6, 0.15
@@ -637,7 +638,7 @@ def test_the_command(tmp_path, unchecked):
 
 
 def test_the_page_tells_every_attack_and_check(masked):
-    text = robust_page.html(masked, "a masked <model>")
+    text = pages.html(robustness_page(masked, "a masked <model>"))
     for row in masked.attacks:
         assert row.name in text
     for flag in masked.checks:
@@ -653,7 +654,7 @@ def test_the_page_tells_every_attack_and_check(masked):
 
 
 def test_the_page_says_when_no_flag_is_raised(honest):
-    assert "flags raised: none" in robust_page.html(honest, "sound")
+    assert "flags raised: none" in pages.html(robustness_page(honest, "sound"))
 
 
 class Original:
