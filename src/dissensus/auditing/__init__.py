@@ -19,7 +19,7 @@ from dissensus.auditing.limits import LIMITS, Limits, check_limits
 from dissensus.auditing.measuring import Figure, by_member, measure
 from dissensus.auditing.record import Audit
 from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor, check_unmasked
-from dissensus.auditing.tallying import Tally, tally_outputs
+from dissensus.auditing.tallying import AuditTally, tally_outputs
 from dissensus.axes import Pool
 from dissensus.scores import Score, select
 
@@ -108,7 +108,7 @@ def audit(
     setting = _setting(task, kind, loss, pool)
     detectors = None if ood is None else _detectors(scores, setting["kind"])
 
-    def tally(members: Outputs, labels: Any, name: str, grouped: Any = None, bag: Any = None) -> Tally:
+    def tally(members: Outputs, labels: Any, name: str, grouped: Any = None, bag: Any = None) -> AuditTally:
         reader = OutputReader(members, name, exact=task == "regression")
         if task == "classification":
             reader.check_classes()

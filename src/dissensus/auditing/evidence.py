@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import dissensus.auditing.testing as testing
 from dissensus.auditing.limits import LIMITS, Limits
-from dissensus.auditing.tallying import Tally
+from dissensus.auditing.tallying import AuditTally
 from dissensus.auditing.testing import Test
 
 UNSKILLED, COLLUSIVE, DOMINATED = "unskilled", "collusive", "dominated"
@@ -62,7 +62,7 @@ class Evidence(NamedTuple):
 class TallyTests:
     """Tests of one tally. Each is computed when it is first used, and kept for the rules that use it again."""
 
-    tally: Tally
+    tally: AuditTally
     limits: Limits = LIMITS
 
     @cached_property
@@ -179,7 +179,7 @@ def _collusion(audited: Audited, dominated: bool) -> list[Evidence]:
     return [ask(test.limits.collusive_level / len(questions)) for ask in questions]
 
 
-def _rotation(tally: Tally, data: str, level: float) -> Evidence:
+def _rotation(tally: AuditTally, data: str, level: float) -> Evidence:
     result = testing.cancellation(tally)
     times, independent = (tally.members - 1) / max(result.value, 1e-12), tally.members - 1
     return _answer(
@@ -221,7 +221,7 @@ def _ownership(ownership: testing.Ownership, limits: Limits, level: float) -> Ev
     )
 
 
-def _gap(test: TallyTests, train: Tally, level: float, trained_on_all: bool) -> Evidence:
+def _gap(test: TallyTests, train: AuditTally, level: float, trained_on_all: bool) -> Evidence:
     share, gap = testing.pool_gap(test.tally, train, test.limits.leaning[0 if trained_on_all else 1], test.limits.gap)
     usual = "next to none" if trained_on_all else "at most half"
     return _answer(
@@ -236,7 +236,7 @@ def _gap(test: TallyTests, train: Tally, level: float, trained_on_all: bool) -> 
     )
 
 
-def _comparison(test: TallyTests, reference: Tally, level: float) -> Evidence:
+def _comparison(test: TallyTests, reference: AuditTally, level: float) -> Evidence:
     limits = test.limits
     result = testing.compare_with_reference(test.tally, reference, limits.worse)
     worth_it = result.pool.p < 0.05 and result.pool.value < limits.paid

@@ -30,7 +30,7 @@ _SUBSETS = 100
 
 
 @dataclass(frozen=True)
-class Context:
+class SliceContext:
     """What all slices of some outputs have in common."""
 
     name: str
@@ -52,7 +52,7 @@ class Context:
 class ExampleSlice:
     """Outputs ``[n, M, C]`` of some examples and their targets; `start` is the number of the first example."""
 
-    context: Context
+    context: SliceContext
     outputs: Float[Tensor, "n M C"]
     targets: Tensor | None
     start: int

@@ -23,7 +23,7 @@ from dissensus.auditing.evidence import (
     TallyTests,
     gather_evidence,
 )
-from dissensus.auditing.tallying import Tally
+from dissensus.auditing.tallying import AuditTally
 
 VERDICTS = (UNSKILLED, COLLUSIVE, DOMINATED, REDUNDANT, UNDECIDED, HEALTHY)
 """In the order in which rules are asked: the first that applies is the verdict."""
@@ -127,7 +127,7 @@ def _not_excluded(audited: Audited) -> list[str]:
     ]
 
 
-def _confidence(tally: Tally, evidence: list[Evidence]) -> str:
+def _confidence(tally: AuditTally, evidence: list[Evidence]) -> str:
     """The amount of data, and the smallest effect that it can show."""
     few = tally.units < FEW_EXAMPLES or tally.members < FEW_MEMBERS
     words = f"{'low' if few else 'good'} ({tally.members} members, {_amount(tally)})"
@@ -138,7 +138,7 @@ def _confidence(tally: Tally, evidence: list[Evidence]) -> str:
     return words
 
 
-def _amount(tally: Tally) -> str:
+def _amount(tally: AuditTally) -> str:
     return f"{tally.units:,} {'groups' if tally.units < tally.examples else 'examples'}"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dissensus.auditing.distributions import student_tail
 from dissensus.auditing.examples import DROPS
 from dissensus.auditing.sums import BinSums, ErrorSums, Sums, mapped
-from dissensus.auditing.tallying import Tally
+from dissensus.auditing.tallying import AuditTally
 from dissensus.metrics import intervals
 from dissensus.metrics.intervals import Interval
 
@@ -47,7 +47,7 @@ class _Means:
     bins: BinSums | None
 
 
-def measure(tally: Tally, seed: int = 0) -> dict[str, Figure]:
+def measure(tally: AuditTally, seed: int = 0) -> dict[str, Figure]:
     """Every figure that a tally can give."""
     blocks = len(tally.count)
     weights = _block_weights(blocks, seed)
@@ -70,7 +70,7 @@ def measure(tally: Tally, seed: int = 0) -> dict[str, Figure]:
     return {name: _figure(name, values, resamples) for name, values in figures.items()}
 
 
-def _bias(tally: Tally, blocks: int, seed: int) -> Float[Tensor, " S"]:
+def _bias(tally: AuditTally, blocks: int, seed: int) -> Float[Tensor, " S"]:
     """Mean squared constant offset of every replicate; NaN where a block is left out, which its interval does not need.
 
     For every replicate there are as many numbers as all outputs of an example, so a few replicates are computed at a
@@ -114,7 +114,7 @@ def _block_weights(blocks: int, seed: int) -> Float[Tensor, "S K"]:
     return torch.cat([whole, weights, whole - torch.eye(blocks, dtype=torch.float64)])
 
 
-def by_member(tally: Tally) -> dict[str, list[Any]]:
+def by_member(tally: AuditTally) -> dict[str, list[Any]]:
     """Per member: loss and accuracy; per pair: correlation of errors and disagreement."""
     count = float(tally.count.sum())
     errors, choices, classes = tally.errors, tally.sums.choices, tally.sums.classes
@@ -205,7 +205,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b.abs() > 1e-300, ratio, undefined)
 
 
-def _spread_figures(tally: Tally, means: _Means) -> dict[str, Tensor]:
+def _spread_figures(tally: AuditTally, means: _Means) -> dict[str, Tensor]:
     """Figures that need no targets."""
     spread, choices = means.sums.spread, means.sums.choices
     share = torch.where(spread > 0, means.bias / spread.clamp_min(1e-300), torch.zeros_like(means.bias))
@@ -218,7 +218,7 @@ def _spread_figures(tally: Tally, means: _Means) -> dict[str, Tensor]:
     return figures
 
 
-def _error_figures(tally: Tally, sums: Sums, errors: ErrorSums) -> dict[str, Tensor]:
+def _error_figures(tally: AuditTally, sums: Sums, errors: ErrorSums) -> dict[str, Tensor]:
     """The decomposition, and correlations of errors (in squares: squared error, or the Brier score)."""
     members = tally.members
     member_loss = errors.member_loss
@@ -271,7 +271,7 @@ def _value_figures(sums: Sums) -> dict[str, Tensor]:
     }
 
 
-def _class_figures(tally: Tally, means: _Means) -> dict[str, Tensor]:
+def _class_figures(tally: AuditTally, means: _Means) -> dict[str, Tensor]:
     """Figures of a classifier."""
     classes, choices = means.sums.classes, means.sums.choices
     assert classes is not None

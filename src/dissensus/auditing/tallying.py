@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus.auditing.examples import Context, ExampleSlice, Kind
+from dissensus.auditing.examples import ExampleSlice, Kind, SliceContext
 from dissensus.auditing.streaming import OutputReader
 from dissensus.auditing.sums import BinSums, BlockSums, Chunk, ErrorSums, OffsetSums, Sums
 from dissensus.axes import Pool
@@ -40,7 +40,7 @@ _Result = tuple[slice, Chunk]
 
 
 @dataclass(frozen=True)
-class Tally:
+class AuditTally:
     """Sums over all examples, by block, and what they are sums of."""
 
     members: int
@@ -84,7 +84,7 @@ def tally_outputs(
     groups: Tensor | None = None,
     in_bag: Tensor | None = None,
     device: torch.device | str | None = None,
-) -> Tally:
+) -> AuditTally:
     """Read all outputs once. Without targets, the sums that need none.
 
     Slices are read and added up one after the other. They are computed on as many threads as torch has, or on a GPU.
@@ -111,7 +111,7 @@ def tally_outputs(
         frequencies = torch.bincount(targets, minlength=outputs.width).double() / len(targets)
     elif targets is not None:
         centre = targets.double().reshape(len(targets), -1).mean(0)
-    context = Context(outputs.name, kind, loss, pool, outputs.examples, frequencies, centre, scores)
+    context = SliceContext(outputs.name, kind, loss, pool, outputs.examples, frequencies, centre, scores)
 
     def compute(rows: slice, part: Tensor) -> _Result:
         values = part.to(device).to(outputs.dtype).contiguous()
@@ -131,7 +131,7 @@ def tally_outputs(
         for name, values in chunk.scores.items():
             columns.setdefault(name, []).append(values.float().cpu())
     totals = sums.totals()
-    return Tally(
+    return AuditTally(
         outputs.members,
         outputs.examples,
         outputs.width,

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dissensus.auditing.distributions import rotation_test, student_tail
-from dissensus.auditing.tallying import Tally
+from dissensus.auditing.tallying import AuditTally
 
 
 class Test(NamedTuple):
@@ -75,18 +75,18 @@ def _ratio_below(a: Tensor, b: Tensor, line: float, counts: Tensor) -> Test:
     )
 
 
-def _squares(tally: Tally) -> Float[Tensor, "K M"]:
+def _squares(tally: AuditTally) -> Float[Tensor, "K M"]:
     """Members' squared errors (Brier scores of classifiers)."""
     return tally.errors.products.diagonal(dim1=-2, dim2=-1)
 
 
-def _pooled(tally: Tally) -> Float[Tensor, " K"]:
+def _pooled(tally: AuditTally) -> Float[Tensor, " K"]:
     """Squared error of the pooled prediction (Brier score of a classifier)."""
     classes = tally.sums.classes
     return tally.errors.quadratic if tally.pool != "score" or classes is None else classes.brier
 
 
-def skill(tally: Tally) -> dict[str, Test]:
+def skill(tally: AuditTally) -> dict[str, Test]:
     """Gain of the ensemble over the best constant prediction: by its loss, and for classes by kappa and Brier score.
 
     Each of them alone can miss skill: a few labels of probability zero spoil cross-entropy, a rare class spoils kappa.
@@ -128,7 +128,7 @@ def is_unskilled(tests: dict[str, Test], blocks: int, loss: float, kappa: float)
     )
 
 
-def cancellation(tally: Tally) -> Test:
+def cancellation(tally: AuditTally) -> Test:
     """The rotation test, with F = (M − 1) · error / diversity, which is below 1 where errors cancel."""
     gram = tally.errors.products.sum(0)
     members = tally.members
@@ -137,7 +137,7 @@ def cancellation(tally: Tally) -> Test:
     return Test(_ratio((members - 1) * error, diversity), 1.0, float(rotation_test(gram)), above=False)
 
 
-def constant_offsets(tally: Tally, line: float) -> Test:
+def constant_offsets(tally: AuditTally, line: float) -> Test:
     """Share of the members' loss that is constant offsets from the pool, less what noise of the examples adds.
 
     With δ_i the mean of member i's deviation from the pool and g_i the mean gradient of its loss, removing the offset
@@ -199,7 +199,7 @@ class Ownership(NamedTuple):
     the loss has no minimum nearby."""
 
 
-def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | None:
+def ownership(tally: AuditTally, weight: float, overstated: float) -> Ownership | None:
     """Whose loss is stationary on training data, the members' or the pool's? See `dissensus.auditing.stationarity`."""
     sums, counts = tally.sums.slopes, tally.count
     if sums is None:
@@ -223,7 +223,7 @@ def ownership(tally: Tally, weight: float, overstated: float) -> Ownership | Non
     return Ownership(revealed, saved, fmean(too_large), pool)
 
 
-def pool_gap(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, Test]:
+def pool_gap(test: AuditTally, train: AuditTally, line: float, gap: float) -> tuple[Test, Test]:
     """Share of the pool's generalisation gap that no member has, and the pool's gap itself.
 
     With gaps P = error on test data / error on training data of the pool, and I_i of each member and of what members'
@@ -250,7 +250,7 @@ def pool_gap(test: Tally, train: Tally, line: float, gap: float) -> tuple[Test, 
     return Test(share, line, p_share if log_p > 0 else math.nan), Test(math.exp(log_p), math.exp(gap), p_gap)
 
 
-def _fits(tally: Tally) -> Float[Tensor, "K S"]:
+def _fits(tally: AuditTally) -> Float[Tensor, "K S"]:
     """Members' squared errors, and the mean covariance of their errors."""
     squares = _squares(tally)
     covariance = tally.errors.products.sum((-1, -2)) - squares.sum(-1)
@@ -258,13 +258,13 @@ def _fits(tally: Tally) -> Float[Tensor, "K S"]:
     return torch.cat([squares, common.unsqueeze(-1)], -1)
 
 
-def member_error(tally: Tally) -> Float[Tensor, " K"]:
+def member_error(tally: AuditTally) -> Float[Tensor, " K"]:
     """Members' mean squared error (Brier score of classifiers), summed by block."""
     return _squares(tally).mean(-1)
 
 
 def _log_gaps(
-    on_test: Float[Tensor, "K S"], on_train: Float[Tensor, "L S"], test: Tally, train: Tally
+    on_test: Float[Tensor, "K S"], on_train: Float[Tensor, "L S"], test: AuditTally, train: AuditTally
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """Logarithms of errors on test data over those on training data, with standard errors; NaN where one is zero."""
     value, variance = torch.zeros(on_test.shape[1]).double(), torch.zeros(on_test.shape[1]).double()
@@ -295,7 +295,7 @@ class BestMember(NamedTuple):
     """The other members' squared error over the best's, above a line."""
 
 
-def best_member(tally: Tally, loss: float, no_better: float, others: float) -> BestMember:
+def best_member(tally: AuditTally, loss: float, no_better: float, others: float) -> BestMember:
     """Compare the pool with its best member, which is chosen on the other half of the blocks."""
     errors, classes, counts = tally.errors, tally.sums.classes, tally.count
     by_loss = _ratio_below(_best_by(errors.member_loss, errors.member_loss), errors.ensemble_loss, loss, counts)
@@ -337,7 +337,7 @@ class ReferenceComparison(NamedTuple):
     """The pool's squared error over that of the reference's pool, below one: the ensemble is better."""
 
 
-def compare_with_reference(test: Tally, reference: Tally, worse: float) -> ReferenceComparison:
+def compare_with_reference(test: AuditTally, reference: AuditTally, worse: float) -> ReferenceComparison:
     """Compare members with members and pool with pool, example by example.
 
     Members are samples too. If the members were trained like the reference's, the logarithms of their errors vary as
@@ -361,7 +361,7 @@ def compare_with_reference(test: Tally, reference: Tally, worse: float) -> Refer
     )
 
 
-def pooling_gain(tally: Tally, line: float) -> Test:
+def pooling_gain(tally: AuditTally, line: float) -> Test:
     """Share of the members' squared error that pooling saves, below a line.
 
     The standard error is that of the ratio at its estimate: copies have a share of zero in every sample.
@@ -375,7 +375,7 @@ def pooling_gain(tally: Tally, line: float) -> Test:
     return Test(value, line, p, False, spread)
 
 
-def best_kappa(tally: Tally, line: float) -> Test | None:
+def best_kappa(tally: AuditTally, line: float) -> Test | None:
     """The best member's kappa over the ensemble's, below a line: members alone have little skill."""
     classes, counts = tally.sums.classes, tally.count
     if classes is None:
@@ -389,7 +389,7 @@ def best_kappa(tally: Tally, line: float) -> Test | None:
     return _ratio_below((right - guessed)[:, best] * share, pool, line, counts)
 
 
-def quality_spread(tally: Tally) -> float:
+def quality_spread(tally: AuditTally) -> float:
     """Standard deviation of the members' squared errors over their mean, without what noise of the examples adds."""
     errors, counts = _squares(tally), tally.count
     total, blocks = counts.sum(), len(counts)
@@ -400,7 +400,7 @@ def quality_spread(tally: Tally) -> float:
     return _ratio(math.sqrt(float(excess)), float(errors.mean(-1).sum() / total))
 
 
-def error_correlation(tally: Tally) -> float:
+def error_correlation(tally: AuditTally) -> float:
     """Mean correlation of members' errors."""
     gram = tally.errors.products.sum(0)
     diagonal = gram.diagonal().mean()
@@ -408,7 +408,7 @@ def error_correlation(tally: Tally) -> float:
     return float(covariance / diagonal.clamp_min(1e-300))
 
 
-def constant_share(tally: Tally) -> float:
+def constant_share(tally: AuditTally) -> float:
     """Share of the diversity that is constant offsets, in what the pool averages."""
     mean = tally.offsets.deviation.sum(0) / tally.offsets.count.sum()
     spread = float(tally.sums.spread.sum() / tally.count.sum())
