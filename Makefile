@@ -34,9 +34,10 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/members.py --json benchmarks/results/members.json
 	$(BIN)/python benchmarks/sweeps.py --json benchmarks/results/sweeps.json
-	$(BIN)/python benchmarks/render.py
+	$(BIN)/python docs/tables
 
 docs: $(READY)
+	$(BIN)/python docs/tables
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dissensus as ds
 from dissensus import attacks
-from dissensus.attacks import replays
+from dissensus.execution.graphs import capture_on as library_capture_on
 
 DEVICE = torch.device("cuda")
 EPSILON, EXAMPLES, REPEATS = 1 / 255, 256, 3
@@ -55,7 +55,7 @@ class Counts:
 
     def capture_on(self, device: torch.device) -> Any:
         """As the library captures, and counted."""
-        capture = replays.capture_on(device)
+        capture = library_capture_on(device)
         assert capture is not None
 
         def counted(function: Callable[[], None], generators: Any) -> Callable[[], None]:
@@ -126,7 +126,7 @@ def main() -> None:
         ensemble = ds.Ensemble(ds.nets.resnet20, members).to(DEVICE).eval()
         with torch.no_grad():
             y = ds.pooling.mean_probability(ensemble(x)).argmax(-1)
-        for capture_on in (eager, replays.capture_on):
+        for capture_on in (eager, library_capture_on):
             taken(partial(attacks.elastic_net, ensemble, x, y, steps=10, search_steps=1), capture_on)
         for name in ATTACKS:
             rows.append(row(name, ensemble, x, y, repeats))

@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
+from dissensus.execution.graphs import Capture
 from dissensus.train import fused_optim, memory, recipe
+from dissensus.train.capture import GraphSteps
 from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.engine import Engine
 
@@ -220,24 +222,30 @@ def with_capture(wanted: bool) -> None:
     setattr(recipe, "graph_steps", counted if wanted else lambda engine: None)  # noqa: ARG005, B010
 
 
-def counted(engine: Engine) -> Any:
+def counted(engine: Engine) -> GraphSteps | None:
     """Captured steps that count their replays."""
     steps = GRAPH_STEPS(engine)
-    capture = steps.capture if steps is not None else None
+    if steps is None:
+        return None
+    library_capture = steps.cache.new_capture
 
-    def counting(function: Any, generators: Any) -> Any:
-        assert capture is not None
-        replay = capture(function, generators)
+    def new_capture() -> Capture | None:
+        capture = library_capture()
+        if capture is None:
+            return None
 
-        def one() -> None:
-            replayed["steps"] += 1
-            replay()
+        def counting(function: Callable[[], None], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+            replay = capture(function, generators)
 
-        return one
+            def replay_and_count() -> None:
+                replayed["steps"] += 1
+                replay()
 
-    if steps is not None:
-        steps.capture = counting
-    return steps
+            return replay_and_count
+
+        return counting
+
+    return GraphSteps(new_capture)
 
 
 def replays() -> int:

@@ -5,9 +5,10 @@ Usage: python docs/pictures.py
 
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib.image
 import numpy as np
@@ -15,43 +16,47 @@ import torch
 
 import dissensus as ds
 from dissensus.auditing.page import drawings
-from dissensus.pages import figures
-from dissensus.studies import library, report_figures
+from dissensus.pages import charts, figures, style
+from dissensus.studies import library
+from dissensus.studies.figures import figures as study_figures
+from dissensus.studies.results import Point, Summary
 from dissensus.studies.run_folders import SHIPPED
 
 ASSETS = Path(__file__).parent / "assets"
 
 
-def line(name: str, points: list[dict[str, Any]], measure: str) -> figures.Line:
+def line(name: str, points: Sequence[Point], measure: str) -> charts.Line:
     """A measure over points."""
-    each = [point["measures"][measure] for point in points]
-    return figures.Line(name, [value[0] for value in each], [value[1] for value in each])
+    estimates = [point.measures[measure] for point in points]
+    means = [estimate.mean or 0.0 for estimate in estimates]
+    return charts.Line(name, means, [estimate.error or 0.0 for estimate in estimates])
 
 
-def shipped(name: str) -> list[dict[str, Any]]:
-    """The points of a result of the collusion paper."""
-    return json.loads((SHIPPED / "collusion" / name).read_text())["points"]
+def shipped(name: str) -> Summary:
+    """A shipped result, by study and scale."""
+    return Summary.from_json(json.loads((SHIPPED / f"{name}.json").read_text()))
 
 
 def collusion() -> bytes:
     """UCI weather and CIFAR-10 over β."""
-    weather = [point for point in shipped("figure-2.paper.json") if point["data"] == "weather"]
-    cnns = shipped("figure-15.paper.json")
-    few, many = ([point for point in cnns if point["members"] == count] for count in (5, 10))
-    first = figures.Panel(
+    weather = [point for point in shipped("collusion/figure-2.paper").points if point.data == "weather"]
+    cnns = shipped("collusion/figure-15.paper").points
+    few, many = ([point for point in cnns if point.value("members") == count] for count in (5, 10))
+    first = charts.Panel(
         "weather: diversity explodes",
         "test squared error",
         [line("diversity", weather, "diversity"), line("ensemble", weather, "error")],
     )
-    second = figures.Panel(
+    second = charts.Panel(
         "CIFAR-10: the best β lies inside",
         "test loss of the ensemble",
         [line("5 CNNs", few, "error"), line("10 CNNs", many, "error")],
     )
     drawn = [
-        figures.draw([p["beta"] for p in points], "β", [panel]) for points, panel in ((weather, first), (few, second))
+        charts.line_chart([point.value("beta") for point in points], "β", [panel])
+        for points, panel in ((weather, first), (few, second))
     ]
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def biases() -> bytes:
@@ -66,10 +71,10 @@ def biases() -> bytes:
         for c in shifts
     ]
 
-    def plain(name: str, values: torch.Tensor) -> figures.Line:
-        return figures.Line(name, values.tolist(), [0.0] * len(values))
+    def plain(name: str, values: torch.Tensor) -> charts.Line:
+        return charts.Line(name, values.tolist(), [0.0] * len(values))
 
-    seen = [plain("learner f + 1", f + 1), plain("learner f − 1", f - 1), plain("their mean", f)]
+    predictions = [plain("learner f + 1", f + 1), plain("learner f − 1", f - 1), plain("their mean", f)]
     costs = [
         plain(word, torch.tensor([float(getattr(part, name).mean()) for part in parts]))
         for word, name in (
@@ -78,9 +83,9 @@ def biases() -> bytes:
             ("ensemble's error", "ensemble"),
         )
     ]
-    first = figures.draw(x.tolist(), "x", [figures.Panel("opposite biases cancel", "prediction", seen)])
-    second = figures.draw(shifts, "c", [figures.Panel("and cost the ensemble nothing", "squared error", costs)])
-    return side_by_side([figures.as_png(figure) for figure in (first, second)])
+    first = charts.line_chart(x.tolist(), "x", [charts.Panel("opposite biases cancel", "prediction", predictions)])
+    second = charts.line_chart(shifts, "c", [charts.Panel("and cost the ensemble nothing", "squared error", costs)])
+    return side_by_side([style.as_png(figure) for figure in (first, second)])
 
 
 def audit() -> bytes:
@@ -101,17 +106,17 @@ def audit() -> bytes:
         lr=2e-3,
     )
     alone, jointly = (swept.run(i).predict(x[1400:]) for i in range(2))
-    found = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
-    print(found.sentence)
-    print(found.test["accuracy"], found.test["member_accuracy"])
-    return side_by_side([figures.as_png(figure) for figure, _ in drawings(found)[:3]])
+    result = ds.audit(jointly, y[1400:], task="classification", kind="logits", pool="score", reference=alone)
+    print(result.sentence)
+    print(result.test["accuracy"], result.test["member_accuracy"])
+    return side_by_side([style.as_png(drawing.figure) for drawing in drawings(result)[:3]])
 
 
 def masks() -> bytes:
     """What a budget buys."""
     budgets = [1.0, 2.0]
     plans = [ds.masks.plan(ds.nets.resnet18(), 4, budget) for budget in budgets]
-    return figures.as_png(figures.budgets(budgets, plans, "parameters"))
+    return style.as_png(figures.mask_budgets(budgets, plans, "parameters"))
 
 
 def plane() -> bytes:
@@ -119,52 +124,53 @@ def plane() -> bytes:
     drawn = []
     for number in (2, 3):
         name = f"masksembles/figure-{number}"
-        result = json.loads((SHIPPED / f"{name}.laptop.json").read_text())
-        result["points"] = [point for point in result["points"] if point["data"] == "cifar10"]
-        drawn += [figure for figure, _ in report_figures.drawn(library.load(name), result)]
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+        summary = shipped(f"{name}.laptop")
+        summary = replace(summary, points=[point for point in summary.points if point.data == "cifar10"])
+        drawn += [figure for figure, _ in study_figures(library.load(name), summary)]
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def ldr() -> bytes:
     """LDR over its strength: what ensemble and members can do, and how often the audit says collusive."""
-    points = json.loads((SHIPPED / "audit/figure-1.paper.json").read_text())["points"]
     drawn = []
     for data in ("cifar10", "cifar10-six"):
-        own = [point for point in points if point["data"] == data and point["sampled"] == 5]
-        told = {
+        points = [
+            point
+            for point in shipped("audit/figure-1.paper").points
+            if point.data == data and point.value("sampled") == 5
+        ]
+        measures = {
             "ensemble's accuracy": "accuracy",
             "members' accuracy": "member_accuracy",
             "detection of corruptions (PDS)": "auroc_predictive_diversity_corrupted-5",
             "share called collusive": "audit_collusive",
         }
-        lines = [line(words, own, measure) for words, measure in told.items()]
-        panel = figures.Panel(f"{data}: five heads, all pairs", "share", lines)
-        drawn.append(figures.draw([f"{point['strength']:g}" for point in own], "λ", [panel]))
-    return side_by_side([figures.as_png(figure) for figure in drawn])
+        lines = [line(label, points, measure) for label, measure in measures.items()]
+        panel = charts.Panel(f"{data}: five heads, all pairs", "share", lines)
+        drawn.append(charts.line_chart([f"{point.value('strength'):g}" for point in points], "λ", [panel]))
+    return side_by_side([style.as_png(figure) for figure in drawn])
 
 
 def gallery() -> bytes:
     """CIFAR-10 pictures of most and least disagreement."""
-    result = json.loads((SHIPPED / "ldr/figure-3.gpu.json").read_text())
-    drawn = report_figures.drawn(library.load("ldr/figure-3"), result)
-    return figures.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
+    drawn = study_figures(library.load("ldr/figure-3"), shipped("ldr/figure-3.gpu"))
+    return style.as_png(next(figure for figure, title in drawn if title.startswith("cifar10,")))
 
 
 def adp() -> bytes:
     """What members' features look like without and with ADP, on CIFAR-10."""
-    result = json.loads((SHIPPED / "adp/figure-2.gpu.json").read_text())
-    drawn = report_figures.drawn(library.load("adp/figure-2"), result)
-    return side_by_side([figures.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
+    drawn = study_figures(library.load("adp/figure-2"), shipped("adp/figure-2.gpu"))
+    return side_by_side([style.as_png(figure) for figure, title in drawn if not title.endswith("adp-2-0")])
 
 
 def side_by_side(pictures: list[bytes]) -> bytes:
     """Several PNGs as one, on white."""
-    each = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
-    height = max(len(picture) for picture in each)
-    padded = [np.pad(p, ((0, height - len(p)), (0, 24), (0, 0)), constant_values=1.0) for p in each]
-    held = io.BytesIO()
-    matplotlib.image.imsave(held, np.concatenate(padded, 1), format="png")
-    return held.getvalue()
+    images = [matplotlib.image.imread(io.BytesIO(picture))[..., :3] for picture in pictures]
+    height = max(len(image) for image in images)
+    padded = [np.pad(p, ((0, height - len(p)), (0, 24), (0, 0)), constant_values=1.0) for p in images]
+    buffer = io.BytesIO()
+    matplotlib.image.imsave(buffer, np.concatenate(padded, 1), format="png")
+    return buffer.getvalue()
 
 
 if __name__ == "__main__":

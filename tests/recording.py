@@ -1,6 +1,8 @@
-"""A stand-in for a CUDA graph on a CPU: what a function does to tensors is written down once, and then done again.
+"""A stand-in for CUDA graphs on a CPU: what a function does to tensors is recorded once, and then done again.
 
-Unlike a call of the function, a replay runs none of its Python code: a number that the host decided stays as it was.
+Unlike a call of the function, a replay runs none of its Python code. It repeats the recorded operations on the tensors
+that were recorded. So a number that the host decided stays as it was, and a tensor that has been replaced since is not
+read: a test that compares replays with eager runs fails where a graph would use a stale pointer.
 """
 
 import torch
@@ -8,40 +10,80 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+HOST_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
+"""Operations whose results the host needs. A capture on a GPU fails there."""
 
-class _Written(TorchDispatchMode):
-    def __init__(self):
+
+def tensors_in(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def memory_of(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, host_reads):
         super().__init__()
-        self.calls, self.made, self.before = [], set(), {}
+        self.host_reads = host_reads
+        self.calls = []
+        self.inner = set()
+        """Memory that was allocated while recording."""
+        self.outer = {}
+        """Memory from outside that operations use: a tensor that lives there, and its contents before."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function._schema.is_mutable:
-            for tensor in tree_leaves(args)[:1]:
-                if id(tensor) not in self.made and id(tensor) not in self.before:
-                    self.before[id(tensor)] = (tensor, tensor.clone())
-        found = function(*args, **kwargs)
-        self.made |= {id(leaf) for leaf in tree_leaves(found)}
-        self.calls.append((function, args, kwargs, found))
-        return found
+        masked = function is torch.ops.aten.index.Tensor and any(i.dtype == torch.bool for i in tensors_in(args[1]))
+        if (masked or function in HOST_READS) and not self.host_reads:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        for tensor in tensors_in((args, kwargs)):
+            memory = memory_of(tensor)
+            if memory not in self.inner and memory not in self.outer:
+                self.outer[memory] = (tensor.untyped_storage(), tensor.untyped_storage().clone())
+        result = function(*args, **kwargs)
+        self.inner |= {memory_of(tensor) for tensor in tensors_in(result)} - self.outer.keys()
+        self.calls.append((function, args, kwargs, result))
+        return result
 
 
-def recorded(function, generators):
-    """A replay of a function, which has left no trace, as after a capture."""
-    with _Written() as written:
+def recorded(function, generators=(), *, host_reads=False):
+    """A replay of a function. As after a capture, the recording itself has no effect on tensors and generators.
+
+    With ``host_reads`` numbers may be read back, which a CPU cannot tell from numbers that are on the host anyway.
+    """
+    states = [generator.get_state() for generator in generators]
+    with _Operations(host_reads) as operations:
         function()
-    with torch.no_grad():
-        for tensor, value in written.before.values():
-            tensor.copy_(value)
+    for storage, contents in operations.outer.values():
+        storage.copy_(contents)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
     @torch.no_grad()
     def replay():
-        for call, args, kwargs, found in written.calls:
-            again = call(*args, **kwargs)
-            if call._schema.is_mutable:
-                continue
-            for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and old.numel() and old.data_ptr() != new.data_ptr():
+        for call, args, kwargs, result in operations.calls:
+            repeated = call(*args, **kwargs)
+            for old, new in zip(tensors_in(result), tensors_in(repeated), strict=True):
+                if old.numel() and old.data_ptr() != new.data_ptr():
                     old.detach().copy_(new)
 
     return replay
+
+
+class Captures:
+    """A way to capture that counts captures and replays."""
+
+    def __init__(self, capture=recorded):
+        self.capture = capture
+        self.captures = self.replays = 0
+
+    def __call__(self, function, generators=()):
+        self.captures += 1
+        replay = self.capture(function, generators)
+
+        def counted():
+            self.replays += 1
+            replay()
+
+        return counted

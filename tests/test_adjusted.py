@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recording import recorded
 
 import dissensus as ds
 from dissensus import objectives
@@ -223,7 +224,7 @@ def test_a_run_of_a_sweep_draws_what_the_same_fit_draws(captured, monkeypatch):
     from dissensus.train import capture
 
     if captured:
-        steps = partial(capture.GraphSteps, lambda function, generators: function)
+        steps = partial(capture.GraphSteps, lambda: recorded)
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: steps())
     objective = partial(objectives.learner_dropout, loss="cross_entropy", pool="probability")
     build = partial(ds.nets.mlp, 3, 4, (6,))

@@ -83,7 +83,7 @@ def test_theorem_1_without_entropy_members_are_sure():
     assert bool((found[:, 0] > 0.99).all())
 
 
-@pytest.mark.slow(fast=["2-4-1.0"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "classes", "alpha"), [(3, 10, 2.0), (5, 10, 2.0), (2, 4, 1.0)])
 def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
     found = free_optimum(members, classes, alpha, 0.0, steps=2500)

@@ -1,6 +1,7 @@
 """What the ADP paper's figures show: features and how alike they are, and figures of maps, matrices, curves, counts."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,12 +10,15 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.pages import figures
-from dissensus.studies import dict_results as results
-from dissensus.studies import library, report_figures, report_page
+from dissensus.pages import charts, html, style
+from dissensus.pages.parts import Page
+from dissensus.studies import labels, library
+from dissensus.studies import page as study_page
+from dissensus.studies.figures import figures
 from dissensus.studies.procedures import features
+from dissensus.studies.results import Report, Verdict
 from dissensus.studies.spec import resolved
-from dissensus.studies.summary import MAX_MAPPED
+from dissensus.studies.summary import MAX_MAPPED, summarise
 
 METHODS = ("baseline", "adp-2-0", "adp-2-0.5")
 MADE = {
@@ -34,7 +38,7 @@ MADE = {
 def summary(study, rows):
     settings = resolved(library.load(study), "laptop", {}, "x")
     report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": settings.to_dict()}
-    return results.summary(report)
+    return summarise(Report.from_json(report))
 
 
 def row(method, seed, measures, **beside):
@@ -43,8 +47,8 @@ def row(method, seed, measures, **beside):
 
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
-    result = report_figures.drawn(library.load(study), summary(study, rows))
-    return [(figure, title, figures.as_svg(figure, title)) for figure, title in result]
+    panels = figures(library.load(study), summary(study, rows))
+    return [(figure, title, style.as_svg(figure, title)) for figure, title in panels]
 
 
 def legend_words(figure):
@@ -170,7 +174,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
             curves={"count": [0.0, 2.0, 2.0], "accuracy": [0.3, 0.4, 0.5], "true_positive_rate_pgd": [1.0]},
         ),
     ]
-    (point,) = summary("adp/figure-3", rows)["points"]
+    (point,) = summary("adp/figure-3", rows).to_json()["points"]
     assert point["measures"] == {"a": [2.0, 1.0, 2]}
     assert point["map"] == [[[0.5, -1.0, 3]] * MAX_MAPPED]
     assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
@@ -183,7 +187,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
         "true_positive_rate_pgd": [1.0],
     }
     assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
-    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})])["points"]
+    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})]).to_json()["points"]
     assert set(plain) == {"data", "method", "measures"}
 
 
@@ -214,7 +218,6 @@ def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     assert_nothing_is_cut(alone[0])
 
 
-@pytest.mark.slow
 def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
     points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
     rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]
@@ -228,7 +231,7 @@ def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
             assert len({tuple(each.get_facecolor()[0]) for each in axes.collections}) == 10
             assert not axes.get_xticks().size
             assert not axes.get_yticks().size
-        assert legend_words(figure) == list(report_figures.NAMES["fashion-mnist"])
+        assert legend_words(figure) == list(labels.CLASSES["fashion-mnist"])
         assert f"{title}: similarity of members 0.55" in svg
         assert ">sneaker<" in svg
         assert len(svg) < 200_000
@@ -296,7 +299,7 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
 def test_the_legend_of_the_plane_lies_within_the_picture():
     clouds = [(f"masksembles-{i}", [[0.8, 0.5], [0.9, 0.4]]) for i in range(7)]
     curves = [("independent errors", [0, 1], [1, 1]), ("flipped predictions", [0, 1], [1, 0])]
-    assert_nothing_is_cut(figures.scatter(clouds, curves, "accuracy", "diversity", "cifar10"))
+    assert_nothing_is_cut(charts.scatter_chart(clouds, curves, "accuracy", "diversity", "cifar10"))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_the_legend_of_the_plane_lies_within_the_picture():
     ],
 )
 def test_measures_have_words(name, words):
-    assert report_figures.in_words(name) == words
+    assert labels.measure_label(name) == words
 
 
 def test_the_page_tells_of_flags(monkeypatch, tmp_path):
@@ -339,9 +342,9 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
-    result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(results, "found", lambda name, root: result)
-    page = report_page.html(["adp/figure-3"], tmp_path)
+    stored = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
+    monkeypatch.setattr(study_page, "find", lambda name, root: stored)
+    page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
     settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
     assert f"<dt>adp-2-0</dt><dd>{settings}</dd>" in page
@@ -359,30 +362,33 @@ def test_the_page_says_what_is_left_at_the_worst_case():
         "adaptive_0.1": 0.0123,
     }
     rows = [row(method, seed, measures) for method in METHODS for seed in (0, 1)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the paper&#x27;s attacks leave 50.0 % (baseline), 50.0 % (adp-2-0)" in text
-    assert "; the worst case leaves 1.2 % (baseline), 1.2 %" in text
-    assert text.index("<td>50.0 %") < text.index("<td>2.0 %") < text.index("<td>1.2 %")
-    assert "30.0 %" not in text  # another ε
-    assert "70.0 %" not in text  # a parameter that is no ε
-    assert not report_page._worst_case(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the paper&#x27;s attacks leave 50.0% (baseline), 50.0% (adp-2-0)" in text
+    assert "; the worst case leaves 1.2% (baseline), 1.2%" in text
+    assert text.index(">50.0%<") < text.index(">2.0%<") < text.index(">1.2%<")
+    assert "30.0%" not in text  # another ε
+    assert "70.0%" not in text  # a parameter that is no ε
+    assert not study_page.worst_cases(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
 def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_the_worst():
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
-    text = "".join(report_page._worst_case(summary("adp/table-2", rows)))
-    assert "at ε = 0.1: the worst case leaves 10.0 % (a), 11.0 % (b), 12.0 % (c)," in text
-    assert "<tr><td>c</td><td>90.0 %</td><td>50.0 %</td><td>12.0 %</td></tr>" in text
-    assert "<td>examples</td><td>all</td>" in text
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", rows))))
+    assert "at ε&nbsp;=&nbsp;0.1: the worst case leaves 10.0% (a), 11.0% (b), 12.0% (c)," in text
+    shares = "".join(f'<td class="number">{share}</td>' for share in ("90.0%", "50.0%", "12.0%"))
+    assert f'<tr><td class="short">c</td>{shares}</tr>' in text
+    assert ">examples</td>" in text
+    assert ">all</td>" in text
     many = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
-    text = "".join(report_page._worst_case(summary("adp/table-2", many)))
-    assert "the worst case leaves 0.0 % (m0) to 12.0 % (m12)." in text
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", many))))
+    assert "the worst case leaves 0.0% (m0) to 12.0% (m12)." in text
 
 
 def test_the_page_counts_what_agrees():
-    result = summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})])
-    result["verdicts"] = [{"verdict": word} for word in ("agrees", "agrees in direction", "disagrees", "not run")]
-    assert report_page._agreeing(result) == "2 of 3 agree"
-    assert report_page._agreeing(None) == ""
+    words = ("agrees", "agrees in direction", "disagrees", "not run")
+    verdicts = [Verdict("a claim", "mnist", word, "", None, None, None, None, 1) for word in words]
+    result = replace(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]), verdicts=verdicts)
+    assert study_page.agreement(result) == "2 of 3 agree"
+    assert study_page.agreement(None) == ""

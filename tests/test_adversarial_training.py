@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.data.batches import batches
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
 
 M, EPSILON = 3, 0.05
@@ -32,10 +34,10 @@ def weights(ensemble):
     return {name: tensor.detach().cpu().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def assert_same(found, expected, tolerance=1e-8):
+def assert_same(points, expected, tolerance=1e-8):
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], rtol=tolerance, atol=tolerance / 100, msg=lambda m, n=name: f"{n}: {m}"
+            points[name], expected[name], rtol=tolerance, atol=tolerance / 100, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -48,18 +50,18 @@ def crafted(networks, x, y, steps, against, epsilon=EPSILON):
     """By hand, in evaluation mode: one batch for all, or one per member."""
     for network in networks:
         network.eval()
-    found = []
-    for own in [networks] if against == "ensemble" else [[network] for network in networks]:
+    points = []
+    for group in [networks] if against == "ensemble" else [[network] for network in networks]:
         at = x.clone()
         for _ in range(steps):
             at.requires_grad_()
-            (gradient,) = torch.autograd.grad(pooled_loss(own, at, y), at)
+            (gradient,) = torch.autograd.grad(pooled_loss(group, at, y), at)
             at = at.detach() + epsilon / steps * gradient.sign()
             at = torch.minimum(torch.maximum(at, x - epsilon), x + epsilon).clamp(0, 1)
-        found.append(at)
+        points.append(at)
     for network in networks:
         network.train()
-    return found
+    return points
 
 
 @pytest.mark.parametrize("against", ["ensemble", "members"])
@@ -77,10 +79,10 @@ def test_it_takes_the_steps_of_a_loop_by_hand(name, steps, against, backend):
     for epoch in range(2):
         for x, y in feed.epoch(epoch):
             hard = crafted(networks, x[1::2], y[1::2], steps, against)
-            given = [x.clone() for _ in range(M)]
-            for own, found in zip(given, hard * M if against == "ensemble" else hard, strict=True):
-                own[1::2] = found
-            outputs = torch.stack([network(own) for network, own in zip(networks, given, strict=True)])
+            inputs = [x.clone() for _ in range(M)]
+            for batch, points in zip(inputs, hard * M if against == "ensemble" else hard, strict=True):
+                batch[1::2] = points
+            outputs = torch.stack([network(batch) for network, batch in zip(networks, inputs, strict=True)])
             for stepper in steppers:
                 stepper.zero_grad()
             together(outputs, y).total.backward()
@@ -143,27 +145,27 @@ def test_crafting_leaves_statistics_dropout_and_gradients_alone():
 def test_a_batch_stays_in_its_ball_and_box_and_sizes_are_drawn_anew(monkeypatch):
     from dissensus.train.adversary import Adversary
 
-    seen = []
+    calls = []
     crafting = Adversary.attacked
 
     def spying(self, engine, x, y):
-        found = crafting(self, engine, x, y)
-        seen.append((x, found))
-        return found
+        points = crafting(self, engine, x, y)
+        calls.append((x, points))
+        return points
 
     monkeypatch.setattr(Adversary, "attacked", spying)
     ds.fit(
         ensemble_of(), classes(), alone, epochs=2, batch_size=22, adversarial=Attack((0.02, 0.06), steps=5, share=0.5)
     )
-    sizes = [(found - x).abs().amax(1) for x, found in seen]
-    for (_, found), size in zip(seen, sizes, strict=True):
+    sizes = [(points - x).abs().amax(1) for x, points in calls]
+    for (_, points), size in zip(calls, sizes, strict=True):
         assert bool((size[::2] == 0).all()), "every other example is clean"
         assert bool((size[1::2] > 0).all())
         assert float(size.max()) <= 0.06
-        assert float(found.min()) >= 0
-        assert float(found.max()) <= 1
+        assert float(points.min()) >= 0
+        assert float(points.max()) <= 1
         assert len(set(size[1::2].tolist())) > 5, "each example has a size of its own"
-    assert not torch.equal(seen[0][1], seen[1][1])
+    assert not torch.equal(calls[0][1], calls[1][1])
 
 
 def test_share_zero_is_plain_training_and_epsilon_zero_too():
@@ -195,22 +197,16 @@ def test_it_makes_members_harder_to_attack():
 @pytest.mark.parametrize("against", ["ensemble", "members"])
 def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
     pair = tuple(part.to(device) for part in classes(n=40))
-    replay = capture.captured if device == "cuda" else lambda function, generators: function
-    captures = []
-
-    def counting(function, generators):
-        captures.append(1)
-        return replay(function, generators)
-
-    found = []
-    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
+    counts = Captures(captured if device == "cuda" else recorded)
+    points = []
+    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(lambda: counts)):
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of().to(device)
         attack = Attack((0.01, 0.05), steps=3, against=against)
         ds.fit(ensemble, pair, alone, epochs=4, batch_size=8, adversarial=attack)
-        found.append(weights(ensemble))
-    assert len(captures) == 1, "all batches have one shape"
-    assert_same(found[1], found[0], 1e-6)
+        points.append(weights(ensemble))
+    assert counts.captures == 1, "all batches have one shape"
+    assert_same(points[1], points[0], 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attacks: closed forms, exact bounds, independence of the batch, and every defect that others have."""
+"""Attacks one by one: closed forms, exact bounds, settings, folders. `test_attacks_contract` has what all share."""
 
 import contextlib
 import functools
@@ -12,12 +12,12 @@ import types
 import numpy as np
 import pytest
 import torch
+from attack_models import SIDE, C, Normed, Steady, images, linear, network, right_only
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dissensus as ds
 from dissensus import attacks, storage
-from dissensus.attacks import blocks, crafting, gradient, losses, norms, random_numbers
+from dissensus.attacks import crafting, losses, norms, random_numbers
 from dissensus.attacks.apgd import checkpoints
 from dissensus.attacks.diagnostics import model_diagnostics
 from dissensus.attacks.target_model import TargetModel
@@ -26,23 +26,6 @@ from dissensus.fingerprint import digest
 
 square_module = importlib.import_module("dissensus.attacks.square")  # the package's attribute is the function
 jsma_module = importlib.import_module("dissensus.attacks.jsma")
-apgd_module = importlib.import_module("dissensus.attacks.apgd")
-carlini_wagner_module = importlib.import_module("dissensus.attacks.carlini_wagner")
-elastic_net_module = importlib.import_module("dissensus.attacks.elastic_net")
-C, SIDE = 4, 6
-
-
-def images(count=24, seed=0, dtype=torch.float32):
-    """Noisy copies of C patterns, with values of exactly 0 and 1 among them."""
-    generator = torch.Generator().manual_seed(seed)
-    patterns = torch.rand(C, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(9), dtype=dtype)
-    y = torch.randint(C, (count,), generator=generator)
-    noisy = patterns[y] + 0.5 * torch.randn(count, 1, SIDE, SIDE, generator=generator, dtype=dtype)
-    return noisy.clamp(0, 1), y
-
-
-def network():
-    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 16), nn.ReLU(), nn.Linear(16, C))
 
 
 @pytest.fixture(scope="module")
@@ -51,41 +34,6 @@ def ensemble():
     objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
     ds.fit(ens, images(400, seed=1), objective, epochs=8, batch_size=50, lr=0.01)
     return ens.eval()
-
-
-class Steady(nn.Module):
-    """Two layers whose sums are written out: an example's outputs and gradients are the same bits in any batch."""
-
-    def __init__(self, width=SIDE * SIDE, classes=C, seed=0, dtype=torch.float32):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.first = nn.Parameter(torch.randn(width, 8, generator=generator, dtype=dtype))
-        self.second = nn.Parameter(torch.randn(8, classes, generator=generator, dtype=dtype))
-
-    def forward(self, x):
-        hidden = self.layer(x.flatten(1) - 0.5, self.first).relu()
-        return self.layer(hidden, self.second)
-
-    @staticmethod
-    def layer(x, weight):
-        products = x.unsqueeze(1) * weight.T
-        return norms.sums(products.flatten(0, 1)).view(len(x), -1)
-
-
-def right_only(model, x, y):
-    """Inputs with the labels that the model gives them, so that nothing is broken from the start."""
-    with torch.no_grad():
-        outputs = model(x)
-    return x, (outputs if outputs.ndim == 2 else outputs.softmax(-1).mean(0)).argmax(-1)
-
-
-def linear(weight, bias=None):
-    """A plain classifier with known weights ``[C, D]``."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(torch.zeros(weight.shape[0]) if bias is None else bias)
-    return layer
 
 
 def two_planes(dtype=torch.float64, width=20, seed=0):
@@ -123,20 +71,6 @@ NEAREST = {
     "jsma-adp": functools.partial(attacks.jsma, preset="adp", step_size=0.4, distortion=0.5),
 }
 ALL = IN_BALL | NEAREST
-EXACT = {
-    "fgsm",
-    "bim",
-    "bim-all-steps",
-    "pgd",
-    "mim",
-    "apgd",
-    "apgd-dlr",
-    "apgd-targeted",
-    "square",
-    "jsma",
-    "jsma-adp",
-}
-"""Attacks without roots, powers and tanh, which a processor may round by place."""
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------
@@ -144,9 +78,9 @@ EXACT = {
 
 def test_fgsm_on_a_linear_model_is_its_formula():
     model, x, y, _, normal = two_planes()
-    found = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False)
+    result = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False)
     away = torch.where(y == 1, -1.0, 1.0).unsqueeze(1)
-    torch.testing.assert_close(found, x + 0.05 * away * normal.sign())
+    torch.testing.assert_close(result, x + 0.05 * away * normal.sign())
     by_length = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False, norm="l2")
     torch.testing.assert_close(by_length, x + 0.05 * away * normal / normal.norm())
 
@@ -156,41 +90,43 @@ def test_balls_just_short_of_the_border_fail_and_just_across_succeed(norm):
     model, x, y, border, normal = two_planes()
     scale = {"l2": 1.0, "linf": normal.norm() / normal.abs().sum()}[norm]
     for i in range(2):
-        one, label = x[i : i + 1], y[i : i + 1]
+        example, label = x[i : i + 1], y[i : i + 1]
         for factor, broken in ((0.99, False), (1.01, True)):
             epsilon = float(factor * scale * border[i])
             for attack in (attacks.fgsm, attacks.bim, attacks.mim):
-                assert attack(model, one, label, epsilon=epsilon, norm=norm).success.item() is broken
+                assert attack(model, example, label, epsilon=epsilon, norm=norm).success.item() is broken
             assert (
-                attacks.pgd(model, one, label, epsilon=epsilon, norm=norm, steps=30, step_size=epsilon).success.item()
+                attacks.pgd(
+                    model, example, label, epsilon=epsilon, norm=norm, steps=30, step_size=epsilon
+                ).success.item()
                 is broken
             )
-            assert attacks.apgd(model, one, label, epsilon=epsilon, norm=norm, steps=40).success.item() is broken
+            assert attacks.apgd(model, example, label, epsilon=epsilon, norm=norm, steps=40).success.item() is broken
 
 
 @pytest.mark.slow
 def test_carlini_and_wagner_reach_the_plane_within_one_percent():
     model, x, y, border, _ = two_planes()
-    found = attacks.carlini_wagner(
+    result = attacks.carlini_wagner(
         model, x, y, steps=120, step_size=0.005, search_steps=4, constant=0.5, abort_early=False
     )
-    assert found.success.all()
-    assert (found.distance >= border * (1 - 1e-9)).all()
-    assert (found.distance <= border * 1.01).all(), found.distance / border
+    assert result.success.all()
+    assert (result.distance >= border * (1 - 1e-9)).all()
+    assert (result.distance <= border * 1.01).all(), result.distance / border
 
 
 def test_elastic_net_takes_the_steepest_feature_first():
     """On a plane the nearest point in L1 moves one feature alone: by the gap over its weight."""
     weight = torch.tensor([[0.0, 0.0, 0.0], [0.5, 2.0, 1.0]], dtype=torch.float64)
     model, x = linear(weight, torch.tensor([0.0, -1.9])), torch.full((1, 3), 0.5, dtype=torch.float64)
-    found = attacks.elastic_net(
+    result = attacks.elastic_net(
         model, x, torch.tensor([0]), steps=200, search_steps=6, constant=0.1, l1_weight=0.01, rule="L1"
     )
-    changed = (found.inputs - x).abs()
-    assert found.success.all()
+    changed = (result.inputs - x).abs()
+    assert result.success.all()
     assert changed[0, 0] == 0
-    assert found.distance.item() == pytest.approx(changed.sum().item())
-    assert 0.15 / 2 <= found.distance.item() < 0.15 / 2 * 1.15
+    assert result.distance.item() == pytest.approx(changed.sum().item())
+    assert 0.15 / 2 <= result.distance.item() < 0.15 / 2 * 1.15
 
 
 def test_exactly_as_many_updates_as_steps():
@@ -232,8 +168,8 @@ def test_momentum_is_the_formula_of_the_paper():
         (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(at), y, reduction="sum"), at)
         momentum = 0.5 * momentum + slope / slope.abs().sum((1, 2, 3), keepdim=True)
         at = (at.detach() + 0.02 * momentum.sign()).clamp(x - 0.07, x + 0.07).clamp(0, 1)
-    found = attacks.perturbed(model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False)
-    torch.testing.assert_close(found, at)
+    result = attacks.perturbed(model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False)
+    torch.testing.assert_close(result, at)
 
 
 def test_checkpoints_are_those_of_the_paper():
@@ -266,10 +202,10 @@ def test_jsma_on_a_linear_model_takes_features_in_the_order_of_their_saliency():
     x = torch.tensor([[0.0, 0.1, 0.2, 0.9]])
     y = torch.tensor([0])
     model = linear(weight, torch.tensor([2.2, -2.2]))
-    one = attacks.jsma(model, x, y, preset="adp", step_size=0.5, distortion=1.0)
-    assert one.success.all()
-    torch.testing.assert_close(one.inputs, torch.tensor([[0.0, 0.6, 0.7, 0.9]]))
-    assert one.distance.tolist() == [2.0]
+    single = attacks.jsma(model, x, y, preset="adp", step_size=0.5, distortion=1.0)
+    assert single.success.all()
+    torch.testing.assert_close(single.inputs, torch.tensor([[0.0, 0.6, 0.7, 0.9]]))
+    assert single.distance.tolist() == [2.0]
     down = attacks.jsma(
         linear(weight, torch.tensor([2.6, -2.6])), x, y, preset="adp", step_size=0.5, distortion=1.0
     )  # the third one: features 0 and 3 do the same, and the first of equals goes up
@@ -299,17 +235,17 @@ def test_losses_are_their_formulas():
     y, t = torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([1, 2, 3, 4, 0, 3])
     for k in range(2):
         for b in range(6):
-            row, own, aim = z[k, b], int(y[b]), int(t[b])
+            row, label, aim = z[k, b], int(y[b]), int(t[b])
             order = row.sort(descending=True).values
-            others = max(float(row[j]) for j in range(5) if j != own)
+            others = max(float(row[j]) for j in range(5) if j != label)
             rest = max(float(row[j]) for j in range(5) if j != aim)
             expected = {
-                losses.margin: (others - row[own], row[aim] - rest),
+                losses.margin: (others - row[label], row[aim] - rest),
                 losses.dlr: (
-                    -(row[own] - others) / (order[0] - order[2]),
-                    -(row[own] - row[aim]) / (order[0] - (order[2] + order[3]) / 2),
+                    -(row[label] - others) / (order[0] - order[2]),
+                    -(row[label] - row[aim]) / (order[0] - (order[2] + order[3]) / 2),
                 ),
-                losses.cross_entropy: (-row.log_softmax(0)[own], row.log_softmax(0)[aim]),
+                losses.cross_entropy: (-row.log_softmax(0)[label], row.log_softmax(0)[aim]),
             }
             for loss, (away, toward) in expected.items():
                 assert float(loss(z, y)[k, b]) == pytest.approx(float(away))
@@ -329,117 +265,42 @@ def test_projections_hold_exactly_in_floating_point(epsilon, dtype):
     for norm in ("linf", "l2"):
         ball = norms.Ball.checked(norm, epsilon, (0.0, 1.0), x)
         for point in (moved, x + epsilon * moved.sign(), x, ball.random(x, random_numbers.keys(x, 0))):
-            found = ball.projected(x, point)
-            assert ((found >= 0) & (found <= 1)).all()
+            result = ball.projected(x, point)
+            assert ((result >= 0) & (result <= 1)).all()
             if norm == "linf":
-                assert float((found - x).abs().max()) <= epsilon
-                assert bool(((found - x).abs() <= epsilon).all())
+                assert float((result - x).abs().max()) <= epsilon
+                assert bool(((result - x).abs() <= epsilon).all())
             else:
-                assert float((found - x).double().norm(dim=1).max()) <= epsilon * (1 + 1e-6)
-                assert (ball.lengths(found - x) <= ball.limit).all()
+                assert float((result - x).double().norm(dim=1).max()) <= epsilon * (1 + 1e-6)
+                assert (ball.lengths(result - x) <= ball.limit).all()
 
 
 def test_projection_takes_no_more_than_it_must():
     x = torch.full((1, 4), 0.5)
     ball = norms.Ball.checked("linf", 0.1, (0.0, 0.55), x)
-    found = ball.projected(x, torch.tensor([[0.0, 0.45, 0.52, 1.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.4, 0.45, 0.52, 0.55]]))
+    result = ball.projected(x, torch.tensor([[0.0, 0.45, 0.52, 1.0]]))
+    torch.testing.assert_close(result, torch.tensor([[0.4, 0.45, 0.52, 0.55]]))
     inside = x + torch.tensor([[0.03, 0.04, 0.0, 0.0]])
     assert torch.equal(norms.Ball.checked("l2", 0.051, (0.0, 1.0), x).projected(x, inside), inside)
     assert torch.equal(norms.Ball.checked("linf", 0.0, (0.0, 1.0), x).projected(x, inside), x)
     assert torch.equal(norms.Ball.checked("l2", 0.0, (0.0, 1.0), x).projected(x, inside), x)
 
 
-@pytest.mark.slow(cases=["square"])
-@pytest.mark.parametrize("name", ALL)
-def test_results_lie_in_box_and_ball_and_do_what_they_say(name, ensemble):
-    x, y = images()
-    attack = ALL[name]
-    found = attack(ensemble, x, y)
-    assert found.inputs.shape == x.shape
-    assert found.success.dtype == torch.bool
-    assert ((found.inputs >= 0) & (found.inputs <= 1)).all()
-    predicted = ensemble(found.inputs).softmax(-1).mean(0).argmax(-1)
-    assert torch.equal(found.success, predicted != y), "successes fool, and failures come back clean"
-    clean_wrong = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
-    still = ~found.success | clean_wrong
-    assert torch.equal(found.inputs[still], x[still])
-    assert (found.distance[still] == 0).all()
-    gained = found.success & ~clean_wrong
-    assert gained.any(), "or the test tests nothing"
-    assert (found.distance[gained] > 0).all()
-    if name in IN_BALL:
-        epsilon = attack.keywords["epsilon"]
-        change = (found.inputs - x).flatten(1)
-        if attack.keywords.get("norm") == "l2":
-            assert (change.double().norm(dim=1) <= epsilon * (1 + 1e-6)).all()
-        else:
-            assert float(change.abs().max()) <= epsilon
-            assert torch.equal(found.distance, change.abs().amax(1))
-
-
 def test_distances_are_those_of_the_attacks(ensemble):
     x, y = images()
-    change = lambda found: (found.inputs - x).flatten(1)  # noqa: E731
-    found = NEAREST["carlini_wagner"](ensemble, x, y)
-    torch.testing.assert_close(found.distance, change(found).norm(dim=1))
-    found = NEAREST["jsma"](ensemble, x, y)
-    assert torch.equal(found.distance, (change(found) != 0).sum(1).float())
+    change = lambda result: (result.inputs - x).flatten(1)  # noqa: E731
+    result = NEAREST["carlini_wagner"](ensemble, x, y)
+    torch.testing.assert_close(result.distance, change(result).norm(dim=1))
+    result = NEAREST["jsma"](ensemble, x, y)
+    assert torch.equal(result.distance, (change(result) != 0).sum(1).float())
     for rule in ("EN", "L1"):
-        found = NEAREST["elastic_net"](ensemble, x, y, rule=rule, l1_weight=0.02)
-        by_l1 = change(found).abs().sum(1)
-        expected = by_l1 if rule == "L1" else change(found).square().sum(1) + 0.02 * by_l1
-        torch.testing.assert_close(found.distance, expected)
-
-
-@pytest.mark.slow
-def test_another_box():
-    model = Steady()
-    x, y = right_only(model, *images(12))
-    shifted = lambda z: model((z + 1) / 2)  # noqa: E731
-    for name, attack in ALL.items():
-        options = {"epsilon": 2 * attack.keywords["epsilon"]} if name in IN_BALL else {}
-        if "jsma" in name:
-            options["step_size"] = 2.0 if name == "jsma" else 0.8
-        found = attack(shifted, 2 * x - 1, y, box=(-1.0, 1.0), **options)
-        assert ((found.inputs >= -1) & (found.inputs <= 1)).all()
-        assert found.success.any(), name
-        assert abs(int(found.success.sum()) - int(attack(model, x, y).success.sum())) <= 2, name
+        result = NEAREST["elastic_net"](ensemble, x, y, rule=rule, l1_weight=0.02)
+        by_l1 = change(result).abs().sum(1)
+        expected = by_l1 if rule == "L1" else change(result).square().sum(1) + 0.02 * by_l1
+        torch.testing.assert_close(result.distance, expected)
 
 
 # --- per example ------------------------------------------------------------------------------------------------------
-
-
-def assert_same(found, expected, exact):
-    assert torch.equal(found.success, expected.success)
-    if exact:
-        assert torch.equal(found.inputs, expected.inputs)
-    else:
-        torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.distance, expected.distance)
-
-
-@pytest.mark.slow(cases=["square*", "apgd-targeted", "carlini_wagner"])
-@pytest.mark.parametrize("name", ALL)
-def test_neither_batch_nor_order_nor_active_set_matter(name, monkeypatch):
-    attack, exact = ALL[name], name in EXACT
-    dtype = torch.float32 if exact else torch.float64
-    model = Steady(dtype=dtype)
-    x, y = right_only(model, *images(9, dtype=dtype))
-    y[3] = (y[3] + 1) % C  # one that is wrong from the start
-    together = attack(model, x, y)
-    assert together.success[3]
-    assert together.success.sum() > 3, "or the test tests little"
-    order = torch.randperm(9)
-    shuffled = attack(model, x[order], y[order])
-    assert_same(shuffled, attacks.Adversarial(*(part[order] for part in together)), exact)
-    parts = [attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
-    assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), together, exact)
-    monkeypatch.setattr(blocks, "BLOCK", 10**9)
-    assert_same(attack(model, x, y), together, exact)
-    monkeypatch.setattr(blocks, "BLOCK", 1)
-    monkeypatch.setattr(blocks, "SHARE", 0.0)
-    assert_same(attack(model, x, y), together, exact)
 
 
 def test_broken_examples_stop_costing():
@@ -485,19 +346,6 @@ def test_starts_fill_the_ball():
     assert not torch.equal(random_numbers.keys(x, 0, 0), random_numbers.keys(x, 0, 1))
 
 
-@pytest.mark.parametrize("attack", [attacks.pgd, attacks.apgd, attacks.square])
-def test_more_restarts_are_never_weaker(attack, ensemble):
-    x, y = images(48)
-    options = {attacks.pgd: {"steps": 1, "step_size": 0.02}, attacks.apgd: {"steps": 1}, attacks.square: {"queries": 3}}
-    budget = {"epsilon": 0.2, **options[attack]}
-    one, three = (attack(ensemble, x, y, restarts=n, **budget) for n in (1, 3))
-    assert (three.success >= one.success).all()
-    assert torch.equal(three.inputs[one.success], one.inputs[one.success])
-    assert three.success.sum() > one.success.sum() or attack is attacks.apgd
-    other = attack(ensemble, x, y, seed=1, **budget)
-    assert not torch.equal(other.inputs, one.inputs)
-
-
 def test_stopping_is_never_weaker_than_the_last_point(ensemble):
     x, y = images(48)
     first, last = (attacks.bim(ensemble, x, y, epsilon=0.1, stop=stop) for stop in (True, False))
@@ -509,51 +357,6 @@ def test_stopping_is_never_weaker_than_the_last_point(ensemble):
 # --- goals ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(cases=["square"])
-@pytest.mark.parametrize("name", ALL)
-def test_targets_are_reached(name, ensemble):
-    x, y = images()
-    target = (y + 1) % C
-    options = {"epsilon": 3 * ALL[name].keywords["epsilon"]} if name in IN_BALL else {}
-    found = ALL[name](ensemble, x, y, target=target, **options)
-    predicted = ensemble(found.inputs).softmax(-1).mean(0).argmax(-1)
-    assert torch.equal(found.success, predicted == target)
-    assert found.success.any()
-    assert torch.equal(found.inputs[~found.success], x[~found.success])
-
-
-def test_an_example_that_is_at_its_target_is_left_alone(ensemble):
-    x, y = right_only(ensemble, *images())
-    for name, attack in ALL.items():
-        found = attack(ensemble, x, y, target=y)
-        assert found.success.all(), name
-        assert torch.equal(found.inputs, x)
-        assert (found.distance == 0).all()
-
-
-def test_wrong_from_the_start_is_success_at_no_distance(ensemble):
-    x, y = right_only(ensemble, *images())
-    for name, attack in ALL.items():
-        found = attack(ensemble, x, (y + 1) % C)
-        assert found.success.all(), name
-        assert torch.equal(found.inputs, x)
-        assert (found.distance == 0).all()
-
-
-def test_failures_come_back_clean_and_marked():
-    """Others return black images here, which may even count as successes."""
-    model = linear(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([100.0, 0.0]))
-    x, y = torch.rand(3, 2), torch.zeros(3, dtype=torch.long)
-    for name, attack in ALL.items():
-        if name == "square-l2":
-            continue
-        found = attack(model, x, y)
-        assert not found.success.any(), name
-        assert torch.equal(found.inputs, x)
-        assert (found.distance == 0).all()
-
-
-@pytest.mark.slow
 def test_inputs_of_exactly_0_and_1_move():
     weight = torch.ones(1, 8) * torch.tensor([[-0.5], [0.5]])
     x = torch.tensor([[0.0] * 4 + [1.0] * 4])
@@ -566,9 +369,9 @@ def test_inputs_of_exactly_0_and_1_move():
             if name == "square-l2":
                 continue
             options = {"epsilon": 0.5} if name in IN_BALL else {"distortion": 1.0} if "jsma" in name else {}
-            found = attack(model, x, y, **options)
-            assert found.success.all(), (name, label)
-            assert ((found.inputs - x)[0, moving] != 0).any(), name
+            result = attack(model, x, y, **options)
+            assert result.success.all(), (name, label)
+            assert ((result.inputs - x)[0, moving] != 0).any(), name
     nearest = attacks.carlini_wagner(
         linear(weight, torch.tensor([0.0, -4.4])), x, torch.tensor([0]), steps=100, search_steps=5, constant=0.2
     )
@@ -592,12 +395,12 @@ def test_confidence_is_kept():
     model, x, y, *_ = two_planes()
     options = {"steps": 40, "search_steps": 2, "constant": 3.0, "step_size": 0.03}
     for attack in (attacks.carlini_wagner, attacks.elastic_net):
-        found = attack(model, x, y, confidence=0.3, **options)
-        lead = (model(found.inputs).diff(dim=1).squeeze(1) * torch.where(y == 1, -1, 1)).detach()
+        result = attack(model, x, y, confidence=0.3, **options)
+        lead = (model(result.inputs).diff(dim=1).squeeze(1) * torch.where(y == 1, -1, 1)).detach()
         assert (lead >= 0.3 - 1e-9).all()
-        assert found.success.all()
+        assert result.success.all()
         aimed = attack(model, x, y, target=1 - y, confidence=0.3, **options)
-        torch.testing.assert_close(aimed.inputs, found.inputs)
+        torch.testing.assert_close(aimed.inputs, result.inputs)
 
 
 def test_a_fixed_constant_is_one_run():
@@ -654,23 +457,9 @@ def test_gradients_are_those_of_the_pool(pool, ensemble):
         2: lambda: nn.functional.cross_entropy(z[2], y, reduction="none"),
     }[pool]()
     (slope,) = torch.autograd.grad(loss.sum(), at)
-    found = attacks.perturbed(ensemble, x, y, epsilon=0.05, steps=1, random_start=False, pool=pool, norm="l2")
+    result = attacks.perturbed(ensemble, x, y, epsilon=0.05, steps=1, random_start=False, pool=pool, norm="l2")
     expected = x + 0.05 * slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-    torch.testing.assert_close(found, expected.clamp(0, 1))
-
-
-@pytest.mark.slow(cases=["square"])
-@pytest.mark.parametrize("name", ALL)
-def test_one_member_is_a_plain_classifier(name):
-    x, y = images(10)
-    model = network()
-    x, y = right_only(model, x, y)
-    plain = ALL[name](model, x, y)
-    lone = ds.Ensemble.from_modules([model], backend="loop")
-    for pool in ("probability", "score") if name == "jsma" else ("members",):
-        found = ALL[name](lone, x, y, pool=pool)
-        assert torch.equal(found.success, plain.success)
-        torch.testing.assert_close(found.inputs, plain.inputs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result, expected.clamp(0, 1))
 
 
 def test_ensembles_of_any_kind(ensemble):
@@ -680,9 +469,9 @@ def test_ensembles_of_any_kind(ensemble):
     stacked = lambda z: torch.stack([member(z) for member in members])  # noqa: E731
     wrapped = [members, tuple(members), nn.ModuleList(members), stacked, ensemble.forward]
     for model in wrapped:
-        found = attacks.bim(model, x, y, epsilon=0.1)
-        assert torch.equal(found.success, expected.success)
-        torch.testing.assert_close(found.inputs, expected.inputs)
+        result = attacks.bim(model, x, y, epsilon=0.1)
+        assert torch.equal(result.success, expected.success)
+        torch.testing.assert_close(result.inputs, expected.inputs)
     single = attacks.bim(members[1], x, y, epsilon=0.1)
     torch.testing.assert_close(attacks.bim(ensemble, x, y, epsilon=0.1, pool=1).inputs, single.inputs)
     masked = ds.masks.convert(network(), 4, 2.0)
@@ -694,46 +483,6 @@ def test_ensembles_of_any_kind(ensemble):
 
 
 # --- the model is left alone ------------------------------------------------------------------------------------------
-
-
-class Normed(nn.Module):
-    """Batch norm, dropout, a frozen layer and one layer that stays in evaluation mode."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.drop = nn.BatchNorm1d(SIDE * SIDE), nn.Dropout(0.5)
-        self.frozen = nn.BatchNorm1d(SIDE * SIDE).eval()
-        self.head = nn.Linear(SIDE * SIDE, C)
-        self.head.bias.requires_grad_(False)
-
-    def forward(self, x):
-        return self.head(self.drop(self.frozen(self.norm(x.flatten(1)))))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_mode_statistics_gradients_and_flags_are_untouched(name):
-    x, y = images(8)
-    model = Normed().train()
-    model.frozen.eval()
-    model.head.weight.grad = torch.ones_like(model.head.weight)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    flags = [parameter.requires_grad for parameter in model.parameters()]
-    given = x.clone()
-    with torch.no_grad():
-        quiet = ALL[name](model, x, y)
-    assert torch.equal(x, given)
-    assert model.training
-    assert model.drop.training
-    assert model.norm.training
-    assert not model.frozen.training
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert [parameter.requires_grad for parameter in model.parameters()] == flags
-    assert (model.head.weight.grad == 1).all()
-    assert model.norm.weight.grad is None
-    assert not quiet.inputs.requires_grad
-    with torch.inference_mode():
-        inside = ALL[name](model, x.clone(), y.clone())
-    assert torch.equal(inside.inputs, quiet.inputs)
 
 
 def test_the_mode_is_restored_after_an_error():
@@ -763,27 +512,27 @@ class Failing(Normed):
 
 def settings(*models):
     """Everything that a call might leave changed behind it."""
-    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_rng_state().tolist()]
-    found += [random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads(), torch.get_default_dtype()]  # noqa: NPY002
-    found += [getattr(place, name) for place, name, _, _ in tf32._switches()]
-    found += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    result = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_rng_state().tolist()]
+    result += [random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads(), torch.get_default_dtype()]  # noqa: NPY002
+    result += [getattr(place, name) for place, name, _, _ in tf32._switches()]
+    result += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
     for model in models:
         for layer in model.modules():
             hooks = [len(hooks) for name, hooks in vars(layer).items() if name.endswith("_hooks")]
-            found += [layer.training, hooks, getattr(layer, "replayed", None), getattr(layer, "backend", None)]
-        found += [(p.requires_grad, p.grad is None) for p in model.parameters()]
-        found += [digest(buffer) for buffer in model.buffers()]
-    return found
+            result += [layer.training, hooks, getattr(layer, "replayed", None), getattr(layer, "backend", None)]
+        result += [(p.requires_grad, p.grad is None) for p in model.parameters()]
+        result += [digest(buffer) for buffer in model.buffers()]
+    return result
 
 
 class Original:
     """Stands for pyautoattack's attack."""
 
-    def __init__(self, model, **_told):
+    def __init__(self, model, **_settings):
         self.model = model
         self.apgd_targeted, self.fab = types.SimpleNamespace(), types.SimpleNamespace()
 
-    def run_standard_evaluation(self, x, y, **_told):
+    def run_standard_evaluation(self, x, y, **_settings):
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
@@ -828,16 +577,16 @@ def test_a_call_leaves_no_setting_changed_whatever_it_raises(name, passes, monke
     model.frozen.eval()
     ens = ds.Ensemble.from_modules([Failing(passes)], backend="loop").train()
     x, y = images(8)
-    for victim, network in ((model, model), ([model, Normed()], model), (ens, ens)):
-        model.passes, before = passes, settings(network)
+    for target, owner in ((model, model), ([model, Normed()], model), (ens, ens)):
+        model.passes, before = passes, settings(owner)
         with contextlib.suppress(Failed):  # an attack of one step may be over by then
-            CALLS[name](victim, x, y)
-        assert settings(network) == before
+            CALLS[name](target, x, y)
+        assert settings(owner) == before
         with torch.no_grad():
-            quiet = settings(network)
+            quiet = settings(owner)
             with contextlib.suppress(Failed):
-                CALLS[name](victim, x, y)
-            assert settings(network) == quiet
+                CALLS[name](target, x, y)
+            assert settings(owner) == quiet
 
 
 def test_a_model_that_cannot_be_put_into_evaluation_mode_is_left_as_it_was(unchecked):
@@ -869,28 +618,6 @@ def test_inputs_that_want_gradients_and_odd_layouts():
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_answers_nan_is_refused():
-    x, y = images(6)
-    for attack in (attacks.fgsm, attacks.pgd, attacks.square):
-        with pytest.raises(ValueError, match="give numbers for clean inputs; got NaN for 6 of 6"):
-            attack(lambda z: z.flatten(1)[:, :C] * math.nan, x, y, epsilon=0.1)
-
-
-@pytest.mark.slow
-def test_nan_along_the_way_is_no_success():
-    """A model that breaks down above 0.6 is not fooled by being broken."""
-    y = torch.zeros(4, dtype=torch.long)
-    x = torch.full((4, 2), 0.55)
-    base = linear(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), torch.tensor([50.0, -50.0]))
-    model = lambda z: torch.where((z > 0.6).any(1, keepdim=True), math.nan, base(z))  # noqa: E731
-    for name, attack in ALL.items():
-        if name == "square-l2":
-            continue
-        found = attack(model, x, y)
-        assert not found.success.any(), name
-        assert torch.equal(found.inputs, x)
-
-
 def test_nan_gradients_are_reported(caplog):
     x, y = torch.full((3, 2), 0.5), torch.zeros(3, dtype=torch.long)
 
@@ -898,9 +625,9 @@ def test_nan_gradients_are_reported(caplog):
         return torch.stack([z[:, 0], z[:, 1] * 0 - 1 + 0 * (z[:, 1] - z[:, 1].detach()).sqrt()], 1)
 
     with caplog.at_level(logging.WARNING, "dissensus"):
-        found = attacks.bim(model, x, y, epsilon=0.1, steps=2)
+        result = attacks.bim(model, x, y, epsilon=0.1, steps=2)
     assert "gradients of the model had NaN or infinities" in caplog.text
-    assert not found.success.any()
+    assert not result.success.any()
 
 
 def test_a_model_without_gradients_is_told_to_use_square():
@@ -917,10 +644,10 @@ def test_a_model_without_gradients_is_told_to_use_square():
 def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
     model, x, y, *_ = two_planes()
     with caplog.at_level(logging.WARNING, "dissensus"):
-        found = attacks.apgd(model, x, y, epsilon=0.3, loss="dlr", steps=10)
+        result = attacks.apgd(model, x, y, epsilon=0.3, loss="dlr", steps=10)
     assert "DLR needs 3 classes or more; with 2 the attack uses the margin" in caplog.text
-    assert found.success.all()
-    assert torch.equal(found.inputs, attacks.apgd(model, x, y, epsilon=0.3, loss="margin", steps=10).inputs)
+    assert result.success.all()
+    assert torch.equal(result.inputs, attacks.apgd(model, x, y, epsilon=0.3, loss="margin", steps=10).inputs)
     caplog.clear()
     three = linear(torch.randn(3, 20, dtype=torch.float64))
     with caplog.at_level(logging.WARNING, "dissensus"):
@@ -932,31 +659,14 @@ def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"x": lambda x: x * 255}, ValueError, r"`x` must lie in \[0, 1\].*standardised"),
         ({"x": lambda x: x - 0.5}, ValueError, r"`x` must lie in \[0, 1\]"),
-        ({"x": lambda x: x * math.nan}, ValueError, "values from nan"),
-        ({"x": lambda x: (x * 255).to(torch.uint8)}, TypeError, r"`x` must be float32 or float64.*x.float\(\) / 255"),
-        ({"x": lambda x: x.half()}, TypeError, "float32 or float64; got torch.float16"),
-        ({"x": lambda x: x[0, 0, 0]}, ValueError, "be a batch"),
-        ({"x": lambda x: x[:0]}, ValueError, "one example or more"),
-        ({"y": lambda y: y + C}, ValueError, "`y` must be classes from 0 to 3"),
-        ({"y": lambda y: y - C}, ValueError, "`y` must be classes from 0 to 3"),
-        ({"y": lambda y: y[:3]}, ValueError, r"`y` must have shape \[B=24\]"),
-        ({"y": lambda y: y.float()}, TypeError, "`y` must be whole numbers"),
-        ({"y": lambda y: nn.functional.one_hot(y, C)}, ValueError, "One-hot"),
         ({"target": torch.full((24,), 7)}, ValueError, "`target` must be classes from 0 to 3"),
-        ({"epsilon": -0.1}, ValueError, "`epsilon` must be a number of at least 0"),
-        ({"epsilon": math.nan}, ValueError, "`epsilon`"),
         ({"steps": 0}, ValueError, "`steps`"),
         ({"steps": 2.5}, ValueError, "`steps`"),
         ({"step_size": -1.0}, ValueError, "`step_size`"),
         ({"restarts": 0}, ValueError, "`restarts`"),
-        ({"norm": "l3"}, ValueError, "`norm` must be one of 'linf', 'l2'"),
-        ({"pool": "probabilty"}, ValueError, "Did you mean 'probability'"),
         ({"pool": 3}, ValueError, "`pool` must be a member from 0 to 2; got 3"),
-        ({"box": (1.0, 0.0)}, ValueError, "`box` must be a pair low < high"),
         ({"seed": -1}, ValueError, "`seed`"),
-        ({"model": lambda x: x}, ValueError, "`model` must return logits"),
         ({"model": lambda x: x.flatten(1)[:, :1]}, ValueError, "two classes or more"),
         ({"model": lambda x: (x.flatten(1),)}, ValueError, "got tuple"),
     ],
@@ -997,11 +707,11 @@ def test_settings_of_single_attacks_are_checked(call, message, unchecked):
 
 def test_square_asks_as_often_as_it_says(ensemble):
     x, y = images()
-    found, queries = attacks.counted_square(ensemble, x, y, epsilon=0.1, queries=40)
+    result, queries = attacks.counted_square(ensemble, x, y, epsilon=0.1, queries=40)
     wrong = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
     assert (queries[wrong] == 0).all()
-    assert (queries[~found.success] == 40).all()
-    assert (queries[found.success & ~wrong] >= 1).all()
+    assert (queries[~result.success] == 40).all()
+    assert (queries[result.success & ~wrong] >= 1).all()
     assert (queries <= 40).all()
     asked = Counted(lambda z: linear(torch.eye(C, SIDE * SIDE), 50.0 * torch.eye(C)[0])(z.flatten(1)))
     attacks.square(asked, x, torch.zeros_like(y), epsilon=0.1, queries=40)
@@ -1042,8 +752,8 @@ def test_bumps_of_the_l2_square():
 def test_square_takes_any_shape(shape):
     model = Steady(math.prod(shape))
     x, y = right_only(model, torch.rand(6, *shape), None)
-    found = attacks.square(model, x, y, epsilon=0.4, queries=40)
-    assert found.success.any()
+    result = attacks.square(model, x, y, epsilon=0.4, queries=40)
+    assert result.success.any()
     if len(shape) == 3 and min(shape[1:]) >= 3:
         assert attacks.square(model, x, y, epsilon=2.0, queries=40, norm="l2").success.any()
 
@@ -1055,8 +765,8 @@ def test_square_takes_any_shape(shape):
 def test_transfer_is_what_a_loop_finds(targeted, ensemble):
     x, y = images(30)
     target = (y + 1) % C if targeted else None
-    found = attacks.transfer_matrix(ensemble, x, y, attack="mim", epsilon=0.15, target=target, batch_size=16)
-    assert found.fooled.shape == found.accuracy.shape == (4, 4)
+    result = attacks.transfer_matrix(ensemble, x, y, attack="mim", epsilon=0.15, target=target, batch_size=16)
+    assert result.fooled.shape == result.accuracy.shape == (4, 4)
     predict = lambda z: [*ensemble(z).argmax(-1), ensemble(z).softmax(-1).mean(0).argmax(-1)]  # noqa: E731
     before = predict(x)
     for i, pool in enumerate([0, 1, 2, "probability"]):
@@ -1066,22 +776,22 @@ def test_transfer_is_what_a_loop_finds(targeted, ensemble):
         for j, now in enumerate(predict(crafted)):
             candidates = before[j] != target if targeted else before[j] == y
             turned = (now == target) if targeted else (now != y)
-            assert found.fooled[i, j].item() == pytest.approx(
+            assert result.fooled[i, j].item() == pytest.approx(
                 (turned & candidates).sum().item() / candidates.sum().item()
             )
-            assert found.accuracy[i, j].item() == pytest.approx((now == y).double().mean().item())
-    assert found.fooled.diagonal().min() >= found.fooled.mean() - 0.15
+            assert result.accuracy[i, j].item() == pytest.approx((now == y).double().mean().item())
+    assert result.fooled.diagonal().min() >= result.fooled.mean() - 0.15
 
 
 def test_transfer_of_any_attack(ensemble):
     x, y = images(20)
     chosen = functools.partial(attacks.bim, epsilon=0.15, stop=False)
-    found = attacks.transfer_matrix(ensemble, x, y, attack=chosen)
-    assert ((found.fooled >= 0) & (found.fooled <= 1)).all()
+    result = attacks.transfer_matrix(ensemble, x, y, attack=chosen)
+    assert ((result.fooled >= 0) & (result.fooled <= 1)).all()
     for name in ("fgsm", "bim", "pgd"):
         attacks.transfer_matrix(ensemble, x[:5], y[:5], attack=name, epsilon=0.1)
     lone = attacks.transfer_matrix(ensemble.member(0), x, y, attack="bim", epsilon=0.15)
-    torch.testing.assert_close(lone.fooled[0, 0], found.fooled.new_tensor(lone.fooled[1, 1].item()))
+    torch.testing.assert_close(lone.fooled[0, 0], result.fooled.new_tensor(lone.fooled[1, 1].item()))
 
 
 # --- many examples ----------------------------------------------------------------------------------------------------
@@ -1096,29 +806,29 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path, monkeypatch):
     x, y = right_only(model, *images(23))
     attack = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
     whole = attack(model, x, y)
-    seen = []
+    reports = []
 
     def stop_after_two(done, total):
-        seen.append((done, total))
-        if len(seen) == 2:
+        reports.append((done, total))
+        if len(reports) == 2:
             raise Interrupted
 
     with pytest.raises(Interrupted):
         attacks.over(attack, model, x, y, batch_size=5, folder=tmp_path, progress=stop_after_two)
-    assert seen == [(5, 23), (10, 23)]
+    assert reports == [(5, 23), (10, 23)]
     (broken,) = (tmp_path / "000000005-000000010").glob("*.safetensors")
     broken.write_bytes(b"half of it")  # as if the disk had run full
     computed, write = [], storage.write_folder
 
-    def told(folder, *rest):
+    def recorded(folder, *rest):
         computed.append(folder.name)
         write(folder, *rest)
 
-    monkeypatch.setattr(storage, "write_folder", told)
+    monkeypatch.setattr(storage, "write_folder", recorded)
     again = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
-    found = attacks.over(again, model, x, y, batch_size=5, folder=tmp_path)
+    result = attacks.over(again, model, x, y, batch_size=5, folder=tmp_path)
     assert computed == ["000000005-000000010", "000000010-000000015", "000000015-000000020", "000000020-000000023"]
-    for part, expected in zip(found, whole, strict=True):
+    for part, expected in zip(result, whole, strict=True):
         assert torch.equal(part, expected)
     for part, expected in zip(attacks.over(attack, model, x, y, batch_size=4), whole, strict=True):
         assert torch.equal(part, expected)
@@ -1132,14 +842,14 @@ def test_results_of_something_else_are_refused(tmp_path):
     with torch.no_grad():
         other = Steady()
         other.first.mul_(2)
-    for attack, victim, inputs in (
+    for attack, other_model, inputs in (
         (functools.partial(attacks.bim, epsilon=0.2), model, x),
         (functools.partial(attacks.mim, epsilon=0.1), model, x),
         (functools.partial(attacks.bim, epsilon=0.1), other, x),
         (functools.partial(attacks.bim, epsilon=0.1), model, 1 - x),
     ):
         with pytest.raises(ValueError, match="`folder` must hold results of the same attack"):
-            attacks.over(attack, victim, inputs, y, **options)
+            attacks.over(attack, other_model, inputs, y, **options)
 
 
 def test_targets_go_with_their_examples(tmp_path):
@@ -1147,45 +857,13 @@ def test_targets_go_with_their_examples(tmp_path):
     x, y = right_only(model, *images(10))
     target = (y + 1) % C
     attack = functools.partial(attacks.bim, epsilon=0.3)
-    found = attacks.over(attack, model, x, y, target=target, batch_size=3, folder=tmp_path)
-    assert torch.equal(found.inputs, attack(model, x, y, target=target).inputs)
+    result = attacks.over(attack, model, x, y, target=target, batch_size=3, folder=tmp_path)
+    assert torch.equal(result.inputs, attack(model, x, y, target=target).inputs)
     with pytest.raises(ValueError, match="folder"):
         attacks.over(attack, model, x, y, target=(y + 2) % C, batch_size=3, folder=tmp_path)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
-class Unread(TorchDispatchMode):
-    """Refuses whatever would wait for the device, or make shapes depend on numbers."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket._qualified_op_name
-        assert name not in {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}, name
-        masked = name in {"aten::index", "aten::index_put_", "aten::index_put"}
-        assert not (masked and any(t is not None and t.dtype == torch.bool for t in args[1])), name
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_steps_read_nothing_on_the_host(name, monkeypatch):
-    def watched(step, *rest, **options):
-        def silent(rows, kind, numbers):
-            ran.append(kind)
-            with Unread():
-                return step(rows, kind, numbers)
-
-        return blocks.Steps(silent, *rest, **options)
-
-    ran = []
-    for module in (gradient, apgd_module, carlini_wagner_module, elastic_net_module, jsma_module, square_module):
-        monkeypatch.setattr(module, "Steps", watched)
-    model = Steady()
-    x, y = right_only(model, *images(6))
-    ALL[name](model, x, y)
-    assert ran
-    with pytest.raises(AssertionError), Unread():
-        x.sum().item()
 
 
 def test_the_bare_loop_is_the_attack(ensemble):
@@ -1198,24 +876,24 @@ def test_the_bare_loop_is_the_attack(ensemble):
 
     ball = norms.Ball.checked("linf", 0.1, (0.0, 1.0), x)
     start = ball.random(x, random_numbers.keys(x, 0, 0))
-    found = attacks.climbed(slope, x, start, ball=ball, steps=5, step_size=0.05)
-    torch.testing.assert_close(found, attacks.perturbed(ensemble, x, y, epsilon=0.1, steps=5))
-    each = torch.linspace(0.01, 0.1, 16).view(-1, 1, 1, 1)
+    result = attacks.climbed(slope, x, start, ball=ball, steps=5, step_size=0.05)
+    torch.testing.assert_close(result, attacks.perturbed(ensemble, x, y, epsilon=0.1, steps=5))
+    epsilons = torch.linspace(0.01, 0.1, 16).view(-1, 1, 1, 1)
     for norm in ("linf", "l2"):
-        varied = norms.Ball(norm, each, 0.0, 1.0)
-        found = attacks.climbed(
+        varied = norms.Ball(norm, epsilons, 0.0, 1.0)
+        result = attacks.climbed(
             slope, x, varied.random(x, random_numbers.keys(x, 1)), ball=varied, steps=3, step_size=0.05
         )
-        assert (varied.lengths(found - x) <= varied.limit.flatten()).all()
+        assert (varied.lengths(result - x) <= varied.limit.flatten()).all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_inputs_come_back_to_their_device(ensemble):
     x, y = images()
     expected = attacks.bim(ensemble, x, y, epsilon=0.1)
-    found = attacks.bim(ds.Ensemble.from_modules([ensemble.member(i) for i in range(3)]).cuda(), x, y, epsilon=0.1)
-    assert found.inputs.device == x.device
-    assert (found.success == expected.success).float().mean() > 0.95
+    result = attacks.bim(ds.Ensemble.from_modules([ensemble.member(i) for i in range(3)]).cuda(), x, y, epsilon=0.1)
+    assert result.inputs.device == x.device
+    assert (result.success == expected.success).float().mean() > 0.95
 
 
 @pytest.mark.slow
@@ -1352,10 +1030,10 @@ class _Watching(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.still = nn.Linear(4, 3), nn.Parameter(torch.ones(3), requires_grad=False)
-        self.seen = set()
+        self.flags = set()
 
     def forward(self, x):
-        self.seen.add(tuple(p.requires_grad for p in self.parameters()))
+        self.flags.add(tuple(p.requires_grad for p in self.parameters()))
         return self.layer(x) * self.still
 
 
@@ -1364,7 +1042,7 @@ def test_parameters_want_no_gradient_while_attacks_run_and_are_as_before_then():
     x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
     before = [p.requires_grad for p in model.parameters()]
     attacks.pgd(model, x, y, epsilon=0.1, steps=2)
-    assert model.seen == {(False, False, False)}
+    assert model.flags == {(False, False, False)}
     assert [p.requires_grad for p in model.parameters()] == before
     with pytest.raises(ValueError, match="classes from 0 to 2"):
         attacks.pgd(model, x, y + 7, epsilon=0.1, steps=2)

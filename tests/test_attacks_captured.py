@@ -1,4 +1,4 @@
-"""Captured steps of attacks: the same results as eager steps. On a CPU a "graph" is the captured function itself."""
+"""Captured steps of attacks give the results of eager steps. On a CPU, operations are recorded and replayed."""
 
 import functools
 import logging
@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from recording import recorded
+from recording import Captures, recorded
 from torch import nn
 
 import dissensus as ds
 from dissensus import attacks
-from dissensus.attacks import blocks, norms, replays
-from dissensus.attacks.rows import held, padded
+from dissensus.attacks import blocks, norms
+from dissensus.attacks.rows import pad, unless_done
+from dissensus.execution.graphs import capture_on
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -86,28 +87,16 @@ def eager(monkeypatch):
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Switch capture on, everywhere; count captures and replays."""
-    counts = {"captures": 0, "replays": 0}
-    real = replays.capture_on
-
-    def counting(device):
-        capture = real(device) or (lambda function, generators: function)
-
-        def counted(function, generators):
-            replay = capture(function, generators)
-            counts["captures"] += 1
-
-            def replayed():
-                counts["replays"] += 1
-                replay()
-
-            return replayed
-
-        return counted
+    """Switch capture on, and count captures and replays."""
 
     def switch():
+        counts = Captures()
+
+        def counting(device):
+            counts.capture = capture_on(device) or recorded
+            return counts
+
         monkeypatch.setattr("dissensus.attacks.problem.capture_on", counting)
-        counts.update(captures=0, replays=0)
         return counts
 
     return switch
@@ -146,8 +135,8 @@ def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured,
     counts = captured()
     found = NAMES[name](model, x, y)
     assert_same(found, expected, exact=device == "cpu" and name not in UNEVEN)
-    assert counts["replays"] > 0 or name == "fgsm" or count == 1, "it was replayed"
-    assert counts["replays"] >= counts["captures"]
+    assert counts.replays > 0 or name == "fgsm" or count == 1, "it was replayed"
+    assert counts.replays >= counts.captures
     assert not any("not captured" in record.getMessage() for record in caplog.records)
     if count > 1:
         assert found.success.sum() > 1, "or the test tests little"
@@ -163,7 +152,7 @@ def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, cap
     expected = NAMES[name](model, x, y)
     counts = captured()
     assert_same(NAMES[name](model, x, y), expected, exact=True)
-    assert counts["replays"] > 10
+    assert counts.replays > 10
 
 
 @pytest.mark.slow(fast=["bim-*", "apgd-dlr-*"])
@@ -177,16 +166,16 @@ def test_targets(name, device, eager, captured):
     expected = NAMES[name](model, x, y, target=target)
     counts = captured()
     assert_same(NAMES[name](model, x, y, target=target), expected, device == "cpu" and name not in UNEVEN)
-    assert counts["replays"] > 0
+    assert counts.replays > 0
 
 
 # --- sizes, graphs and their numbers ----------------------------------------------------------------------------------
 
 
 def test_sizes_are_halves():
-    assert replays.halves(256) == [256, 128, 64, 32, 16, 8]
-    assert replays.halves(37) == [37, 19, 10]
-    assert replays.halves(1) == [1]
+    assert blocks.halves(256) == [256, 128, 64, 32, 16, 8]
+    assert blocks.halves(37) == [37, 19, 10]
+    assert blocks.halves(1) == [1]
 
 
 class Line(NamedTuple):
@@ -220,7 +209,7 @@ def totals(limits, kinds):
     return [sum(kinds[i] + i for i in range(min(limit, len(kinds)))) for limit in limits]
 
 
-@pytest.mark.parametrize("capture", [None, lambda function, generators: function])
+@pytest.mark.parametrize("capture", [None, recorded])
 def test_rows_are_set_aside_and_come_back(capture):
     """Every row's sum is that of its own steps, whatever was set aside, filled up or replayed around it."""
     kinds = [1000 if index in (0, 17, 50) else 0 for index in range(90)]
@@ -245,40 +234,36 @@ def test_graphs_are_made_for_kinds_that_come_often_and_shared_by_runs():
         made.append(function)
         return function
 
-    kinds = ["first", *["plain"] * 20, "rare", *["plain"] * 20, "rare", *["late"] * replays.WORTH]
+    kinds = ["first", *["plain"] * 20, "rare", *["plain"] * 20, "rare", *["late"] * blocks.WORTH]
     steps = blocks.Steps(lambda rows, kind, numbers: rows, kinds, capture=capture)
     steps.carried_out(lines(*[10**6] * 30))
-    assert list(steps.replays.graphs) == [(30, "plain")], "one that is left too seldom after its first step has none"
+    assert list(steps.cache.graphs) == [(30, "plain")], "one that is left too seldom after its first step has none"
     steps.carried_out(lines(*[10**6] * 30))
-    assert list(steps.replays.graphs) == [(30, "plain"), (30, "late")], "it has been seen, and comes often enough"
+    assert list(steps.cache.graphs) == [(30, "plain"), (30, "late")], "it has been seen, and comes often enough"
     steps.carried_out(lines(*[10**6] * 29))
     assert len(made) == 2, "29 rows fill up to 30"
     steps.carried_out(lines(*[10**6] * 15))
-    assert list(steps.replays.graphs)[2:] == [(15, "plain")]
+    assert list(steps.cache.graphs)[2:] == [(15, "plain")]
 
 
 def test_few_steps_are_not_worth_another_size():
     sizes = []
     limits = [100, *[1] * 39]
-    steps = blocks.Steps(
-        counting_step(sizes), [0] * 25, torch.zeros(25, 1, dtype=torch.int64), capture=lambda function, _: function
-    )
+    steps = blocks.Steps(counting_step(sizes), [0] * 25, torch.zeros(25, 1, dtype=torch.int64), capture=recorded)
     assert steps.carried_out(lines(*limits)).steps.tolist() == [25, *[1] * 39]
     assert set(sizes) == {40}
 
 
 def test_what_fills_up_is_done():
-    more = padded(lines(7, 8), 4)
+    more = pad(lines(7, 8), 4)
     assert more.limit.tolist() == [7, 8, 8, 8]
     assert more.done.tolist() == [False, False, True, True]
     after = more._replace(steps=more.steps + 1)
-    assert held(more, after).steps.tolist() == [1, 1, 0, 0]
+    assert unless_done(more, after).steps.tolist() == [1, 1, 0, 0]
 
 
 def test_results_are_not_the_memory_of_graphs():
-    steps = blocks.Steps(
-        counting_step([]), [0] * 20, torch.ones(20, 1, dtype=torch.int64), capture=lambda function, _: function
-    )
+    steps = blocks.Steps(counting_step([]), [0] * 20, torch.ones(20, 1, dtype=torch.int64), capture=recorded)
     one = steps.carried_out(lines(100, 100))
     kept = one.total.clone()
     steps.carried_out(lines(5, 5))
@@ -377,7 +362,7 @@ def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, capl
     assert found[0][1] == found[1][1]
     assert lines_told(caplog) == [
         "steps of the attack are not captured in a graph: "
-        "the model draws random numbers on the host, which a graph would repeat"
+        "random numbers are drawn on the host, and a graph would repeat them"
     ]
 
 
@@ -394,12 +379,12 @@ def test_on_a_gpu_a_model_that_needs_the_host_runs_eagerly(build, eager, capture
         found.append((result, generators("cuda")))
     assert_same(found[1][0], found[0][0], exact=False)
     assert found[0][1] == found[1][1], "torch's generators go on as if nothing had been tried"
-    assert counts["replays"] == 0
+    assert counts.replays == 0
     (line,) = lines_told(caplog)
     assert len(line.splitlines()) == 1
     counts = captured()
     attacks.pgd(Steady(0).cuda(), x, y, epsilon=0.1, steps=30)
-    assert counts["replays"] > 0, "and the next attack is captured as ever"
+    assert counts.replays > 0, "and the next attack is captured as ever"
 
 
 @GPU
@@ -413,7 +398,7 @@ def test_on_a_gpu_a_model_that_draws_there_draws_anew_at_every_replay(eager, cap
         found.append(attacks.perturbed(model, x, y, epsilon=0.1, steps=30))
         after = torch.rand(3, device="cuda")
         found.append(after)
-    assert counts["replays"] == 29
+    assert counts.replays == 29
     assert lines_told(caplog) == []
     torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-6)
     assert torch.equal(found[3], found[1]), "replays draw as many numbers as steps do"
@@ -431,7 +416,7 @@ def test_on_a_gpu_networks_of_every_backend_are_captured(backend, eager, capture
         counts = captured()
         found = attack(model, x, y)
         assert (found.success == expected.success).float().mean() > 0.9
-        assert counts["replays"] > 5
+        assert counts.replays > 5
     assert lines_told(caplog) == []
 
 
@@ -445,26 +430,3 @@ def test_on_a_gpu_memory_is_given_back():
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
     assert used[2] <= used[1]
-
-
-@pytest.mark.slow(cases=["apgd-targeted", "elastic_net-all-steps", "square-l2", "carlini_wagner-all-steps"])
-@pytest.mark.parametrize("name", NAMES)
-def test_replays_without_the_hosts_code_give_what_eager_steps_give(name, eager, monkeypatch):
-    model = ensemble("cpu")
-    x, y = examples(model, 37, "cpu")
-    eager()
-    expected = NAMES[name](model, x, y)
-    monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: recorded)
-    found = NAMES[name](model, x, y)
-    assert torch.equal(found.success, expected.success)
-    torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)
-
-
-def test_a_recording_notices_what_the_host_decides():
-    state, host = torch.zeros(2), {"step": 1.0}
-    replay = recorded(lambda: state.add_(host["step"]), ())
-    assert torch.equal(state, torch.zeros(2))  # written down, and not done
-    replay()
-    host["step"] = 5.0
-    replay()
-    assert torch.equal(state, torch.full((2,), 2.0))

@@ -49,15 +49,15 @@ def test_gradient_steps_lead_where_theirs_lead(key):
     length = settings["alpha"] if momentum else settings["abs_stepsize"] or settings["rel_stepsize"] * epsilon
     options |= {"epsilon": epsilon, "norm": norm, "steps": settings["steps"], "step_size": length}
     decay = {"decay": settings["decay"]} if momentum else {}
-    found = attacks.perturbed(model, X, Y, random_start=False, **options, **decay)
-    torch.testing.assert_close(found, TENSORS[key], **DETERMINISTIC)
+    result = attacks.perturbed(model, X, Y, random_start=False, **options, **decay)
+    torch.testing.assert_close(result, TENSORS[key], **DETERMINISTIC)
     attack = attacks.mim if momentum else attacks.bim
     judged = attack(model, X, Y, stop=False, **options, **decay)
     assert torch.equal(judged.success, TENSORS[f"{key}.success"])
     torch.testing.assert_close(judged.inputs[judged.success], TENSORS[key][judged.success], **DETERMINISTIC)
     if "fgsm" in key and not momentum:
-        one = attacks.fgsm(model, X, Y, epsilon=epsilon, norm=norm, target=options["target"])
-        assert torch.equal(one.inputs, judged.inputs)
+        single = attacks.fgsm(model, X, Y, epsilon=epsilon, norm=norm, target=options["target"])
+        assert torch.equal(single.inputs, judged.inputs)
     assert (attack(model, X, Y, **options, **decay).success >= judged.success).all(), "stopping is never weaker"
 
 
@@ -75,11 +75,13 @@ def test_carlini_wagner_finds_what_foolbox_finds(key):
     settings, model, options = case(key)
     options |= {"confidence": settings["confidence"], "constant": settings["initial_const"]}
     options |= {"search_steps": settings["binary_search_steps"], "step_size": settings["stepsize"]}
-    found = attacks.carlini_wagner(model, X, Y, steps=settings["steps"] - 1, abort_early=False, widening=0.0, **options)
+    result = attacks.carlini_wagner(
+        model, X, Y, steps=settings["steps"] - 1, abort_early=False, widening=0.0, **options
+    )
     expected = TENSORS[f"{key}.found"]
-    assert torch.equal(found.success, expected)
-    torch.testing.assert_close(found.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
-    assert torch.equal(found.inputs[~expected], X[~expected]), "failures are clean, not black"
+    assert torch.equal(result.success, expected)
+    torch.testing.assert_close(result.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
+    assert torch.equal(result.inputs[~expected], X[~expected]), "failures are clean, not black"
 
 
 @pytest.mark.parametrize("key", entries("foolbox.ead"))
@@ -88,10 +90,10 @@ def test_elastic_net_finds_what_foolbox_finds(key):
     options |= {"confidence": settings["confidence"], "constant": settings["initial_const"]}
     options |= {"search_steps": settings["binary_search_steps"], "step_size": settings["initial_stepsize"]}
     options |= {"rule": settings["decision_rule"], "l1_weight": settings["regularization"]}
-    found = attacks.elastic_net(model, X, Y, steps=settings["steps"], abort_early=False, **options)
+    result = attacks.elastic_net(model, X, Y, steps=settings["steps"], abort_early=False, **options)
     expected = TENSORS[f"{key}.found"]
-    assert torch.equal(found.success, expected)
-    torch.testing.assert_close(found.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
+    assert torch.equal(result.success, expected)
+    torch.testing.assert_close(result.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
 
 
 @pytest.mark.parametrize("key", entries("torchattacks.jsma"))
@@ -99,17 +101,17 @@ def test_saliency_maps_lead_where_those_of_torchattacks_lead(key):
     """torchattacks rounds its number of steps up: the same number of steps is a larger share of features."""
     settings, model, options = case(key)
     share = 2 * settings["most_iterations"] / X[0].numel()
-    found = attacks.jsma(model, X, Y, step_size=settings["theta"], distortion=share, **options)
+    result = attacks.jsma(model, X, Y, step_size=settings["theta"], distortion=share, **options)
     expected = TENSORS[f"{key}.success"]
-    assert torch.equal(found.success, expected)
-    torch.testing.assert_close(found.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
+    assert torch.equal(result.success, expected)
+    torch.testing.assert_close(result.inputs[expected], TENSORS[key][expected], **DETERMINISTIC)
 
 
 @pytest.mark.parametrize("key", entries("pyautoattack.apgd"))
 def test_auto_pgd_breaks_what_the_authors_code_breaks(key):
     settings, model, options = case(key)
     loss = "targeted_dlr" if "n_target_classes" in settings else settings["loss"]
-    found = attacks.apgd(
+    result = attacks.apgd(
         model,
         X,
         Y,
@@ -119,7 +121,7 @@ def test_auto_pgd_breaks_what_the_authors_code_breaks(key):
         classes=settings.get("n_target_classes", 9),
         **options,
     )
-    assert torch.equal(found.success, TENSORS[f"{key}.success"])
+    assert torch.equal(result.success, TENSORS[f"{key}.success"])
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus.auditing import reading, roc_area, streaming, tallying
 from dissensus.auditing.detection import DETECTORS
-from dissensus.auditing.page import drawings, html
+from dissensus.auditing.page import drawings, page
 from dissensus.auditing.sums import tensors
 from dissensus.cli import app
+from dissensus.pages import html
 
 CLASSES = {"task": "classification", "kind": "logits"}
 
@@ -515,15 +516,15 @@ def test_pages_of_odd_ensembles():
     logits, labels = classifier()
     perfect = 50.0 * torch.nn.functional.one_hot(labels, 3).double()
     for outputs in (logits[:1], perfect.expand(3, -1, -1)):
-        assert "<svg" in html(ds.audit(outputs, labels, **CLASSES), "odd", "")
+        assert "<svg" in html(page(ds.audit(outputs, labels, **CLASSES), "odd"))
     f, y = regressor()
-    assert html(ds.audit(f, y, task="regression"), "values", "").count("<figure>") == 3
+    assert html(page(ds.audit(f, y, task="regression"), "values")).count("<figure>") == 3
 
 
 def test_the_page_draws_the_plane_of_the_library():
     logits, labels = classifier(members=5, scale=2.5)
     audit = ds.audit(logits, labels, **CLASSES)
-    figure = next(figure for figure, words in drawings(audit) if "plane" in words)
+    figure = next(drawing.figure for drawing in drawings(audit) if "plane" in drawing.caption)
     (axes,) = figure.axes
     best = max(audit.by_member["accuracy"])
     lines = {line.get_label(): torch.tensor(line.get_xydata()) for line in axes.lines}
@@ -723,7 +724,7 @@ def test_the_command(tmp_path):
     assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
     for wrong, message in (
         (["--fail-on", "bad"], "--fail-on must be one of"),
-        (["--kind", "probabilities"], "Use kind='logits'"),
+        (["--kind", "probabilities"], "Use --kind logits"),
         (["--reference", str(tmp_path / "no.npz")], "there is no file"),
     ):
         failed = run(app, [*told, *wrong])

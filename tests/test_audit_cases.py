@@ -11,11 +11,12 @@ import torch
 
 import dissensus as ds
 from dissensus.studies import audit_cases, case_makers, library, spec
-from dissensus.studies import dict_results as results
 from dissensus.studies import run as runner
 from dissensus.studies.audit_cases import CASES, AuditedEnsemble, AuditUnit
 from dissensus.studies.datasets import StudyData, load
 from dissensus.studies.procedures import audit
+from dissensus.studies.run_folders import SHIPPED, read_report
+from dissensus.studies.summary import summarise
 
 STUDY = "audit/table-1"
 UNKNOWN = {*audit_cases.BETWEEN, *audit_cases.LDR, *audit_cases.ADP}
@@ -310,8 +311,8 @@ def test_the_study_runs_and_says_what_is_allowed(tmp_path):
         assert set(row["said"]) == set(audit_cases.EVIDENCE)
         assert ("right_train" in row["measures"]) == (row["case"] not in UNKNOWN)
         assert "collusive_either" in row["measures"]
-    points = results.summary(report)["points"]
-    assert all(set(point["said"]) == set(audit_cases.EVIDENCE) for point in points)
+    points = summarise(read_report(folder)).points
+    assert all(set(point.verdict_counts) == set(audit_cases.EVIDENCE) for point in points)
 
 
 def test_a_case_survives_a_file(regression):
@@ -357,8 +358,8 @@ def test_units_that_are_done_are_not_audited_again(tmp_path):
 
 
 def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
-    stored = json.loads((results.SHIPPED / "audit/table-1.paper.json").read_text())
-    cases = {point["case"] for point in stored["points"]}
+    held = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
+    cases = {point["case"] for point in held["points"]}
     assert set(CASES) <= cases
     sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
     accused = sum(

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.auditing.judging import VERDICTS
-from dissensus.auditing.page import KINDS, drawings
+from dissensus.auditing.page import MEANINGS, drawings, explained
 from dissensus.cli import app
-from dissensus.cli.audit import COLOURS
+from dissensus.cli.screen import COLOURS
+from dissensus.pages import Drawing, Number, Section, Table, Text
 
 CLASSES = {"task": "classification", "kind": "logits"}
 
@@ -37,10 +38,48 @@ def test_a_page_is_written_from_python(tmp_path):
     assert path == tmp_path / "new" / "mine.html"
     text = path.read_text()
     assert "Audit: mine" in text
-    assert f'class="badge {KINDS[audit.verdict]}">{audit.verdict}<' in text
+    assert f'class="badge {MEANINGS[audit.verdict].news}">{audit.verdict}<' in text
     assert text.count("<figure>") == len(drawings(audit)) == 4
     again = audit.page(str(path), title="five <networks>").read_text()
     assert "Audit: five &lt;networks&gt;" in again
+
+
+def test_a_page_goes_to_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    audit = ds.audit(*logits_and_labels(), **CLASSES)
+    assert audit.page("~/pages/mine.html") == tmp_path / "pages" / "mine.html"
+    assert (tmp_path / "pages" / "mine.html").exists()
+
+
+def test_terms_are_explained_where_they_first_occur():
+    terms = {"pool": "Pooling is a mean.", "logits": "Logits are scores.", "mean": "A mean is a sum over its number."}
+    parts = [
+        Text("no term"),
+        Section("first", [Drawing(None, "the pool of logits")]),
+        Table(("", ""), [["logits again", Number(1.0)]]),
+    ]
+    first, section, table = explained(parts, terms)
+    assert first == Text("no term")
+    caption = "the pool of logits Pooling is a mean. Logits are scores. A mean is a sum over its number."
+    assert section.parts[0].caption == caption
+    assert table == parts[2], "what is explained once is not explained again"
+    noted = explained([Text("logits"), Text("logits")], terms)
+    assert noted == [Text("logits"), Text("Logits are scores.", "note"), Text("logits")]
+
+
+def test_the_page_explains_the_words_of_its_verdict(tmp_path):
+    logits, labels = logits_and_labels()
+    shifted = logits + torch.tensor([8.0, -8.0, 8.0, -8.0]).view(-1, 1, 1) * torch.tensor([1.0, 0.0, -1.0])
+    text = ds.audit(shifted, labels, pool="score", **CLASSES).page(tmp_path / "a.html").read_text()
+    for word, explanation in {
+        "offsets": "An offset is a constant",
+        "logits": "Logits are the scores",
+        "β": "β sets how members are trained",
+        "pool": "Pooling makes one prediction out of the members&#x27; outputs: here the mean of their logits.",
+    }.items():
+        assert text.count(explanation) == 1, word
+        before = text.index(word)
+        assert text.count("</p>", before, text.index(explanation)) <= 1, word
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path, unchecked):
@@ -59,7 +98,7 @@ def test_one_figure_has_every_panel_of_the_page():
     figure = audit.plot()
     assert isinstance(figure, Figure)
     labels = {axes.get_ylabel() for axes in figure.axes}
-    assert labels == {axes.get_ylabel() for own, _ in drawings(audit) for axes in own.axes}
+    assert labels == {axes.get_ylabel() for drawing in drawings(audit) for axes in drawing.figure.axes}
     assert audit.verdict in figure.get_suptitle()
     single = ds.audit(logits_and_labels()[0][:1], logits_and_labels()[1], **CLASSES).plot()
     assert single.axes
@@ -75,9 +114,9 @@ def test_figures_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
 
 
 def test_every_verdict_has_a_colour():
-    assert set(VERDICTS) | {"unskilled"} == set(KINDS)
-    assert set(KINDS.values()) == set(COLOURS)
-    assert KINDS["unskilled"] == "bad"
+    assert set(VERDICTS) == set(MEANINGS)
+    assert {meaning.news for meaning in MEANINGS.values()} == set(COLOURS)
+    assert MEANINGS["unskilled"].news == "bad"
 
 
 NAMES = np.array(["ant", "bee", "cat"])
@@ -177,9 +216,7 @@ def test_arrays_of_numbers_pass_through_untouched(tmp_path):
         )
         assert all(part is outputs for part in (read.outputs, read.train[0], read.reference, read.ood))
         assert read.targets is labels
-    read = prepare(
-        [mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None
-    )
+    read = prepare([mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None)
     assert all(np.shares_memory(part, mapped) for part in read.outputs)
 
 
@@ -368,6 +405,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow(cases=["*-True"])
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("model", PLAIN.values(), ids=PLAIN)
 def test_pooled_outputs_are_what_the_classifier_predicts(model, names):

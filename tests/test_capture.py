@@ -1,4 +1,4 @@
-"""Captured steps: the same training as eager steps. On the CPU a "graph" is the captured function itself."""
+"""Captured steps train as eager steps do. On a CPU, operations are recorded and replayed (see `recording`)."""
 
 import math
 from functools import partial
@@ -6,9 +6,11 @@ from functools import partial
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
 
 augmented = partial(ds.objectives.augmented, loss="mse", pool="score")
@@ -31,31 +33,29 @@ def assert_same(found, expected):
 
 
 @pytest.fixture
-def eager(monkeypatch):
-    """Switch capture off."""
-    return lambda: monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: None)
+def steps_by(monkeypatch):
+    """Set what makes the captured steps of an engine."""
+
+    return partial(monkeypatch.setattr, "dissensus.train.recipe.graph_steps")
 
 
 @pytest.fixture
-def replays(monkeypatch):
-    """Switch capture on, everywhere, and count captures and replays."""
-    counts = {"captures": 0, "replays": 0}
+def eager(steps_by):
+    """Switch capture off."""
+    return lambda: steps_by(lambda engine: None)
 
-    def counting(device, function, generators):
-        counts["captures"] += 1
-        replay = capture.captured(function, generators) if device.type == "cuda" else function
 
-        def replayed():
-            counts["replays"] += 1
-            replay()
-
-        return replayed
+@pytest.fixture
+def replays(steps_by):
+    """Switch capture on, and count captures and replays."""
+    counts = Captures()
 
     def steps(engine):
-        return capture.GraphSteps(partial(counting, engine.state.flat.device))
+        counts.capture = captured if engine.state.flat.is_cuda else recorded
+        return capture.GraphSteps(lambda: counts)
 
     def switch():
-        monkeypatch.setattr("dissensus.train.recipe.graph_steps", steps)
+        steps_by(steps)
         return counts
 
     return switch
@@ -75,8 +75,8 @@ def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
         ensemble = ds.Ensemble(build, 3, backend=backend).double().to(device)
         history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
         found.append((weights(ensemble), history.column("loss"), history.column("validation")))
-    assert counts["captures"] == 2, "one graph for whole batches, one for the last"
-    assert counts["replays"] == 8 * 5 - 2 * capture.WARM_UP
+    assert counts.captures == 2, "one graph for whole batches, one for the last"
+    assert counts.replays == 8 * 5 - 2 * capture.WARM_UP
     assert_same(found[1][0], found[0][0])
     assert found[1][1] == pytest.approx(found[0][1])
     assert found[1][2] == pytest.approx(found[0][2])
@@ -99,7 +99,7 @@ def test_augmentation_in_a_graph_draws_what_it_draws_outside(device, eager, repl
         options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "augment": jitter}
         history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
         found.append((weights(ensemble), history.column("loss")))
-    assert counts["captures"] == 2
+    assert counts.captures == 2
     assert_same(found[1][0], found[0][0])
     assert found[1][1] == pytest.approx(found[0][1])
 
@@ -113,7 +113,7 @@ def test_runs_of_different_seeds_are_augmented_in_a_graph_each_by_its_own(device
         grid = {"seed": [0, 1, 2], "beta": [0.3, 0.9]}
         options = {"epochs": 6, "batch_size": 8, "augment": jitter, "members": 2, "device": device}
         found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, **options))
-    assert counts["captures"] == 2
+    assert counts.captures == 2
     for i in range(6):
         assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
 
@@ -130,8 +130,8 @@ def test_members_left_out_in_a_graph_are_those_left_out_outside(per, device, eag
         found.append(
             ds.sweep(build, data(shape, device), objective, grid={"seed": [0, 1], "drop": [0.3, 0.6]}, **options)
         )
-    assert counts["captures"] == 2
-    assert counts["replays"] == 8 * 6 - 2 * capture.WARM_UP
+    assert counts.captures == 2
+    assert counts.replays == 8 * 6 - 2 * capture.WARM_UP
     for i in range(4):
         assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
         assert found[1].history(i).column("kept_ensemble") == pytest.approx(found[0].history(i).column("kept_ensemble"))
@@ -148,8 +148,8 @@ def test_batches_of_a_foreign_loader_are_captured(device, eager, replays):
         ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
         ds.fit(ensemble, loader, partial(augmented, beta=0.7), epochs=6, lr=0.01, augment=jitter)
         found.append(weights(ensemble))
-    assert counts["captures"] == 2
-    assert counts["replays"] == 6 * 6 - 2 * capture.WARM_UP
+    assert counts.captures == 2
+    assert counts.replays == 6 * 6 - 2 * capture.WARM_UP
     assert_same(found[1], found[0])
 
 
@@ -174,7 +174,7 @@ def test_only_so_many_shapes_get_a_graph(replays):
     loader = DataLoader(TensorDataset(x, y), batch_sampler=batches)
     history = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], 2).double(), loader, partial(augmented, beta=0.7), epochs=1)
     assert history.steps == 25
-    assert counts["captures"] == capture.MOST_SHAPES == 4
+    assert counts.captures == capture.MOST_SHAPES == 4
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -187,7 +187,7 @@ def test_captured_sweeps_equal_eager_ones(name, device, eager, replays):
     for switch in (eager, replays):
         counts = switch()
         found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, members=3, device=device, **options))
-    assert counts["captures"] > 2, "compaction asks for new graphs"
+    assert counts.captures > 2, "compaction asks for new graphs"
     for i in range(6):
         assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
         assert found[1].history(i).best_epoch == found[0].history(i).best_epoch
@@ -221,7 +221,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog)
     def refuses(function, generators):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(refuses))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: refuses))
     build, shape = NETWORKS["mlp"]
     ensemble = ds.Ensemble(build, 3).double()
     history = ds.fit(ensemble, data(shape, "cpu"), partial(augmented, beta=0.7), epochs=5, batch_size=8)
@@ -242,9 +242,9 @@ def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
         return parts if parts.total.detach().item() < 1e9 else augmented(outputs, targets, beta=0.0)
 
     found = []
-    for captured in (False, True):
+    for may_capture in (False, True):
         with monkeypatch.context() as patch:
-            if not captured:
+            if not may_capture:
                 patch.setattr("dissensus.train.recipe.graph_steps", lambda engine: None)
             torch.manual_seed(4)
             torch.cuda.manual_seed(4)
@@ -271,9 +271,9 @@ def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
         captures.append(1)
         if len(captures) == 2:
             raise RuntimeError("out of memory")
-        return function
+        return recorded(function, generators)
 
-    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(second_refuses))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: second_refuses))
     build, shape = NETWORKS["mlp"]
     ds.fit(ds.Ensemble(build, 3).double(), data(shape, "cpu"), partial(augmented, beta=0.7), epochs=8, batch_size=8)
     assert len(captures) == 2
@@ -291,17 +291,19 @@ def test_a_failure_inside_a_graph_is_seen_again_with_the_masks_of_its_step(repla
         loss = parts.parts["member_loss"] * spoilt
         return ds.LossParts(loss.sum(), {"member_loss": loss})
 
-    told = []
+    failures, counters = [], []
     for switch in (eager, replays):
         switch()
         ensemble = ds.Ensemble(build, 3, seed=5, backend="loop").double()
         with pytest.raises(ds.TrainingDiverged) as caught:
             ds.fit(ensemble, (x, y), fragile, epochs=60, batch_size=8, lr=0.02)
-        steps = [t.tolist() for n, t in ensemble.body.tensors().items() if n.endswith("step")]
-        told.append((caught.value.step, caught.value.members, caught.value.part))
-    assert told[0][0] > 6 * capture.WARM_UP, "it failed within a graph"
-    assert told[0] == told[1]
-    assert steps
+        failures.append((caught.value.step, caught.value.members, caught.value.part))
+        counters.append({n: t.tolist() for n, t in ensemble.body.tensors().items() if n.endswith("step")})
+    assert failures[0][0] > 6 * capture.WARM_UP, "it failed within a graph"
+    assert failures[1] == failures[0]
+    step = failures[0][0]
+    assert counters[0] == {"2.step": [step + 1] * 3, "5.step": [step + 1] * 3}, "the pass that failed is counted"
+    assert counters[1] == {"2.step": [step] * 3, "5.step": [step] * 3}, "replays after the failure are not counted"
 
 
 def test_predict_while_training_leaves_its_mode_alone():
@@ -317,3 +319,26 @@ def test_predict_while_training_leaves_its_mode_alone():
     ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=3, batch_size=8, progress=look)
     assert all(modes)
     assert not ensemble.training
+
+
+@pytest.mark.parametrize("stand_in", [recorded, lambda function, generators: function])
+def test_a_graph_with_stale_tensors_does_not_pass_for_a_right_one(stand_in, eager, steps_by):
+    """When a run ends, tensors are replaced: a graph that is not forgotten goes on with the old ones."""
+
+    class Forgetful(capture.GraphSteps):
+        def forget(self):
+            """Keep the graphs."""
+
+    build, shape = NETWORKS["mlp"]
+    options = {"grid": {"lr": [0.1, 0.001]}, "epochs": 12, "batch_size": 9, "validation": 0.2, "patience": 2}
+    eager()
+    expected = ds.sweep(build, data(shape, "cpu"), partial(augmented, beta=0.3), members=2, **options)
+    ends = [len(expected.history(i).epochs) for i in range(2)]
+    assert ends[0] < ends[1] - 1, "the first run ends while the other goes on"
+    steps_by(lambda engine: Forgetful(lambda: stand_in))
+    swept = ds.sweep(build, data(shape, "cpu"), partial(augmented, beta=0.3), members=2, **options)
+    if stand_in is recorded:
+        with pytest.raises(AssertionError, match="not close"):
+            assert_same(weights(swept.run(1)), weights(expected.run(1)))
+    else:  # a function finds the new tensors, as a graph would not
+        assert_same(weights(swept.run(1)), weights(expected.run(1)))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from networks import NETWORKS
+from recording import recorded
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
@@ -172,32 +173,6 @@ def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
         run(tmp_path, resume=True, **{**options, "mode": "max"})
 
 
-def test_objectives_are_known_by_what_they_hold():
-    class Held:
-        def __init__(self, beta):
-            self.beta, self.calls = beta, 0
-
-    def scaled(factor, steps):
-        return lambda outputs, targets: factor * steps
-
-    words = checkpoints.in_words
-    assert words(Held(0.1)) != words(Held(0.9))
-    assert words(scaled(1.0, 3)) != words(scaled(2.0, 3))
-    assert words(scaled(1.0, 3)) != words(scaled(1.0, 4))
-
-    def counting(steps):
-        def objective(outputs, targets):
-            nonlocal steps
-            steps += 1
-
-        return objective
-
-    assert words(counting(3)) == words(counting(4)), "what moves while training runs is not what it is known by"
-    inner = partial(scaled, mse)
-    assert json.dumps(inner, default=words) == json.dumps(partial(scaled, mse), default=words)
-    assert "0x" not in json.dumps(inner, default=words)
-
-
 def test_interrupted_before_the_first_interval_it_starts_from_the_beginning(tmp_path):
     expected, _ = run(None, checkpoint_seconds=None)
     ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")
@@ -278,7 +253,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda f, _: f))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: recorded))
 
     def explodes(outputs, targets, *, fuse):
         total, parts = mse(outputs, targets)
@@ -389,3 +364,37 @@ def test_a_checkpoint_of_a_function_with_other_numbers_is_refused(tmp_path):
         ds.fit(ds.Ensemble(build, M), data(), make(1), **options)
         with pytest.raises(ValueError, match="'objective'"):
             ds.fit(ds.Ensemble(build, M), data(), make(3), **options)
+
+
+class PowerLoss:
+    """An objective with a whole number as its setting, which counts its calls."""
+
+    def __init__(self, power):
+        self.power, self.calls, self.log = power, 0, []
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        self.log.append(self.calls)
+        return mse(outputs**self.power, targets)
+
+
+def test_whole_numbers_of_an_objective_count_and_what_it_counts_does_not(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    objective = PowerLoss(1)
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    assert objective.calls > 0
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'objective' differ"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(3), **options)
+
+
+def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
+    ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop")
+
+    def decayed(outputs, targets):
+        assert len(list(ensemble.parameters())) > 1
+        return mse(outputs, targets)
+
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ds.fit(ensemble, data(), decayed, **options)
+    ds.fit(ensemble, data(), decayed, **options)  # its weights have changed

@@ -50,6 +50,7 @@ def command(tmp_path, monkeypatch):
     np.save(tmp_path / "names.npy", np.array(["a", "b"] * 20))
     np.save(tmp_path / "letters.npy", np.full((40, 8, 8), "a"))
     np.savez(tmp_path / "other.npz", predictions=logits.numpy())
+    np.savez(tmp_path / "held.npz", outputs=logits.numpy(), targets=labels[:30].numpy())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy's, of a newer format
         np.savez(tmp_path / "columns.npz", outputs=np.zeros(3, dtype=[("\u03b2", float)]))
@@ -83,7 +84,7 @@ REFUSED = [
     (f"{ROBUST} --network resnet18 --option stemm=1", 1, "resnet18 has stem. Did you mean 'stem'?"),
     (f"{ROBUST} --network resnet20 --option channels=1", 1, "resnet20 has none."),
     ("masks --size -5", 2, "--size"),
-    ("masks --network vanilla-cnn --size 8", 1, "`image_size` must be at least 16"),
+    ("masks --network vanilla-cnn --size 8", 1, "--size must be at least 16"),
     ("masks --figure foo.xyz", 2, "--figure foo.xyz must end in .png, .pdf or .svg"),
     ("masks --figure x.txt/f.png", 2, "--figure x.txt/f.png: x.txt is a file"),
     (f"{OOD} --json .", 2, "--json . is a folder"),
@@ -110,11 +111,11 @@ REFUSED = [
         f"audit probs.npy --targets labels.npy {SAVED}",
         1,
         "`outputs` must be logits; got numbers of at least zero that "
-        "sum to one over classes: probabilities. Use kind='probabilities' (--kind probabilities).",
+        "sum to one over classes: probabilities. Use --kind probabilities.",
     ),
-    (f"audit in.npy --targets labels.npy --reference probs.npy {SAVED}", 1, "`reference` must be logits"),
-    (f"audit in.npy --targets labels.npy --ood probs.npy {SAVED}", 1, "`ood` must be logits"),
-    ("audit in.npy --targets labels.npy --task classification --kind probabilities", 1, "(--kind logits)"),
+    (f"audit in.npy --targets labels.npy --reference probs.npy {SAVED}", 1, "--reference must be logits"),
+    (f"audit in.npy --targets labels.npy --ood probs.npy {SAVED}", 1, "--ood must be logits"),
+    ("audit in.npy --targets labels.npy --task classification --kind probabilities", 1, "--kind logits"),
     ("ood probs.npy --outside far=in.npy", 1, "`probs.npy` must be logits; got numbers of at least zero"),
     ("ood in.npy --outside far=probs.npy", 1, "`probs.npy` must be logits"),
     ("ood in.npy --outside far=probs.npy", 1, "Say --kind probabilities."),
@@ -136,7 +137,13 @@ REFUSED = [
     (f"audit in.npy --targets column.npy {SAVED}", 1, "A column? Use targets[:, 0]."),
     (f"audit in.npy --targets names.npy {SAVED}", 1, "Name the label of every column"),
     (f"audit examples-first.npy --targets labels.npy {SAVED}", 1, "Are examples before members? Use numpy.swapaxes"),
-    ("audit in.npy --targets labels.npy --task regression", 1, "`targets` must have shape [N, 4]"),
+    ("audit in.npy --targets labels.npy --task regression", 1, "--targets must have shape [N, 4]"),
+    (
+        f"audit in.npy --targets labels.npy --in-bag all {SAVED}",
+        1,
+        "--in-bag must come with --train; got no --train. Give --train FILE.",
+    ),
+    (f"audit held.npz {SAVED}", 1, "`targets` must hold N=40 examples"),
     (f"audit nothing.npy --targets labels.npy {SAVED}", 1, "got [3, 0, 4]"),
     (f"audit nan.npy --targets labels.npy {SAVED}", 1, "NaN or infinity at member 0"),
     (f"audit other.npz --targets labels.npy {SAVED}", 1, "has no array `outputs` [M, N, C]; it has predictions"),
@@ -185,10 +192,10 @@ def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert screen.device_of("cuda:1") == torch.device("cuda:1")
-    assert screen.device_of("cpu") == torch.device("cpu")
+    assert screen.torch_device("cuda:1") == torch.device("cuda:1")
+    assert screen.torch_device("cpu") == torch.device("cpu")
     with pytest.raises(screen.typer.Exit):
-        screen.device_of("cuda:2")
+        screen.torch_device("cuda:2")
     assert "use --device cpu or cuda or cuda:0 or cuda:1" in capsys.readouterr().err
 
 
@@ -199,6 +206,14 @@ def test_folders_above_a_place_are_made(words, command, tmp_path):
     assert code == 0, said
     assert json.loads((tmp_path / "new/deep/o.json").read_text())
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
+
+
+def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code, _, said = command(f"{OOD} --json ~/o.json")
+    assert code == 0, said
+    assert (tmp_path / "home" / "o.json").exists()
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
@@ -213,7 +228,7 @@ def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(screen, "write_atomically", full)
     with pytest.raises(screen.typer.Exit):
-        screen.keep(tmp_path / "o.json", b"")
+        screen.write_file(tmp_path / "o.json", b"")
     said = capsys.readouterr().err
     assert f"{tmp_path / 'o.json'} cannot be written: No space left on device" in said
     assert "unfinished" not in said
@@ -228,8 +243,8 @@ def test_arrays_with_examples_first_are_seen(command):
 
 
 def test_the_bar_of_scores_and_intervals_only_moves_ahead(command):
-    sets, told = ood._opened({"within": Path("in.npy"), "near": Path("near.npy"), "again": Path("near.npy")}), []
-    ood._worked(sets, "logits", 0.05, 5, lambda label, share: told.append((label, share)))
+    sets, told = ood._open_sets({"within": Path("in.npy"), "near": Path("near.npy"), "again": Path("near.npy")}), []
+    ood._compare(sets, "logits", 0.05, 5, lambda label, share: told.append((label, share)))
     shares = [share for _, share in told]
     assert shares == sorted(set(shares))
     assert (shares[0], shares[-1] < 1) == (0, True)

@@ -13,7 +13,7 @@ import dissensus
 from dissensus import cli
 from dissensus.studies import demo, demo_page
 
-TINY = demo.Settings(betas=(0.0, 0.5, 0.75, 0.9, 1.0), seeds=(0, 1), members=3, epoch_share=0.05)
+TINY = demo.DemoSettings(betas=(0.0, 0.5, 0.75, 0.9, 1.0), seeds=(0, 1), members=3, epoch_share=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +37,17 @@ def report(command):
 
 @pytest.fixture(scope="module")
 def again():
-    """The same runs, called from Python: the result and the audits."""
-    audits = {}
-    return demo.run(TINY, audits=audits), audits
+    """The same runs, called from Python."""
+    return demo.run(TINY)
 
 
 def test_defaults_keep_the_promise():
-    for settings in (demo.Settings(), demo.FAST):
+    for settings in (demo.DemoSettings(), demo.FAST):
         assert len(settings.betas) >= 5
         assert all(0 <= beta <= 1 for beta in settings.betas)
         assert settings.members == 5
-    assert demo.Settings().betas == tuple(i / 10 for i in range(11))
-    assert len(demo.Settings().seeds) == 5
+    assert demo.DemoSettings().betas == tuple(i / 10 for i in range(11))
+    assert len(demo.DemoSettings().seeds) == 5
 
 
 def test_result_holds_every_run_and_decomposes(result):
@@ -61,48 +60,48 @@ def test_result_holds_every_run_and_decomposes(result):
 
 @pytest.mark.slow
 def test_every_ensemble_of_the_first_seed_is_audited(result, again):
-    direct, audits = again
-    assert direct["verdicts"] == result["verdicts"]
-    assert len(audits) == len(result["verdicts"]) == 3 * 5
-    assert audits["digits, scores", 1.0].reference is not None
-    assert audits["digits, scores", 0.0].reference is None, "it is the reference"
-    assert [row[0] for row in demo_page.verdict_rows(result)] == ["0", "0.5", "0.75", "0.9", "1"]
+    assert again.to_dict()["verdicts"] == result["verdicts"]
+    assert len(again.audits) == len(result["verdicts"]) == 3 * 5
+    assert again.audits["digits, scores", 1.0].reference is not None
+    assert again.audits["digits, scores", 0.0].reference is None, "it is the reference"
+    assert [str(row[0]) for row in demo_page.verdict_rows(again)] == ["0", "0.5", "0.75", "0.9", "1"]
 
 
 @pytest.mark.slow
 def test_runs_are_reproducible_and_no_number_is_lost_in_json(result, again):
-    direct, _ = again
-    assert json.loads(json.dumps(direct))["runs"] == direct["runs"]
-    for stored, run in zip(result["runs"], direct["runs"], strict=True):
-        assert stored["test"]["ensemble"] == pytest.approx(run["test"]["ensemble"], rel=1e-4)
+    for stored, run in zip(result["runs"], again.runs, strict=True):
+        assert stored["test"]["ensemble"] == pytest.approx(run.test["ensemble"], rel=1e-4)
+        assert len(stored["rise"]) == len(run.rise) == 3
+    for run, stored in zip(again.to_dict()["runs"], json.loads(json.dumps(again.to_dict()))["runs"], strict=True):
+        assert stored == {**run, "rise": list(run["rise"])}
 
 
-def fake(errors_first, errors_last):
-    """A result of two β whose ensemble errors over seeds are given."""
+def two_betas(errors_first, errors_last):
+    """A result of two β with these errors of the ensemble over seeds."""
     runs = [
-        {
-            "problem": "p",
-            "beta": beta,
-            "seed": seed,
-            "train": {"ensemble": 0.1},
-            "test": {"ensemble": error, "individual": error + spread, "diversity": spread},
-            "bias_share": 0.5,
-            "rise": [0.1, 0.2, 0.3],
-        }
+        demo.DemoRun(
+            problem="p",
+            beta=beta,
+            seed=seed,
+            train={"ensemble": 0.1},
+            test={"ensemble": error, "individual": error + spread, "diversity": spread},
+            bias_share=0.5,
+            rise=(0.1, 0.2, 0.3),
+        )
         for beta, errors, spread in ((0.0, errors_first, 0.1), (1.0, errors_last, 0.4))
         for seed, error in enumerate(errors)
     ]
-    return {"settings": {"betas": [0.0, 1.0]}, "runs": runs}
+    return demo.DemoResult(demo.DemoSettings(betas=(0.0, 1.0)), runs)
 
 
 def test_findings_follow_the_numbers():
-    rose = demo_page.finding(fake([0.20, 0.20, 0.20], [0.30, 0.30, 0.31]), "p")
+    rose = demo_page.finding(two_betas([0.20, 0.20, 0.20], [0.30, 0.30, 0.31]), "p")
     assert "rose by 52%" in rose
     assert "4-fold" in rose
-    fell = demo_page.finding(fake([0.30, 0.30, 0.31], [0.20, 0.20, 0.20]), "p")
+    fell = demo_page.finding(two_betas([0.30, 0.30, 0.31], [0.20, 0.20, 0.20]), "p")
     assert "fell by 34%" in fell
-    unclear = demo_page.finding(fake([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
-    assert "no more than 3 seeds can tell" in unclear
+    unclear = demo_page.finding(two_betas([0.20, 0.30, 0.40], [0.30, 0.20, 0.45]), "p")
+    assert "No change of the ensemble's error can be shown with 3 seeds" in unclear
 
 
 def test_page_is_self_contained(report):
@@ -195,7 +194,7 @@ import sys
 sys.modules[{missing!r}] = None
 sys.argv = ["dissensus", "demo", "--fast", "--out", {str(tmp_path)!r}]
 from dissensus.studies import demo
-demo.FAST = demo.Settings(betas=(0.0, 1.0), seeds=(0,), members=2, epoch_share=0.01)
+demo.FAST = demo.DemoSettings(betas=(0.0, 1.0), seeds=(0,), members=2, epoch_share=0.01)
 from dissensus.cli import main
 main()
 """

@@ -1,7 +1,9 @@
 """README and documentation: the code in them runs, and what they point at exists."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 
 
-@pytest.mark.slow(cases=["audit.md", "masks.md", "gpu.md", "robustness.md"])
+@pytest.mark.slow(cases=["audit.md", "masks.md", "gpu.md", "robustness.md", "training.md"])
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -31,7 +33,7 @@ def test_local_links_lead_somewhere(page):
 
 
 def test_make_targets_of_the_readme_exist():
-    targets = re.findall(r"make (\w+)", (ROOT / "README.md").read_text())
+    targets = re.findall(r"make ([\w-]+)", (ROOT / "README.md").read_text())
     makefile = (ROOT / "Makefile").read_text()
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"make {target} is not in the Makefile"
@@ -43,13 +45,32 @@ def test_lock_pins_every_package_exactly():
     assert "torch==2.13.0" in lines
 
 
-def test_the_speed_page_is_rendered_from_the_results():
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "render.py"), "--check"], check=True)
+def render_tables(folder, *words):
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "docs/tables", *words]
+    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, check=False)
+
+
+def test_tables_are_rendered_from_the_results():
+    done = render_tables(ROOT, "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_stale_tables_are_named_and_written(tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
+    for folder in ("benchmarks/results", "src/dissensus/studies/specs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.npz"))
+    page = tmp_path / "docs" / "speed.md"
+    page.write_text(page.read_text().replace("| by hand |", "| by foot |"))
+    assert render_tables(tmp_path, "--check").stderr == "stale: speed.md; run python docs/tables\n"
+    assert render_tables(tmp_path).returncode == 0
+    assert page.read_text() == (ROOT / "docs" / "speed.md").read_text()
+    assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check]")
 
 
 def test_the_readmes_figure_is_the_benchmarks():
     rows = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())["rows"]
     (ways,) = [row["ways"] for row in rows if (row["case"], row["members"], row["batch"]) == ("ResNet-20", 20, 64)]
-    told = re.search(r"(\d+) times as fast as a loop over modules for 20 ResNet-20", (ROOT / "README.md").read_text())
-    assert told is not None
-    assert int(told.group(1)) == int(ways["by hand"]["ms"] / ways["auto"]["ms"])
+    claim = re.search(r"(\d+) times as fast as a loop over modules for 20 ResNet-20", (ROOT / "README.md").read_text())
+    assert claim is not None
+    assert int(claim.group(1)) == int(ways["by hand"]["ms"] / ways["auto"]["ms"])

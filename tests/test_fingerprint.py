@@ -1,8 +1,12 @@
 """Fingerprints: different where anything differs that decides a result, and the same in every process."""
 
 import collections
+import copy
 import dataclasses
+import enum
 import functools
+import importlib
+import json
 import logging
 import os
 import random
@@ -19,7 +23,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import attacks
-from dissensus.fingerprint import digest, fingerprint
+from dissensus.fingerprint import differing, digest, fingerprint, fingerprints
 
 STRENGTH = 0.01
 OPTIONS = types.SimpleNamespace(strength=0.01)
@@ -74,23 +78,59 @@ class Config:
 
 def network(seed=0, **changes):
     torch.manual_seed(seed)
-    found = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(changes.get("rate", 0.1)))
-    found.do = changes.get("do", torch.tanh)
-    found.eval()
-    return found
+    layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(changes.get("rate", 0.1)))
+    layers.do = changes.get("do", torch.tanh)
+    return layers.eval()
 
 
 def changed(change):
-    found = network()
+    result = network()
     with torch.no_grad():
-        change(found)
-    return found
+        change(result)
+    return result
 
 
-def class_of(body):
+def class_of(body, name="Net"):
     made = {}
-    exec(f"class Net(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, made)
-    return made["Net"]
+    exec(f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, made)
+    return made[name]
+
+
+def sequential(*names):
+    """The same layers under the same names, in this order."""
+    torch.manual_seed(0)
+    layers = {"a": nn.Linear(2, 2), "b": nn.Tanh()}
+    return nn.Sequential(collections.OrderedDict((name, layers[name]) for name in names))
+
+
+def with_attribute(value):
+    def function(x):
+        return x
+
+    function.value = value
+    return function
+
+
+def documented(text):
+    made = {}
+    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, made)
+    return made["function"]
+
+
+class Setting(enum.Enum):
+    FEW = 1
+    MANY = 2
+
+
+class Powered:
+    """An objective whose setting is a whole number."""
+
+    def __init__(self, power, **options):
+        self.power = power
+        vars(self).update(options)
+
+    def __call__(self, outputs, targets):
+        return outputs**self.power
 
 
 def caught(value):
@@ -106,6 +146,29 @@ DIFFERENT = {
     "number": (0.01, 0.5),
     "type of number": (1, 1.0),
     "truth": (True, 1),
+    "sign of zero": (0.0, -0.0),
+    "word": ("1", 1),
+    "bytes": (b"1", "1"),
+    "number of NumPy": (np.float64(0.1), np.float64(0.2)),
+    "enumeration": (Setting.FEW, Setting.MANY),
+    "depth": ([1, [2]], [[1], 2]),
+    "order of a list": ([1, 2], [2, 1]),
+    "order of an OrderedDict": (collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)),
+    "order of functions": ({"a": torch.sin, "b": torch.exp}, {"b": torch.exp, "a": torch.sin}),
+    "key": ({"a": 1}, {"b": 1}),
+    "keys and values": ({"a": "b"}, {"b": "a"}),
+    "default factory": (collections.defaultdict(int), collections.defaultdict(list)),
+    "whole number in an object": (Powered(2), Powered(3)),
+    "list in an object": (Powered([1]), Powered([2])),
+    "tensor in an object": (Powered(torch.zeros(2)), Powered(torch.ones(2))),
+    "attribute's name": (Powered(2, a=1), Powered(2, b=1)),
+    "method of an object": (Powered(2).__call__, Powered(3).__call__),
+    "attribute of a function": (with_attribute(1), with_attribute(2)),
+    "parameter's name": (lambda outputs, *, alpha: outputs, lambda outputs, *, beta: outputs),
+    "kind of a parameter": (lambda outputs, factor=1: outputs, lambda outputs, *, factor=1: outputs),
+    "class name": (class_of("x"), class_of("x", "Other")),
+    "class name of a network": (class_of("x")(), class_of("x", "Other")()),
+    "order of layers": (sequential("a", "b"), sequential("b", "a")),
     "list": ([1, [2]], [1, [3]]),
     "sequence": ([1, 2], (1, 2)),
     "mapping": ({"a": 1}, {"a": 2}),
@@ -137,6 +200,7 @@ DIFFERENT = {
     "partial of a closure": (functools.partial(closing(0.01), 1), functools.partial(closing(0.5), 1)),
     "builtin method": ([1].index, [2].index),
     "class": (class_of("x"), class_of("2 * x")),
+    "generator of NumPy": (np.random.default_rng(0), np.random.default_rng(1)),
     "generator": (torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)),
     "random state": (random.Random(0), random.Random(1)),
     "weights": (network(0), network(1)),
@@ -170,17 +234,44 @@ def test_what_differs_is_told_apart(name):
     assert fingerprint(first) == fingerprint(first)
 
 
+IMAGES = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 SAME = {
+    "number": (0.1, 0.1),
     "closure": (closing(0.1), closing(0.1)),
-    "order of settings": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-    "partial": tuple(functools.partial(attacks.pgd, epsilon=e, steps=3) for e in (0.1, 0.1)),
+    "order of settings": ({"a": 1, "b": [2]}, {"b": [2], "a": 1}),
+    "order of settings by number": ({1: "a", 2: "b"}, {2: "b", 1: "a"}),
+    "order of keywords": (
+        functools.partial(attacks.pgd, epsilon=0.1, steps=3),
+        functools.partial(attacks.pgd, steps=3, epsilon=0.1),
+    ),
+    "order of attributes": (Powered(2, a=torch.sin, b=torch.exp), Powered(2, b=torch.exp, a=torch.sin)),
     "networks": (network(3), network(3)),
-    "layout": (torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)),) * 2,
+    "layout": (IMAGES, IMAGES.to(memory_format=torch.channels_last)),
+    "strides": (IMAGES, IMAGES.mT.contiguous().mT),
+    "view of more": (IMAGES, torch.cat([IMAGES, IMAGES])[2:]),
+    "gradient": (IMAGES, IMAGES.clone().requires_grad_()),
+    "layout of an array": (np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))),
     "object with a lock": (Callable(0.1), Callable(0.1)),
-    "logger": (lambda x: logging.getLogger("a").info(x),) * 2,
-    "regular": (collections.OrderedDict(a=1), collections.OrderedDict(a=1)),
+    "logger": (closing(logging.getLogger("a")), closing(logging.getLogger("a"))),
     "path": (Path("a"), Path("a")),
     "sharing": ([1.5, [2.5]], (lambda a: [a[0], [2.5]])([1.5])),
+    "name of a function": (eval("lambda x: x"), eval("lambda x: x", {"__name__": "elsewhere"})),
+    "docstring and comment": (documented("one"), documented("another")),
+    "compiled": (torch.compile(network(3), backend="eager"), torch.compile(network(3), backend="eager")),
+    "class made again": (class_of("x"), class_of("x")),
+    **{
+        f"copy of {name}": (value, copy.deepcopy(value))
+        for name, value in {
+            "object": Powered(2, log=[1, {"a": torch.ones(2)}]),
+            "dataclass": Config(0.1),
+            "slots": Slotted(0.1),
+            "partial": functools.partial(closing(0.1), Config(0.2)),
+            "network": network(),
+            "ensemble": ds.Ensemble(lambda: nn.Linear(2, 2), members=2),
+            "method": Slotted(0.1).scaled,
+            "generator": random.Random(3),
+        }.items()
+    },
 }
 
 
@@ -199,7 +290,142 @@ def test_globals_and_what_they_hold_count(monkeypatch):
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
-def test_layout_and_device_do_not_count():
+def counting(start, factor):
+    calls = start
+
+    def function(x):
+        nonlocal calls
+        calls += 1
+        return factor * x
+
+    return function
+
+
+def listing(entries, factor):
+    def function(x):
+        entries.append(x)
+        return factor * x
+
+    return function
+
+
+def indexing(entries, factor):
+    def function(x):
+        entries["calls"][0] += 1
+        return factor * x
+
+    return function
+
+
+def through_default(entries, factor):
+    def function(x, calls=entries, by=factor):
+        calls.append(x)
+        return by * x
+
+    return function
+
+
+class Counter:
+    """Counts its calls, in a method, in a list and in a tensor."""
+
+    def __init__(self, calls, factor):
+        self.calls, self.factor, self.log, self.mean = calls, factor, [calls], torch.tensor(float(calls))
+
+    def count(self):
+        self.calls += 1
+
+    def __call__(self, x):
+        self.count()
+        self.log[0] = x
+        self.mean.mul_(0.9).add_(0.1 * x)
+        return self.factor * x
+
+    def loss(self, x):
+        self.calls = self.calls + 1
+        return self.factor * x
+
+    def set_factor(self, factor):
+        self.factor = factor
+
+
+class CountingNetwork(nn.Module):
+    def __init__(self, calls, factor):
+        super().__init__()
+        self.factor = factor
+        self.register_buffer("calls", torch.tensor(calls))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.factor * x
+
+
+def loss_of(calls, factor):
+    made = Counter(0, factor)
+    made.calls = calls
+    return made.loss
+
+
+PROGRESS = {
+    "nonlocal": counting,
+    "list in a closure": lambda calls, factor: listing([0] * calls, factor),
+    "dict in a closure": lambda calls, factor: indexing({"calls": [calls]}, factor),
+    "default": lambda calls, factor: through_default([0] * calls, factor),
+    "attributes": Counter,
+    "bound method": loss_of,
+    "buffer": CountingNetwork,
+    "partial": lambda calls, factor: functools.partial(counting(calls, factor), 1),
+    "nested": lambda calls, factor: closing(Counter(calls, factor)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRESS)
+def test_what_a_call_changes_can_be_left_out(name):
+    """A training that ran is recognised by its settings, though its objective has counted calls."""
+    make = PROGRESS[name]
+    progress = functools.partial(fingerprint, skip_progress=True)
+    assert progress(make(1, 2)) == progress(make(5, 2)), "a counter"
+    assert progress(make(1, 2)) != progress(make(1, 3)), "a setting, though it is a whole number"
+    assert fingerprint(make(1, 2)) != fingerprint(make(5, 2)), "results that are kept may depend on it"
+
+
+def test_a_setting_that_other_methods_assign_is_no_progress():
+    first, second = Counter(0, 2), Counter(0, 2)
+    second.set_factor(3)
+    assert fingerprint(first, skip_progress=True) != fingerprint(second, skip_progress=True)
+
+
+def test_differences_are_named_by_setting():
+    settings = {"lr": 0.1, "objective": closing(2), "grid": {"a": [1]}}
+    stored = json.loads(json.dumps(fingerprints(settings)))
+    assert differing(stored, fingerprints(settings)) == []
+    other = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
+    assert differing(stored, fingerprints(other)) == ["lr", "objective", "seed"]
+    assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
+
+
+def test_what_cannot_be_inspected_may_count_by_its_type():
+    opaque = functools.partial(fingerprint, allow_opaque=True)
+    assert opaque(closing(i for i in range(3))) == opaque(closing(i for i in range(4)))
+    assert opaque(closing(i for i in range(3))) != opaque(closing(open))
+
+
+def test_a_module_that_is_imported_again_is_the_same(tmp_path, monkeypatch):
+    (tmp_path / "imported_again.py").write_text("FACTOR = 2\ndef scaled(x):\n    return FACTOR * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("imported_again")
+    before = fingerprint(module.scaled)
+    assert fingerprint(importlib.reload(module).scaled) == before
+    module.FACTOR = 3
+    assert fingerprint(module.scaled) != before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_device_does_not_count():
+    assert fingerprint(IMAGES.cuda()) == fingerprint(IMAGES)
+    assert fingerprint(network().cuda()) == fingerprint(network())
+
+
+def test_shape_and_dtype_of_a_tensor_count_and_layout_does_not():
     x = torch.rand(2, 3, 4, 4)
     assert digest(x) == digest(x.to(memory_format=torch.channels_last)) == digest(x.transpose(2, 3).clone().mT)
     assert digest(torch.ones(())) != digest(torch.ones(1))
@@ -221,7 +447,7 @@ def test_passes_do_not_change_what_a_network_is():
 
 
 def test_what_cannot_be_looked_into_is_refused():
-    with pytest.raises(TypeError, match="must be taken of things that can be looked into; got builtins.generator"):
+    with pytest.raises(TypeError, match="must be taken of things that can be inspected; got builtins.generator"):
         fingerprint(closing(i for i in range(3)))
 
 
@@ -251,12 +477,14 @@ print(fingerprint([Net(), attack, lambda x: x in WORDS, WORDS]))
 
 @pytest.mark.slow
 def test_it_is_the_same_in_every_process():
-    found = set()
+    printed = set()
     for seed in ("1", "2", "3"):
-        own = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=own, capture_output=True, text=True, check=True)
-        found.add(done.stdout)
-    assert len(found) == 1
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+        )
+        printed.add(done.stdout)
+    assert len(printed) == 1
 
 
 class Then(nn.Module):

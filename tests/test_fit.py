@@ -678,7 +678,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.slow(cases=["*-dataset"])
+@pytest.mark.slow(cases=["*-dataset", "*-tensor dataset"])
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", WRONG_TARGETS)
 def test_targets_that_the_loss_does_not_take_are_refused(kind, source):

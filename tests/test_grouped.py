@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch import nn
 from torch.nn import functional as F
 
@@ -104,23 +105,17 @@ def test_members_of_different_architectures_go_in_groups(at_once):
 
 
 def test_groups_are_captured_unless_members_draw_from_torchs_own_generator(monkeypatch, at_once, caplog):
-    captures = []
-
-    def stand_in(function, generators):
-        captures.append(function)
-        return function
-
+    counts = Captures(partial(recorded, host_reads=True))  # states of generators are compared on the host
     build, shape = NETWORKS["two_dropouts"]
     whole, _, _ = fitted(build, shape)
     at_once(2)
-    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(stand_in))
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: counts))
     parts, _, _ = fitted(build, shape)
-    assert len(captures) == 2, "whole batches and the last"
+    assert counts.captures == 2, "whole batches and the last"
     assert_same(parts, whole)
-    captures.clear()
     with caplog.at_level(logging.WARNING, "dissensus"):
         fitted(Noisy, (6,))
-    assert not captures
+    assert counts.captures == 2, "none was added"
     assert any("not captured" in r.getMessage() and "own generator" in r.getMessage() for r in caplog.records)
 
 
@@ -262,11 +257,8 @@ def test_numbers_drawn_on_the_host_are_the_same_in_both_passes(draw, at_once, un
 
 
 def test_a_step_that_draws_from_torch_on_the_host_is_not_captured(monkeypatch, caplog):
-    def records(function, generators):
-        function()  # a capture runs what is on the host
-        return function
-
-    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(records))
+    capture_with = partial(recorded, host_reads=True)  # the number is drawn on the host
+    monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda e: capture.GraphSteps(lambda: capture_with))
     fitted(lambda: Stochastic(lambda: float(torch.rand(()))), (6,))
     assert any("on the host" in record.getMessage() for record in caplog.records)
 

@@ -1,9 +1,12 @@
 """Member outputs of many examples: from any source, to memory or a file, captured or not; input gradients."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -206,33 +209,39 @@ def test_bad_sources_are_refused(unchecked):
         ensemble.predict(X, batch_size=0)
 
 
-def test_passes_of_a_shape_that_comes_again_are_replayed():
-    replays = []
-
-    def stand_in(function, generators):
-        def replay():
-            replays.append(1)
-            function()
-
-        return replay
-
-    ensemble = ensemble_of().eval()
+@pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
+@pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
+def test_passes_of_a_shape_that_comes_again_are_replayed(name, backend):
+    counts, ensemble = Captures(), ensemble_of(name, backend).eval()
     with torch.no_grad():
-        passes = inference.Passes(ensemble, torch.device("cpu"), stand_in)
-        found = inference.collected(passes, inference.source_of(X, 4), None)
-        torch.testing.assert_close(found, ensemble(X))
-    assert len(replays) == 5 - inference.WARM_UP, "five whole batches; the last one is smaller"
+        passes = inference.Passes(ensemble, torch.device("cpu"), counts)
+        outputs = inference.collected(passes, inference.input_batches(X, 4), None)
+        torch.testing.assert_close(outputs, ensemble(X))
+    assert counts.captures == 1
+    assert counts.replays == 5 - inference.WARM_UP, "five whole batches; the last one is smaller"
 
 
-def test_a_pass_that_cannot_be_captured_runs_eagerly():
+def test_outputs_of_a_stream_are_copied_from_the_memory_of_graphs():
+    counts, ensemble = Captures(), ensemble_of().eval()
+    with torch.no_grad():
+        passes = inference.Passes(ensemble, torch.device("cpu"), counts)
+        outputs = inference.collected(passes, inference.input_batches(DataLoader(Stream(), 4), 4), None)
+        torch.testing.assert_close(outputs, ensemble(X))
+    assert counts.replays == 5 - inference.WARM_UP
+
+
+def test_a_pass_that_cannot_be_captured_runs_eagerly(caplog):
     def refuses(function, generators):
         raise RuntimeError("not permitted when stream is capturing")
 
-    ensemble = ensemble_of().eval()
-    with torch.no_grad():
-        passes = inference.Passes(ensemble, torch.device("cpu"), refuses)
-        found = inference.collected(passes, inference.source_of(X, 4), None)
-        torch.testing.assert_close(found, ensemble(X))
+    counts, ensemble = Captures(refuses), ensemble_of().eval()
+    with torch.no_grad(), caplog.at_level(logging.INFO, "dissensus"):
+        passes = inference.Passes(ensemble, torch.device("cpu"), counts)
+        outputs = inference.collected(passes, inference.input_batches(X, 4), None)
+        torch.testing.assert_close(outputs, ensemble(X))
+    assert counts.captures == 1, "it is not tried again"
+    messages = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+    assert messages == ["passes are not captured in a graph: not permitted when stream is capturing"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -754,10 +754,7 @@ def called(call, tensors, where):
 
 @pytest.mark.slow(
     cases=[
-        "attacks.evaluate",
-        "attacks.transfer_matrix",
-        "attacks.square*",
-        "attacks.elastic_net",
+        "attacks.*",
         "nets.mobilenet_v2",
         "trunk.last_layers",
         "fit, adversarial",

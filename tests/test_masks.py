@@ -43,11 +43,11 @@ def test_every_feasible_request_works(count):
         for ones in range(1, width + 1):
             if ones <= width <= count * ones and count <= math.comb(width, ones):
                 tried += 1
-                assert_sound(generation.drawn(width, count, ones, seed=tried), width, count, ones)
+                assert_sound(generation.draw_masks(width, count, ones, seed=tried), width, count, ones)
             else:
                 assert not generation.is_feasible(width, count, ones)
                 with pytest.raises(ValueError, match="ones <= width"):
-                    generation.drawn(width, count, ones, seed=0)
+                    generation.draw_masks(width, count, ones, seed=0)
     assert tried >= 14
 
 
@@ -73,7 +73,7 @@ def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width,
 
 
 def test_all_sets_are_taken_where_no_fewer_will_do():
-    found = generation.drawn(5, 10, 2, seed=3)
+    found = generation.draw_masks(5, 10, 2, seed=3)
     assert {tuple(row.nonzero().flatten().tolist()) for row in found} == set(combinations(range(5), 2))
 
 
@@ -127,7 +127,7 @@ def test_overlap_is_that_of_the_papers_own_procedure():
             row[torch.randperm(positions, generator=generator)[:ones]] = True
         if int(drawn.any(0).sum()) == width:
             papers.append(masks.iou(drawn[:, drawn.any(0)]))
-    ours = [masks.iou(generation.drawn(width, count, ones, seed)) for seed in range(300)]
+    ours = [masks.iou(generation.draw_masks(width, count, ones, seed)) for seed in range(300)]
     assert abs(sum(ours) - sum(papers)) / 300 < 0.008
 
 
@@ -470,7 +470,7 @@ def stands(masked):
     return [layer.channels for layer in masked.modules() if isinstance(layer, masks.Masksembles)]
 
 
-@pytest.mark.slow(fast=["*-False"])
+@pytest.mark.slow(fast=["maps, view*-False", "points*-False", "space, mean*-False"])
 @pytest.mark.parametrize("widen", [False, True])
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_flatten_keeps_the_mask_before_it(name, widen, caplog):
@@ -626,7 +626,7 @@ class Branches(nn.Module):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: masks.convert(Branches(), 4, 2.0), "torch.fx can follow"),
+        (lambda: masks.convert(Branches(), 4, 2.0), "be traceable by torch.fx"),
         (lambda: masks.Masked(nn.Linear(2, 2)), "hold Masksembles layers"),
         (
             lambda: masks.Masked(nn.Sequential(masks.Masksembles(8, 3, 2.0), masks.Masksembles(8, 4, 2.0))),

@@ -6,12 +6,14 @@ from itertools import combinations
 import pytest
 import torch
 from networks import NETWORKS
+from recording import Captures, recorded
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus.data.batches import batches
 from dissensus.data.unlabelled import with_unlabelled
+from dissensus.execution.graphs import captured
 from dissensus.train import capture
 from dissensus.train.sampling import MemberSampling
 
@@ -361,20 +363,14 @@ def test_an_objective_that_takes_no_unlabelled_data_says_so():
 def test_captured_steps_draw_and_disagree_as_eager_ones_do(name, device, monkeypatch):
     pair, other = classes(NETWORKS[name][1], n=40)
     pair, other = tuple(part.to(device) for part in pair), other.to(device)
-    replay = capture.captured if device == "cuda" else lambda function, generators: function
-    counts = []
-
-    def counting(function, generators):
-        counts.append(1)
-        return replay(function, generators)
-
+    counts = Captures(captured if device == "cuda" else recorded)
     found = []
-    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(counting)):
+    for graph in (lambda engine: None, lambda engine: capture.GraphSteps(lambda: counts)):
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of(name).to(device)
         history = ds.fit(ensemble, pair, a2d, epochs=4, batch_size=8, unlabelled=other, active_members=2)
         found.append((weights(ensemble), history.column("loss")))
-    assert len(counts) == 1, "all batches have one shape"
+    assert counts.captures == 1, "all batches have one shape"
     assert_same(found[1][0], found[0][0], 1e-6)
     assert found[0][1] == pytest.approx(found[1][1])
 

@@ -14,13 +14,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dissensus as ds
-from dissensus import attacks
+from dissensus import attacks, pages
 from dissensus.attacks import crafting, flags, suites
 from dissensus.attacks.diagnostics import AttackDiagnostics, ModelDiagnostics, model_diagnostics
+from dissensus.attacks.page import page as robustness_page
 from dissensus.attacks.robustness import HEADER, Robustness
 from dissensus.cli import app
 from dissensus.metrics import wilson
-from dissensus.studies import datasets, robust_page, stored_ensembles
+from dissensus.studies import datasets, stored_ensembles
 from dissensus.studies.registry import maker
 
 C, SIDE, EPSILON = 4, 6, 0.15
@@ -67,13 +68,13 @@ class Then(nn.Module):
         return self.do(self.model(x))
 
 
-def quick(model, data=None, **told):
-    own = {"epsilon": EPSILON, **told}
-    return attacks.evaluate(model, data or images(), "quick", **{"epsilons": [own["epsilon"]], **own})
+def quick(model, data=None, **options):
+    options = {"epsilon": EPSILON, **options}
+    return attacks.evaluate(model, data or images(), "quick", **{"epsilons": [options["epsilon"]], **options})
 
 
-def raised(found):
-    return {flag.name for flag in found.flags}
+def raised(result):
+    return {flag.name for flag in result.flags}
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +96,9 @@ def test_a_sound_model_raises_no_flag(honest):
 
 @pytest.mark.slow
 def test_an_ensemble_in_l2_raises_no_flag(sound, other):
-    found = quick([sound, other], norm="l2", epsilon=0.6)
-    assert raised(found) == set()
-    assert [row.name for row in found.attacks] == [
+    result = quick([sound, other], norm="l2", epsilon=0.6)
+    assert raised(result) == set()
+    assert [row.name for row in result.attacks] == [
         "APGD-CE",
         "APGD-T",
         "APGD, members' logits",
@@ -105,7 +106,7 @@ def test_an_ensemble_in_l2_raises_no_flag(sound, other):
         "from member 1",
         "Square",
     ]
-    assert found.facts["members"] == 2
+    assert result.facts["members"] == 2
 
 
 def test_a_masked_model_raises_most_flags_and_is_broken_all_the_same(honest, masked):
@@ -171,12 +172,12 @@ def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrai
     """Its loss is zero on many examples; attacks on it are as strong as any."""
     _, (x, y) = digits()
     assert model_diagnostics(overtrained, x, y).saturated > flags.SATURATED
-    found = quick(overtrained, (x, y), epsilon=0.1)
-    assert "saturated loss" not in raised(found)
+    result = quick(overtrained, (x, y), epsilon=0.1)
+    assert "saturated loss" not in raised(result)
     terms, left = suites.Terms(0.1, shape=(1, 8, 8)), torch.ones(len(x), dtype=torch.bool)
     for setting in (*suites.adaptive(terms).settings[:2], suites.standard(terms).settings[1]):
         left &= ~setting.attack(overtrained, x, y).success
-    assert found.worst.value == pytest.approx(float(left.double().mean()), abs=0.032), "two examples of 64"
+    assert result.worst.value == pytest.approx(float(left.double().mean()), abs=0.032), "two examples of 64"
 
 
 @pytest.mark.slow(fast=["('perceptron', 0)-30"])
@@ -184,10 +185,10 @@ def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrai
 def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
     """Logits times a number: the same predictions, and cross-entropy without a gradient."""
     _, data = digits()
-    found = quick(Then(overtrained, lambda z: factor * z), data, epsilon=0.1)
-    by_ce = next(row for row in found.attacks if row.name == "APGD-CE")
-    assert by_ce.accuracy.value > found.worst.value + 0.2
-    assert "saturated loss" in raised(found)
+    result = quick(Then(overtrained, lambda z: factor * z), data, epsilon=0.1)
+    by_ce = next(row for row in result.attacks if row.name == "APGD-CE")
+    assert by_ce.accuracy.value > result.worst.value + 0.2
+    assert "saturated loss" in raised(result)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +248,9 @@ def test_probabilities_as_logits(sound):
 @pytest.mark.slow
 def test_random_outputs_and_the_mean_of_passes(sound):
     shaky = Then(sound, lambda z: z + 0.5 * torch.randn_like(z))
-    found = quick(shaky)
-    assert "random outputs" in raised(found)
-    assert "depends on the batch" not in raised(found), "one reason is enough"
+    result = quick(shaky)
+    assert "random outputs" in raised(result)
+    assert "depends on the batch" not in raised(result), "one reason is enough"
     names = [s.name for s in suites.adaptive(suites.Terms(EPSILON, stochastic=True)).settings]
     assert "PGD, mean of passes" in names
     assert "PGD, mean of passes" not in [s.name for s in suites.adaptive(suites.Terms(EPSILON)).settings]
@@ -324,14 +325,14 @@ def strip(x):
 
 
 def test_small_steps_that_get_lost_where_one_large_step_does_not():
-    found = quick(wall, on_a_line())
-    assert {"more steps weaker", "one step stronger"} <= raised(found)
+    result = quick(wall, on_a_line())
+    assert {"more steps weaker", "one step stronger"} <= raised(result)
 
 
 def test_a_last_point_that_is_unbroken_again():
     x, y = on_a_line(128)
-    found = quick(strip, (x[y == 1], y[y == 1]))
-    assert "last point unbroken" in raised(found)
+    result = quick(strip, (x[y == 1], y[y == 1]))
+    assert "last point unbroken" in raised(result)
 
 
 def test_restarts_that_are_weaker(sound):
@@ -341,8 +342,8 @@ def test_restarts_that_are_weaker(sound):
     def changing(x):
         return sound(x.round()) if hard["now"] else sound(x)
 
-    found = quick(changing, progress=lambda name, _: hard.update(now=name == "FGSM"))
-    assert "more restarts weaker" in raised(found)
+    result = quick(changing, progress=lambda name, _: hard.update(now=name == "FGSM"))
+    assert "more restarts weaker" in raised(result)
 
 
 def test_flags_leave_room_for_luck():
@@ -352,20 +353,20 @@ def test_flags_leave_room_for_luck():
 
 def test_the_evaluation_is_its_attacks_one_after_the_other(sound):
     x, y = images()
-    found = quick(sound, batch_size=25)
+    result = quick(sound, batch_size=25)
     wrong = sound(x).argmax(-1) != y
-    assert found.clean == wilson(int((~wrong).sum()), 64)
+    assert result.clean == wilson(int((~wrong).sum()), 64)
     left = wrong.clone()
     chosen = suites.quick(suites.Terms(EPSILON, classes=C, shape=(1, SIDE, SIDE)))
-    for row, setting in zip(found.attacks, chosen.settings, strict=True):
+    for row, setting in zip(result.attacks, chosen.settings, strict=True):
         alone = setting.attack(sound, x, y)
         assert row.tried == int((~left).sum())
         assert row.broken == int((alone.success & ~left).sum())
         left |= alone.success
         assert row.accuracy == wilson(int((~left).sum()), 64)
-    assert found.worst == wilson(int((~left).sum()), 64)
-    assert found.standing == (~left).nonzero().squeeze(1).tolist()
-    assert found.worst.low < found.worst.value < found.worst.high
+    assert result.worst == wilson(int((~left).sum()), 64)
+    assert result.standing == (~left).nonzero().squeeze(1).tolist()
+    assert result.worst.low < result.worst.value < result.worst.high
 
 
 def few_steps(terms):
@@ -380,8 +381,8 @@ def few_steps(terms):
 
 def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound):
     x, y = images(240)
-    found = attacks.evaluate(sound, (x, y), few_steps, epsilon=EPSILON)
-    assert [row.name for row in found.attacks] == [
+    result = attacks.evaluate(sound, (x, y), few_steps, epsilon=EPSILON)
+    assert [row.name for row in result.attacks] == [
         "FGSM",
         "BIM",
         "PGD",
@@ -395,13 +396,13 @@ def test_the_papers_attacks_are_run_on_their_own_and_judged_at_epsilon(sound):
         "EAD c=10",
     ]
     bim = attacks.bim(sound, x, y, epsilon=EPSILON, stop=False, step_size=EPSILON / 10)
-    assert found.attacks[1].accuracy == wilson(int((~bim.success).sum()), 240)
-    assert found.attacks[4].examples == 200
-    bounded = [row.accuracy.value for row in found.attacks if row.bounded]
-    assert found.worst.value <= min(bounded)
-    unbounded = next(row for row in found.attacks if row.name == "EAD c=10")
-    assert unbounded.accuracy.value < found.worst.value, "what lies beyond ε does not count"
-    assert "* not bound by ε" in found.summary()
+    assert result.attacks[1].accuracy == wilson(int((~bim.success).sum()), 240)
+    assert result.attacks[4].examples == 200
+    bounded = [row.accuracy.value for row in result.attacks if row.bounded]
+    assert result.worst.value <= min(bounded)
+    unbounded = next(row for row in result.attacks if row.name == "EAD c=10")
+    assert unbounded.accuracy.value < result.worst.value, "what lies beyond ε does not count"
+    assert "* not bound by ε" in result.summary()
     colour = suites.paper(suites.Terms(0.01))
     assert {"JSMA γ=0.05", "C&W c=0.001", "EAD c=1"} <= {s.name for s in colour.settings}
     assert {s.examples for s in colour.settings} == {None, 200, 1000}
@@ -417,9 +418,9 @@ def test_the_adaptive_suite_has_the_standard_one_in_it(sound, other):
     )
     x, y = images(8)
     for setting in suites.adaptive(terms).settings[:-3]:
-        found = setting.attack([sound, other], x, y)
-        assert bool((found.distance <= 0.3).all()), setting.name
-        assert bool(found.success.any()), setting.name
+        result = setting.attack([sound, other], x, y)
+        assert bool((result.distance <= 0.3).all()), setting.name
+        assert bool(result.success.any()), setting.name
     l2 = [s.name for s in suites.standard(suites.Terms(0.5, "l2")).settings]
     assert l2 == ["APGD-CE", "APGD-T", "C&W at ε", "Square"]
     flat = [s.name for s in suites.standard(suites.Terms(0.5, "l2", shape=(20,))).settings]
@@ -432,21 +433,21 @@ def test_what_is_crafted_on_members_is_judged_as_members_are_pooled(sound, other
     settings = suites.quick(suites.Terms(EPSILON, pool="score", classes=C, members=2)).settings[2:5]
     assert [setting.name for setting in settings] == ["APGD, members' logits", "from member 0", "from member 1"]
     for setting in settings:
-        found = setting.attack(pair, x, y)
-        scores = sum(one(found.inputs) for one in pair)
-        assert torch.equal(scores.argmax(-1) != y, found.success)
+        result = setting.attack(pair, x, y)
+        scores = sum(member(result.inputs) for member in pair)
+        assert torch.equal(scores.argmax(-1) != y, result.success)
 
 
 @pytest.mark.slow
 def test_members_logits_break_an_ensemble_that_hides_its_gradients(sound, other):
     """Confident members' mean probability is flat for every loss of it; their own ratios of logits are not."""
-    pair = [Then(one, lambda z: 1000 * z) for one in (sound, other)]
-    found = quick(pair)
-    left = {row.name: row.accuracy.value for row in found.attacks}
+    pair = [Then(member, lambda z: 1000 * z) for member in (sound, other)]
+    result = quick(pair)
+    left = {row.name: row.accuracy.value for row in result.attacks}
     assert left["APGD-CE"] > 0.8
-    assert found.worst.value < 0.6
-    assert next(point for point in found.over_epsilon if point.at == EPSILON).accuracy.value < 0.6
-    assert "losses far apart" in raised(found)
+    assert result.worst.value < 0.6
+    assert next(point for point in result.over_epsilon if point.at == EPSILON).accuracy.value < 0.6
+    assert "losses far apart" in raised(result)
 
 
 def test_rescaled_scores_break_what_cross_entropy_cannot(sound):
@@ -456,28 +457,28 @@ def test_rescaled_scores_break_what_cross_entropy_cannot(sound):
     craft = functools.partial(
         crafting.craft_on_rescaled, craft=functools.partial(attacks.pgd, epsilon=EPSILON), pool="probability"
     )
-    found = attacks.tried(masked, x, y, craft=craft, epsilon=EPSILON)
-    assert int(found.success.sum()) > 3 * int(plain.success.sum())
+    result = attacks.tried(masked, x, y, craft=craft, epsilon=EPSILON)
+    assert int(result.success.sum()) > 3 * int(plain.success.sum())
 
 
 def test_points_beyond_epsilon_do_not_count(sound):
     x, y = images()
     near = functools.partial(attacks.carlini_wagner, steps=50, step_size=0.02, constant=1.0, search_steps=2)
     everything = near(sound, x, y)
-    found = attacks.tried(sound, x, y, craft=near, epsilon=0.5, norm="l2")
+    result = attacks.tried(sound, x, y, craft=near, epsilon=0.5, norm="l2")
     within = everything.success & (everything.distance <= 0.5)
-    assert torch.equal(found.success, within)
+    assert torch.equal(result.success, within)
     assert 0 < int(within.sum()) < int(everything.success.sum())
-    assert torch.equal(found.inputs[~within], x[~within])
+    assert torch.equal(result.inputs[~within], x[~within])
 
 
 def test_noise_stays_in_the_ball(sound):
     x, y = images()
-    found = attacks.random_noise(sound, x, y, epsilon=0.4, draws=20)
-    assert 0 < int(found.success.sum()) < 64
-    assert bool((found.distance <= 0.4).all())
+    result = attacks.random_noise(sound, x, y, epsilon=0.4, draws=20)
+    assert 0 < int(result.success.sum()) < 64
+    assert bool((result.distance <= 0.4).all())
     fewer = attacks.random_noise(sound, x, y, epsilon=0.4, draws=2)
-    assert bool((found.success | ~fewer.success).all()), "more draws are never weaker"
+    assert bool((result.success | ~fewer.success).all()), "more draws are never weaker"
 
 
 @pytest.mark.slow
@@ -485,16 +486,16 @@ def test_an_evaluation_goes_on_where_it_was_broken_off(sound, tmp_path):
     class Enough(Exception):
         pass
 
-    told = []
+    reports = []
 
     def until(name, share):
-        told.append((name, share))
+        reports.append((name, share))
         if name == "Square":
             raise Enough
 
     with pytest.raises(Enough):
         quick(sound, folder=tmp_path, batch_size=40, progress=until)
-    shares = [share for _, share in told]
+    shares = [share for _, share in reports]
     assert shares == sorted(shares)
     written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     assert len(written) == 4, "two batches of the first attack, one of what is left for each of the others"
@@ -507,42 +508,42 @@ def test_an_evaluation_goes_on_where_it_was_broken_off(sound, tmp_path):
 
 
 def test_curves_fall(sound):
-    found = quick(sound, epsilons=[0.05, 0.3])
-    assert [point.at for point in found.over_epsilon] == [0.0, 0.05, EPSILON, 0.3]
-    assert [point.at for point in found.over_steps] == [0, 1, 2, 5, 10]
-    for curve in (found.over_epsilon, found.over_steps):
+    result = quick(sound, epsilons=[0.05, 0.3])
+    assert [point.at for point in result.over_epsilon] == [0.0, 0.05, EPSILON, 0.3]
+    assert [point.at for point in result.over_steps] == [0, 1, 2, 5, 10]
+    for curve in (result.over_epsilon, result.over_steps):
         heights = [point.accuracy.value for point in curve]
-        assert heights[0] == found.clean.value
+        assert heights[0] == result.clean.value
         assert heights[-1] < heights[0] - 0.3
-    by_epsilon = [point.accuracy.value for point in found.over_epsilon]
+    by_epsilon = [point.accuracy.value for point in result.over_epsilon]
     assert by_epsilon == sorted(by_epsilon, reverse=True)
 
 
 def test_json_and_back(masked):
-    found = masked
-    again = Robustness.from_json(found.to_json())
-    assert again == found
-    told = json.loads(found.to_json())
-    assert told["flags_raised"].startswith("flags raised: gradients")
-    assert "passed" not in found.to_json() + found.summary()
-    assert max(map(len, found.summary().splitlines())) <= 80
-    rows = found.table()
+    result = masked
+    again = Robustness.from_json(result.to_json())
+    assert again == result
+    fields = json.loads(result.to_json())
+    assert fields["flags_raised"].startswith("flags raised: gradients")
+    assert "passed" not in result.to_json() + result.summary()
+    assert max(map(len, result.summary().splitlines())) <= 80
+    rows = result.table()
     assert {len(row) for row in rows} == {len(HEADER)}
-    assert [row[0] for row in rows] == ["no attack", *(row.name for row in found.attacks), "worst case"]
+    assert [row[0] for row in rows] == ["no attack", *(row.name for row in result.attacks), "worst case"]
 
 
 def test_what_a_weak_suite_missed_is_said(sound):
     def weak(terms):
         return suites.Suite(suites.paper(terms).settings[:1], False, suites.quick(terms).budget, "quick")
 
-    found = attacks.evaluate(Then(sound, lambda z: 100 * z), images(), weak, epsilon=EPSILON, epsilons=[EPSILON])
-    assert found.facts["beyond"] > 10
-    assert "a stronger one would leave fewer" in " ".join(found.summary().split())
+    result = attacks.evaluate(Then(sound, lambda z: 100 * z), images(), weak, epsilon=EPSILON, epsilons=[EPSILON])
+    assert result.facts["beyond"] > 10
+    assert "a stronger one would leave fewer" in " ".join(result.summary().split())
 
 
 def test_refusals(sound, unchecked):
     x, y = images(8)
-    for told, message in (
+    for options, message in (
         ({"suite": "standrad"}, "Did you mean 'standard'"),
         ({"epsilon": 0.0}, "`epsilon` must be a number above 0"),
         ({"norm": "l1"}, "`norm` must be one of"),
@@ -550,7 +551,7 @@ def test_refusals(sound, unchecked):
         ({"batch_size": 0}, "`batch_size` must be"),
     ):
         with pytest.raises(ValueError, match=message):
-            attacks.evaluate(sound, (x, y), **{"epsilon": 0.1, "suite": "quick", **told})
+            attacks.evaluate(sound, (x, y), **{"epsilon": 0.1, "suite": "quick", **options})
     with pytest.raises(TypeError, match="`data` must be a pair of tensors"):
         attacks.evaluate(sound, x, "quick", epsilon=0.1)
     with pytest.raises(ValueError, match="hold examples with a label each"):
@@ -573,13 +574,13 @@ def stored(tmp_path, seed=0, name="kept"):
 
 def test_a_stored_ensemble_behind_its_standardisation(tmp_path):
     problem, ens = stored(tmp_path)
-    found = stored_ensembles.load(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=True)
-    x, y = found.data
+    result = stored_ensembles.load(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=True)
+    x, y = result.data
     assert 0 <= float(x.min()) <= float(x.max()) <= 1
     train = problem.train[0]
     mean, std = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True)
-    torch.testing.assert_close(found.model(x), ens((x - mean) / std))
-    assert float((found.model(x).mean(0).argmax(-1) == y).float().mean()) > 0.9
+    torch.testing.assert_close(result.model(x), ens((x - mean) / std))
+    assert float((result.model(x).mean(0).argmax(-1) == y).float().mean()) > 0.9
     bare = stored_ensembles.load(tmp_path / "kept", "mlp", problem, {"width": 16}, standardise=False)
     assert isinstance(bare.model, ds.Ensemble)
     digits = datasets.load_unscaled("digits", train_examples=100)
@@ -591,7 +592,7 @@ def test_a_stored_ensemble_behind_its_standardisation(tmp_path):
 def test_the_command(tmp_path, unchecked):
     stored(tmp_path)
     run = CliRunner().invoke
-    told = [
+    command = [
         "robust",
         "--ensemble",
         str(tmp_path / "kept"),
@@ -608,33 +609,36 @@ def test_the_command(tmp_path, unchecked):
         "--epsilon",
     ]
     out, page = tmp_path / "out.json", tmp_path / "page.html"
-    done = run(app, [*told, "20/255", "--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")])
+    files = ["--json", str(out), "--page", str(page), "--folder", str(tmp_path / "runs")]
+    done = run(app, [*command, "20/255", "--attack", "mim", *files])
     assert done.exit_code == 0, done.output
     assert "flags raised" in done.output
     assert "worst case" in done.output
-    found = Robustness.from_json(out.read_text())
-    assert found.facts["epsilon"] == 20 / 255
-    assert found.facts["examples"] == 40
-    assert found.facts["members"] == 2
+    result = Robustness.from_json(out.read_text())
+    assert result.facts["epsilon"] == 20 / 255
+    assert result.attacks[-1].name == "MIM"
+    assert result.facts["examples"] == 40
+    assert result.facts["members"] == 2
     assert max(len(line) for line in done.output.splitlines() if "Open" not in line) <= 80
     text = page.read_text()
     assert text.count("<figure>") == 3
     for wrong, message in (
         (["a/b"], "--epsilon must be a number or a fraction"),
         (["0.1", "--suite", "paperr"], "Did you mean 'paper'"),
+        (["0.1", "--attack", "mimm"], "Did you mean 'mim'"),
         (["0.1", "--network", "mlpp"], "Did you mean 'mlp'"),
         (["0.1", "--data", "minst"], "Did you mean 'mnist'"),
         (["0.1", "--option", "width"], "write it as name=value"),
         (["0.1", "--ensemble", str(tmp_path / "absent")], "holds no manifest.json"),
         (["0.1", "--option", "width=8"], "does not fit the network"),
     ):
-        failed = run(app, [*told, *wrong])
+        failed = run(app, [*command, *wrong])
         assert failed.exit_code == 1, wrong
         assert message in " ".join(failed.output.split())
 
 
 def test_the_page_tells_every_attack_and_check(masked):
-    text = robust_page.html(masked, "a masked <model>")
+    text = pages.html(robustness_page(masked, "a masked <model>"))
     for row in masked.attacks:
         assert row.name in text
     for flag in masked.checks:
@@ -650,7 +654,7 @@ def test_the_page_tells_every_attack_and_check(masked):
 
 
 def test_the_page_says_when_no_flag_is_raised(honest):
-    assert "flags raised: none" in robust_page.html(honest, "sound")
+    assert "flags raised: none" in pages.html(robustness_page(honest, "sound"))
 
 
 class Original:
@@ -661,7 +665,7 @@ class Original:
     def __init__(self, model, *, eps, norm, version, device, seed):
         self.model, self.eps = model, eps
         self.apgd_targeted, self.fab = types.SimpleNamespace(), types.SimpleNamespace()
-        self.told = {"norm": norm, "version": version, "device": str(device), "seed": seed}
+        self.settings = {"norm": norm, "version": version, "device": str(device), "seed": seed}
         Original.made.append(self)
 
     def run_standard_evaluation(self, x, y, *, batch_size):
@@ -675,11 +679,11 @@ class Original:
 def test_autoattack_of_the_package(sound, other, monkeypatch):
     x, y = images()
     monkeypatch.setitem(sys.modules, "pyautoattack", types.SimpleNamespace(AutoAttack=Original))
-    found = attacks.autoattack([sound, other], x, y, epsilon=EPSILON)
+    result = attacks.autoattack([sound, other], x, y, epsilon=EPSILON)
     expected = attacks.fgsm([sound, other], x, y, epsilon=EPSILON)
-    assert torch.equal(found.success, expected.success)
-    assert bool((found.distance <= EPSILON).all())
-    assert Original.made[-1].told == {"norm": "Linf", "version": "standard", "device": "cpu", "seed": 0}
+    assert torch.equal(result.success, expected.success)
+    assert bool((result.distance <= EPSILON).all())
+    assert Original.made[-1].settings == {"norm": "Linf", "version": "standard", "device": "cpu", "seed": 0}
     assert Original.made[-1].fab.n_target_classes == C - 1
     with pytest.raises(ValueError, match="four classes or more"):
         attacks.autoattack(lambda x: sound(x)[:, :3], x[y < 3], y[y < 3], epsilon=EPSILON)

@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dissensus.cli import app
+from dissensus.pages import html
 from dissensus.studies import datasets, library, run_folders, spec
 from dissensus.studies import run as runner
-from dissensus.studies.report_page import html
+from dissensus.studies.page import page
 from dissensus.studies.run_folders import RunState, find, folder_of, read_state, unfinished
 
 STUDY = "ldr/figure-2"
@@ -61,7 +62,7 @@ def test_a_run_that_failed_says_why_and_is_continued(tmp_path, monkeypatch, show
     assert (state.stage, state.reason) == ("failed", "ZeroDivisionError: division by zero")
     assert find(TRAINED, root) is None
     assert "A run at scale smoke failed: ZeroDivisionError: division by zero" in show(TRAINED)
-    assert "A run at scale smoke failed: ZeroDivisionError" in html([TRAINED], root)
+    assert "A run at scale smoke failed: ZeroDivisionError" in html(page([TRAINED], root))
     assert runner.run(TRAINED, "smoke", root=root) == folder
     assert read_state(folder).stage == "done"
     assert unfinished(TRAINED, root) == []
@@ -103,7 +104,7 @@ def test_a_run_with_other_settings_is_another_folder_and_says_so(tmp_path, show)
     other = runner.run(STUDY, "smoke", changes=changes, root=root)
     assert find(STUDY, root).origin == "a run with other settings (grid.classes=[4])"
     assert "The result is a run with other settings (grid.classes=[4])." in show(STUDY)
-    assert "a run with other settings" in html([STUDY], root)
+    assert "a run with other settings" in html(page([STUDY], root))
     assert runner.run(STUDY, "smoke", root=root) != other
     assert find(STUDY, root).origin == "", "the study's own settings come first"
     runner.run(STUDY, "smoke", changes={"grid.classes": [3]}, root=root)

@@ -8,13 +8,15 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import dissensus as ds
-from dissensus.studies import backbones, datasets, library, report_figures, shifted_datasets, spec
-from dissensus.studies import dict_results as results
+from dissensus.studies import backbones, datasets, library, shifted_datasets, spec
 from dissensus.studies import run as runner
 from dissensus.studies.datasets import StudyData
+from dissensus.studies.figures import figures
 from dissensus.studies.procedures import shift
 from dissensus.studies.procedures.shift_measures import ShiftOutputs, is_shift_measure, values
 from dissensus.studies.results import Measure
+from dissensus.studies.run_folders import read_report
+from dissensus.studies.summary import summarise
 
 
 def pictures(n=40, channels=3, side=16):
@@ -227,6 +229,6 @@ def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
     assert len(shown) == 1, "of the first LDR ensemble"
     scores = [one["disagreement"] for one in shown[0]]
     assert min(scores[: shift.SHOWN]) >= max(scores[shift.SHOWN :])
-    drawn = report_figures.drawn(library.load("ldr/figure-3"), results.summary(report))
+    drawn = figures(library.load("ldr/figure-3"), summarise(read_report(folder)))
     assert len(drawn) == 1
     assert "ldr" in drawn[0][1]

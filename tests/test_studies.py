@@ -12,6 +12,7 @@ import signal
 import time
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,15 @@ from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.execution import choice
-from dissensus.studies import datasets, library, measures, report_figures, report_page, spec
-from dissensus.studies import dict_results as results
+from dissensus.pages import html
+from dissensus.studies import datasets, library, measures, spec
+from dissensus.studies import page as study_page
 from dissensus.studies import run as runner
+from dissensus.studies.figures import figures
 from dissensus.studies.procedures import search, train
+from dissensus.studies.results import Provenance
+from dissensus.studies.run_folders import SHIPPED, read_report
+from dissensus.studies.summary import summarise
 from dissensus.studies.validation import missing
 
 STUDY = "collusion/figure-2"
@@ -373,8 +379,7 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
     again = json.loads((other / "report.json").read_text())["rows"]
     assert [row["measures"]["ece"] for row in again] == pytest.approx([row["measures"]["ece"] for row in rows])
     for name, done in (("masksembles/figure-2", folder), ("masksembles/figure-3", other)):
-        report = json.loads((done / "report.json").read_text())
-        (drawing,) = report_figures.drawn(library.load(name), results.summary(report))
+        (drawing,) = figures(library.load(name), summarise(read_report(done)))
         axes = drawing[0].axes[0]
         labels = axes.get_legend_handles_labels()[1]
         wanted = {"independent errors", "flipped predictions"} if name.endswith("2") else {"perfect"}
@@ -400,9 +405,9 @@ def test_accuracies_are_those_of_the_library(pool):
 
 def test_masks_overlap_as_the_formula_says(tmp_path):
     folder = runner.run("masksembles/figure-1", "smoke", root=tmp_path)
-    summary = results.summary(json.loads((folder / "report.json").read_text()))
-    assert {verdict["verdict"] for verdict in summary["verdicts"]} == {"agrees"}
-    assert summary["points"][0]["measures"]["iou"][2] == 50
+    summary = summarise(read_report(folder))
+    assert {verdict.verdict for verdict in summary.verdicts} == {"agrees"}
+    assert summary.points[0].measures["iou"].seeds == 50
 
 
 def hold(folder, held, release):
@@ -504,8 +509,7 @@ def test_curves_and_gap(tmp_path):
     )
     gaps = [b - a for a, b in zip(row["curves"]["train_error"], row["curves"]["test_error"], strict=True)]
     assert row["curves"]["gap"] == pytest.approx(gaps)
-    short = results.summary(report)
-    assert len(short["points"][0]["curves"]["test_error"]["mean"]) == 3
+    assert len(summarise(read_report(folder)).points[0].curves["test_error"].mean) == 3
 
 
 def runnable():
@@ -538,9 +542,9 @@ def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     folder = runner.run(name, "smoke", root=shared_runs)
     report = json.loads((folder / "report.json").read_text())
     assert all(math.isfinite(value) for row in report["rows"] for value in row["measures"].values())
-    short = results.summary(report)
-    assert short["verdicts"] or not library.load(name).expect
-    assert report_figures.drawn(library.load(name), short) or "table" in name
+    summary = summarise(read_report(folder))
+    assert summary.verdicts or not library.load(name).expect
+    assert figures(library.load(name), summary) or "table" in name
 
 
 def test_what_cannot_be_run_yet_says_what_it_missing():
@@ -627,7 +631,7 @@ def test_commands_list_show_run_and_report(command):
     assert "at scale" in shown
     assert "must be pdf, png or svg" in command("study", "report", "--format", "gif", code=1)
     assert "no paper 'colusion'" in command("study", "list", "colusion", code=1)
-    assert "write it as key=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
+    assert "write it as name=value" in command("study", "run", STUDY, "--set", "epochs", code=1)
     assert "use --device cpu" in command("study", "run", STUDY, "--device", "cuda", code=1) or torch.cuda.is_available()
 
 
@@ -641,7 +645,7 @@ def test_commands_for_data(command):
 
 def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
     quick()
-    page = report_page.html([STUDY, "collusion/figure-3", "adp/table-2"], tmp_path)
+    page = html(study_page.page([STUDY, "collusion/figure-3", "adp/table-2"], tmp_path))
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
     for anchor in re.findall(r'href="#([^"]+)"', page):
         assert f'id="{anchor}"' in page
@@ -650,9 +654,9 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
 
 
 def test_the_command_of_a_result_is_the_one_that_made_it():
-    study = library.load("adp/table-2")
-    made = {"device": "cuda", "changes": {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}}
-    words = shlex.split(report_page._command(study, {"scale": "gpu", "made": made}))
+    changes = {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}
+    made = Provenance("0", "3", {}, "any", [0], 1, 0, 1.0, None, [], device="cuda", changes=changes)
+    words = shlex.split(study_page.command("adp/table-2", "gpu", made))
     assert words[:5] == ["dissensus", "study", "run", "adp/table-2", "--scale"]
     assert words[5:] == [
         "gpu",
@@ -665,12 +669,13 @@ def test_the_command_of_a_result_is_the_one_that_made_it():
         "--device",
         "cuda",
     ]
-    assert report_page._command(study, {"scale": "gpu", "made": {}}) == "dissensus study run adp/table-2 --scale gpu"
+    plain = replace(made, device="cpu", changes={})
+    assert study_page.command("adp/table-2", "gpu", plain) == "dissensus study run adp/table-2 --scale gpu"
 
 
 def test_shipped_results_are_of_studies_that_exist_and_are_small():
-    for file in sorted(results.SHIPPED.rglob("*.json")):
-        name, scale, _ = file.relative_to(results.SHIPPED).as_posix().rsplit(".", 2)
+    for file in sorted(SHIPPED.rglob("*.json")):
+        name, scale, _ = file.relative_to(SHIPPED).as_posix().rsplit(".", 2)
         stored = json.loads(file.read_text())
         assert (stored["study"], stored["scale"]) == (name, scale)
         assert scale in library.load(name).scales

@@ -240,11 +240,11 @@ def test_wrong_trunks_are_refused(unchecked):
         SharedTrunk(nn.Linear(2, 2), heads(), cut="zzz")
     with pytest.raises(ValueError, match="`cut` must name a layer"):
         SharedTrunk(backbone, heads(), cut="")
-    with pytest.raises(ValueError, match="comes to; got 'unused'"):
+    with pytest.raises(ValueError, match="calls; got 'unused'"):
         SharedTrunk(backbone, heads(), cut="unused")(images())
     with pytest.raises(TypeError, match="gives one tensor; got a tuple"):
         SharedTrunk(nn.Sequential(nn.LSTM(6, 4), nn.Flatten()), heads(), cut="0")(torch.randn(B, 2, 6))
-    with pytest.raises(TypeError, match="`backbone` must give one tensor; got a tuple"):
+    with pytest.raises(TypeError, match="`backbone` must return one tensor; got a tuple"):
         SharedTrunk(nn.LSTM(6, 4), heads())(torch.randn(B, 2, 6))
     with pytest.raises(TypeError, match="`heads` must be an Ensemble; got Linear"):
         SharedTrunk(backbone, nn.Linear(4, 3))
@@ -380,7 +380,7 @@ def test_functional_dropout_may_stand_before_the_cut_only(unchecked):
 
     network, x = Foreign().eval(), torch.randn(B, 6)
     torch.testing.assert_close(last_layers(network.train(), "second", members=2)(x)[0], network.eval()(x))
-    with pytest.raises(ValueError, match="same steps behind the cut in training and evaluation"):
+    with pytest.raises(ValueError, match="same steps after the cut in training and evaluation"):
         last_layers(network, "first", members=2)
 
 
@@ -419,15 +419,15 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("network", "cut", "match"),
     [
-        (residual_network, "2.conv1", r"one value .* got '2.conv1', where 2 go \(.*\). Cut behind the whole of '2'"),
-        (residual_network, 2, r"got 2, where 2 go \(.*\). Possible: 1 or 3"),
+        (residual_network, "2.conv1", r"one value .* got '2.conv1', where 2 pass \(.*\). Cut after the whole of '2'"),
+        (residual_network, 2, r"got 2, where 2 pass \(.*\). Possible: 1 or 3"),
         (residual_network, 6, "leave a layer for the trunk, of 6 with parameters; got 6"),
         (residual_network, 0, "`cut` must be a whole number of at least 1; got 0"),
         (residual_network, True, "`cut` must be a whole number"),
-        (residual_network, "5", "leave layers to train behind it; got '5'. Cut earlier"),
+        (residual_network, "5", "leave layers to train after it; got '5'. Cut earlier"),
         (residual_network, "2.conv3", "name a layer of the network; got '2.conv3'. Did you mean '2.conv"),
-        (Backbone, "unused", "name a layer that the network comes to; got 'unused'"),
-        (Branching, "first", "`network` must be one that torch.fx can follow; got Branching"),
+        (Backbone, "unused", "name a layer that the network calls; got 'unused'"),
+        (Branching, "first", "`network` must be traceable by torch.fx; got Branching"),
         (TwoInputs, "first", "`network` must take one input; got x, mask"),
         (TwoOutputs, "first", "`network` must return one tensor; got a tuple"),
     ],

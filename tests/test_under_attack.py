@@ -13,12 +13,12 @@ from sklearn.metrics import roc_auc_score, roc_curve
 import dissensus as ds
 from dissensus import attacks, diversity, scores
 from dissensus.studies import datasets, library, spec
-from dissensus.studies import dict_results as results
 from dissensus.studies import run as runner
 from dissensus.studies.procedures import adversarial, attack, attack_measures, methods, train
 from dissensus.studies.procedures.attack_measures import AttackedEnsemble, detection_score, true_positive_rates
 from dissensus.studies.results import Row
-from dissensus.studies.summary import estimate
+from dissensus.studies.run_folders import read_report
+from dissensus.studies.summary import estimate, summarise
 from dissensus.studies.validation import missing
 
 SMALL = {"optimisation.epochs": 1, "optimisation.examples": 64, "evaluation.examples": 24}
@@ -351,8 +351,7 @@ class TestRunning:
         changes = {**SMALL, "evaluation.measures": ["accuracy", "accuracy_fgsm_0"], "grid.seed": [0]}
         folder = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
         assert all(row["measures"]["accuracy"] == row["measures"]["accuracy_fgsm_0"] for row in rows_of(folder))
-        short = results.summary(json.loads((folder / "report.json").read_text()))
-        assert short["points"][0]["examples"] == {"accuracy_fgsm_0": 24}
+        assert summarise(read_report(folder)).points[0].examples == {"accuracy_fgsm_0": 24}
 
     @pytest.mark.slow
     def test_more_examples_than_were_kept_are_refused(self, runs):
@@ -365,8 +364,7 @@ class TestRunning:
         (row,) = rows_of(folder)
         assert row["status"] == "failed"
         assert np.isnan(row["measures"]["accuracy_fgsm_0.1"])
-        short = results.summary(json.loads((folder / "report.json").read_text()))
-        assert short["points"][0]["measures"]["accuracy_fgsm_0.1"] == [None, None, 0]
+        assert summarise(read_report(folder)).points[0].measures["accuracy_fgsm_0.1"] == (None, None, 0)
 
     def test_seeds_without_a_number_are_left_out_of_the_mean(self):
         assert list(estimate([float("nan"), 0.9, 0.7])) == pytest.approx([0.8, 0.1, 2])

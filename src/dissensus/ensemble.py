@@ -24,7 +24,7 @@ from dissensus.execution import (
     settings_kept,
 )
 from dissensus.execution.backends import checked
-from dissensus.execution.graphs import on
+from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.randomness import Use, derived_seed, seeded
 
@@ -307,9 +307,9 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
-        source = inference.source_of(data, batch_size, targets=targets)
+        source = inference.input_batches(data, batch_size, targets=targets)
         many = source.examples is None or source.examples > 4 * batch_size
-        capture = inference.capture_on(self.device) if many else None
+        capture = capture_on(self.device) if many else None
         replayed = nullcontext() if capture is None else passes_replayed()
         with settings_kept(self), on(self.device), replayed:
             self.eval()

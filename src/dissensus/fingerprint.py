@@ -1,21 +1,23 @@
 """Identity: checksums of tensors, settings, functions and networks that are the same in every process.
 
-A stored result is known by the fingerprint of everything that decided it. Names are not enough: all lambdas have one
-name, and a function depends on the numbers that it closes over or names.
+A stored result is recognised by the fingerprint of everything that decided it. Names are not enough: all lambdas have
+one name, and a function depends on the numbers that it closes over or refers to.
 """
 
+import collections
 import dis
 import enum
 import functools
 import hashlib
+import inspect
 import io
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +25,8 @@ from torch import Tensor, fx, nn
 
 from dissensus import checks
 
-Instead = Callable[[object], object]
-"""``value -> `` what stands for it; most values stand for themselves."""
+Replace = Callable[[object], object]
+"""``value -> `` the value that stands for it; most values stand for themselves."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, PurePath)
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
@@ -37,7 +39,7 @@ _BUILTIN = (
     np.ufunc,
 )
 _LEFT_OUT = (io.IOBase, weakref.ReferenceType, torch.Stream, torch.Event)
-"""Types whose content decides no result; locks, which have no public type, are left out as well."""
+"""Types whose content decides no result. Locks, which have no public type, are left out too."""
 _WITHOUT_VERSION = ("torch", "numpy")
 """Packages whose releases change results by rounding only."""
 _OF_EVERY_MODULE = {*vars(nn.Module()), "_flat_weights", "_flat_weights_names", "_flat_weight_refs"}
@@ -62,119 +64,373 @@ _OF_EVERY_CLASS = {
     "__match_args__",
     "__dataclass_fields__",
 }
+_IN_PLACE = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem"),
+    *("popleft", "remove", "reverse", "setdefault", "sort", "subtract", "update"),
+}
+"""Methods by which Python's containers are changed; those of tensors end with an underscore."""
+_CALLS = ("__call__", "forward")
+_HAS_DOCSTRING = 0x4000000
+"""The flag of code objects by which Python 3.13 and later say that the first constant is the docstring."""
 _PIECE = 1 << 26
 
 
-def fingerprint(value: object, instead: Instead | None = None) -> str:
+def fingerprint(
+    value: object, *, replace: Replace | None = None, skip_progress: bool = False, allow_opaque: bool = False
+) -> str:
     """A checksum of a value and of everything that its behaviour depends on, as far as Python can see it.
 
-    Numbers, words and containers count by content; tensors and arrays by type, shape and numbers. A function counts
-    by its code, its defaults, and all that it closes over or names; a ``functools.partial`` by function and arguments;
-    a bound method by function and owner. A network counts by its class, settings, parameters, buffers, hooks and mode.
-    Functions and classes of installed packages count by name and version; PyTorch's and NumPy's by name alone.
-    Any other object counts by what its method ``fingerprint_parts()`` returns or, without one, by what ``pickle`` would
-    store of it. Devices and memory layouts do not count.
+    - Numbers, strings and containers count by type and content. The order of a dict counts if it holds functions or
+      networks, or is an ``OrderedDict``; the order of keyword arguments and attributes does not.
+    - Tensors and arrays count by dtype, shape and numbers, whatever their device and memory layout.
+    - A function counts by its code (without name, docstring and line numbers), its parameters, defaults and attributes,
+      and everything that it closes over or refers to; a ``functools.partial`` by function and arguments; a bound method
+      by function and owner.
+    - A network counts by its class, settings, parameters, buffers, hooks and mode; the result of ``torch.compile`` as
+      the network or function that was compiled.
+    - Functions and classes of installed packages count by name and version; those of PyTorch and NumPy by name alone.
+    - Any other object counts by what its method ``fingerprint_parts()`` returns or, without one, by its class and what
+      ``pickle`` would store of it, whole numbers included.
 
     Args:
-        value: Anything. `TypeError` names what cannot be looked into.
-        instead: Gives what stands for a value, where that is not the value itself.
+        value: Anything. `TypeError` names what cannot be inspected, such as a generator.
+        replace: Returns what stands for a value.
+        skip_progress: Leave out what a call of the value changes, such as a counter, so that a training is recognised
+            after it has run. These are variables and attributes that the code of a function, or of an object's
+            ``__call__`` or ``forward`` and the methods that those call, assigns or changes in place.
+        allow_opaque: Count what cannot be inspected by its type, instead of raising `TypeError`.
 
     >>> def scaled(factor):
     ...     return lambda x: factor * x
     >>> fingerprint(scaled(2.0)) == fingerprint(scaled(2.0)), fingerprint(scaled(2.0)) == fingerprint(scaled(3.0))
     (True, False)
     """
-    return _Walk(instead or (lambda found: found)).of(value)
+    return _Walk(replace or (lambda other: other), skip_progress, allow_opaque).checksum(value)
+
+
+def fingerprints(
+    settings: Mapping[str, object],
+    *,
+    replace: Replace | None = None,
+    skip_progress: bool = False,
+    allow_opaque: bool = False,
+) -> dict[str, str]:
+    """The fingerprint of each setting, so that an error can name those that differ.
+
+    >>> differing(fingerprints({"lr": 0.1, "epochs": 3}), fingerprints({"lr": 0.2, "epochs": 3, "seed": 0}))
+    ['lr', 'seed']
+    """
+    options = {"replace": replace, "skip_progress": skip_progress, "allow_opaque": allow_opaque}
+    return {name: fingerprint(value, **options) for name, value in settings.items()}
+
+
+def differing(stored: object, current: Mapping[str, object]) -> list[str]:
+    """Names of settings that two identities do not share or have different values for.
+
+    ``stored`` comes from a file; if it is not a mapping, every setting differs.
+    """
+    known = stored if isinstance(stored, Mapping) else {}
+    missing = object()
+    return [name for name in {**known, **current} if known.get(name, missing) != current.get(name, missing)]
 
 
 def digest(*tensors: Tensor) -> str:
-    """A checksum of tensors, taken piece by piece.
+    """A checksum of tensors by dtype, shape and numbers, taken piece by piece.
 
     >>> digest(torch.ones(3)) == digest(torch.ones(3)), digest(torch.ones(3)) == digest(torch.ones(3, 1))
     (True, False)
     """
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for tensor in tensors:
-        bare = tensor.detach()
-        bare = bare.dequantize() if bare.is_quantized else bare.to_dense() if bare.layout != torch.strided else bare
-        bare = torch.view_as_real(bare.resolve_conj()) if bare.is_complex() else bare
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        rows = bare if bare.ndim else bare.reshape(1)
+        plain = tensor.detach()
+        plain = plain.dequantize() if plain.is_quantized else plain
+        plain = plain if plain.layout == torch.strided else plain.to_dense()
+        plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
+        checksum.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        rows = plain if plain.ndim else plain.reshape(1)
         for piece in rows.split(max(1, _PIECE * len(rows) // max(1, rows.nbytes))):
-            found.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            checksum.update(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()
 
 
-def code_digest(code: CodeType) -> str:
-    """A checksum of what a function does: not of its name, nor of where it stands."""
-    held = [_constant(value) for value in code.co_consts]
-    return _hashed(repr((code.co_code, code.co_names, code.co_exceptiontable, held)))
+def module_settings(module: nn.Module) -> dict[str, object]:
+    """Attributes of one layer that are neither parameters, buffers, layers nor made by a forward pass."""
+    settings: dict[str, object] = {}
+    for name, value in vars(module).items():
+        # Old-style weight norm and spectral norm keep a weight that they compute from parameters at every pass.
+        computed = {f"{name}_orig", f"{name}_g"} & set(module._parameters)
+        from_pass = isinstance(value, Tensor) and value.grad_fn is not None
+        if name not in _OF_EVERY_MODULE and not computed and not from_pass:
+            settings[name] = value
+    return settings
 
 
-def _constant(value: object) -> object:
-    if isinstance(value, CodeType):
-        return code_digest(value)
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+class _Namespace(dict[str, object]):
+    """Keyword arguments or attributes, whose order does not matter."""
 
 
 class _Walk:
-    """One fingerprint being taken: what has been seen, and where the walk is."""
+    """One fingerprint being taken: the options, the checksums so far, and the path to the present value."""
 
-    def __init__(self, instead: Instead) -> None:
-        self.instead = instead
-        self.known: dict[int, str] = {}
-        self.kept: list[object] = []
-        """What `known` speaks of: as long as it lives, no other object gets its number."""
+    def __init__(self, replace: Replace, skip_progress: bool, allow_opaque: bool) -> None:
+        self.replace, self.skip_progress, self.allow_opaque = replace, skip_progress, allow_opaque
+        self.checksums: dict[int, str] = {}
+        self.visited: list[object] = []
+        """The values of `checksums`. While they live, no other object gets their ids."""
         self.path: list[int] = []
+        self.progress: dict[int, set[str]] = {}
+        """Attributes of objects that their bound methods change."""
 
-    def of(self, value: object) -> str:
-        """The checksum of one value."""
-        value = self.instead(value)
-        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
-            return _hashed(f"{type(value).__qualname__} {value!r}")
-        place = id(value)
-        if place in self.path:  # it holds itself
-            return _hashed(f"{len(self.path) - self.path.index(place)} up")
-        if place not in self.known:
-            self.path.append(place)
+    def checksum(self, value: object) -> str:
+        value = self.replace(value)
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum | np.generic):
+            return _hash(f"{type(value).__qualname__} {value!r}")
+        key = id(value)
+        if key in self.path:  # it holds itself
+            return _hash(f"{len(self.path) - self.path.index(key)} up")
+        if key not in self.checksums:
+            self.path.append(key)
             kind, parts = self._parts(value)
-            self.known[place] = _hashed(repr((kind, [self.of(part) for part in parts])))
-            self.kept.append(value)
+            self.checksums[key] = _hash(repr((kind, [self.checksum(part) for part in parts])))
+            self.visited.append(value)
             self.path.pop()
-        return self.known[place]
+        return self.checksums[key]
 
     def _parts(self, value: Any) -> tuple[str, list[object]]:
-        """What kind of thing a value is, and what it is made of."""
-        own = None if isinstance(value, type) else getattr(value, "fingerprint_parts", None)
-        if own is not None:
-            return "object", [type(value), *own()]
+        """The kind of a value, and the values that it consists of."""
+        if type(value) in (list, tuple):
+            return f"sequence {type(value).__qualname__}", list(value)
+        declared = None if isinstance(value, type) else getattr(value, "fingerprint_parts", None)
+        if declared is not None:
+            return "object", [type(value), *declared()]
         if isinstance(value, Tensor):
             return f"tensor {digest(value)}", []
         if isinstance(value, np.ndarray | np.generic):
             return _array(value)
-        if isinstance(value, (*_PLAIN_OF_TORCH, enum.Enum)):
+        if isinstance(value, _PLAIN_OF_TORCH):
             return f"{type(value).__qualname__} {value}", []
+        if isinstance(value, enum.Enum):
+            return f"enum {type(value).__qualname__} {value.name}", [value.value]
         if isinstance(value, Mapping):
-            return f"mapping {type(value).__qualname__}", _items(value)
+            return self._mapping(value)
         if isinstance(value, list | tuple):
             return f"sequence {type(value).__qualname__}", list(value)
         if isinstance(value, set | frozenset):
-            return "set", [*sorted(_Walk(self.instead).of(each) for each in value)]
+            options = (self.replace, self.skip_progress, self.allow_opaque)
+            return "set", [*sorted(_Walk(*options).checksum(item) for item in value)]
         if isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref"):
             return f"left out {type(value).__qualname__}", []
         if isinstance(value, ModuleType):
             return f"module {value.__name__} {_version(value.__name__)}", []
-        for kinds, parts in _WAYS:
+        if isinstance(value, MethodType):
+            return self._method(value)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, nn.Module):
+            return self._network(value)
+        for kinds, parts in _SIMPLE:
             if isinstance(value, kinds):
                 return parts(value)
-        return _object(value)
+        return self._object(value)
+
+    def _mapping(self, mapping: Mapping[Any, Any]) -> tuple[str, list[object]]:
+        keys = list(mapping)
+        kind = "namespace" if isinstance(mapping, _Namespace) else f"mapping {type(mapping).__qualname__}"
+        ordered = isinstance(mapping, collections.OrderedDict) or any(callable(value) for value in mapping.values())
+        if isinstance(mapping, _Namespace) or not ordered:
+            keys.sort(key=self.checksum)
+        factory = [mapping.default_factory] if isinstance(mapping, collections.defaultdict) else []
+        return kind, [*factory, *(part for key in keys for part in (key, mapping[key]))]
+
+    def _method(self, method: MethodType) -> tuple[str, list[object]]:
+        owner = method.__self__
+        if self.skip_progress and isinstance(method.__func__, FunctionType):
+            self.progress.setdefault(id(owner), set()).update(_changed_attributes(type(owner), [method.__func__]))
+        return "method", [method.__func__, owner]
+
+    def _function(self, function: FunctionType) -> tuple[str, list[object]]:
+        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        if compiled is not None:
+            return "compiled", [compiled]
+        changed = _changes(function.__code__).variables if self.skip_progress else set[str]()
+        installed = _installed(function.__module__)
+        held: list[object] = [_defaults(function, changed)]
+        if not installed or "<locals>" in function.__qualname__:  # made while the program runs
+            held.append(_closure(function, changed))
+        if installed:
+            return f"function {function.__module__}.{function.__qualname__} {_version(function.__module__)}", held
+        attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        held += [_Namespace(attributes), _globals(function, changed)]
+        return f"function {_code_digest(function.__code__)}", held
+
+    def _network(self, network: nn.Module) -> tuple[str, list[object]]:
+        if hasattr(network, "_orig_mod"):  # compiled: the same network, computed in another way
+            return "compiled", [network._orig_mod]
+        if isinstance(network, torch.jit.ScriptModule):
+            return f"script {network.inlined_graph}", [network.training, network.state_dict()]
+        changed = self._progress_of(network)
+        tensors = [self._namespace(held, changed) for held in (network._parameters, network._buffers)]
+        # The order of layers is the order in which containers such as nn.Sequential run them.
+        parts: list[object] = [network.training, *tensors, list(network._modules.items())]
+        parts += [[list(getattr(network, name).values()) for name in _HOOKS if getattr(network, name, None)]]
+        if isinstance(network, fx.GraphModule):
+            return f"graph {network.code}", parts
+        return "network", [type(network), *parts, self._namespace(module_settings(network), changed)]
+
+    def _object(self, value: Any) -> tuple[str, list[object]]:
+        """Any other object: what `pickle` would store of it."""
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        try:
+            stored = value.__reduce_ex__(2)
+        except Exception as error:
+            if self.allow_opaque:
+                return f"opaque {name}", []
+            fix = "Bind settings with functools.partial, and keep open files, generators and the like out of it."
+            checks.refuse("identity", "be taken of things that can be inspected", f"{name} ({error})", fix, TypeError)
+        if isinstance(stored, str):
+            return f"object {type(value).__module__} {stored}", []
+        make, arguments, *rest = stored
+        state, items, pairs = (*rest, None, None, None)[:3]
+        changed = self._progress_of(value)
+        if isinstance(state, dict):
+            state = self._namespace(state, changed)
+        elif isinstance(state, tuple):  # the dict of attributes, if any, and that of slots
+            state = tuple(self._namespace(part, changed) if isinstance(part, dict) else part for part in state)
+        return "object", [make, arguments, state, list(items or ()), list(pairs or ())]
+
+    def _progress_of(self, value: object) -> set[str]:
+        """Attributes of an object that a call of it changes."""
+        if not self.skip_progress:
+            return set()
+        calls = [function for name in _CALLS if isinstance(function := getattr(type(value), name, None), FunctionType)]
+        return _changed_attributes(type(value), calls) | self.progress.get(id(value), set())
+
+    @staticmethod
+    def _namespace(attributes: Mapping[str, object], changed: set[str]) -> _Namespace:
+        return _Namespace({name: value for name, value in attributes.items() if name not in changed})
 
 
-def _items(mapping: Mapping[Any, Any]) -> list[object]:
-    """Keys and values, in the order of the keys where those are words."""
-    keys = list(mapping)
-    ordered = sorted(keys) if all(isinstance(key, str) for key in keys) else keys
-    return [part for key in ordered for part in (key, mapping[key])]
+class _Changes(NamedTuple):
+    """What a function's code assigns or changes in place, apart from its local variables."""
+
+    variables: set[str]
+    attributes: set[str]
+    """Attributes of its first parameter."""
+
+
+@functools.lru_cache(4096)
+def _changes(code: CodeType, owner: str | None = None) -> _Changes:
+    """Changes made by code, whose object is called ``owner``; by default that is the first parameter.
+
+    The instructions of an expression such as ``self.losses[0]`` share its start in the source, and begin with the name.
+    """
+    owner = owner or (code.co_varnames[0] if code.co_argcount else None)
+    changes = _Changes(set(), set())
+    chains: dict[tuple[int | None, int | None], list[str]] = {}
+
+    def note(chain: list[str]) -> None:
+        if len(chain) > 1 and chain[0] == owner:
+            changes.attributes.add(chain[1])
+        elif chain:
+            changes.variables.add(chain[0])
+
+    latest: list[str] = []
+    for step in dis.get_instructions(code):
+        operation, place = step.opname, step.positions
+        chain = chains.setdefault((place.lineno, place.col_offset) if place else (None, None), [])
+        if operation in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"):
+            changes.variables.add(step.argval)
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
+            if step.argval in _IN_PLACE or (step.argval.endswith("_") and not step.argval.endswith("__")):
+                note(chain)
+            chain.append(step.argval)
+        elif operation.startswith("LOAD_") and operation != "LOAD_CONST":
+            latest = list(step.argval) if isinstance(step.argval, tuple) else [str(step.argval)]
+            chain += latest
+        elif operation in ("STORE_ATTR", "DELETE_ATTR"):
+            note([*(chain or latest[-1:]), step.argval])
+        elif operation in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            note(chain)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner = _changes(constant, owner)
+            changes.variables.update(inner.variables)
+            changes.attributes.update(inner.attributes)
+    return changes
+
+
+def _changed_attributes(kind: type, functions: Iterable[FunctionType]) -> set[str]:
+    """Attributes that methods of a class change, and the methods that they call."""
+    waiting = list(functions)
+    visited: set[CodeType] = set()
+    changed: set[str] = set()
+    while waiting:
+        code = waiting.pop().__code__
+        if code not in visited:
+            visited.add(code)
+            changed |= _changes(code).attributes
+            methods = (getattr(kind, name, None) for name in code.co_names)
+            waiting += [method for method in methods if isinstance(method, FunctionType)]
+    return changed
+
+
+def _code_digest(code: CodeType) -> str:
+    """A checksum of what a function does, without its name, its docstring and its place in a file."""
+    constants = list(code.co_consts)
+    named = code.co_flags & inspect.CO_NEWLOCALS and not code.co_name.startswith("<")
+    documented = code.co_flags & _HAS_DOCSTRING if sys.version_info >= (3, 13) else named
+    if documented and constants and isinstance(constants[0], str):
+        constants[0] = None
+    count = code.co_argcount + code.co_kwonlyargcount
+    variadic = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    parameters = (code.co_posonlyargcount, code.co_argcount, code.co_varnames[:count], variadic)
+    held = [_constant(constant) for constant in constants]
+    return _hash(repr((code.co_code, code.co_names, code.co_exceptiontable, parameters, held)))
+
+
+def _constant(value: object) -> object:
+    if isinstance(value, CodeType):
+        return _code_digest(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+
+def _defaults(function: FunctionType, changed: set[str]) -> _Namespace:
+    """Defaults of parameters, by name."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    values = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    return _Namespace({name: value for name, value in values.items() if name not in changed})
+
+
+def _closure(function: FunctionType, changed: set[str]) -> _Namespace:
+    """Variables that a function closes over, as far as they have values."""
+    variables = _Namespace()
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            value = "no value yet"
+        if name not in changed:
+            variables[name] = value
+    return variables
+
+
+def _globals(function: FunctionType, changed: set[str]) -> _Namespace:
+    """Global variables that a function refers to, also in functions and comprehensions within it."""
+    variables = _Namespace()
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for step in dis.get_instructions(code):
+            name = step.argval
+            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in function.__globals__ or name in changed:
+                continue
+            value = variables[name] = function.__globals__[name]
+            if isinstance(value, ModuleType) and not _installed(value.__name__):
+                used = {key: vars(value)[key] for key in code.co_names if key in vars(value)}
+                variables.update({f"{name}.{key}": part for key, part in used.items()})
+    return variables
 
 
 def _array(array: Any) -> tuple[str, list[object]]:
@@ -183,100 +439,16 @@ def _array(array: Any) -> tuple[str, list[object]]:
     return f"array {array.dtype} {array.shape} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}", []
 
 
-def _partial(value: Any) -> tuple[str, list[object]]:
-    return "partial", [value.func, value.args, value.keywords]
-
-
-def _method(method: MethodType) -> tuple[str, list[object]]:
-    return "method", [method.__func__, method.__self__]
-
-
-def _function(function: FunctionType) -> tuple[str, list[object]]:
-    compiled = getattr(function, "_torchdynamo_orig_callable", None)
-    if compiled is not None:
-        return "compiled", [compiled]
-    name = f"{function.__module__}.{function.__qualname__}"
-    held: list[object] = [function.__defaults__, function.__kwdefaults__]
-    if _installed(function.__module__):
-        made_at_runtime = "<locals>" in function.__qualname__
-        return f"function {name} {_version(function.__module__)}", [
-            *held,
-            *(_cells(function) if made_at_runtime else []),
-        ]
-    held += [*_cells(function), *_named(function)]
-    return f"function {code_digest(function.__code__)}", held
-
-
-def _cells(function: FunctionType) -> list[object]:
-    """What a function closes over; a cell that is still empty stands for itself."""
-    found: list[object] = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found += [name, cell.cell_contents]
-        except ValueError:
-            found += [name, "empty"]
-    return found
-
-
-def _named(function: FunctionType) -> list[object]:
-    """Globals that a function names, also in functions and comprehensions within it."""
-    found: dict[str, object] = {}
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-        for step in dis.get_instructions(code):
-            name = step.argval
-            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in function.__globals__:
-                continue
-            value = found[name] = function.__globals__[name]
-            if isinstance(value, ModuleType) and not _installed(value.__name__):
-                used = {key: vars(value)[key] for key in code.co_names if key in vars(value)}
-                found |= {f"{name}.{key}": each for key, each in used.items()}
-    return _items(found)
+def _partial(value: functools.partial[Any]) -> tuple[str, list[object]]:
+    return "partial", [value.func, value.args, _Namespace(value.keywords)]
 
 
 def _class(value: type) -> tuple[str, list[object]]:
     name = f"class {value.__module__}.{value.__qualname__}"
     if _installed(value.__module__):
         return f"{name} {_version(value.__module__)}", []
-    own = {key: each for key, each in vars(value).items() if key not in _OF_EVERY_CLASS}
-    return name, [*value.__bases__, *_items(own)]
-
-
-def _network(network: nn.Module) -> tuple[str, list[object]]:
-    if hasattr(network, "_orig_mod"):  # compiled: the same network, computed in another way
-        return "compiled", [network._orig_mod]
-    parts: list[object] = [type(network), network.training, network._parameters, network._buffers, network._modules]
-    hooks = [list(getattr(network, name).values()) for name in _HOOKS if getattr(network, name, None)]
-    parts += [hooks] if hooks else []
-    if isinstance(network, torch.jit.ScriptModule):
-        return f"script {network.inlined_graph}", [network.training, network.state_dict()]
-    if isinstance(network, fx.GraphModule):
-        return f"graph {network.code}", parts[1:]
-    settings: dict[str, object] = {}
-    for key, value in vars(network).items():
-        # Old-style weight norm and spectral norm keep a weight that they make anew from parameters at every pass.
-        made = {f"{key}_orig", f"{key}_g"} & set(network._parameters)
-        passed = isinstance(value, Tensor) and value.grad_fn is not None
-        if key not in _OF_EVERY_MODULE and not made and not passed:
-            settings[key] = value
-    return "network", [*parts, settings]
-
-
-def _object(value: Any) -> tuple[str, list[object]]:
-    """Any other object: what `pickle` would store of it."""
-    try:
-        stored = value.__reduce_ex__(2)
-    except Exception as reason:
-        fix = "Bind settings with functools.partial, and keep open files, generators and the like out of it."
-        got = f"{type(value).__module__}.{type(value).__qualname__} ({reason})"
-        checks.refuse("identity", "be taken of things that can be looked into", got, fix, TypeError)
-    if isinstance(stored, str):
-        return f"object {type(value).__module__} {stored}", []
-    make, arguments, *rest = stored
-    state, items, pairs = (*rest, None, None, None)[:3]
-    return "object", [make, arguments, state, list(items or ()), list(pairs or ())]
+    attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS}
+    return name, [*value.__bases__, _Namespace(attributes)]
 
 
 def _generator(generator: torch.Generator) -> tuple[str, list[object]]:
@@ -297,15 +469,12 @@ def _builtin(value: Any) -> tuple[str, list[object]]:
     return f"builtin {getattr(value, '__module__', '')} {name}", [] if isinstance(owner, ModuleType) else [owner]
 
 
-_WAYS: tuple[tuple[Any, Callable[[Any], tuple[str, list[object]]]], ...] = (
+_SIMPLE: tuple[tuple[Any, Callable[[Any], tuple[str, list[object]]]], ...] = (
     (functools.partial, _partial),
-    (MethodType, _method),
-    (FunctionType, _function),
     (_BUILTIN, _builtin),
     (staticmethod | classmethod | functools._lru_cache_wrapper, _wrapped),
     (property, _property),
     (type, _class),
-    (nn.Module, _network),
     (torch.Generator, _generator),
 )
 
@@ -326,5 +495,5 @@ def _version(module: str) -> str:
     return str(getattr(sys.modules.get(top), "__version__", ""))
 
 
-def _hashed(words: str) -> str:
-    return hashlib.sha256(words.encode()).hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -6,11 +6,12 @@ batched product, in any order, on any device.
 
 import hashlib
 import math
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,16 +81,39 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+class HostGenerators(NamedTuple):
+    """States of the host's global generators: PyTorch's, Python's and NumPy's."""
+
+    torch: Tensor
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> "HostGenerators":
+        """Their present states."""
+        return cls(torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Put the generators back to these states."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+
+    def drawn_from(self) -> bool:
+        """Whether numbers were drawn since, from PyTorch's or NumPy's. (Type checkers draw from Python's.)"""
+        now = HostGenerators.now()
+        return not torch.equal(self.torch, now.torch) or pickle.dumps(self.numpy) != pickle.dumps(now.numpy)
+
+
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """A block that leaves torch's, Python's and numpy's global generators as they were."""
-    pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = HostGenerators.now()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)  # noqa: NPY002
+        before.restore()
 
 
 def keep_mask(

@@ -15,22 +15,22 @@ from torch.fx import Node
 from dissensus import checks
 from dissensus.ensemble import Ensemble
 
-_MAKING = (operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.cat)
-"""Functions that never give a view of what they are given."""
+_COPYING = (operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.cat)
+"""Functions whose result is never a view of their arguments."""
 
 
 class SharedTrunk(nn.Module):
     """Heads on one frozen backbone: ``x [B, ...] -> [M, B, ...]``, with the backbone computed once for all members.
 
     Args:
-        backbone: Any module. It is not copied: from now on it is in evaluation mode, whatever `train` says, and its
-            parameters want no gradient. Gradients with respect to inputs pass through it.
-        heads: An `Ensemble` that takes what the backbone gives, of whatever shape.
-        cut: Features are what the layer of this name gives, at its first call; the rest of the backbone is not
-            computed. By default they are what the backbone gives.
+        backbone: Any module. It is not copied. It stays in evaluation mode, also after `train`, and its parameters get
+            no gradient. Gradients with respect to inputs pass through it.
+        heads: An `Ensemble` that takes the backbone's outputs, which may have any shape.
+        cut: Name of the layer whose output, at its first call, is the features. The rest of the backbone is not
+            computed. The default is the output of the backbone.
 
-    What is trained are the heads: ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on features that
-    `dissensus.data.features.cached_features` keeps on disk, or, where each step is to see inputs of its own, with
+    Only the heads are trained: ``fit(trunk.heads, (trunk.features(x), y), ...)``, or on features that
+    `dissensus.data.features.cached_features` keeps on disk. For augmented inputs use
     ``fit(trunk.heads, (x, y), ..., augment=lambda x, generator: trunk.features(flips(x, generator)))``.
 
     >>> backbone = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -39,7 +39,7 @@ class SharedTrunk(nn.Module):
     >>> trunk.features(x).shape, trunk(x).shape
     (torch.Size([7, 8]), torch.Size([5, 7, 2]))
 
-    The heads are also what is saved; a trunk is built again from its backbone and loaded heads.
+    Only the heads are saved. A trunk is rebuilt from its backbone and loaded heads.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -74,48 +74,48 @@ class SharedTrunk(nn.Module):
         return self.heads.members
 
     def features(self, x: Shaped[Tensor, "B *S"]) -> Shaped[Tensor, "B *F"]:
-        """What the heads see: the output of the backbone, or of its layer ``cut``."""
-        if self.backbone.training:  # someone else holds it too
+        """Inputs of the heads: the output of the backbone, or of its layer ``cut``."""
+        if self.backbone.training:  # another module that shares it has changed its mode
             self.backbone.eval()
-        x = x.clone()  # the backbone may write into what it is handed
-        found = self.backbone(x) if self.cut is None else self._until(self.cut, x)
-        if not isinstance(found, Tensor):
+        x = x.clone()  # the backbone may write into its input
+        features = self.backbone(x) if self.cut is None else self._until(self.cut, x)
+        if not isinstance(features, Tensor):
             name, fix = ("backbone", "Name a layer to `cut` at.") if self.cut is None else ("cut", "Cut elsewhere.")
-            what = "give one tensor" if self.cut is None else "name a layer that gives one tensor"
-            checks.refuse(name, what, f"a {type(found).__name__}", fix, TypeError)
-        return found
+            requirement = "return one tensor" if self.cut is None else "name a layer that returns one tensor"
+            checks.refuse(name, requirement, f"a {type(features).__name__}", fix, TypeError)
+        return features
 
     def _until(self, cut: str, x: Tensor) -> object:
-        """The output of a layer; the pass ends there."""
-        found: list[object] = []
+        """The output of a layer, at which the forward pass ends."""
+        outputs: list[object] = []
         thread = threading.get_ident()
 
         def stop(_layer: nn.Module, _inputs: object, output: object) -> None:
-            if threading.get_ident() == thread:  # a pass in another thread has a hook of its own
-                found.append(output)
+            if threading.get_ident() == thread:  # a pass in another thread has another hook
+                outputs.append(output)
                 raise _Reached
 
         hook = self.backbone.get_submodule(cut).register_forward_hook(stop)
         try:
             self.backbone(x)
         except _Reached:
-            return found.pop()
+            return outputs.pop()
         finally:
             hook.remove()
-        fix = "It is there, but the forward pass does not call it."
-        checks.refuse("cut", "name a layer that the backbone comes to", repr(cut), fix)
+        fix = "The backbone has it, but its forward pass does not call it."
+        checks.refuse("cut", "name a layer that the backbone calls", repr(cut), fix)
 
     def forward(self, x: Shaped[Tensor, "B *S"]) -> Shaped[Tensor, "M B *R"]:
         """Member outputs."""
         return self.heads(self.features(x))
 
     def extra_repr(self) -> str:
-        """Where the backbone ends."""
+        """The layer at which the backbone ends."""
         return "" if self.cut is None else f"cut={self.cut!r}"
 
 
 class _Reached(BaseException):
-    """The pass has come to the cut. No ``except Exception`` of a foreign forward pass holds it up."""
+    """Raised where a pass reaches the cut. No ``except Exception`` of a foreign forward pass catches it."""
 
 
 def last_layers(
@@ -126,20 +126,20 @@ def last_layers(
     seed: int = 0,
     start: Literal["copy", "fresh"] = "copy",
 ) -> SharedTrunk:
-    """Split a network in two: a frozen trunk, and M heads that are the layers behind the cut. The network is copied.
+    """Split a copy of a network in two: a frozen trunk, and M heads of the layers after the cut.
 
-    With ``start="copy"``, in evaluation mode, every member gives what the network gives.
+    With ``start="copy"``, in evaluation mode, the output of every member is that of the network.
 
     Args:
-        network: Any that ``torch.fx`` can follow, with one input and one output.
-        cut: The name of a layer, or of a container such as ``"features"``: the trunk ends behind its last step. Or a
-            number k: the trunk ends just before the last k layers that have parameters (batch norm is one).
+        network: A network that ``torch.fx`` can trace, with one input and one output.
+        cut: Name of a layer, or of a container such as ``"features"``, after which the trunk ends. Or a number k: the
+            trunk ends before the last k layers with parameters, among which batch norm counts.
         members: M.
         seed: Determines first weights with ``start="fresh"``, and dropout outside of `fit`.
-        start: Heads start as copies of the network's layers, or ``"fresh"``: drawn anew by each layer's
-            ``reset_parameters``, under the seed of the member.
+        start: ``"copy"`` for heads that start with the network's weights, ``"fresh"`` for weights that each layer's
+            ``reset_parameters`` draws under the seed of the member.
 
-    Heads are loaded into a trunk that was split in the same way:
+    Load heads into a trunk that was split in the same way:
     ``trunk.heads = Ensemble.load(folder, lambda: trunk.heads.member(0))``.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -158,18 +158,18 @@ def last_layers(
         _check_name(network, cut)
     else:
         checks.count("cut", cut)
-    own = copy.deepcopy(network)
-    training, nodes = _steps(own, cut)
-    end = _behind(own, nodes, cut) if isinstance(cut, str) else _before_the_last(own, nodes, cut)
+    copied = copy.deepcopy(network)
+    training, nodes = _steps(copied, cut)
+    end = _after(copied, nodes, cut) if isinstance(cut, str) else _before_last(copied, nodes, cut)
     passed = _passed(nodes, end)
     if len(passed) != 1 or passed[0].op == "placeholder":
-        _refuse_cut(own, nodes, cut, passed)
+        _refuse_cut(copied, nodes, cut, passed)
     _check_same(training[end - len(nodes) :], nodes[end:])
-    trunk, tail = _front(own, nodes[:end], passed[0]), _back(own, nodes[end:], passed[0])
+    trunk, tail = _front(copied, nodes[:end], passed[0]), _back(copied, nodes[end:], passed[0])
     if not any(parameter.requires_grad for parameter in tail.parameters()):
         frozen = any(True for _ in tail.parameters())
         fix = "They are frozen: set requires_grad." if frozen else "Cut earlier."
-        checks.refuse("cut", "leave layers to train behind it", repr(cut), fix)
+        checks.refuse("cut", "leave layers to train after it", repr(cut), fix)
     if start == "fresh":
         _check_resettable(tail)
     heads = Ensemble(lambda: _reset(copy.deepcopy(tail)) if start == "fresh" else copy.deepcopy(tail), members, seed)
@@ -184,8 +184,8 @@ def _check_name(network: nn.Module, cut: str) -> None:
         checks.refuse("cut", "name a layer of the network", repr(cut), fix)
 
 
-class _Tracer(fx.Tracer):
-    """Looks into every module that has others inside, down to the cut, but not into those of torch."""
+class _CutTracer(fx.Tracer):
+    """Traces into every module with submodules, down to the cut, but not into modules of torch."""
 
     def __init__(self, cut: str | int) -> None:
         super().__init__()
@@ -200,14 +200,14 @@ class _Tracer(fx.Tracer):
 def _steps(network: nn.Module, cut: str | int) -> tuple[list[Node], list[Node]]:
     """The steps of a network in training, and in evaluation."""
     checked = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)  # what goes through layers now are stand-ins for tensors
+    jaxtyping.config.update("jaxtyping_disable", True)  # proxies, not tensors, go through the layers
     try:
-        training = list(_Tracer(cut).trace(network.train()).nodes)
-        nodes = list(_Tracer(cut).trace(network.eval()).nodes)
-    except Exception as reason:  # a tracer runs foreign code: anything may come out of it
+        training = list(_CutTracer(cut).trace(network.train()).nodes)
+        nodes = list(_CutTracer(cut).trace(network.eval()).nodes)
+    except Exception as reason:  # a tracer runs foreign code, which may raise anything
         got = f"{type(network).__name__} ({(str(reason).splitlines() or [type(reason).__name__])[0]})"
         fix = "Build the heads by hand, and use SharedTrunk(backbone, heads, cut=...)."
-        checks.refuse("network", "be one that torch.fx can follow", got, fix)
+        checks.refuse("network", "be traceable by torch.fx", got, fix)
     finally:
         jaxtyping.config.update("jaxtyping_disable", checked)
     inputs = [str(node.target) for node in nodes if node.op == "placeholder"]
@@ -220,29 +220,29 @@ def _steps(network: nn.Module, cut: str | int) -> tuple[list[Node], list[Node]]:
 
 
 def _check_same(training: Sequence[Node], nodes: Sequence[Node]) -> None:
-    """Heads are trained, so what they do must not depend on the mode, but for what their layers make of it."""
-    steps = [[(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in each] for each in (training, nodes)]
+    """Refuse heads whose steps differ between training and evaluation, apart from the modes of their layers."""
+    steps = [[(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in mode] for mode in (training, nodes)]
     if steps[0] != steps[1]:
         fix = "Use layers for what only training does: nn.Dropout instead of functional dropout."
-        checks.refuse("network", "do the same steps behind the cut in training and evaluation", "others", fix)
+        checks.refuse("network", "do the same steps after the cut in training and evaluation", "different steps", fix)
 
 
-def _behind(network: nn.Module, nodes: Sequence[Node], cut: str) -> int:
-    """The place behind the last step of a layer or container."""
+def _after(network: nn.Module, nodes: Sequence[Node], cut: str) -> int:
+    """The index after the last step of a layer or container."""
     layer = network.get_submodule(cut)
-    name = next(name for name, other in network.named_modules() if other is layer)  # a shared layer goes by its first
+    name = next(name for name, other in network.named_modules() if other is layer)  # a shared layer has its first name
     inside = [
         place
         for place, node in enumerate(nodes)
         if any(path == name for path, _ in node.meta.get("nn_module_stack", {}).values())
     ]
     if not inside:
-        checks.refuse("cut", "name a layer that the network comes to", repr(cut), "Its forward pass does not call it.")
+        checks.refuse("cut", "name a layer that the network calls", repr(cut), "Its forward pass does not call it.")
     return inside[-1] + 1
 
 
-def _before_the_last(network: nn.Module, nodes: Sequence[Node], count: int) -> int:
-    """The place before the last layers that have parameters."""
+def _before_last(network: nn.Module, nodes: Sequence[Node], count: int) -> int:
+    """The index before the last `count` layers with parameters."""
     places = _places(network, nodes)
     if count >= len(places):
         fix = "All of them? Use Ensemble.from_modules." if places else ""
@@ -251,7 +251,7 @@ def _before_the_last(network: nn.Module, nodes: Sequence[Node], count: int) -> i
 
 
 def _places(network: nn.Module, nodes: Sequence[Node]) -> list[int]:
-    """The places of layers that have parameters, from the last to the first; a layer of several calls counts once."""
+    """Indices of layers with parameters, from the last to the first. A layer that is called twice counts once."""
     places: dict[str, int] = {}
     for place in reversed(range(len(nodes))):
         if _has_parameters(network, nodes[place]):
@@ -264,17 +264,17 @@ def _has_parameters(network: nn.Module, node: Node) -> bool:
 
 
 def _passed(nodes: Sequence[Node], end: int) -> list[Node]:
-    """Values that steps behind a place need of the steps before it; parameters are not passed, but named anew."""
+    """Values that steps from an index on take from the steps before it. Parameters are not passed, but named again."""
     before = {node for node in nodes[:end] if node.op != "get_attr"}
     return list(dict.fromkeys(source for node in nodes[end:] for source in node.all_input_nodes if source in before))
 
 
 def _refuse_cut(network: nn.Module, nodes: Sequence[Node], cut: str | int, passed: Sequence[Node]) -> None:
-    """Say why a cut is none, and where the nearest one is."""
+    """Refuse a cut, and name the nearest possible one."""
 
     def is_cut(end: int) -> bool:
-        found = _passed(nodes, end)
-        return len(found) == 1 and found[0].op != "placeholder"
+        values = _passed(nodes, end)
+        return len(values) == 1 and values[0].op != "placeholder"
 
     if isinstance(cut, int):
         good = [count for count, end in enumerate(_places(network, nodes)[:-1], 1) if is_cut(end)]
@@ -283,11 +283,13 @@ def _refuse_cut(network: nn.Module, nodes: Sequence[Node], cut: str | int, passe
     else:
         parts = cut.split(".")
         outer = [".".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1)]
-        good = [name for name in outer if is_cut(_behind(network, nodes, name))]
-        fix = f"Cut behind the whole of {good[0]!r}." if good else ""
+        good = [name for name in outer if is_cut(_after(network, nodes, name))]
+        fix = f"Cut after the whole of {good[0]!r}." if good else ""
     names = ", ".join(node.name for node in passed) or "none"
-    got = f"{cut!r}, where {len(passed)} go ({names})" if len(passed) != 1 else f"{cut!r}, where its input goes past it"
-    checks.refuse("cut", "be where one value goes from the trunk to the heads", got, fix)
+    got = (
+        f"{cut!r}, where {len(passed)} pass ({names})" if len(passed) != 1 else f"{cut!r}, where only its input passes"
+    )
+    checks.refuse("cut", "be where one value passes from the trunk to the heads", got, fix)
 
 
 def _front(network: nn.Module, nodes: Sequence[Node], features: Node) -> fx.GraphModule:
@@ -302,15 +304,15 @@ def _front(network: nn.Module, nodes: Sequence[Node], features: Node) -> fx.Grap
 
 
 def _back(network: nn.Module, nodes: Sequence[Node], features: Node) -> fx.GraphModule:
-    """The steps behind the cut as a network."""
+    """The steps after the cut as a network."""
     graph = fx.Graph()
-    given = graph.placeholder("features")
+    inputs = graph.placeholder("features")
     if _writes_into(network, nodes, features):
-        given = graph.call_function(torch.mul, (given, 1))  # a copy, in a form that batched products know
-    held: dict[Node, Node] = {features: given}
+        inputs = graph.call_function(torch.mul, (inputs, 1))  # a copy, in a form that the batched backend knows
+    held: dict[Node, Node] = {features: inputs}
     for node in nodes[:-1]:
         for source in node.all_input_nodes:
-            if source not in held:  # a parameter that was first named before the cut
+            if source not in held:  # a parameter that was named before the cut
                 held[source] = graph.node_copy(source)
         held[node] = graph.node_copy(node, held.__getitem__)
     last: Any = nodes[-1].args[0]
@@ -327,13 +329,13 @@ def _writes_into(network: nn.Module, nodes: Sequence[Node], features: Node) -> b
             continue
         if _writes(network, node):
             return True
-        if not _has_parameters(network, node) and node.target not in _MAKING:  # it may give a view of them
+        if not _has_parameters(network, node) and node.target not in _COPYING:  # the result may be a view of them
             same.add(node)
     return False
 
 
 def _writes(network: nn.Module, node: Node) -> bool:
-    """Whether a step may write into what it is given."""
+    """Whether a step may write into its input."""
     if node.op == "call_module":
         return bool(getattr(network.get_submodule(str(node.target)), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -346,17 +348,17 @@ def _check_resettable(tail: nn.Module) -> None:
     for name, layer in tail.named_modules():
         if any(True for _ in layer.parameters(recurse=False)) and _resetting(layer) is None:
             got = f"{name or 'a parameter of the network itself'} ({type(layer).__name__})"
-            fix = "Give it one, or use start='copy'."
+            fix = "Add this method, or use start='copy'."
             checks.refuse("start", "be 'copy' where a layer has no `reset_parameters`", got, fix)
 
 
 def _resetting(layer: nn.Module) -> Any:
-    """How a layer draws its weights anew; attention keeps that to itself."""
+    """The method by which a layer draws its weights; it is private in attention."""
     return getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
 
 
 def _reset(head: nn.Module) -> nn.Module:
-    for layer in reversed(list(head.modules())):  # what holds other layers has the last word
+    for layer in reversed(list(head.modules())):  # containers come last
         reset = _resetting(layer)
         if reset is not None:
             reset()

@@ -1,36 +1,47 @@
-"""Steps over a batch of which examples fall out: those that are done cost nothing from the next block on.
+"""Steps of an attack on a batch from which examples drop out: those that are done cost nothing from the next block on.
 
-A step reads nothing on the host. Between blocks of steps, rows that are done are set aside. On a GPU steps are replayed
-from CUDA graphs, and rows are set aside by halves, so that graphs of few sizes are enough; rows that are done fill up.
+A step reads nothing on the host. Between blocks of steps, rows that are done are set aside. Steps on a GPU are replayed
+from CUDA graphs. Rows are then set aside by halves, so that graphs of few sizes suffice; rows that are done fill up the
+rest. Graphs read and write states that stay where they are, one for each number of rows, and the numbers of the step.
+A run shares nothing else with earlier runs, so restarts, targets and constants share their graphs.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from dissensus.attacks.replays import Replays, Step
-from dissensus.attacks.rows import Rows, first, padded, put, taken
+from dissensus.attacks.rows import Rows, clone, head, overwrite, pad, scatter, select, unless_done
 from dissensus.execution.graphs import Capture
+from dissensus.execution.replay import GraphCache, Recording
+
+Step = Callable[[Any, Any, Tensor], Any]
+"""``(state, kind, numbers) -> state``."""
 
 BLOCK = 10
-"""Steps between two looks at which examples are done."""
+"""Steps between two checks of which examples are done."""
 SHARE = 1 / 8
-"""The share of rows that must be done to be set aside: copying has a price too."""
+"""The share of rows that must be done to be set aside, since copying takes time too."""
 ANOTHER = 20
-"""Steps that must be left to go on with half the rows, where that asks for new graphs."""
+"""Steps that must remain to go on with half the rows, if that requires new graphs."""
+WORTH = 5
+"""Steps of a kind that must remain for a graph to be worth its capture."""
+LEAST = 8
+"""The smallest number of rows: half of them would take as much time."""
 
 
 class Steps:
-    """The steps of an attack, to be taken from any number of starts.
+    """The steps of an attack, which can be taken from any number of starting states.
 
     Args:
         step: ``(state, kind, numbers) -> state``. It may depend on nothing else that changes, and reads nothing back.
-        kinds: What the host decides at each step. Steps of one kind run the same code, and share a graph.
+        kinds: What the host decides at each step. Steps of one kind run the same code and share a graph.
         numbers: What else differs from step to step, read on the device, ``[steps, K]``; by default nothing.
-        capture: How steps are captured in graphs; None: they are not.
+        capture: The way to capture steps in graphs; None: every step runs eagerly.
     """
 
     def __init__(
@@ -41,18 +52,23 @@ class Steps:
         *,
         capture: Capture | None = None,
     ) -> None:
-        self.kinds, self.left = kinds, to_come(kinds)
+        self.step, self.kinds, self.remaining = step, kinds, remaining(kinds)
         self.numbers = torch.empty(len(kinds), 0) if numbers is None else numbers
-        self.replays = Replays(step, self.numbers, capture)
+        self.cache = GraphCache("steps of the attack", lambda: capture, warm_up=1)
+        self.sizes: list[int] = []
+        self.states: dict[int, Any] = {}
+        """The state that graphs read and write, by number of rows."""
+        self.step_numbers = self.numbers.new_empty(self.numbers.shape[1:])
+        """The numbers that graphs read."""
 
     def carried_out(self, rows: Rows) -> Rows:
-        """The state after all steps. A row that is done stays as it is, whether or not it has been set aside."""
+        """The state after all steps. A row that is done does not change, whether or not it has been set aside."""
         count, steps = len(rows.done), len(self.kinds)
-        if self.replays.capture is not None:
-            rows = padded(rows, self.replays.room_for(count))
-        whole, places = rows, torch.arange(len(rows.done), device=rows.done.device)
+        if self.cache.enabled:
+            rows = pad(rows, self._padded_size(count))
+        result, places = rows, torch.arange(len(rows.done), device=rows.done.device)
         for index in range(steps):
-            rows = self.replays.taken(rows, self.kinds[index], self.numbers[index], self.left[index])
+            rows = self._next(rows, index)
             if (index + 1) % BLOCK == 0 and index + 1 < steps:
                 going = (~rows.done).nonzero().squeeze(1)
                 if len(going) == 0:
@@ -60,27 +76,67 @@ class Steps:
                 size = self._size(len(going), len(rows.done), steps - index - 1)
                 if size < len(rows.done):
                     kept = torch.cat([going, rows.done.nonzero().squeeze(1)])[:size]
-                    whole = put(whole, places, rows)
-                    rows, places = taken(rows, kept), places[kept]
-        return first(put(whole, places, rows), count)
+                    result = scatter(result, places, rows)
+                    rows, places = select(rows, kept), places[kept]
+        return head(scatter(result, places, rows), count)
+
+    def _next(self, rows: Rows, index: int) -> Rows:
+        """The state after a step, which may be the memory of a graph."""
+        kind, numbers = self.kinds[index], self.numbers[index]
+        record = functools.partial(self._recording, rows, kind)
+        worthwhile = self.remaining[index] >= WORTH
+        graph = self.cache.graph((len(rows.done), kind), record, worthwhile=worthwhile)
+        if graph is None:
+            return unless_done(rows, self.step(rows, kind, numbers))
+        return graph(*rows, numbers)
+
+    def _recording(self, rows: Any, kind: Hashable) -> Recording:
+        size = len(rows.done)
+        if size not in self.states:
+            self.states[size] = clone(rows)
+        state = self.states[size]
+
+        def whole_step() -> Any:
+            overwrite(state, unless_done(state, self.step(state, kind, self.step_numbers)))
+            return state
+
+        return Recording(whole_step, (*state, self.step_numbers))
 
     def _size(self, going: int, now: int, left: int) -> int:
-        """How many rows to go on with, as many as now or fewer, when so many are going and so many steps are left."""
-        if self.replays.capture is None:
+        """The number of rows to go on with, at most as many as now, from the rows that are going and the steps left."""
+        if not self.cache.enabled:
             return going if going <= (1 - SHARE) * now else now
-        size = self.replays.room_for(going)
-        return size if size in self.replays.states or left >= ANOTHER else now
+        size = self._padded_size(going)
+        return size if size in self.states or left >= ANOTHER else now
+
+    def _padded_size(self, count: int) -> int:
+        """The smallest of the first run's size and its halves that is at least ``count``."""
+        if not self.sizes or count > self.sizes[0]:
+            self.sizes = halves(count)
+        return min(size for size in self.sizes if size >= count)
 
 
-def to_come(kinds: Sequence[Hashable]) -> list[int]:
-    """For each step, how many of its kind there are from there on.
+def remaining(kinds: Sequence[Hashable]) -> list[int]:
+    """For each step, the number of steps of its kind from there on.
 
-    >>> to_come(["first", "plain", "plain", "last"])
+    >>> remaining(["first", "plain", "plain", "last"])
     [1, 2, 1, 1]
     """
-    seen: Counter[Hashable] = Counter()
-    found: list[int] = []
+    counter: Counter[Hashable] = Counter()
+    counts: list[int] = []
     for kind in reversed(kinds):
-        seen[kind] += 1
-        found.append(seen[kind])
-    return found[::-1]
+        counter[kind] += 1
+        counts.append(counter[kind])
+    return counts[::-1]
+
+
+def halves(size: int) -> list[int]:
+    """A number, its half, half of that and so on, rounded up.
+
+    >>> halves(100)
+    [100, 50, 25, 13]
+    """
+    sizes = [size]
+    while (half := (sizes[-1] + 1) // 2) >= LEAST:
+        sizes.append(half)
+    return sizes

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.losses import AttackLoss
-from dissensus.attacks.replays import capture_on
 from dissensus.attacks.target_model import (
     Model,
     PoolName,
@@ -23,7 +22,7 @@ from dissensus.attacks.target_model import (
     predicts,
 )
 from dissensus.execution import passes_replayed
-from dissensus.execution.graphs import Capture, on
+from dissensus.execution.graphs import Capture, capture_on, on
 
 log = logging.getLogger("dissensus")
 

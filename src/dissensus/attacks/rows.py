@@ -1,4 +1,4 @@
-"""The state of an attack: a tuple of tensors ``[B, ...]``, a row for each example, one of which is called ``done``."""
+"""The state of an attack: a tuple of tensors ``[B, ...]`` with one row for each example, one of which is ``done``."""
 
 from typing import Any, TypeVar
 
@@ -11,49 +11,51 @@ Rows = TypeVar("Rows", bound=Any)
 """A ``NamedTuple`` of tensors ``[B, ...]`` with a field ``done``."""
 
 
-def held(before: Rows, after: Rows) -> Rows:
-    """The state after a step, and where a row was done already, the one before."""
+def unless_done(before: Rows, after: Rows) -> Rows:
+    """The state after a step, in which rows that were done before it are unchanged."""
     done = before.done
     pairs = zip(before, after, strict=True)
-    return _made(before, [old if new is old else torch.where(per_example(done, new), old, new) for old, new in pairs])
+    return _rebuild(
+        before, [old if new is old else torch.where(per_example(done, new), old, new) for old, new in pairs]
+    )
 
 
-def taken(rows: Rows, places: Tensor) -> Rows:
-    """Some rows."""
-    return _made(rows, [tensor[places] for tensor in rows])
+def select(rows: Rows, indices: Tensor) -> Rows:
+    """The rows at these indices."""
+    return _rebuild(rows, [tensor[indices] for tensor in rows])
 
 
-def first(rows: Rows, count: int) -> Rows:
+def head(rows: Rows, count: int) -> Rows:
     """The first rows."""
-    return rows if count == len(rows.done) else _made(rows, [tensor[:count] for tensor in rows])
+    return rows if count == len(rows.done) else _rebuild(rows, [tensor[:count] for tensor in rows])
 
 
-def put(whole: Rows, places: Tensor, rows: Rows) -> Rows:
-    """All rows, with new ones at some places."""
-    return _made(whole, [old.index_copy(0, places, new) for old, new in zip(whole, rows, strict=True)])
+def scatter(target: Rows, indices: Tensor, rows: Rows) -> Rows:
+    """A copy of ``target`` with other rows at these indices."""
+    return _rebuild(target, [old.index_copy(0, indices, new) for old, new in zip(target, rows, strict=True)])
 
 
-def padded(rows: Rows, size: int) -> Rows:
-    """As many rows as asked for: those that are missing repeat the last one, and are done."""
+def pad(rows: Rows, size: int) -> Rows:
+    """Rows, and behind them copies of the last row that are done, up to a size."""
     count = len(rows.done)
     if count == size:
         return rows
     place = torch.arange(size, device=rows.done.device)
-    more = taken(rows, place.clamp_max(count - 1))
-    return more._replace(done=more.done | (place >= count))
+    padded = select(rows, place.clamp_max(count - 1))
+    return padded._replace(done=padded.done | (place >= count))
 
 
-def copied(rows: Rows) -> Rows:
-    """Rows in memory of their own, each field apart from the others."""
-    return _made(rows, [tensor.clone() for tensor in rows])
+def clone(rows: Rows) -> Rows:
+    """A copy in new memory, in which no two fields share any."""
+    return _rebuild(rows, [tensor.clone() for tensor in rows])
 
 
-def write(state: Rows, rows: Rows) -> None:
-    """Overwrite a state in place, except where it is what would be written."""
+def overwrite(state: Rows, rows: Rows) -> None:
+    """Copy rows into the memory of a state."""
     for old, new in zip(state, rows, strict=True):
         if new is not old:
             old.copy_(new)
 
 
-def _made(like: Rows, tensors: list[Tensor]) -> Rows:
+def _rebuild(like: Rows, tensors: list[Tensor]) -> Rows:
     return type(like)(*tensors)

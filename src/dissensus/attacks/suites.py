@@ -73,7 +73,7 @@ class Setting(NamedTuple):
 
     name: str
     attack: Attack
-    """``(model, x, y) -> Adversarial``."""
+    """``(model, x, y) -> Adversarial``; in a suite from outside the package, inputs alone will do."""
     kind: str = WHITE_BOX
     """``"white-box"``, ``"black-box"`` or ``"transfer"``."""
     examples: int | None = None

@@ -11,19 +11,9 @@ from dissensus.auditing.evidence import as_json
 from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
-from dissensus.auditing.page import difference, html, one_figure
+from dissensus.auditing.page import difference, number, overview, page, size
+from dissensus.pages import html
 
-MEANINGS = {
-    "healthy": "As far as this data shows, every member is a usable model. Members disagree, and their mean is better "
-    "for it.",
-    "redundant": "The members say nearly the same, so one of them would do almost as well as all together.",
-    "dominated": "One member is as good as the whole ensemble, or better. The others cost time and may cost quality.",
-    "collusive": "The members lean on each other. Each is worse than a model trained alone would be, and their errors "
-    "cancel in the mean. Such diversity looks large, and need not hold up on other data or when a member is missing.",
-    "unskilled": "The ensemble predicts no better than a constant answer would. There is nothing to judge yet.",
-    "undecided": "The data does not suffice for a verdict.",
-}
-"""Meaning of every verdict."""
 TITLES = {
     "accuracy": "accuracy",
     "nll": "negative log-likelihood",
@@ -153,13 +143,13 @@ class Audit:
         """Write a self-contained HTML page, as ``dissensus audit --page`` does, and return its path.
 
         Args:
-            path: The file; folders above it are made.
-            title: What the page calls the ensemble; the file's name where it is left out.
+            path: The file, in which ``~`` is the home folder; missing folders above it are made.
+            title: The name of the ensemble on the page; that of the file by default.
         """
-        file = Path(path)
+        file = Path(path).expanduser()
         if file.is_dir():
             checks.refuse("path", "name a file", f"the folder {file}", "Add a name, such as audit.html.", OSError)
-        text = html(self, title or file.stem, MEANINGS[self.verdict])
+        text = html(page(self, title or file.stem))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             storage.write_atomically(file, text.encode())
@@ -169,8 +159,8 @@ class Audit:
         return file
 
     def plot(self) -> Any:
-        """The pictures of the page in one matplotlib figure: ``audit.plot().savefig("audit.png")``."""
-        return one_figure(self)
+        """The charts of the page in one matplotlib figure: ``audit.plot().savefig("audit.png")``."""
+        return overview(self)
 
     def summary(self) -> str:
         """Verdict, evidence and figures as plain text."""
@@ -181,16 +171,17 @@ class Audit:
         if judgement.evidence:
             lines += ["", "what was asked"]
             lines += [f"  {item.answer:4s} {item.question}\n         {item.numbers()}" for item in judgement.evidence]
-        lines += ["", f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"]
+        lines += ["", size(facts)]
         group = ""
         for finding in self.findings:
             if finding["group"] != group:
                 group = finding["group"]
                 lines += ["", group]
-            extra = "".join(f"   {w} {_short(finding[w])}" for w in ("train", "reference") if w in finding)
-            low, high = finding["low"], finding["high"]
-            span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
-            lines.append(f"  {finding['title']:46s} {_short(finding):>10s}   {span}{extra}")
+            extra = "".join(
+                f"   {part} {number(finding[part]).text}" for part in ("train", "reference") if part in finding
+            )
+            value = number(finding)
+            lines.append(f"  {finding['title']:46s} {value.text:>10s}   {value.interval}{extra}")
         if self.detection:
             lines += ["", "telling shifted data apart (area under the ROC curve)"]
             lines += [
@@ -201,7 +192,3 @@ class Audit:
 
 def _numbers(figure: Figure) -> dict[str, float | None]:
     return {k: v if math.isfinite(v) else None for k, v in figure._asdict().items()}
-
-
-def _short(numbers: dict[str, Any]) -> str:
-    return "" if numbers["value"] is None else f"{numbers['value']:.4g}"

@@ -7,18 +7,49 @@ import typer
 from rich.markup import escape
 from rich.panel import Panel
 
-from dissensus.cli.screen import check_drawn, check_file, console, fail, keep, table
+from dissensus.cli.screen import (
+    COLOURS,
+    check_drawn,
+    check_file,
+    console,
+    fail,
+    in_options,
+    print_place,
+    table,
+    write_file,
+)
 
-COLOURS = {"good": "green", "fair": "yellow", "none": "cyan", "bad": "red"}
-"""By the kind of news that a verdict is."""
+OPTIONS = {
+    "task": "--task",
+    "kind": "--kind",
+    "classes": "--classes",
+    "targets": "--targets",
+    "train": "--train",
+    "in_bag": "--in-bag",
+    "groups": "--groups",
+    "reference": "--reference",
+    "ood": "--ood",
+    "loss": "--loss",
+    "pool": "--pool",
+}
+"""Options by the arguments of `dissensus.audit` that they become."""
+ARRAYS = {
+    "targets": "targets",
+    "train_outputs": "train",
+    "train_in_bag": "in_bag",
+    "groups": "groups",
+    "reference": "reference",
+    "ood": "ood",
+}
+"""Arrays that a file may hold beside `outputs`, and the arguments that they become."""
 
 
 def audit(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="One .npz or .safetensors (arrays `outputs` [M, N, C] and `targets`), one .npy, or one "
-            ".npy, .csv or .parquet per member."
+            help="Member outputs: one .npz or .safetensors (arrays `outputs` [M, N, C] and `targets`), one .npy, or "
+            "one .npy, .csv or .parquet per member."
         ),
     ],
     task: Annotated[str, typer.Option(help="classification or regression.")],
@@ -26,37 +57,47 @@ def audit(
         str | None,
         typer.Option(help="What a classifier's outputs are: logits, probabilities, or labels (hard votes [M, N])."),
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="The labels of the columns, in their order: ant,bee,cat.")] = None,
-    targets: Annotated[Path | None, typer.Option(help="Labels or values: .npy, .csv or .parquet.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Labels of the columns, in the order of the columns: ant,bee,cat.")
+    ] = None,
+    targets: Annotated[Path | None, typer.Option(help="True labels or values: .npy, .csv or .parquet.")] = None,
     train: Annotated[
-        Path | None, typer.Option(help="Outputs on training data: .npz or .safetensors with `outputs`, `targets`.")
+        Path | None,
+        typer.Option(help="Outputs on training data: .npz or .safetensors with arrays `outputs` and `targets`."),
     ] = None,
     in_bag: Annotated[
         str | None,
         typer.Option(
-            "--in-bag", help="Which training examples each member was trained on: all, or a .npy mask [M, N]."
+            "--in-bag",
+            help="The training examples that each member was trained on: all, or a .npy mask [M, N]. Needs --train.",
         ),
     ] = None,
     groups: Annotated[
-        Path | None, typer.Option(help="What belongs together (patients, series), one for each example: .npy or .csv.")
+        Path | None,
+        typer.Option(
+            help="Groups of examples that belong together (patients, series), one name per example: .npy or .csv."
+        ),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Outputs of an independently trained ensemble on the same examples.")
     ] = None,
     ood: Annotated[Path | None, typer.Option(help="Outputs on shifted data.")] = None,
     loss: Annotated[str | None, typer.Option(help="cross_entropy, brier or zero_one; mse for regression.")] = None,
-    pool: Annotated[str | None, typer.Option(help="probability, score or vote.")] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(help="How members become one prediction: probability or score (means), or vote (majority)."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write an HTML page with figures.")] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option("--fail-on", help="Leave with code 3 at this verdict; repeatable.")
+        list[str] | None, typer.Option("--fail-on", help="Exit with code 3 at this verdict; repeatable.")
     ] = None,
 ) -> None:
     """Judge an ensemble by its members' outputs.
 
     Verdicts: healthy, redundant, dominated, collusive, unskilled or undecided.
 
-    Codes: 0 when the verdict is none of `--fail-on`, 3 when it is one, 1 or 2 when something is wrong with the call.
+    Exit codes: 0 if the verdict is none of `--fail-on`, 3 if it is one of them, 1 or 2 if the call is wrong.
     """
     import dissensus as ds
     from dissensus.auditing import reading
@@ -67,76 +108,85 @@ def audit(
             fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
     check_file("--json", json_file)
     check_drawn("--page", page)
+    options = OPTIONS
     try:
-        held = reading.read_files(files)
-        wanted = reading.read_array(targets) if targets is not None else held.get("targets")
-        if wanted is None:
+        arrays = reading.read_files(files)
+        options = _options_used(arrays, {"targets": targets, "train": train, "in_bag": in_bag, "reference": reference})
+        labels = reading.read_array(targets) if targets is not None else arrays.get("targets")
+        if labels is None:
             fail("there are no targets: give --targets FILE, or a .npz with an array `targets`")
-        settings: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "task": task,
             "kind": kind,
-            "classes": _names(classes),
+            "classes": _class_names(classes),
             "loss": loss,
             "pool": pool,
-            "train": _train(held, train),
-            "in_bag": _in_bag(held, in_bag),
-            "groups": reading.read_array(groups) if groups is not None else held.get("groups"),
-            "reference": _more(held, "reference", reference),
-            "ood": _more(held, "ood", ood),
+            "train": _training_pair(arrays, train),
+            "in_bag": _in_bag(arrays, in_bag),
+            "groups": reading.read_array(groups) if groups is not None else arrays.get("groups"),
+            "reference": _outputs(arrays, "reference", reference),
+            "ood": _outputs(arrays, "ood", ood),
         }
-        result = ds.audit(held["outputs"], wanted, **settings)
+        result = ds.audit(arrays["outputs"], labels, **arguments)
     except (ValueError, TypeError, OSError) as reason:
-        fail(str(reason))
+        fail(in_options(str(reason), options))
     _print(result)
     if json_file is not None:
-        keep(json_file, (result.to_json() + "\n").encode())
+        write_file(json_file, (result.to_json() + "\n").encode())
     if page is not None:
-        keep(page, lambda file: result.page(file, files[0].stem))
-        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+        write_file(page, lambda file: result.page(file, files[0].stem))
+        print_place("Open", page)
     if result.verdict in (fail_on or []):
         raise typer.Exit(3)
 
 
-def _names(text: str | None) -> list[Any] | None:
+def _options_used(arrays: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
+    """Options by argument, without arguments that come as arrays of the first file."""
+    from_file = {argument for name, argument in ARRAYS.items() if name in arrays and values.get(argument) is None}
+    return {argument: option for argument, option in OPTIONS.items() if argument not in from_file}
+
+
+def _class_names(text: str | None) -> list[Any] | None:
     """Names between commas; whole numbers where all of them are."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else words
+    names = [name.strip() for name in text.split(",")]
+    return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
 
 
-def _train(held: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
+def _training_pair(arrays: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
     from dissensus.auditing import reading
 
     if file is not None:
-        found = reading.read_files([file])
-        if "targets" not in found:
+        stored = reading.read_files([file])
+        if "targets" not in stored:
             raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
-        return found["outputs"], found["targets"]
-    parts = [held.get("train_outputs"), held.get("train_targets")]
-    if (parts[0] is None) != (parts[1] is None):
+        return stored["outputs"], stored["targets"]
+    outputs, targets = arrays.get("train_outputs"), arrays.get("train_targets")
+    if (outputs is None) != (targets is None):
         raise reading.ReadingError("`train_outputs` and `train_targets` must both be there, or neither")
-    return None if parts[0] is None else (parts[0], parts[1])
+    return None if outputs is None else (outputs, targets)
 
 
-def _in_bag(held: dict[str, Any], given: str | None) -> Any:
+def _in_bag(arrays: dict[str, Any], value: str | None) -> Any:
     from dissensus.auditing import reading
 
-    if given is None:
-        return held.get("train_in_bag")
-    return given if given == "all" else reading.read_array(given)
+    if value is None:
+        return arrays.get("train_in_bag")
+    return value if value == "all" else reading.read_array(value)
 
 
-def _more(held: dict[str, Any], name: str, file: Path | None) -> Any:
+def _outputs(arrays: dict[str, Any], name: str, file: Path | None) -> Any:
     from dissensus.auditing import reading
 
-    return reading.read_files([file])["outputs"] if file is not None else held.get(name)
+    return reading.read_files([file])["outputs"] if file is not None else arrays.get(name)
 
 
 def _print(result: Any) -> None:
-    from dissensus.auditing.page import KINDS
+    from dissensus.auditing.page import MEANINGS, number, size
+    from dissensus.pages import Number
 
-    colour = COLOURS[KINDS[result.verdict]]
+    colour = COLOURS[MEANINGS[result.verdict].news]
     judgement = result.judgement
     lines = ["; ".join(judgement.reasons) + ".", *judgement.advice]
     if judgement.confidence:
@@ -144,28 +194,26 @@ def _print(result: Any) -> None:
     words = "\n".join(escape(line) for line in lines)
     console.print(Panel(words, title=f"[bold {colour}]{result.verdict}[/bold {colour}]", title_align="left", style=""))
     if judgement.evidence:
-        asked = [[escape(item.question), item.answer, escape(item.numbers())] for item in judgement.evidence]
-        console.print(table("what was asked", ("question", "answer", "numbers"), asked, left=(0, 2)))
-    facts = result.facts
+        questions = [[escape(item.question), item.answer, escape(item.numbers())] for item in judgement.evidence]
+        console.print(table("what was asked", ("question", "answer", "numbers"), questions, left=(0, 2)))
     extra = [name for name in ("train", "reference") if getattr(result, name) is not None]
     rows, group = [], ""
     for finding in result.findings:
         if finding["group"] != group:
             group = finding["group"]
             rows.append([f"[bold]{escape(group)}[/bold]", "", "", *[""] * len(extra)])
-        low, high = finding["low"], finding["high"]
-        span = f"{low:.3g} to {high:.3g}" if low is not None and high is not None else ""
-        others = [_value(finding[name]) if name in finding else "" for name in extra]
-        rows.append([f"  {escape(finding['title'])}", _value(finding), f"[dim]{span}[/dim]", *others])
-    title = f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"
-    console.print(table(title, ("figure", "test", "95 % interval", *extra), rows, left=(0,)))
+        others = [number(finding[name]).text if name in finding else "" for name in extra]
+        rows.append([f"  {escape(finding['title'])}", *_cells(number(finding)), *others])
+    header = ("figure", "test", "95 % interval", *extra)
+    console.print(table(size(result.facts), header, rows, left=(0,)))
     if result.detection:
-        shown = [
-            [escape(n), f"{f.value:.3f}", f"[dim]{f.low:.3f} to {f.high:.3f}[/dim]"]
-            for n, f in result.detection.items()
+        areas = [
+            [escape(name), *_cells(Number(area.value, area.low, area.high, form=".3f"))]
+            for name, area in result.detection.items()
         ]
-        console.print(table("telling shifted data apart", ("score", "ROC area", "95 % interval"), shown, left=(0,)))
+        console.print(table("telling shifted data apart", ("score", "ROC area", "95 % interval"), areas, left=(0,)))
 
 
-def _value(numbers: dict[str, Any]) -> str:
-    return "" if numbers["value"] is None else f"{numbers['value']:.4g}"
+def _cells(value: Any) -> list[str]:
+    """A number and its interval, as two cells."""
+    return [value.text, f"[dim]{value.interval}[/dim]"]

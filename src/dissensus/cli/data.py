@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, shown, table
+from dissensus.cli.screen import console, fail, progress_bar, table
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, where it lies, whether it is whole.")
+app = typer.Typer(no_args_is_help=True, help="Data sets: list them, fetch them, check their files.")
 
 
 @app.command("list")
 def list_datasets() -> None:
-    """List all data sets, with their size, their terms, and whether they are here."""
+    """List all data sets, with their size, their terms of use, and whether they are on this machine."""
     from dissensus.data import sources
 
     rows = []
@@ -27,12 +27,12 @@ def list_datasets() -> None:
 
 @app.command()
 def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data list`.")]) -> None:
-    """Fetch a data set, verify it and keep it."""
+    """Download a data set, verify it and keep it."""
     from dissensus.data import sources
     from dissensus.data.formats import DataError
 
     try:
-        with shown() as bar:
+        with progress_bar() as bar:
 
             def on_bytes(file: str, done: int, total: int | None) -> None:
                 bar.update(file, done / total if total else 0.0, f"{done / 1e6:,.1f} MB")
@@ -45,21 +45,21 @@ def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data 
 
 @app.command()
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all that are here by default.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all that are present.")] = None,
 ) -> None:
-    """Read files again and verify them."""
+    """Read the files of data sets again and verify them."""
     from dissensus.data import sources
     from dissensus.data.formats import DataError
 
     chosen = names or [name for name in sources.DATASETS if sources.state(name) != "absent"]
-    rows, broken = [], False
+    rows, is_broken = [], False
     try:
         for name in chosen:
             for file, ok, reason in sources.check(name):
-                broken |= not ok
+                is_broken |= not ok
                 rows.append([name, file, "[green]whole[/green]" if ok else "[red]not whole[/red]", escape(reason)])
     except (DataError, ValueError) as reason:
         fail(str(reason))
     console.print(table("", ("name", "file", "state", "why"), rows, left=(0, 1, 2, 3)))
-    if broken:
+    if is_broken:
         raise typer.Exit(1)

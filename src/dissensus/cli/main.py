@@ -17,14 +17,24 @@ import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
-from dissensus.cli.screen import check_folder, check_installed, console, errors, fail, keep, shown, table
+from dissensus.cli.screen import (
+    check_folder,
+    check_installed,
+    console,
+    errors,
+    fail,
+    print_place,
+    progress_bar,
+    table,
+    write_file,
+)
 
 
 class Interruptible(TyperGroup):
-    """Commands that leave with one line and the shell's own code when they are interrupted."""
+    """Commands that exit with one line and the shell's code when they are interrupted."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run what was asked for."""
+        """Run a command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -33,7 +43,7 @@ class Interruptible(TyperGroup):
 
 
 INTERRUPTED = 130
-"""128 and the number of the signal, as shells have it."""
+"""128 plus the number of the signal, as in shells."""
 app = typer.Typer(
     cls=Interruptible,
     no_args_is_help=True,
@@ -62,9 +72,9 @@ def _show_version(wanted: bool) -> bool:
 @app.callback()
 def _root(
     version: Annotated[  # noqa: ARG001
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say which backend was chosen, and why.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log which backend was chosen, and why.")] = False,
 ) -> None:
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
@@ -77,42 +87,43 @@ def demo(
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and its numbers.")] = Path("runs/demo"),
 ) -> None:
-    """Train ensembles from independent (β = 0) to joint (β = 1) and write a page about it.
+    """Train ensembles from independent (β = 0) to joint (β = 1) and write a page about them.
 
     Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes under two minutes on two cores.
 
     Writes `report.html`, one file to open in any browser, `audit.html`, the audit of a jointly trained ensemble,
     `overview.png`, and `results.json`, the numbers behind them.
     """
-    from dissensus.studies import demo as study_of_demo
+    from dissensus.pages import html
+    from dissensus.studies import demo as ensembles
     from dissensus.studies import demo_page
 
     check_folder("--out", out)
     check_installed("scipy", "matplotlib", "sklearn")
+    out = out.expanduser()
     started = time.perf_counter()
-    audits: study_of_demo.Audits = {}
     try:
-        with shown() as bar:
-            result = study_of_demo.run(
-                study_of_demo.FAST if fast else study_of_demo.Settings(),
+        with progress_bar() as bar:
+            result = ensembles.run(
+                ensembles.FAST if fast else ensembles.DemoSettings(),
                 lambda label, share, progress: bar.update(label, share, str(progress)),
-                audits,
             )
-        report, overview = demo_page.html(result), demo_page.overview(result)
+        report, overview = html(demo_page.page(result)), demo_page.overview(result)
     except ImportError as reason:
         fail(str(reason))
-    keep(out / "results.json", (json.dumps(result, indent=1) + "\n").encode())
-    keep(out / "report.html", report.encode())
-    keep(out / "audit.html", lambda file: audits["digits, scores", 1.0].page(file, "digits, trained jointly"))
-    keep(out / "overview.png", overview)
-    for problem in result["problems"]:
-        console.print(table(problem["title"], demo_page.TABLE_HEADER, demo_page.table_rows(result, problem["name"])))
-        console.print(demo_page.finding(result, problem["name"]), highlight=False)
+    write_file(out / "results.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    write_file(out / "report.html", report.encode())
+    jointly_trained = result.audits["digits, scores", 1.0]
+    write_file(out / "audit.html", lambda file: jointly_trained.page(file, "digits, trained jointly"))
+    write_file(out / "overview.png", overview)
+    for problem in result.problems:
+        console.print(table(problem.title, demo_page.TABLE_HEADER, demo_page.table_rows(result, problem.name)))
+        console.print(demo_page.finding(result, problem.name), highlight=False)
         console.print()
-    titles = ("β", *(problem["name"] for problem in result["problems"]))
-    console.print(table("What the audit says", titles, demo_page.verdict_rows(result)))
-    console.print(f"{result['made']['networks']} networks in {time.perf_counter() - started:.0f} s. Open ", end="")
-    console.print(f"{out / 'report.html'}", style="bold", soft_wrap=True)
+    names = ("β", *(problem.name for problem in result.problems))
+    console.print(table("What the audit says", names, demo_page.verdict_rows(result)))
+    seconds = time.perf_counter() - started
+    print_place(f"{result.made['networks']} networks in {seconds:.0f} s. Open", out / "report.html")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`dissensus robust`: what attacks leave of an ensemble's accuracy, and whether they can be believed."""
+"""`dissensus robust`: an ensemble's accuracy under attack, and whether the attacks can be trusted."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,17 +8,35 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from dissensus.cli.screen import (
+    COLOURS,
     check_drawn,
     check_file,
     check_folder,
     console,
-    device_of,
     fail,
+    in_options,
+    parsed_settings,
+    print_place,
+    progress_bar,
     resumable,
-    shown,
     table,
-    written,
+    torch_device,
+    write_file,
 )
+
+OPTIONS = {
+    "epsilon": "--epsilon",
+    "suite": "--suite",
+    "attacks": "--attack",
+    "norm": "--norm",
+    "pool": "--pool",
+    "examples": "--examples",
+    "batch_size": "--batch-size",
+    "surrogate": "--surrogate",
+    "folder": "--folder",
+    "seed": "--seed",
+}
+"""Options by the arguments of `dissensus.attacks.evaluate` that they become."""
 
 
 def robust(
@@ -26,85 +44,95 @@ def robust(
     network: Annotated[
         str,
         typer.Option(
-            help="What its members are: a network of the studies, such as resnet20 or cnn, which has batch norm by "
-            "default (without: --option batch_norm=false)."
+            help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
+            "--option batch_norm=false."
         ),
     ],
     data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
-    epsilon: Annotated[str, typer.Option(help="The largest change: 8/255 or 0.03 of a pixel; in L2 of the whole.")],
+    epsilon: Annotated[
+        str, typer.Option(help="The largest change: of every pixel (8/255 or 0.03), or in L2 of the whole image.")
+    ],
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="A further attack by its name, such as mim, run after the suite; repeatable."),
+    ] = None,
     norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
-    pool: Annotated[str, typer.Option(help="How members become one: probability or score.")] = "probability",
-    examples: Annotated[int, typer.Option(min=1, help="Only the first so many test images.")] = 1000,
+    pool: Annotated[
+        str, typer.Option(help="How members become one prediction: probability or score (means).")
+    ] = "probability",
+    examples: Annotated[int, typer.Option(min=1, help="Number of test images; the first ones are taken.")] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at once.")] = 256,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the network, such as widths=[8,16]; repeatable.")
     ] = None,
     surrogate: Annotated[
-        Path | None, typer.Option(help="Another ensemble's folder, of the same network, to craft examples on.")
+        Path | None, typer.Option(help="Folder of another ensemble of the same network, to craft examples on.")
     ] = None,
     standardise: Annotated[
         bool, typer.Option(help="Whether members were trained on images standardised by channel, as in studies.")
     ] = True,
     trained_on: Annotated[
         int | None,
-        typer.Option(min=1, help="How many training images it saw, which the standardisation is of; else all."),
+        typer.Option(min=1, help="Number of training images that the standardisation was computed on; all by default."),
     ] = None,
-    split_seed: Annotated[int, typer.Option(help="Of the test split, where the data has none of its own.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of random starts.")] = 0,
+    split_seed: Annotated[int, typer.Option(help="Seed of the test split, for data without a test set.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random starts.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     folder: Annotated[
-        Path | None, typer.Option(help="Keep what is finished there; the same call goes on where it was broken off.")
+        Path | None, typer.Option(help="Keep finished parts in this folder; the same call then goes on from there.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a page with figures.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write an HTML page with figures.")] = None,
 ) -> None:
     """Attack an ensemble, report the pointwise worst case, and raise flags where the attacks look too weak.
 
-    Images are in [0, 1], and ε is in these units. Standardisation is put inside the model.
+    Images are in [0, 1], and ε is in these units. Standardisation is part of the attacked model.
     """
     from dissensus import attacks
+    from dissensus.attacks.page import page as robustness_page
     from dissensus.data.formats import DataError
+    from dissensus.pages import html
     from dissensus.studies import datasets, stored_ensembles
 
-    chosen = device_of(device)
+    where = torch_device(device)
     check_file("--json", json_file)
     check_drawn("--page", page)
     check_folder("--folder", folder)
     try:
-        size, told = fraction(epsilon), _options(option or [])
-        _check_options(network, told)
-        problem = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
-        standard: Any = {"options": told, "standardise": standardise}
-        own = stored_ensembles.load(ensemble, network, problem, **standard)
-        other = None if surrogate is None else stored_ensembles.load(surrogate, network, problem, **standard).model
-        fixed = datasets.is_split_by_seed(data)
-        console.print(_given(data, standardise, fixed), style="dim", markup=False, highlight=False)
-        settings: Any = {"suite": suite, "norm": norm, "pool": pool}
-        with resumable(folder is not None), shown() as bar:
+        largest = fraction(epsilon)
+        network_options = parsed_settings("--option", option or [], "width=64")
+        _check_options(network, network_options)
+        images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
+        building: Any = {"options": network_options, "standardise": standardise}
+        subject = stored_ensembles.load(ensemble, network, images, **building)
+        other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
+        is_fixed = datasets.is_split_by_seed(data)
+        console.print(_preparation(data, standardise, is_fixed), style="dim", markup=False, highlight=False)
+        choices: Any = {"suite": suite, "norm": norm, "pool": pool}
+        with resumable(folder is not None), progress_bar() as bar:
             result = attacks.evaluate(
-                own.model.to(chosen),
-                own.data,
-                epsilon=size,
+                subject.model.to(where),
+                subject.data,
+                attacks=attack or [],
+                epsilon=largest,
                 examples=examples,
                 batch_size=batch_size,
-                surrogate=None if other is None else other.to(chosen),
+                surrogate=None if other is None else other.to(where),
                 folder=folder,
                 seed=seed,
                 progress=lambda name, share: bar.update(f"{data}: {name}", share),
-                **settings,
+                **choices,
             )
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
-        fail(str(reason))
-    result.facts["standardised"] = standardise and not fixed
+        fail(in_options(str(reason), OPTIONS))
+    result.facts["standardised"] = standardise and not is_fixed
     _print(result)
-
-    def html() -> str:
-        from dissensus.studies import robust_page
-
-        return robust_page.html(result, f"{ensemble.name} on {data}")
-
-    written(json_file, result.to_json, page, html)
+    if json_file is not None:
+        write_file(json_file, (result.to_json() + "\n").encode())
+    if page is not None:
+        write_file(page, html(robustness_page(result, f"{ensemble.name} on {data}")).encode())
+        print_place("Open", page)
 
 
 def fraction(text: str) -> float:
@@ -114,19 +142,6 @@ def fraction(text: str) -> float:
         return float(top) / float(bottom) if slash else float(top)
     except (ValueError, ZeroDivisionError) as reason:
         raise ValueError(f"--epsilon must be a number or a fraction, such as 0.03 or 8/255; got {text}") from reason
-
-
-def _options(words: list[str]) -> dict[str, Any]:
-    """``name=value`` with values as in TOML."""
-    import tomllib
-
-    found: dict[str, Any] = {}
-    for word in words:
-        try:
-            found |= tomllib.loads(word)
-        except tomllib.TOMLDecodeError as reason:
-            raise ValueError(f"--option {word}: write it as name=value, such as width=64 ({reason})") from reason
-    return found
 
 
 def _check_options(network: str, options: dict[str, Any]) -> None:
@@ -141,9 +156,9 @@ def _check_options(network: str, options: dict[str, Any]) -> None:
             raise ValueError(f"--option {name}: there is no such option; {has}. {checks.nearest(name, known)}".strip())
 
 
-def _given(data: str, standardise: bool, fixed: bool) -> str:
-    """How images are given to the ensemble, and how else they could be."""
-    if fixed:
+def _preparation(data: str, standardise: bool, is_fixed: bool) -> str:
+    """How images are prepared for the ensemble, and the option for the other way."""
+    if is_fixed:
         return f"Images go to the ensemble as they are, in [0, 1]: those of {data} are never standardised."
     if standardise:
         way, other = "standardised with the training data's mean and deviation", "--no-standardise: as they are"
@@ -153,15 +168,16 @@ def _given(data: str, standardise: bool, fixed: bool) -> str:
 
 
 def _print(result: Any) -> None:
-    colour = "red" if result.flags else "cyan"
+    colour = COLOURS["bad" if result.flags else "none"]
     words = [f"{result.sentence}.", *result.notes()]
     title = f"[bold {colour}]flags raised: {len(result.flags) or 'none'}[/bold {colour}]"
     console.print(Panel("\n".join(map(escape, words)), title=title, title_align="left", style=""))
     facts = result.facts
     ball = f"suite {facts['suite']}, ε = {facts['epsilon']:.4g} in {facts['norm']}, {facts['seconds']:,.0f} s"
-    rows = []
-    for name, _, left, span, count, tried, seconds in result.table():
-        rows.append([escape(name), left, f"[dim]{span}[/dim]", count, tried, seconds])
+    rows = [
+        [escape(name), left, f"[dim]{interval}[/dim]", count, tried, seconds]
+        for name, _, left, interval, count, tried, seconds in result.table()
+    ]
     console.print(table(ball, ("attack", "left", "95 % interval", "of", "tried", "s"), rows, left=(0,)))
     for flag in result.flags:
         console.print(f"[red]{escape(flag.name)}[/red]: {escape(flag.seen)}", highlight=False)

@@ -1,8 +1,10 @@
-"""What commands share: the console, bars, tables, devices, places to write to, and errors."""
+"""What commands share: the console, progress bars, tables, devices, files, options and errors."""
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
 console = Console(stderr=False)
 errors = Console(stderr=True)
 FIGURES = (".png", ".pdf", ".svg")
-"""What figures may be written as."""
+"""Endings of files that a figure can be written to."""
+COLOURS = {"good": "green", "fair": "yellow", "bad": "red", "none": "cyan"}
+"""Colours of verdicts, by the kind of news that they are (`dissensus.pages.News`)."""
 
 
-class Shown:
-    """A bar with a line of detail below it."""
+class ProgressBar:
+    """A progress bar with a line of detail below it."""
 
     def __init__(self) -> None:
         self.bar = Progress(
@@ -50,45 +54,81 @@ class Shown:
 
 
 @contextmanager
-def shown() -> Iterator[Shown]:
-    """A bar for the length of some work."""
-    bar = Shown()
+def progress_bar() -> Iterator[ProgressBar]:
+    """A progress bar that is shown while the block runs."""
+    bar = ProgressBar()
     with Live(Group(bar.bar, bar.detail), console=console, transient=True, refresh_per_second=8):
         yield bar
 
 
-def table(title: str, header: tuple[str, ...], rows: list[list[Any]], *, left: tuple[int, ...] = ()) -> Table:
-    """A table; columns are right-aligned but for those named in ``left``, and only these may be wrapped.
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: tuple[int, ...] = ()) -> Table:
+    """A table; columns are aligned to the right but for those in ``left``, and only these may be wrapped.
 
-    Titles and heads are plain text, cells may have markup. On a narrow terminal cells have no space around them.
+    Titles and headers are plain text. Cells are shown as ``str`` gives them, and strings may have markup. On a narrow
+    terminal cells have no space around them.
     """
     result = Table(title=escape(title) or None, title_justify="left", title_style="bold")
     for i, name in enumerate(header):
-        words = i in left
-        result.add_column(escape(name), justify="left" if words else "right", overflow="fold" if words else "ellipsis")
+        is_text = i in left
+        justify, overflow = ("left", "fold") if is_text else ("right", "ellipsis")
+        result.add_column(escape(name), justify=justify, overflow=overflow)
     for row in rows:
-        result.add_row(*row)
-    least = Measurement.get(console, console.options.update(max_width=WIDEST), result).minimum
-    if least > console.width:
+        result.add_row(*map(str, row))
+    narrowest = Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), result).minimum
+    if narrowest > console.width:
         result.padding = (0, 0)
     return result
 
 
-WIDEST = 10_000
-"""Columns of a terminal that holds any table."""
+_ANY_WIDTH = 10_000
+"""Columns of a terminal that is wide enough for any table."""
 
 
-def device_of(name: str) -> "Device":
-    """A device of this machine; one that is not there is refused with the names of those that are."""
+def torch_device(name: str) -> "Device":
+    """A device of this machine; an absent one is refused with the names of those that are present."""
     import torch
 
-    there = ["cpu"]
+    present = ["cpu"]
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if kind is not None:
-        there += [kind.type, *(f"{kind.type}:{i}" for i in range(torch.accelerator.device_count()))]
-    if name not in there:
-        fail(f"there is no device {name!r} that torch can see; use --device {' or '.join(there)}")
+        present += [kind.type, *(f"{kind.type}:{i}" for i in range(torch.accelerator.device_count()))]
+    if name not in present:
+        fail(f"there is no device {name!r} that torch can see; use --device {' or '.join(present)}")
     return torch.device(name)
+
+
+def parsed_settings(option: str, words: Sequence[str], example: str) -> dict[str, Any]:
+    """Values of a repeatable option, each written as ``name=value``; values are as in TOML, and words need no quotes.
+
+    >>> parsed_settings("--set", ["optimisation.epochs=3", "data=['a']", "objective.loss=mse"], "")
+    {'optimisation.epochs': 3, 'data': ['a'], 'objective.loss': 'mse'}
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name.strip():
+            fail(f"{option} {word}: write it as name=value, such as {example}")
+        try:
+            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[name.strip()] = text.strip()
+    return values
+
+
+def in_options(message: str, options: Mapping[str, str]) -> str:
+    """A message of the library in the words of the command line: arguments are named by their options.
+
+    >>> flags = {"in_bag": "--in-bag", "train": "--train", "kind": "--kind"}
+    >>> in_options("`in_bag` must come with `train`; got no `train`. Give train=(outputs, targets).", flags)
+    '--in-bag must come with --train; got no --train. Give --train FILE.'
+    >>> in_options("`outputs` must be logits. Say kind='labels' (--kind labels).", flags)
+    '`outputs` must be logits. Say --kind labels.'
+    """
+    for name, flag in options.items():
+        message = message.replace(f"`{name}`", flag)
+        message = re.sub(rf"\b{name}='(\w+)'( \({flag} \1\))?", rf"{flag} \1", message)
+        message = re.sub(rf"\b{name}=\([^)]*\)", f"{flag} FILE", message)
+    return message
 
 
 EXTRAS = {
@@ -96,11 +136,11 @@ EXTRAS = {
     "scipy": "intervals over seeds need scipy: pip install 'dissensus[report]'",
     "sklearn": "this data ships with scikit-learn: pip install 'dissensus[data]'",
 }
-"""What is said of a package that is missing."""
+"""Messages on packages that are missing."""
 
 
 def check_installed(*packages: str) -> None:
-    """Refuse work that needs a package which is not installed, before any of it is done."""
+    """Refuse work that needs a package which is not installed, before the work begins."""
     missing = []
     for package in packages:
         try:
@@ -112,84 +152,80 @@ def check_installed(*packages: str) -> None:
 
 
 def check_drawn(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a page or figure that could not be drawn or written, before any work is done for it."""
+    """Refuse a page or a figure that could not be drawn or written, before the work begins."""
     check_file(option, file, endings)
     if file is not None:
         check_installed("matplotlib")
 
 
 def check_file(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written, before any work is done for it."""
+    """Refuse a file that could not be written, before the work begins."""
     if file is None:
         return
-    if endings and file.suffix.lower() not in endings:
+    path = file.expanduser()
+    if endings and path.suffix.lower() not in endings:
         fail(f"{option} {file} must end in {', '.join(endings[:-1])} or {endings[-1]}", WRONG_USE)
     try:
-        if file.is_dir():
+        if path.is_dir():
             fail(f"{option} {file} is a folder; give a file", WRONG_USE)
-        if file.exists() and not os.access(file, os.W_OK):
+        if path.exists() and not os.access(path, os.W_OK):
             fail(f"{option} {file} may not be written to", WRONG_USE)
     except OSError as reason:
         fail(f"{option} {file} cannot be written: {reason.strerror}", WRONG_USE)
-    check_folder(option, file.parent, file)
+    check_folder(option, path.parent, file)
 
 
-def check_folder(option: str, folder: Path | None, given: Path | None = None) -> None:
-    """Refuse a folder that is not one, or could not be made or written to; ``given`` is what the user said."""
+def check_folder(option: str, folder: Path | None, argument: Path | None = None) -> None:
+    """Refuse a folder that is a file, or that could not be made or written to; ``argument`` is what the user wrote."""
     if folder is None:
         return
-    given = folder if given is None else given
+    argument = folder if argument is None else argument
+    folder = folder.expanduser()
     try:
         nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
     except OSError as reason:
-        fail(f"{option} {given} cannot be written: {reason.strerror}", WRONG_USE)
+        fail(f"{option} {argument} cannot be written: {reason.strerror}", WRONG_USE)
     if not nearest.is_dir():
-        which = f"{option} {given} is a file" if nearest == given else f"{option} {given}: {nearest} is a file"
-        fail(f"{which}; give a folder" if given == folder else which, WRONG_USE)
+        problem = f"{argument} is a file" if nearest == argument else f"{argument}: {nearest} is a file"
+        fail(f"{option} {problem}" + ("; give a folder" if argument == folder else ""), WRONG_USE)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        fail(f"{option} {given}: {nearest} may not be written to", WRONG_USE)
+        fail(f"{option} {argument}: {nearest} may not be written to", WRONG_USE)
 
 
-def keep(file: Path, payload: bytes | Callable[[Path], object]) -> None:
-    """Write a file, or have it written, with the folders above it; what goes wrong is told of the file's own name."""
+def write_file(file: Path, content: bytes | Callable[[Path], object]) -> None:
+    """Write a file with the folders above it; ``content`` may be a function that writes to a path."""
+    path = file.expanduser()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(payload, bytes):
-            write_atomically(file, payload)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            write_atomically(path, content)
         else:
-            payload(file)
+            content(path)
     except OSError as reason:
         fail(f"{file} cannot be written: {reason.strerror or reason}")
 
 
-def written(json_file: Path | None, text: Callable[[], str], page: Path | None, html: Callable[[], str]) -> None:
-    """Write a result as JSON and as a page, where those are asked for."""
-    try:
-        for file, made in ((json_file, lambda: text() + "\n"), (page, html)):
-            if file is not None:
-                keep(file, made().encode())
-    except ImportError as reason:
-        fail(str(reason))
-    if page is not None:
-        console.print(f"Open [bold]{escape(str(page))}[/bold]", soft_wrap=True)
+def print_place(words: str, file: Path) -> None:
+    """Say where something is; the path is never broken over lines."""
+    console.print(f"{words} [bold]{escape(str(file))}[/bold]", soft_wrap=True, highlight=False)
 
 
 @contextmanager
-def resumable(keeps: bool = True) -> Iterator[None]:
-    """Work of which an interruption loses nothing that is finished, where ``keeps`` is true."""
+def resumable(keeps_results: bool = True) -> Iterator[None]:
+    """Work that can be interrupted: where finished parts are kept, the user is told that the command can go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        if keeps:
+        if keeps_results:
             stop.add_note("the same command goes on where it stopped")
         raise
 
 
 WRONG_USE = 2
-"""The code of a call that could never work, as typer has it."""
+"""The exit code of a wrong call, as typer has it."""
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Say what is wrong and leave."""
+    """Print an error and exit."""
     errors.print(f"[red]error:[/red] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(code)

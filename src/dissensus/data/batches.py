@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from dissensus import checks
 from dissensus.randomness import Use, derived_seed
 
-Source = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+DataLike = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
+"""Data to train or evaluate on: tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
@@ -291,7 +292,7 @@ def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
 
 
 def batches(
-    data: Source,
+    data: DataLike,
     *,
     batch_size: int,
     seed: int,

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, default_collate
 
 import dissensus
 from dissensus import checks, storage
-from dissensus.data.batches import Augment, Source
+from dissensus.data.batches import Augment, DataLike
 from dissensus.data.extraction import ExtractionJob, OnRows, extract
-from dissensus.data.recognition import digest_of, pairs_of, parts_of
+from dissensus.data.recognition import features_fingerprint, networks_in, pairs_of
 from dissensus.execution.skeleton import first_line
+from dissensus.fingerprint import differing
 from dissensus.storage import StorageError
 
 KIND = "dissensus.features"
@@ -118,7 +119,7 @@ class FeatureCache(Dataset[tuple[Tensor, Tensor]]):
 
 def cached_features(
     features: Callable[[Tensor], Tensor],
-    data: Source,
+    data: DataLike,
     folder: str | Path,
     *,
     batch_size: int = 256,
@@ -162,12 +163,12 @@ def cached_features(
     """
     augmentations = _check(features, dtype, augmentations, seed)
     pairs = pairs_of(data, batch_size)
-    networks = [part for part in parts_of(features) if isinstance(part, nn.Module)]
+    networks = networks_in(features)
     with _evaluating(networks):  # the mode is part of the identity
-        identity = digest_of(features)
+        identity = features_fingerprint(features)
     fingerprint: dict[str, Any] = {"data": pairs.identity, "features": identity, "dtype": _NAMES[dtype]}
     if augmentations != [None]:
-        digests = [None if augment is None else digest_of(augment) for augment in augmentations]
+        digests = [None if augment is None else features_fingerprint(augment) for augment in augmentations]
         fingerprint |= {"augmentations": digests, "seed": seed, "batches": pairs.sizes}
     job = ExtractionJob(features, pairs, augmentations, seed, _device_of(networks, device), dtype, progress)
     folder = Path(folder)
@@ -214,9 +215,9 @@ def _existing(folder: Path, fingerprint: Mapping[str, Any], overwrite: bool) -> 
         raise
     if overwrite:
         return None
-    differing = [key for key in {**stored, **fingerprint} if stored.get(key) != fingerprint.get(key)]
-    if differing:
-        got = f"others in {folder}: {', '.join(map(repr, differing))} differ"
+    names = differing(stored, fingerprint)
+    if names:
+        got = f"others in {folder}: {', '.join(map(repr, names))} differ"
         fix = "Give another folder, or overwrite=True."
         checks.refuse("folder", "be empty or hold these features", got, fix, StorageError)
     cache = FeatureCache.open(folder)

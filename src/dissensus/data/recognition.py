@@ -1,10 +1,7 @@
-"""What data and functions are known by, in words that are the same in every process."""
+"""How data and functions are recognised, in any process."""
 
 import functools
-import hashlib
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,28 +9,28 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
-from dissensus.data.batches import Source, as_pair
+from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
-from dissensus.fingerprint import code_digest, digest, fingerprint
+from dissensus.fingerprint import digest, fingerprint
 from dissensus.randomness import seeded
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
-"""Examples that a data set is known by; it is not read as a whole."""
+"""Examples by which a data set is recognised, so that it need not be read as a whole."""
 
 
 class Pairs(NamedTuple):
-    """Batches of pairs ``(x, y)`` in a fixed order, to be gone through several times."""
+    """Batches of pairs ``(x, y)`` in a fixed order, which can be read several times."""
 
     examples: int
     batches: Callable[[], Iterable[Any]]
     identity: str
     sizes: str
-    """How they fall into batches."""
+    """What identifies the sizes of the batches."""
 
 
-def pairs_of(data: Source, batch_size: int) -> Pairs:
-    """The pairs of a source, known by their checksum; of a ``Dataset`` or ``DataLoader``, by its order and examples."""
+def pairs_of(data: DataLike, batch_size: int) -> Pairs:
+    """The pairs of a source, identified by their numbers; of a ``Dataset`` or ``DataLoader``, by order and examples."""
     checks.count("batch_size", batch_size)
     pair = as_pair(data)
     if pair is not None:
@@ -62,7 +59,7 @@ def _loader(data: Dataset[Any], batch_size: int) -> DataLoader[Any]:
 
 
 def _pairs_of_loader(loader: DataLoader[Any]) -> Pairs:
-    """Both the order and the examples of a loader must be the same every time."""
+    """The pairs of a loader, whose order and examples must be the same at every pass."""
     with seeded(0):
         orders = [[list(batch) for batch in loader.batch_sampler or ()] for _ in range(2)]
         if orders[0] != orders[1]:
@@ -70,26 +67,26 @@ def _pairs_of_loader(loader: DataLoader[Any]) -> Pairs:
         order = [index for batch in orders[0] for index in batch]
         if not order:
             checks.refuse("data", "hold at least one example", "none")
-        some = [order[int(place)] for place in np.linspace(0, len(order) - 1, min(PROBES, len(order)))]
-        seen = [digest(*pair_of(_collated(loader, some))) for _ in range(2)]
-    if seen[0] != seen[1]:
+        probes = [order[int(place)] for place in np.linspace(0, len(order) - 1, min(PROBES, len(order)))]
+        digests = [digest(*pair_of(_collated(loader, probes))) for _ in range(2)]
+    if digests[0] != digests[1]:
         fix = "Random transforms go into `augmentations`."
         checks.refuse("data", "give the same example every time", "another at the second look", fix)
     sizes = [len(batch) for batch in orders[0]]
-    return Pairs(len(order), lambda: loader, _hashed(repr((order, seen[0]))), _hashed(repr(sizes)))
+    return Pairs(len(order), lambda: loader, fingerprint((order, digests[0])), fingerprint(sizes))
 
 
 def _collated(loader: DataLoader[Any], indices: Sequence[Any]) -> Any:
     examples = [loader.dataset[index] for index in indices]
     try:
         return loader.collate_fn(examples)
-    except (TypeError, RuntimeError) as reason:
+    except (TypeError, RuntimeError) as error:
         fix = "Bring them to tensors of one size."
-        checks.refuse("data", "give examples that make a batch", f"an error ({first_line(reason)})", fix, TypeError)
+        checks.refuse("data", "give examples that make a batch", f"an error ({first_line(error)})", fix, TypeError)
 
 
 def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch as inputs and targets, one for each."""
+    """Inputs and targets of a batch."""
     if not isinstance(batch, list | tuple) or len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
         got = [type(part).__name__ for part in batch] if isinstance(batch, list | tuple) else type(batch).__name__
         checks.refuse("data", "give pairs (x, y) of tensors", got, error=TypeError)
@@ -100,75 +97,29 @@ def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def parts_of(function: object) -> list[object]:
-    """What a function computes with, as far as can be seen: its code, its network, what it closes over and names.
+def networks_in(function: object) -> list[nn.Module]:
+    """Networks that a function computes with, wherever `fingerprint` meets them; of a shared trunk, the backbone.
 
     >>> network = nn.Linear(2, 2)
-    >>> network in parts_of(lambda x: network(x) / 255), network in parts_of(network.forward)
-    (True, True)
+    >>> networks_in(network.forward) == networks_in(functools.partial(map, network)) == [network]
+    True
     """
-    found: list[object] = []
-    seen: list[object] = []
-    waiting = [function]
-    while waiting:
-        value = waiting.pop()
-        if any(value is other for other in seen):
-            continue
-        seen.append(value)
-        if isinstance(value, SharedTrunk):  # its heads have no part in its features
-            found.append(f"cut at {value.cut}")
-            waiting.append(value.backbone)
-        elif isinstance(value, MethodType):
-            found.append(value.__func__.__qualname__)
-            waiting.append(value.__self__)
-        elif isinstance(value, functools.partial):
-            waiting += [value.func, *value.args, *value.keywords, *value.keywords.values()]
-        elif isinstance(value, FunctionType):
-            found.append(f"{value.__module__}.{value.__qualname__} {code_digest(value.__code__)}")
-            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *_named(value)]
-        else:
-            found.append(value)
-            waiting += _inside(value)
-    return found
+    networks: dict[int, nn.Module] = {}
+
+    def note(value: object) -> object:
+        if not isinstance(value, nn.Module) or isinstance(value, SharedTrunk):
+            return _without_heads(value)
+        networks[id(value)] = value
+        return "a network"
+
+    fingerprint(function, replace=note)
+    return list(networks.values())
 
 
-def _inside(value: object) -> list[object]:
-    """Networks that an object or a container holds, however deep."""
-    if isinstance(value, nn.Module | Tensor | str):
-        return []
-    if isinstance(value, Mapping):
-        held = list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset):
-        held = list(value)
-    else:
-        held = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return [part for part in held if isinstance(part, nn.Module | Mapping | list | tuple | set | frozenset)]
-
-
-def digest_of(function: object) -> str:
-    """A checksum of a function and of what it computes with; of a shared trunk, without its heads."""
-    return fingerprint(function, _without_heads)
+def features_fingerprint(function: object) -> str:
+    """The fingerprint of a function of inputs; of a shared trunk without its heads, which features do not depend on."""
+    return fingerprint(function, replace=_without_heads)
 
 
 def _without_heads(value: object) -> object:
-    """What stands for a value: of a trunk the backbone and the cut, since heads have no part in its features."""
     return ("trunk", value.cut, value.backbone) if isinstance(value, SharedTrunk) else value
-
-
-def _named(function: FunctionType) -> Iterator[object]:
-    """What a function closes over or names, less what other files define."""
-    names = inspect.getclosurevars(function)
-    inner = [code for code in function.__code__.co_consts if isinstance(code, CodeType)]
-    also: dict[str, object] = {}
-    while inner:  # functions and comprehensions within
-        code = inner.pop()
-        inner += [deeper for deeper in code.co_consts if isinstance(deeper, CodeType)]
-        also |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-    for value in (*names.nonlocals.values(), *{**names.globals, **also}.values()):
-        foreign = isinstance(value, FunctionType) and value.__globals__ is not function.__globals__
-        if not foreign and not isinstance(value, ModuleType | type | BuiltinFunctionType):
-            yield value
-
-
-def _hashed(words: str) -> str:
-    return hashlib.sha256(words.encode()).hexdigest()

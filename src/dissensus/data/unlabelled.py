@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus import checks
-from dissensus.data.batches import Augments, LoadedBatches, Source, TensorBatches, as_pair
+from dissensus.data.batches import Augments, DataLike, LoadedBatches, TensorBatches, as_pair
 from dissensus.randomness import Use, derived_seed
 
 
@@ -111,7 +111,7 @@ or a ``DataLoader``'s batch), ``seed_step`` seeds the ``generators``, and ``batc
 
 def with_unlabelled(
     labelled: TensorBatches | LoadedBatches,
-    data: Tensor | Source,
+    data: Tensor | DataLike,
     *,
     batch_size: int,
     seeds: Sequence[int],

@@ -1,4 +1,4 @@
-"""A function as a CUDA graph: recorded once, replayed without the host."""
+"""A function as a CUDA graph, which is captured once and replayed without the host's code."""
 
 import contextlib
 import functools
@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 
 Capture = Callable[[Callable[[], None], Sequence[torch.Generator]], Callable[[], None]]
-"""Turns a function into one that replays it, without running it; generators that it draws from go on at replays."""
+"""``(function, generators) -> replay``. The function is recorded, not run; replays continue the generators' streams."""
+Watch = Literal["global", "thread_local"]
+"""The threads in which calls that cannot be captured make a capture fail."""
 
 
 def captured(
@@ -17,18 +19,18 @@ def captured(
     generators: Sequence[torch.Generator] = (),
     *,
     pool: Any = None,
-    watch: Literal["global", "thread_local"] = "global",
+    watch: Watch = "global",
 ) -> Callable[[], None]:
     """A CUDA graph of a function on the current device, replayed by calling what is returned.
 
     The function must have run before (libraries set themselves up at their first call), must read nothing back, and
     must keep what it reads and writes where it is. A generator that is seeded between replays draws what it would draw
-    in the function itself. Where capture fails, the first reason is raised, and generators can be drawn from again.
+    in the function itself. If the capture fails, the first error is raised, and generators can be drawn from again.
 
     Args:
         function: What is recorded.
-        generators: Those that it draws from, besides the device's own.
-        pool: Memory that graphs share which never run at once (``torch.cuda.graph_pool_handle()``).
+        generators: Generators that it draws from, besides the device's own.
+        pool: Memory that is shared by graphs which never run at the same time (``torch.cuda.graph_pool_handle()``).
         watch: ``"thread_local"`` lets other threads, such as a loader's that pins memory, call CUDA meanwhile.
     """
     torch.cuda.synchronize()
@@ -39,14 +41,22 @@ def captured(
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=watch):
             function()
-    except RuntimeError as reason:
-        own = torch.cuda.default_generators[torch.cuda.current_device()]
-        for generator in (own, *generators):  # torch leaves them waiting for a capture that has ended
+    except RuntimeError as error:
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+        for generator in (default, *generators):  # torch leaves them waiting for a capture that has ended
             with contextlib.suppress(RuntimeError):
                 generator.graphsafe_set_state(generator.clone_state())
-        first = reason.__context__ if isinstance(reason.__context__, RuntimeError) else reason
-        raise RuntimeError(str(first)) from reason
+        first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+        raise RuntimeError(str(first)) from error
     return graph.replay
+
+
+def capture_on(device: torch.device, watch: Watch = "thread_local") -> Capture | None:
+    """The way to capture graphs on a device, with a new memory pool that they share; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    with on(device):
+        return functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch)
 
 
 @functools.cache
@@ -55,5 +65,5 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one, since graphs, streams and events go to that; nothing elsewhere."""
+    """Make a GPU the current device, which graphs, streams and events belong to; no effect for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,9 +1,9 @@
-"""Member outputs of many examples: batch by batch from any source to the host or a file, in bounded memory."""
+"""Member outputs of many examples, batch by batch from any source to the host or a file, in bounded memory."""
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,62 +13,60 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from dissensus import checks
-from dissensus.execution.graphs import Capture, captured
-from dissensus.execution.skeleton import first_line
+from dissensus.execution.graphs import Capture
+from dissensus.execution.replay import GraphCache, Recording
 
 Inputs = Tensor | tuple[Tensor, ...] | Dataset[Any] | DataLoader[Any]
 WARM_UP = 2
-"""Passes of a shape that run eagerly before one is captured."""
+"""Eager passes of a shape before one is captured."""
 MOST_SHAPES = 4
-"""Shapes that get a graph, each of which holds the memory of a pass."""
-
-log = logging.getLogger("dissensus")
+"""Shapes that get a graph. Each graph holds the memory of a pass."""
 
 
-class Source(NamedTuple):
-    """Batches of inputs, and how many examples they hold together (None: not known before)."""
+class InputBatches(NamedTuple):
+    """Batches of inputs."""
 
     batches: Iterable[Tensor]
     examples: int | None
+    """The number of examples in all batches; None if it is not known in advance."""
     targets: list[Tensor]
-    """Targets of the batches that have been read, where they are wanted; on the host."""
+    """Targets of the batches that have been read, if they were asked for; on the host."""
 
 
-def source_of(data: Inputs, batch_size: int, *, targets: bool = False) -> Source:
-    """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, whose own batches stand.
+def input_batches(data: Inputs, batch_size: int, *, targets: bool = False) -> InputBatches:
+    """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, which keeps its batch size.
 
-    Outputs come in the order of the batches. A loader with another order than that of its data set is refused unless
-    its targets come along.
+    Outputs come in the order of the batches. A loader that changes the order of its data set is refused unless its
+    targets are returned too.
     """
     checks.count("batch_size", batch_size)
+    labels: object = None
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
-        data, told = data
-    else:
-        told = None
+        data, labels = data
     if isinstance(data, Tensor):
         if len(data) == 0:
             checks.refuse("data", "hold at least one example", checks.shape_text(data.shape))
         if not targets:
-            return Source(data.split(batch_size), len(data), [])
-        if not isinstance(told, Tensor):
+            return InputBatches(data.split(batch_size), len(data), [])
+        if not isinstance(labels, Tensor):
             checks.refuse("data", "hold targets where they are asked for", "inputs alone", "Pass (x, y).", TypeError)
-        if len(told) != len(data):
-            checks.refuse("data", "hold as many targets as inputs", f"{len(data)} inputs and {len(told)} targets")
-        return Source(data.split(batch_size), len(data), [told.detach().cpu()])
+        if len(labels) != len(data):
+            checks.refuse("data", "hold as many targets as inputs", f"{len(data)} inputs and {len(labels)} targets")
+        return InputBatches(data.split(batch_size), len(data), [labels.detach().cpu()])
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         collate = getattr(data, "collate", None)
-        # A generator of its own: the global one is not moved.
+        # With a separate generator, since a loader draws a seed from the global one.
         data = DataLoader(data, batch_size, generator=torch.Generator(), collate_fn=collate)
     if not isinstance(data, DataLoader):
         checks.refuse("data", "be a tensor, (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
     if not targets:
         _check_order(data)
     read: list[Tensor] = []
-    return Source(_inputs(data, read if targets else None), _examples(data), read)
+    return InputBatches(_inputs(data, read if targets else None), _examples(data), read)
 
 
 def _inputs(loader: DataLoader[Any], read: list[Tensor] | None) -> Iterator[Tensor]:
-    """The inputs of every batch; targets are put aside where there is a list for them."""
+    """The inputs of every batch; targets are appended to ``read`` if it is a list."""
     for batch in loader:
         if read is not None:
             if not isinstance(batch, list | tuple) or len(batch) < 2 or not isinstance(batch[1], Tensor):
@@ -79,26 +77,26 @@ def _inputs(loader: DataLoader[Any], read: list[Tensor] | None) -> Iterator[Tens
 
 
 def _check_order(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose rows nobody could match with anything.
+    """Refuse a loader whose outputs could not be matched with its examples.
 
-    A stream has no other order than its own, so it is taken as it comes; several workers mix theirs.
+    A stream defines its order, unless several workers mix what they read.
     """
     workers, in_order = loader.num_workers, getattr(loader, "in_order", True)
     if isinstance(loader.dataset, IterableDataset):
-        wrong = f"a stream that {workers} workers mix" if workers > 1 else ""
+        problem = f"a stream that {workers} workers mix" if workers > 1 else ""
     elif workers > 0 and not in_order:
-        wrong = "a loader with in_order=False"
+        problem = "a loader with in_order=False"
     else:
-        wrong = _other_order(loader)
-    if wrong:
+        problem = _other_order(loader)
+    if problem:
         fix = "Use shuffle=False, or predict(data, targets=True), which returns the targets in the same order."
-        checks.refuse("data", "keep the order of its data set", wrong, fix)
+        checks.refuse("data", "keep the order of its data set", problem, fix)
 
 
 def _other_order(loader: DataLoader[Any]) -> str:
-    """What makes a loader's order another one than that of its data set, in words; empty where nothing does.
+    """The part of a loader that changes the order of its data set; empty if there is none.
 
-    A sampler of another class may well be sequential, but there is no way to know without drawing from it.
+    A sampler of an unknown class may be sequential, but one cannot know without drawing from it.
     """
     batched = loader.batch_sampler
     if batched is not None and type(batched) is not BatchSampler:
@@ -117,89 +115,73 @@ def _examples(loader: DataLoader[Any]) -> int | None:
 
 
 class Passes:
-    """Runs batches on a device; on a GPU, passes of a shape that comes again are replayed from a graph."""
+    """Forward passes on a device; on a GPU, passes of a shape that comes again are replayed from a graph."""
 
     def __init__(self, run: Callable[[Tensor], Tensor], device: torch.device, capture: Capture | None) -> None:
-        self.run, self.device, self.capture = run, device, capture
-        self.seen: dict[object, int] = {}
-        self.graphs: dict[object, tuple[Tensor, list[Tensor], Callable[[], None]]] = {}
+        self.run, self.device = run, device
+        self.cache = GraphCache("passes", lambda: capture, warm_up=WARM_UP, most=MOST_SHAPES, level=logging.INFO)
 
     def __call__(self, batch: Tensor) -> Tensor:
-        """Outputs on the device; they are overwritten by the next call of the same shape."""
-        key = (batch.shape, batch.dtype)
-        self.seen[key] = self.seen.get(key, 0) + 1
-        room = key not in self.graphs and len(self.graphs) < MOST_SHAPES
-        if self.capture is not None and room and self.seen[key] > WARM_UP:
-            self._prepare(batch, key, self.capture)
-        if key not in self.graphs:
+        """Outputs on the device, which the next call may overwrite."""
+        graph = self.cache.graph((batch.shape, batch.dtype), functools.partial(self._recording, batch))
+        if graph is None:
             return self.run(batch.to(self.device, non_blocking=True))
-        held, found, replay = self.graphs[key]
-        held.copy_(batch, non_blocking=True)
-        replay()
-        return found[0]
+        return graph(batch, non_blocking=True)
 
-    def _prepare(self, batch: Tensor, key: object, capture: Capture) -> None:
+    def _recording(self, batch: Tensor) -> Recording:
         held = batch.to(self.device, copy=True)
-        found: list[Tensor] = [self.run(held)]
-
-        def one_pass() -> None:
-            found[0] = self.run(held)
-
-        try:
-            self.graphs[key] = (held, found, capture(one_pass, ()))
-        except RuntimeError as reason:  # a pass that reads numbers back, say
-            self.capture = None
-            log.info("passes are not captured in a graph: %s", first_line(reason))
+        return Recording(lambda: self.run(held), (held,))
 
 
-@dataclass
-class _Waiting:
+class _Transfer(NamedTuple):
     """Outputs on their way to the host."""
 
     host: Tensor
-    ready: torch.cuda.Event | None
+    arrived: torch.cuda.Event
     place: slice
 
 
-def collected(passes: Passes, source: Source, file: Path | None) -> Tensor:
+def collected(passes: Passes, source: InputBatches, file: Path | None) -> Tensor:
     """Outputs ``[M, N, ...]`` of all batches on the host, or in a ``.npy`` file that is mapped into memory.
 
-    While the device computes a batch, the one before it is written; no more than two are held.
+    While a GPU computes a batch, the outputs of the batch before it are written; no more than two are held.
     """
-    shelf = _Shelf(source.examples, file)
+    collection = _Collection(source.examples, file)
     buffers: dict[object, list[Tensor]] = {}
-    waiting: _Waiting | None = None
+    waiting: _Transfer | None = None
     start = 0
     try:
         for batch in source.batches:
-            following = _sent(passes(batch), buffers, slice(start, start + len(batch)))
+            outputs, place = passes(batch), slice(start, start + len(batch))
+            following = _transfer(outputs, buffers, place) if outputs.is_cuda else None
             if waiting is not None:
-                shelf.put(waiting)
+                collection.receive(waiting)
+            if following is None:
+                collection.write(outputs, place)
             waiting = following
             start += len(batch)
-        if waiting is None:
+        if start == 0:
             checks.refuse("data", "hold at least one example", "none")
-        shelf.put(waiting)
-        return shelf.taken(start)
+        if waiting is not None:
+            collection.receive(waiting)
+        return collection.whole(start)
     finally:
-        shelf.clear()
+        collection.close()
 
 
-def _sent(outputs: Tensor, buffers: dict[object, list[Tensor]], place: slice) -> _Waiting:
-    if not outputs.is_cuda:
-        return _Waiting(outputs, None, place)
+def _transfer(outputs: Tensor, buffers: dict[object, list[Tensor]], place: slice) -> _Transfer:
     pair = buffers.setdefault(outputs.shape, [])
-    fresh = len(pair) < 2
-    host = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True) if fresh else pair.pop(0)
-    pair.append(host)  # the other one may still be waiting to be written
+    new = len(pair) < 2
+    host = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=True) if new else pair.pop(0)
+    pair.append(host)  # the other buffer may still wait to be written
     host.copy_(outputs, non_blocking=True)
-    ready = torch.cuda.Event()
-    ready.record(torch.cuda.current_stream(outputs.device))
-    return _Waiting(host, ready, place)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(outputs.device))
+    return _Transfer(host, arrived, place)
 
 
-class _Shelf:
-    """Where outputs are put: a tensor, a file, or a list where their number is not known before."""
+class _Collection:
+    """Collects outputs in a tensor or a file, or in a list if their number is not known in advance."""
 
     def __init__(self, examples: int | None, file: Path | None) -> None:
         if file is not None:
@@ -210,52 +192,50 @@ class _Shelf:
         self.examples, self.file = examples, file
         self.array: np.memmap[Any, Any] | None = None
         self.part: Path | None = None
-        self.whole: Tensor | None = None
+        self.outputs: Tensor | None = None
         self.pieces: list[Tensor] = []
 
-    def put(self, waiting: _Waiting) -> None:
-        """Put a batch's outputs in their place, once they have arrived."""
-        if waiting.ready is not None:
-            waiting.ready.synchronize()
-        if self.examples is None:
-            self.pieces.append(waiting.host.clone())
-            return
-        if self.whole is None:
-            self.whole = self._opened(waiting.host, self.examples)
-        if waiting.place.stop > self.examples:
-            checks.refuse("data", f"hold {self.examples} examples, as its length says", "more of them")
-        self.whole[:, waiting.place] = waiting.host
+    def receive(self, transfer: _Transfer) -> None:
+        """Wait for the outputs of a batch and write them."""
+        transfer.arrived.synchronize()
+        self.write(transfer.host, transfer.place)
 
-    def _opened(self, first: Tensor, examples: int) -> Tensor:
+    def write(self, outputs: Tensor, place: slice) -> None:
+        """Copy the outputs of a batch to their place."""
+        if self.examples is None:
+            self.pieces.append(outputs.clone())
+            return
+        if self.outputs is None:
+            self.outputs = self._allocate(outputs, self.examples)
+        if place.stop > self.examples:
+            checks.refuse("data", f"hold {self.examples} examples, as its length says", "more of them")
+        self.outputs[:, place] = outputs
+
+    def _allocate(self, first: Tensor, examples: int) -> Tensor:
         shape = (first.shape[0], examples, *first.shape[2:])
         if self.file is None:
             return torch.empty(shape, dtype=first.dtype)
         if first.dtype == torch.bfloat16:
-            checks.refuse("outputs", "be of a type that .npy knows", "bfloat16", "Use ensemble.float().")
+            checks.refuse("outputs", "have a dtype that .npy can store", "bfloat16", "Use ensemble.float().")
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.part = self.file.with_name(f".{self.file.name}.{os.getpid()}.part")
         self.array = np.lib.format.open_memmap(self.part, "w+", first.numpy().dtype, shape)
         return torch.from_numpy(self.array)
 
-    def taken(self, examples: int) -> Tensor:
-        """Everything that was put."""
+    def whole(self, examples: int) -> Tensor:
+        """All outputs, once every batch has been written."""
         if self.examples is None:
             return torch.cat(self.pieces, 1)
-        assert self.whole is not None
+        assert self.outputs is not None
         if examples != self.examples:
             checks.refuse("data", f"hold {self.examples} examples, as its length says", examples)
         if self.file is None or self.array is None or self.part is None:
-            return self.whole
+            return self.outputs
         self.array.flush()
-        self.part.replace(self.file)  # whole or not at all
+        self.part.replace(self.file)  # readers see the whole file or none
         return torch.from_numpy(np.load(self.file, mmap_mode="c"))
 
-    def clear(self) -> None:
-        """Leave nothing half-done behind."""
+    def close(self) -> None:
+        """Delete an unfinished file."""
         if self.part is not None:
             self.part.unlink(missing_ok=True)
-
-
-def capture_on(device: torch.device) -> Capture | None:
-    """How passes are captured there, if they are."""
-    return captured if device.type == "cuda" else None

@@ -1,8 +1,8 @@
-"""Masks of Masksembles: N rows with equally many ones, every column used, no two rows alike; made, not searched for.
+"""Masks of Masksembles: N different rows with equally many ones, and a one in every column; constructed, not searched.
 
-Drawing M of M·S positions N times and dropping the columns that nobody took (the Masksembles paper's procedure) gives,
-for the width that is left, every such matrix with the same chance: S says nothing but how wide it gets. So a matrix is
-drawn for its width at once: columns by themselves, then as few ones moved as it takes to even the rows out.
+The procedure of the Masksembles paper draws M of M·S positions N times and drops unused columns. For the width that
+remains, all such matrices are equally likely: S determines the width alone. So a matrix is drawn for its width
+directly: columns independently, then as few ones are moved as needed to give all rows the same number of ones.
 """
 
 import itertools
@@ -21,7 +21,7 @@ LARGEST_SCALE = 1e6
 
 
 def expected_width(count: int, ones: int, scale: float) -> float:
-    """Columns that are left when ``count`` masks take ``ones`` of ``ones · scale`` positions each (equation 4).
+    """Number of used columns when ``count`` masks each take ``ones`` of ``ones · scale`` positions (equation 4).
 
     >>> expected_width(4, 64, 2.0)
     120.0
@@ -33,7 +33,7 @@ def expected_width(count: int, ones: int, scale: float) -> float:
 
 
 def expected_iou(scale: float) -> float:
-    """What two masks have in common, about (equation 6): intersection over union, 1 / (2S − 1).
+    """Approximate intersection over union of two masks (equation 6): 1 / (2S − 1).
 
     >>> expected_iou(2.0)
     0.3333333333333333
@@ -50,11 +50,11 @@ def iou(masks: Bool[Tensor, "N W"]) -> float:
     """
     if masks.ndim != 2 or len(masks) < 2:
         checks.refuse("masks", "be two masks or more, [N, width]", list(masks.shape))
-    own = masks.double()
-    common = own @ own.T
-    sizes = own.sum(1)
-    each = common / (sizes.unsqueeze(0) + sizes.unsqueeze(1) - common)
-    return float(each[*torch.triu_indices(len(own), len(own), 1)].mean())
+    rows = masks.double()
+    common = rows @ rows.T
+    sizes = rows.sum(1)
+    ratios = common / (sizes.unsqueeze(0) + sizes.unsqueeze(1) - common)
+    return float(ratios[*torch.triu_indices(len(rows), len(rows), 1)].mean())
 
 
 def is_feasible(width: int, count: int, ones: int) -> bool:
@@ -69,12 +69,12 @@ def is_feasible(width: int, count: int, ones: int) -> bool:
 
 
 def generate(count: int, ones: int, scale: float, seed: int = 0) -> Bool[Tensor, "N W"]:
-    """N masks with M ones each, as wide as M and S have it: ``int(expected_width(N, M, S))`` columns.
+    """N masks with M ones each, ``int(expected_width(N, M, S))`` columns wide.
 
     Args:
         count: N, the number of masks.
-        ones: M, the features that each mask keeps.
-        scale: S, from 1: the larger it is, the less masks have in common (`expected_iou`), and the wider they are.
+        ones: M, the number of features that each mask keeps.
+        scale: S, at least 1. Masks have less in common (`expected_iou`) and are wider for larger S.
         seed: Determines the masks.
 
     >>> generate(4, 10, 2.0).shape
@@ -90,27 +90,27 @@ def generate(count: int, ones: int, scale: float, seed: int = 0) -> Bool[Tensor,
             more = next(m for m in itertools.count(ones + 1) if is_feasible(_width(count, m, scale), count, m))
             checks.refuse("ones", f"be at least {more} for {count} different masks at a scale of {scale:g}", ones)
         checks.refuse("scale", f"be at least {low:g} for {count} different masks of {ones} ones", scale)
-    return drawn(width, count, ones, seed)
+    return draw_masks(width, count, ones, seed)
 
 
 def for_width(width: int, count: int, scale: float, seed: int = 0) -> Bool[Tensor, "N width"]:
-    """N masks for a layer of so many channels, with as many ones as the scale asks for.
+    """N masks for a layer of a given width, with the number of ones that belongs to the scale.
 
     Args:
         width: Channels of the layer.
         count: N, the number of masks.
-        scale: S. Ones come as whole numbers: of the two next to what S asks for, the nearer that is possible is taken.
+        scale: S. The number of ones is rounded to the nearer possible whole number.
         seed: Determines the masks.
 
     >>> masks = for_width(64, 4, 2.0)
     >>> masks.shape, masks.sum(1)
     (torch.Size([4, 64]), tensor([34, 34, 34, 34]))
     """
-    return drawn(width, count, ones_for(width, count, scale), seed)
+    return draw_masks(width, count, ones_for(width, count, scale), seed)
 
 
 def ones_for(width: int, count: int, scale: float) -> int:
-    """M for a layer: how many of its channels each of N masks keeps at a scale.
+    """M for a layer: the number of its channels that each of N masks keeps at a scale.
 
     >>> ones_for(64, 4, 2.0)
     34
@@ -127,13 +127,13 @@ def ones_for(width: int, count: int, scale: float) -> int:
     if not possible:
         least = next(w for w in range(1, count + 1) if any(is_feasible(w, count, m) for m in range(1, w + 1)))
         got = f"{width} channels for {count} masks"
-        checks.refuse("width", f"be at least {least} for so many different masks", got, "Or ask for fewer masks.")
+        checks.refuse("width", f"be at least {least} for {count} different masks", got, "Or use fewer masks.")
     low, high = (_scale_at(width / wanted, count) for wanted in (max(possible) + 1, max(min(possible) - 1, 1e-9)))
     checks.refuse("scale", f"lie between {low:.4g} and {high:.4g} for {width} channels and {count} masks", scale)
 
 
 def scale_of(width: int, count: int, ones: int) -> float:
-    """The S at which ``count`` masks with ``ones`` ones are expected to be ``width`` wide; infinite if they are apart.
+    """The S at which ``count`` masks with ``ones`` ones have the expected width ``width``; infinite for disjoint masks.
 
     >>> round(scale_of(120, 4, 64), 6)
     2.0
@@ -144,7 +144,7 @@ def scale_of(width: int, count: int, ones: int) -> float:
 
 
 def _scale_at(widths: float, count: int) -> float:
-    """The S at which masks are expected to be so many times as wide as they have ones."""
+    """The S at which masks are expected to be ``widths`` times as wide as they have ones."""
     if widths >= expected_width(count, 1, LARGEST_SCALE):
         return LARGEST_SCALE
     low, high = 1.0, LARGEST_SCALE
@@ -154,10 +154,10 @@ def _scale_at(widths: float, count: int) -> float:
     return high
 
 
-def drawn(width: int, count: int, ones: int, seed: int) -> Bool[Tensor, "N width"]:
-    """A matrix of so many rows and columns, with so many ones in every row, none empty in a column, no two rows alike.
+def draw_masks(width: int, count: int, ones: int, seed: int) -> Bool[Tensor, "N width"]:
+    """A random matrix ``[count, width]`` of different rows with ``ones`` ones each, and at least one in every column.
 
-    Refused where there is none: it takes M ≤ width ≤ N·M, and N ≤ the number of ways to choose M of the columns.
+    It exists for M ≤ width ≤ N·M and N ≤ the number of ways to choose M of the columns, and is refused otherwise.
     """
     for name, value in (("width", width), ("count", count), ("ones", ones)):
         checks.count(name, value)
@@ -169,13 +169,13 @@ def drawn(width: int, count: int, ones: int, seed: int) -> Bool[Tensor, "N width
     masks = _columns(width, count, ones, rng)
     _trim(masks, count * ones, rng)
     _even_out(masks, ones, rng)
-    if len({row.tobytes() for row in masks}) < count:  # among few columns two rows may be alike
+    if len({row.tobytes() for row in masks}) < count:  # among few columns two rows may be equal
         masks = _different(width, count, ones, rng)
     return torch.from_numpy(masks)
 
 
 def _columns(width: int, count: int, ones: int, rng: "np.random.Generator") -> np.ndarray:
-    """Every column by itself: a coin per row, none empty; the coin such that rows have the right sum on average."""
+    """Independent columns of coin flips without empty ones; rows have the right sum on average."""
     share = ones / width
     low, high = 0.0, 1.0
     p = 0.5
@@ -192,11 +192,11 @@ def _columns(width: int, count: int, ones: int, rng: "np.random.Generator") -> n
 
 
 def _trim(masks: np.ndarray, total: int, rng: "np.random.Generator") -> None:
-    """Bring the number of ones to ``total``: take some away, never a column's last, or add some."""
+    """Bring the number of ones to ``total``: remove ones, but never the last of a column, or add ones."""
     excess = int(masks.sum()) - total
     if excess > 0:
         priority = np.where(masks, rng.random(masks.shape), np.inf)
-        priority[priority.argmin(0), np.arange(masks.shape[1])] = np.inf  # one of each column is safe
+        priority[priority.argmin(0), np.arange(masks.shape[1])] = np.inf  # one of each column stays
         free = np.flatnonzero(np.isfinite(priority))
         masks.flat[rng.choice(free, excess, replace=False)] = False
     elif excess < 0:
@@ -204,7 +204,7 @@ def _trim(masks: np.ndarray, total: int, rng: "np.random.Generator") -> None:
 
 
 def _even_out(masks: np.ndarray, ones: int, rng: "np.random.Generator") -> None:
-    """Move ones from rows that have too many to rows that have too few, each within its column."""
+    """Move ones from rows with too many to rows with too few, each within its column."""
     excess = masks.sum(1) - ones
     while (excess > 0).any():
         rich, poor = int(excess.argmax()), int(excess.argmin())
@@ -216,7 +216,7 @@ def _even_out(masks: np.ndarray, ones: int, rng: "np.random.Generator") -> None:
 
 
 def _different(width: int, count: int, ones: int, rng: "np.random.Generator") -> np.ndarray:
-    """Rows that are all different: as few as it takes to cover all columns, then any others."""
+    """Different rows: as few as needed to cover all columns, then random others."""
     order = rng.permutation(width)
     blocks = -(-width // ones)
     covering = [order[min(b * ones, width - ones) : min(b * ones, width - ones) + ones] for b in range(blocks)]

@@ -1,4 +1,4 @@
-"""The layer: every example of a batch goes through one of N masks."""
+"""The masking layer: every example of a batch goes through one of N masks."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,17 +9,17 @@ from dissensus.masks.generation import for_width
 
 
 class Masksembles(nn.Module):
-    """Keeps, of every example, the channels of one mask; the rows of a batch are dealt to the masks in N blocks.
+    """Keeps the channels of one mask for every example. The rows of a batch are assigned to the masks in N blocks.
 
     Rows 0 to B/N − 1 go through the first mask, the next through the second, and so on; where N does not divide B,
-    blocks differ by one row. What is kept is not rescaled. A network with this layer becomes an ensemble by
-    `dissensus.masks.Masked`, which sees to it that blocks are what they should be. Masks are a buffer: they lie in the
-    state dict, and move with the layer.
+    blocks differ by one row. Kept channels are not rescaled. `dissensus.masks.Masked` makes an ensemble of a network
+    with this layer, and arranges the blocks. Masks are a buffer: they are part of the state dict, and move with the
+    layer.
 
     Args:
         channels: Width of the masked axis.
         count: N, the number of masks.
-        scale: S, from 1 on: the larger, the less masks have in common.
+        scale: S, at least 1. Masks have less in common for larger S.
         seed: Determines the masks.
         channel_axis: 1 for ``[B, C]``, ``[B, C, L]``, ``[B, C, H, W]`` and ``[B, C, D, H, W]``; −1 for tokens
             ``[B, T, C]``.
@@ -34,19 +34,19 @@ class Masksembles(nn.Module):
     def __init__(self, channels: int, count: int, scale: float, seed: int = 0, *, channel_axis: int = 1) -> None:
         super().__init__()
         checks.count("channels", channels)
-        self._hold(for_width(channels, count, scale, seed), channel_axis)
+        self._register(for_width(channels, count, scale, seed), channel_axis)
 
     @classmethod
     def of(cls, masks: Tensor, *, channel_axis: int = 1) -> "Masksembles":
-        """A layer with masks that exist, ``[N, C]``: of any dtype, as other packages store them; not 0 is kept."""
+        """A layer with existing masks ``[N, C]`` of any dtype. Channels with an entry other than 0 are kept."""
         if masks.ndim != 2 or 0 in masks.shape:
             checks.refuse("masks", "have shape [N, channels]", list(masks.shape))
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._hold(masks != 0, channel_axis)
+        layer._register(masks != 0, channel_axis)
         return layer
 
-    def _hold(self, masks: Tensor, channel_axis: int) -> None:
+    def _register(self, masks: Tensor, channel_axis: int) -> None:
         self.channel_axis = channel_axis
         self.register_buffer("masks", masks)
 
@@ -73,27 +73,27 @@ class Masksembles(nn.Module):
             blocks = x.unflatten(0, (self.count, -1))
             return (blocks * masks.view(self.count, *shape)).flatten(0, 1)
         shape[0] = rows
-        dealt = torch.arange(rows, device=x.device) * self.count // rows
-        return x * masks[dealt].view(shape)
+        block = torch.arange(rows, device=x.device) * self.count // rows
+        return x * masks[block].view(shape)
 
     def extra_repr(self) -> str:
-        """What it is."""
+        """Sizes of the layer."""
         return f"channels={self.channels}, count={self.count}, ones={int(self.masks[0].sum())}"
 
 
 class Tile(nn.Module):
-    """Lays a batch N times end to end, so that every mask sees all of it; not while each example trains one mask."""
+    """Repeats a batch N times, so that every mask sees all of it; not while each example trains one mask."""
 
     def __init__(self, count: int, assign: str) -> None:
         super().__init__()
         self.count, self.assign = count, assign
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "T *S"]:
-        """``[N · B, ...]``, or x as it is."""
+        """``[N · B, ...]``, or x itself."""
         if self.training and self.assign == "split":
             return x
         return x.repeat(self.count, *[1] * (x.ndim - 1))
 
     def extra_repr(self) -> str:
-        """What it is."""
+        """Sizes of the layer."""
         return f"count={self.count}, assign={self.assign!r}"

@@ -1,8 +1,8 @@
-"""How tensors between layers hold the channels that one layer makes, through every way to flatten, squeeze and pool.
+"""Layouts of the channels of a layer in later tensors, through all ways to flatten, squeeze and pool.
 
-A mask can be cut out of a network only where channels can be followed from the layer that makes them to the layers
-that take them. Sizes that are written into the network as numbers would be wrong once channels are gone, so `followed`
-writes every reshaping that it understands in a form that holds for any number of channels and examples.
+A mask can be cut out of a network only where channels can be traced from the layer that makes them to the layers that
+take them. Sizes that are written as numbers would be wrong without some of the channels, so `channel_layouts` rewrites
+every reshaping that it understands in a form that holds for any number of channels and examples.
 """
 
 import operator
@@ -51,7 +51,7 @@ ACTIVATIONS = (
     nn.Hardswish,
     nn.Mish,
 )
-"""All of them give 0 for 0, so a channel that is masked in front of them is masked behind them."""
+"""All of them map 0 to 0, so a channel that is masked before them is masked after them."""
 ACTIVATION_CALLS = (F.relu, torch.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.hardswish)
 ACTIVATION_METHODS = ("relu", "relu_", "tanh")
 _ADAPTIVE_CALLS = (
@@ -76,24 +76,24 @@ _SAME_METHODS = (*ACTIVATION_METHODS, "contiguous", "clone", "float", "double")
 _REDUCING: tuple[Any, ...] = (torch.mean, torch.sum, torch.amax, "mean", "sum", "amax")
 _RESHAPING: tuple[Any, ...] = (torch.reshape, "view", "reshape")
 _SHAPED: tuple[Any, ...] = (*_RESHAPING, torch.unflatten, "unflatten", "expand")
-"""Steps to whose sizes a number of channels may go: it follows the channels that are left."""
+"""Steps that may take a number of channels as a size, which then is the number of remaining channels."""
 _ARITHMETIC = (operator.mul, operator.floordiv, operator.getitem)
 _AXES = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 
 
-class Layout(NamedTuple):
-    """How a tensor holds the channels of the layer that made them; examples are on axis 0."""
+class ChannelLayout(NamedTuple):
+    """ChannelLayout of a layer's channels in a tensor; examples are on axis 0."""
 
     width: int
-    """How many channels there are."""
+    """Number of channels."""
     last: bool
-    """Whether they are on the last axis, as behind a linear layer; else they are on axis 1."""
+    """Whether channels are on the last axis, as after a linear layer; otherwise they are on axis 1."""
     axes: int | None
-    """How many axes the tensor has; None: unknown."""
+    """Number of axes of the tensor; None where it is unknown."""
     flat: bool = False
-    """Whether they share their axis with what was beside them."""
+    """Whether channels share their axis with flattened positions."""
     single: bool = False
-    """Whether all axes behind them have size one."""
+    """Whether all axes after the channels have size one."""
 
 
 def layer_of(graph: fx.GraphModule, node: Node) -> nn.Module | None:
@@ -102,41 +102,46 @@ def layer_of(graph: fx.GraphModule, node: Node) -> nn.Module | None:
 
 
 def input_of(node: Node) -> Node | None:
-    """What a step works on."""
+    """The tensor that a step takes."""
     first = node.args[0] if node.args else node.kwargs.get("input")
     return first if isinstance(first, Node) else None
 
 
-def followed(graph: fx.GraphModule) -> dict[Node, Layout]:
-    """The layouts of all tensors whose channels can be told; reshaping steps are rewritten in place."""
-    found: dict[Node, Layout] = {}
+def channel_layouts(graph: fx.GraphModule) -> dict[Node, ChannelLayout]:
+    """Layouts of all tensors whose channels are known. Reshaping steps are rewritten in place."""
+    layouts: dict[Node, ChannelLayout] = {}
     for node in list(graph.graph.nodes):
         layer = layer_of(graph, node)
         before = input_of(node)
         if isinstance(layer, WEIGHTED):
-            known = found.get(before) if before is not None else None
+            known = layouts.get(before) if before is not None else None
             axes = _AXES.get(type(layer), known.axes if known else None)
-            found[node] = Layout(int(layer.weight.shape[0]), isinstance(layer, nn.Linear), axes)
-        elif before in found:
-            step = _Step(graph, node, layer, before, found)
+            layouts[node] = ChannelLayout(int(layer.weight.shape[0]), isinstance(layer, nn.Linear), axes)
+        elif before in layouts:
+            step = _Step(graph, node, layer, before, layouts)
             after = step.layout()
             if after is not None:
-                found[step.node] = after
+                layouts[step.node] = after
     _drop_unused(graph)
-    return found
+    return layouts
 
 
 class _Step:
-    """One step behind a tensor of known layout."""
+    """A step after a tensor of known layout."""
 
     def __init__(
-        self, graph: fx.GraphModule, node: Node, layer: nn.Module | None, before: Node, found: dict[Node, Layout]
+        self,
+        graph: fx.GraphModule,
+        node: Node,
+        layer: nn.Module | None,
+        before: Node,
+        layouts: dict[Node, ChannelLayout],
     ) -> None:
-        self.graph, self.node, self.layer, self.before, self.found = graph, node, layer, before, found
-        self.old = found[before]
+        self.graph, self.node, self.layer, self.before, self.layouts = graph, node, layer, before, layouts
+        self.old = layouts[before]
 
-    def layout(self) -> Layout | None:
-        """What the step makes of the layout; None where channels are lost from sight."""
+    def layout(self) -> ChannelLayout | None:
+        """ChannelLayout after the step; None where channels cannot be traced further."""
         node, layer, old = self.node, self.layer, self.old
         if keeps(self.graph, node):
             return old
@@ -150,9 +155,9 @@ class _Step:
             sizes: Any = layer.unflattened_size
             return self._unflattened(layer.dim, sizes) if isinstance(layer.dim, int) else None
         if self._is(torch.flatten, "flatten"):
-            return self._flattened(self._told(1, "start_dim", 0), self._told(2, "end_dim", -1))
+            return self._flattened(self._argument(1, "start_dim", 0), self._argument(2, "end_dim", -1))
         if self._is(torch.unflatten, "unflatten"):
-            return self._unflattened(self._told(1, "dim", None), self._told(2, "sizes", None))
+            return self._unflattened(self._argument(1, "dim", None), self._argument(2, "sizes", None))
         if self._is(*_RESHAPING):
             return self._reshaped()
         if self._is(torch.squeeze, "squeeze"):
@@ -164,30 +169,30 @@ class _Step:
     def _is(self, *targets: Any) -> bool:
         return self.node.op in ("call_function", "call_method") and self.node.target in targets
 
-    def _told(self, place: int, name: str, otherwise: Any) -> Any:
+    def _argument(self, place: int, name: str, otherwise: Any) -> Any:
         args = self.node.args
         return args[place] if len(args) > place else self.node.kwargs.get(name, otherwise)
 
     def _axis(self, axis: Any) -> int | None:
-        """An axis counted from the front; None where it cannot be told."""
+        """An axis counted from the front; None where it is unknown."""
         if not isinstance(axis, int) or (axis < 0 and self.old.axes is None):
             return None
         return axis if axis >= 0 else axis + (self.old.axes or 0)
 
     @property
     def _by_channel(self) -> bool:
-        """Whether channels have axis 1 for themselves."""
+        """Whether axis 1 holds the channels and nothing else."""
         return not self.old.last and not self.old.flat
 
-    def _pooled(self) -> Layout | None:
+    def _pooled(self) -> ChannelLayout | None:
         if not self._by_channel:
             return None
-        size = getattr(self.layer, "output_size", None) if self.layer else self._told(1, "output_size", None)
+        size = getattr(self.layer, "output_size", None) if self.layer else self._argument(1, "output_size", None)
         adaptive = isinstance(self.layer, ADAPTIVE) or self.node.target in _ADAPTIVE_CALLS
-        one = adaptive and (size == 1 or (isinstance(size, tuple | list) and set(size) == {1}))
-        return self.old._replace(single=self.old.single or one)
+        to_one = adaptive and (size == 1 or (isinstance(size, tuple | list) and set(size) == {1}))
+        return self.old._replace(single=self.old.single or to_one)
 
-    def _flattened(self, start: Any, end: Any) -> Layout | None:
+    def _flattened(self, start: Any, end: Any) -> ChannelLayout | None:
         old = self.old
         first = self._axis(start)
         whole = end == -1 or (old.axes is not None and self._axis(end) == old.axes - 1)
@@ -196,15 +201,15 @@ class _Step:
         if first > 1:
             return old._replace(axes=first + 1) if self._by_channel and (old.axes or 0) > first else None
         if self.layer is None:
-            self._instead(torch.flatten, (self.before, 1))
+            self._replace(torch.flatten, (self.before, 1))
         return self._flat()
 
-    def _flat(self) -> Layout:
+    def _flat(self) -> ChannelLayout:
         """Every example in one row."""
         alone = self.old.axes == 2 or (self.old.single and not self.old.last)
         return self.old._replace(axes=2, flat=self.old.flat or not alone, single=False)
 
-    def _unflattened(self, axis: Any, sizes: Any) -> Layout | None:
+    def _unflattened(self, axis: Any, sizes: Any) -> ChannelLayout | None:
         old, place = self.old, self._axis(axis)
         if old.last or place is None or not isinstance(sizes, tuple | list):
             return None
@@ -213,23 +218,23 @@ class _Step:
         first, *rest = sizes
         if place != 1 or old.axes != 2 or -1 in rest or (first not in (-1, old.width) and not self._reads(first, 1)):
             return None
-        self._instead(torch.unflatten, (self.before, 1, (-1, *rest)))
+        self._replace(torch.unflatten, (self.before, 1, (-1, *rest)))
         return old._replace(axes=1 + len(sizes), flat=False, single=set(rest) == {1})
 
-    def _reshaped(self) -> Layout | None:
+    def _reshaped(self) -> ChannelLayout | None:
         old, node = self.old, self.node
-        told: Any = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("shape", node.kwargs.get("size", ())),)
-        sizes = list(told[0]) if len(told) == 1 and isinstance(told[0], tuple | list) else list(told)
+        shape: Any = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("shape", node.kwargs.get("size", ())),)
+        sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
         if len(sizes) < 2 or not all(isinstance(size, int | Node) for size in sizes):
             return None
         rows, columns, *rest = sizes
-        surely = self._is_rows(rows)
-        if not surely and not isinstance(rows, int):
+        certain = self._is_rows(rows)
+        if not certain and not isinstance(rows, int):
             return None
         if not rest:
-            if not surely and columns != -1 and not self._is_all(columns):
+            if not certain and columns != -1 and not self._is_all(columns):
                 return None
-            self._instead(torch.flatten, (self.before, 1))
+            self._replace(torch.flatten, (self.before, 1))
             return self._flat()
         if old.last:
             return None
@@ -241,16 +246,16 @@ class _Step:
             return old._replace(axes=len(sizes), single=set(rest) == {1})
         with self.graph.graph.inserting_before(node):
             kept = [self.graph.graph.call_method("size", (self.before, axis)) for axis in (0, 1)]
-        self._instead("reshape", (self.before, (*kept, *rest)))
+        self._replace("reshape", (self.before, (*kept, *rest)))
         return old._replace(axes=len(sizes), single=set(rest) == {1})
 
     def _is_rows(self, size: Any) -> bool:
-        """Whether a size is surely the number of examples."""
+        """Whether a size is certainly the number of examples."""
         source = extent(size)
-        return source is not None and source[1] == 0 and (source[0] in self.found or source[0].op == "placeholder")
+        return source is not None and source[1] == 0 and (source[0] in self.layouts or source[0].op == "placeholder")
 
     def _is_all(self, size: Any) -> bool:
-        """Whether a size is all that an example holds: a number that fits, or the product of its axes."""
+        """Whether a size is that of a whole example: a number that fits, or the product of its axes."""
         if isinstance(size, int):
             more = size % self.old.width == 0 and (size > self.old.width or not self.old.last or self.old.axes == 2)
             return size > 0 and more
@@ -271,30 +276,30 @@ class _Step:
         source = extent(size)
         return source is not None and source[0] is self.before and self._axis(source[1]) == axis
 
-    def _squeezed(self) -> Layout | None:
+    def _squeezed(self) -> ChannelLayout | None:
         old = self.old
-        told = self._told(1, "dim", None)
+        dim = self._argument(1, "dim", None)
         if not self._by_channel or old.axes is None:
             return None
-        if told is None:
+        if dim is None:
             takers = [layer_of(self.graph, user) for user in self.node.users]
             fits = [isinstance(taker, nn.Linear) and taker.in_features == old.width for taker in takers]
             if not old.single and not (fits and all(fits)):
                 return None
-            self._instead(torch.flatten, (self.before, 1))  # which a batch of one example survives
+            self._replace(torch.flatten, (self.before, 1))  # which is right for a batch of one example
             return old._replace(axes=2, single=False)
-        axes = {self._axis(axis) for axis in (told if isinstance(told, tuple | list) else (told,))}
+        axes = {self._axis(axis) for axis in (dim if isinstance(dim, tuple | list) else (dim,))}
         if not all(axis is not None and axis > 1 for axis in axes):
             return None
         return old._replace(axes=old.axes - len(axes))
 
-    def _reduced(self) -> Layout | None:
+    def _reduced(self) -> ChannelLayout | None:
         old = self.old
-        told = self._told(1, "dim", self.node.kwargs.get("axis"))
-        kept = self._told(2, "keepdim", False)
-        if old.axes is None or old.flat or told is None or not isinstance(kept, bool):
+        dim = self._argument(1, "dim", self.node.kwargs.get("axis"))
+        kept = self._argument(2, "keepdim", False)
+        if old.axes is None or old.flat or dim is None or not isinstance(kept, bool):
             return None
-        axes = {self._axis(axis) for axis in (told if isinstance(told, tuple | list) else (told,))}
+        axes = {self._axis(axis) for axis in (dim if isinstance(dim, tuple | list) else (dim,))}
         others = set(range(1, old.axes - 1)) if old.last else set(range(2, old.axes))
         if not axes or not axes <= others:
             return None
@@ -302,8 +307,8 @@ class _Step:
             return old._replace(single=old.single or (not old.last and axes == others))
         return old._replace(axes=old.axes - len(axes))
 
-    def _taken(self) -> Layout | None:
-        """One place, or some, of the axes behind the channels: ``x[:, :, 0, 0]``."""
+    def _taken(self) -> ChannelLayout | None:
+        """Indices of the axes after the channels: ``x[:, :, 0, 0]``."""
         which = self.node.args[1]
         if not self._by_channel or self.old.axes is None or not isinstance(which, tuple):
             return None
@@ -313,12 +318,12 @@ class _Step:
         else:
             behind = which[2:]
             fits = which[:2] == (slice(None), slice(None))
-        if not fits or not all(isinstance(one, int | slice) for one in behind):
+        if not fits or not all(isinstance(index, int | slice) for index in behind):
             return None
-        return self.old._replace(axes=self.old.axes - sum(isinstance(one, int) for one in behind))
+        return self.old._replace(axes=self.old.axes - sum(isinstance(index, int) for index in behind))
 
-    def _instead(self, target: Any, args: tuple[Any, ...]) -> None:
-        """Put another step in the place of this one."""
+    def _replace(self, target: Any, args: tuple[Any, ...]) -> None:
+        """Replace this step by another one."""
         if self.node.target == target and self.node.args == args and not self.node.kwargs:
             return
         graph = self.graph.graph
@@ -330,7 +335,7 @@ class _Step:
 
 
 def keeps(graph: fx.GraphModule, node: Node) -> bool:
-    """Whether a step leaves a tensor's axes as they are: activations, dropout, batch norm and the like."""
+    """Whether a step keeps a tensor's axes: activations, dropout, batch norm and others."""
     if node.op == "call_function":
         return node.target in (*ACTIVATION_CALLS, F.dropout)
     if node.op == "call_method":
@@ -339,12 +344,12 @@ def keeps(graph: fx.GraphModule, node: Node) -> bool:
 
 
 def pools(graph: fx.GraphModule, node: Node) -> bool:
-    """Whether a step pools over the axes behind the channels."""
+    """Whether a step pools over the axes after the channels."""
     return isinstance(layer_of(graph, node), POOLS) or (node.op == "call_function" and node.target in POOL_CALLS)
 
 
 def extent(size: Any) -> tuple[Node, int] | None:
-    """The tensor and the axis whose size a number is; None where it is anything else."""
+    """The tensor and the axis whose size a number is; None for any other number."""
     if not isinstance(size, Node):
         return None
     if size.op == "call_function" and size.target is len:
@@ -352,7 +357,7 @@ def extent(size: Any) -> tuple[Node, int] | None:
     elif size.op == "call_method" and size.target == "size" and len(size.args) + len(size.kwargs) == 2:
         source, axis = size.args[0], size.args[1] if len(size.args) > 1 else size.kwargs.get("dim")
     elif size.target is operator.getitem and _is_shape(size.args[0]):
-        (source, *_), axis = size.args[0].args, size.args[1]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]  # a node, as `_is_shape` has seen
+        (source, *_), axis = size.args[0].args, size.args[1]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]  # a node, as `_is_shape` has checked
     else:
         return None
     return (source, axis) if isinstance(source, Node) and isinstance(axis, int) else None
@@ -369,16 +374,16 @@ def _is_count(value: Node) -> bool:
     return value.target == "numel" or value.target is torch.numel
 
 
-def harmless(node: Node, layout: Layout) -> bool:
-    """Whether a step reads a tensor's shape only, and nothing that depends on how many channels there are.
+def harmless(node: Node, layout: ChannelLayout) -> bool:
+    """Whether a step reads only a tensor's shape, and nothing that depends on the number of channels.
 
-    Where it reads the number of channels, that may decide the sizes of other tensors and nothing else.
+    It may read the number of channels where that determines only the sizes of other tensors.
     """
     source = extent(node)
     if source is not None:
         axis = source[1] if source[1] >= 0 or layout.axes is None else source[1] + layout.axes
-        own = axis in (-1, (layout.axes or 0) - 1) if layout.last else axis == 1
-        return not (own or axis < 0) or _for_sizes(node)
+        is_channels = axis in (-1, (layout.axes or 0) - 1) if layout.last else axis == 1
+        return not (is_channels or axis < 0) or _for_sizes(node)
     if node.target is getattr and node.args[1] in ("dtype", "device", "ndim"):
         return True
     if node.op == "call_method" and node.target in ("dim", "ndimension"):
@@ -393,8 +398,8 @@ def harmless(node: Node, layout: Layout) -> bool:
     )
 
 
-def _is_behind(node: Node, layout: Layout) -> bool:
-    """Whether a step takes the sizes of axes behind the channels out of a shape: ``x.shape[2:]``."""
+def _is_behind(node: Node, layout: ChannelLayout) -> bool:
+    """Whether a step takes the sizes of axes after the channels from a shape: ``x.shape[2:]``."""
     which = node.args[1] if node.target is operator.getitem else None
     if layout.last or layout.axes is None or not isinstance(which, slice) or not isinstance(which.start, int):
         return False
@@ -402,7 +407,7 @@ def _is_behind(node: Node, layout: Layout) -> bool:
 
 
 def _for_sizes(node: Node) -> bool:
-    """Whether a number goes to sizes of other tensors only."""
+    """Whether a number is used only for sizes of other tensors."""
     if node.op == "output":
         return False
     shaped = node.op in ("call_function", "call_method") and node.target in _SHAPED
@@ -415,7 +420,7 @@ def _for_sizes(node: Node) -> bool:
 
 
 def _drop_unused(graph: fx.GraphModule) -> None:
-    """Take out what only read shapes for steps that have been rewritten."""
+    """Remove steps that read shapes for steps that have been rewritten."""
     for node in reversed(list(graph.graph.nodes)):
         read = extent(node) is not None or _is_shape(node) or _is_count(node)
         if (read or node.target in (operator.mul, operator.floordiv)) and not node.users:

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: the ensemble that everyone knows, from a network that is asked several times with dropout on."""
+"""Monte Carlo dropout: an ensemble from several passes of one network with dropout switched on."""
 
 import copy
 
@@ -14,7 +14,7 @@ from dissensus.randomness import Use, derived_seed, keep_mask
 
 
 class _Dropout(nn.Module):
-    """Dropout that goes on in evaluation, with masks that depend on the place in the batch alone."""
+    """Dropout that is active in evaluation, with masks that depend on the position in the batch alone."""
 
     key: Tensor
 
@@ -22,11 +22,11 @@ class _Dropout(nn.Module):
         super().__init__()
         self.inner, self.rate, self.channel_axes = inner, rate, channel_axes
         self.calls = 0
-        """In this pass: a layer that is used twice drops twice."""
+        """Number of calls in this pass: a layer that is called twice draws two masks."""
         self.register_buffer("key", torch.tensor(seed), persistent=False)
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "B *S"]:
-        """Activations of which some are dropped."""
+        """Activations after dropout."""
         if self.training or self.rate == 0:
             return self.inner(x)
         shape = x.shape[: x.ndim - self.channel_axes] + (1,) * self.channel_axes
@@ -38,12 +38,13 @@ class _Dropout(nn.Module):
 class MonteCarlo(nn.Module):
     """A network with dropout as an ensemble: in evaluation N passes with dropout on, ``x [B, ...] -> [N, B, ...]``.
 
-    In training it is the network, ``[1, B, ...]``. Passes are drawn by the seed: the same batch gives the same outputs.
+    In training the output is the network's, ``[1, B, ...]``. Masks depend on the seed: the same batch gives the same
+    outputs.
 
     Args:
-        network: With dropout layers; it is copied.
+        network: A network with dropout layers, which is copied.
         count: N.
-        seed: Determines what is dropped.
+        seed: Determines the masks.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
     >>> MonteCarlo(network, 4).eval()(torch.ones(5, 3)).shape
@@ -56,23 +57,25 @@ class MonteCarlo(nn.Module):
         super().__init__()
         self.count = checks.count("count", count)
         self.network = copy.deepcopy(network)
-        found: dict[int, _Dropout] = {}
+        dropouts: dict[int, _Dropout] = {}
         for parent in list(self.network.modules()):
             for name, child in parent._modules.items():
                 if isinstance(child, nn.AlphaDropout):
                     checks.refuse("network", "have ordinary dropout", "nn.AlphaDropout")
                 if isinstance(child, DROPOUTS) and not isinstance(parent, _Dropout):
-                    made = _Dropout(
-                        child, float(child.p), _channel_axes(child), derived_seed(seed, Use.MONTE_CARLO, len(found))
+                    layer = _Dropout(
+                        child, float(child.p), _channel_axes(child), derived_seed(seed, Use.MONTE_CARLO, len(dropouts))
                     )
-                    parent._modules[name] = found.setdefault(id(child), made)  # one layer in two places stays one
-        if not found:
-            fix = "`dissensus.masks.monte_carlo` puts some in."
+                    parent._modules[name] = dropouts.setdefault(
+                        id(child), layer
+                    )  # a layer in two places stays one layer
+        if not dropouts:
+            fix = "`dissensus.masks.monte_carlo` inserts them."
             checks.refuse("network", "have dropout layers", "one without", fix)
         self.train(network.training)
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "N B *R"]:
-        """Predictions of all passes, or in training of one."""
+        """Predictions of all passes; in training, of one pass."""
         if self.training:
             return self.network(x).unsqueeze(0)
         try:
@@ -92,14 +95,14 @@ def _channel_axes(layer: nn.Module) -> int:
 def monte_carlo(
     network: nn.Module, count: int, rate: float, *, where: Where = "activations", seed: int = 0
 ) -> MonteCarlo:
-    """Put dropout into a network, where `convert` would put masks, and ask it N times; the network is copied.
+    """Insert dropout into a copy of a network where `convert` would insert masks, and run it N times.
 
     >>> monte_carlo(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), 4, 0.1).count
     4
     """
     checks.number("rate", rate, 0, 1)
-    graph, found = places(network, where)
-    for number, (node, _) in enumerate(found):
+    graph, mask_places = places(network, where)
+    for number, (node, _) in enumerate(mask_places):
         name = f"dropout_{number}"
         graph.add_submodule(name, nn.Dropout(rate))
         insert(graph, node, name, instead=where == "dropout")

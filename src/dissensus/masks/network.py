@@ -1,4 +1,4 @@
-"""A network with masks as an ensemble, and how an existing network becomes one."""
+"""Networks with masks as ensembles, and the conversion of existing networks."""
 
 import copy
 import logging
@@ -23,7 +23,7 @@ Where = str | Collection[str] | Callable[[str], bool]
 
 
 class Sizes(NamedTuple):
-    """Learnt numbers of the network that was given, of the masked one, and of one member by itself."""
+    """Numbers of parameters of the original network, of the masked network, and of one member."""
 
     single: int
     masked: int
@@ -34,16 +34,15 @@ class Masked(nn.Module):
     """A network with `Masksembles` layers as an ensemble: ``x [B, ...] -> [N, B, ...]``.
 
     In evaluation every example goes through all N masks, in one pass. In training, ``assign="split"`` gives each
-    example one mask, by blocks of the batch (which `dissensus.fit` shuffles), and the output is ``[1, B, ...]``: as
-    cheap as the network alone, and right for `objectives.independent`. With ``assign="all"`` training sees
-    ``[N, B, ...]``, as every other objective needs it.
+    example one mask, by blocks of the batch (which `dissensus.fit` shuffles), and the output is ``[1, B, ...]``. This
+    is as cheap as the network alone, and suits `objectives.independent`. With ``assign="all"`` the output in training
+    is ``[N, B, ...]``, which all other objectives need.
 
-    Take it where an ensemble goes: ``Ensemble(lambda: Masked(...), members=1)`` is trained by `dissensus.fit`, and
-    predicts ``[N, B, ...]``.
+    ``Ensemble(lambda: Masked(...), members=1)`` is trained by `dissensus.fit`, and predicts ``[N, B, ...]``.
 
     Args:
         network: Any module with `Masksembles` layers, all of the same N. `convert` makes one from a plain network.
-        assign: See above.
+        assign: ``"split"`` or ``"all"``.
 
     >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), Masksembles(8, 4, 2.0), nn.Linear(8, 2))
     >>> Masked(network).eval()(torch.zeros(5, 3)).shape
@@ -51,7 +50,7 @@ class Masked(nn.Module):
     """
 
     members_inside = True
-    """Its outputs have a member axis of their own."""
+    """Its outputs have a member axis already."""
 
     def __init__(self, network: nn.Module, *, assign: Assign = "split") -> None:
         super().__init__()
@@ -66,10 +65,10 @@ class Masked(nn.Module):
         self.tile: nn.Module = nn.Identity() if tiled else Tile(self.count, assign)
         self.network = network
         self.assign = assign
-        self.training = network.training  # layers of the network keep modes of their own
+        self.training = network.training  # layers of the network keep their modes
         self.tile.train(network.training)
         self.single: int | None = None
-        """Learnt numbers of the network that it was made from."""
+        """Number of parameters of the original network."""
 
     @property
     def assign(self) -> Assign:
@@ -85,28 +84,28 @@ class Masked(nn.Module):
                 layer.assign = assign
 
     def forward(self, x: Float[Tensor, "B *S"]) -> Float[Tensor, "N B *R"]:
-        """Predictions under every mask, or in training under one each."""
+        """Predictions under every mask; in training with "split", under one mask per example."""
         outputs = self.network(self.tile(x))
         return outputs.unflatten(0, (1 if self.training and self.assign == "split" else self.count, -1))
 
     def member(self, index: int) -> nn.Module:
         """The network under one mask as a small dense one, without the channels that the mask leaves out.
 
-        Its outputs are those of this network under the mask, to rounding. In evaluation mode batch norm sees what it
-        saw; a member that is trained on goes its own way.
+        Its outputs are those of this network under the mask, to rounding. Batch norm keeps its statistics. Training the
+        member does not change this network.
         """
         if not -self.count <= index < self.count:
             raise IndexError(f"there is no mask {index}: there are masks 0 to {self.count - 1}.")
-        graph = self.network if isinstance(self.network, fx.GraphModule) else tracing.traced(self.network)
+        graph = self.network if isinstance(self.network, fx.GraphModule) else tracing.trace(self.network)
         return slicing.member(graph, index % self.count)
 
     def sizes(self) -> Sizes:
-        """How many numbers are learnt, in the network it came from, in this one, and in one member."""
-        own = slicing.parameters(self)
-        return Sizes(own if self.single is None else self.single, own, slicing.parameters(self.member(0)))
+        """Numbers of parameters of the original network, of this network, and of one member."""
+        masked = slicing.parameters(self)
+        return Sizes(masked if self.single is None else self.single, masked, slicing.parameters(self.member(0)))
 
     def extra_repr(self) -> str:
-        """What it is."""
+        """Number of masks and their assignment in training."""
         return f"count={self.count}, assign={self.assign!r}"
 
 
@@ -120,20 +119,20 @@ def convert(
     assign: Assign = "split",
     seed: int | None = None,
 ) -> Masked:
-    """Put masks into a network that exists; it is copied.
+    """Insert masks into a copy of an existing network.
 
     Args:
-        network: Any that ``torch.fx`` can follow.
+        network: A network that ``torch.fx`` can trace.
         count: N, the number of masks.
-        scale: S: the larger, the less members have in common.
-        where: ``"activations"``: behind each activation whose channels one layer makes and others take, so inside
-            residual branches and never on their stream. ``"dropout"``: in place of dropout layers. Any way to flatten,
-            squeeze or average over space may lie between. A log message names activations or dropout layers that get
-            no mask, and why: a warning, unless they are on a residual stream or at the end. Or names of layers (as
-            ``named_modules`` has them) behind which masks go, or a function that says so of a name: a place that no
-            mask can have is refused.
-        widen: Widen masked layers so that each member has the channels of the network that was given. Layers whose
-            shape changes start afresh; all others keep their weights.
+        scale: S. Members have less in common for larger S.
+        where: ``"activations"``: after each activation whose channels come from one layer and go to other layers, so
+            inside residual branches and never on the residual stream. ``"dropout"``: in place of dropout layers.
+            Flattening, squeezing and averaging over space may lie in between. A log message names activations or
+            dropout layers without a mask and the reason: a warning, unless they are on a residual stream or at the end.
+            Or names of layers (as in ``named_modules``) after which masks go, or a function of a name that returns a
+            bool: a place that cannot have a mask is refused.
+        widen: Widen masked layers so that each member has as many channels as the original network. Layers whose shape
+            changes get new weights; all others keep theirs.
         assign: See `Masked`.
         seed: Determines the masks; None draws one from torch's generator, so that members of an `Ensemble` differ.
 
@@ -143,14 +142,15 @@ def convert(
     """
     checks.count("count", count)
     seed = int(torch.randint(2**62, ())) if seed is None else checks.count("seed", seed, 0)
-    graph, found = places(network, where)
+    graph, mask_places = places(network, where)
     modes = {layer: layer.training for layer in graph.modules()}
     wider: list[tuple[tracing.Span, int, int]] = []
-    for number, (node, span) in enumerate(found):
+    for number, (node, span) in enumerate(mask_places):
         producer: Any = graph.get_submodule(span.producer)
         channels = int(producer.weight.shape[0])
-        own = derived_seed(seed, Use.MASKED_LAYER, number)
-        masks = generate(count, channels, scale, own) if widen else for_width(channels, count, scale, own)
+        layer_seed = derived_seed(seed, Use.MASKED_LAYER, number)
+        seeded = {"scale": scale, "seed": layer_seed}
+        masks = generate(count, channels, **seeded) if widen else for_width(channels, count, **seeded)
         wider += [(span, channels, masks.shape[1])] if widen else []
         layer = Masksembles.of(masks, channel_axis=-1 if isinstance(producer, nn.Linear) else 1)
         name = f"mask_{number}"
@@ -169,12 +169,12 @@ def convert(
 
 
 def places(network: nn.Module, where: Where) -> tuple[fx.GraphModule, list[tuple[fx.Node, tracing.Span]]]:
-    """A network's graph, and the nodes in it behind which (or in whose place) a mask may stand."""
+    """A network's graph, and the nodes after which (or in place of which) a mask can be."""
     if isinstance(where, str):
         checks.one_of("where", where, ("activations", "dropout"))
     if any(isinstance(layer, Masksembles) for layer in network.modules()):
         checks.refuse("network", "have no masks yet", "one with Masksembles layers", "Wrap it in `Masked`.")
-    graph = tracing.traced(copy.deepcopy(network))
+    graph = tracing.trace(copy.deepcopy(network))
     chosen = {
         "activations": lambda node: tracing.is_activation(graph, node),
         "dropout": lambda node: tracing.is_dropout(graph, node),
@@ -184,21 +184,21 @@ def places(network: nn.Module, where: Where) -> tuple[fx.GraphModule, list[tuple
     unfit: list[tuple[fx.Node, tracing.Unplaced]] = []
     for node in nodes:
         try:
-            fit.append((node, tracing.stretch(graph, node)))
+            fit.append((node, tracing.find_span(graph, node)))
         except tracing.Unplaced as reason:
             unfit.append((node, reason))
     if isinstance(where, str):
-        fit = _one_each(fit)
-        _tell(unfit, where)
+        fit = _first_of_each_span(fit)
+        _log_unfit(unfit, where)
     else:
         unknown = [] if callable(where) else sorted(set(where) - {str(node.target) for node in nodes})
         if unknown:
             checks.refuse("where", "name layers of this network", ", ".join(unknown))
-        if len(_one_each(fit)) < len(fit):
+        if len(_first_of_each_span(fit)) < len(fit):
             checks.refuse("where", "name one place between two layers, not several", f"{where!r}")
         if unfit:
             lost = ", ".join(f"{node.target} ({reason})" for node, reason in unfit)
-            fix = "On a residual stream, or before layers that see channels together, masks cannot be cut out again."
+            fix = "Masks on a residual stream, or before layers that mix channels, cannot be removed again."
             checks.refuse("where", "name places between two layers", lost, fix)
     if not fit:
         names = [name for name, layer in network.named_modules() if name and not list(layer.children())]
@@ -206,8 +206,8 @@ def places(network: nn.Module, where: Where) -> tuple[fx.GraphModule, list[tuple
     return graph, fit
 
 
-def _tell(unfit: list[tuple[fx.Node, tracing.Unplaced]], where: str) -> None:
-    """Say where no mask will stand, and why: louder where nobody would expect it."""
+def _log_unfit(unfit: list[tuple[fx.Node, tracing.Unplaced]], where: str) -> None:
+    """Log the places without a mask and the reasons: as a warning where that is unexpected."""
     for expected in (True, False):
         words = [f"{_title(node)} ({reason})" for node, reason in unfit if reason.expected is expected]
         if words:
@@ -220,8 +220,8 @@ def _title(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name
 
 
-def _one_each(places: list[tuple[fx.Node, tracing.Span]]) -> list[tuple[fx.Node, tracing.Span]]:
-    """Only the first place of every stretch between two layers."""
+def _first_of_each_span(places: list[tuple[fx.Node, tracing.Span]]) -> list[tuple[fx.Node, tracing.Span]]:
+    """Only the first place of every span between two layers."""
     return list({span.producer: (node, span) for node, span in reversed(places)}.values())[::-1]
 
 
@@ -233,7 +233,7 @@ def _is_named(node: fx.Node, where: Where) -> bool:
 
 
 def insert(graph: fx.GraphModule, node: fx.Node, name: str, *, instead: bool) -> None:
-    """Put a layer of the graph's behind a node, or in its place."""
+    """Insert a layer of the graph after a node, or in its place."""
     with graph.graph.inserting_after(node):
         mask = graph.graph.call_module(name, (node,))
     node.replace_all_uses_with(mask, delete_user_cb=lambda user: user is not mask)

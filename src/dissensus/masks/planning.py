@@ -1,4 +1,4 @@
-"""What masks cost: given a budget and N, which M and S, and how much members have in common."""
+"""Cost of masked networks: M, S and the overlap of members for a budget and N."""
 
 import math
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ SCALES = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 
 
 class Plan(NamedTuple):
-    """One way to spend a budget; shares are of the single network's."""
+    """A masked network for a budget. All shares are relative to the single network."""
 
     scale: float
     """S."""
     iou: float
-    """What two members have in common: 1 / (2S − 1)."""
+    """Intersection over union of two members' channels: 1 / (2S − 1)."""
     ones: float
     """Channels of a member in masked layers (M)."""
     width: float
     """Channels of the whole network in masked layers."""
     member: float
-    """What a member costs by itself."""
+    """Cost of a single member."""
     total: float
-    """What the whole network costs: the budget."""
+    """Cost of the whole network, which is the budget."""
 
 
 def plan(
@@ -43,16 +43,16 @@ def plan(
     x: Tensor | None = None,
     where: Where = "activations",
 ) -> list[Plan]:
-    """For each scale, how wide a masked network may be at a budget, and what its members then are.
+    """Width of a masked network and of its members at a budget, for each scale.
 
-    The cost of a network whose masked layers are r times as wide is a + b·r + d·r²: some layers are widened on no
-    side, some on one, some on both. The budget decides r; S decides how r is shared out among members.
+    The cost of a network whose masked layers are r times as wide is a + b·r + d·r², for layers that are widened on no
+    side, on one side and on both. The budget determines r; S determines how members share it.
 
     Args:
-        network: The single network; not changed.
+        network: The single network, which is not changed.
         count: N.
-        budget: Times what the single network costs.
-        scales: S, each of which gives a row.
+        budget: Multiple of the single network's cost.
+        scales: Values of S, one per row.
         cost: ``"parameters"``, or ``"multiply_adds"`` of one example under one mask, for which ``x`` is needed.
         x: An input, ``[1, ...]``.
         where: As in `convert`.
@@ -66,10 +66,10 @@ def plan(
     fixed, once, twice = coefficients(network, cost=cost, x=x, where=where)
     single = fixed + once + twice
     if budget * single <= fixed:
-        least = f"{fixed / single:.3g}, what its layers without masks cost"
+        least = f"{fixed / single:.3g}, the cost of its layers without masks"
         checks.refuse("budget", f"be more than {least}", budget)
     rest = fixed - budget * single
-    # the positive root, in a form that stands d = 0
+    # the positive root, in a form that allows d = 0
     width = 2 * -rest / (once + math.sqrt(once**2 - 4 * twice * rest))
     rows: list[Plan] = []
     for scale in scales:
@@ -82,20 +82,19 @@ def plan(
 def coefficients(
     network: nn.Module, *, cost: Cost = "parameters", x: Tensor | None = None, where: Where = "activations"
 ) -> tuple[float, float, float]:
-    """(a, b, d): what layers cost that masks widen on no side, on one, on both.
+    """(a, b, d): cost of the layers that masks widen on no side, on one side and on both.
 
     >>> coefficients(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)))
     (4.0, 832.0, 0.0)
     """
     checks.one_of("cost", cost, ("parameters", "multiply_adds"))
-    graph, found = places(network, where)
-    makes = {name for _, span in found for name in (span.producer, *span.norms)}
-    takes = {name for _, span in found for name in span.consumers}
+    graph, mask_places = places(network, where)
+    makes = {name for _, span in mask_places for name in (span.producer, *span.norms)}
+    takes = {name for _, span in mask_places for name in span.consumers}
     positions = _positions(graph, x) if cost == "multiply_adds" else {}
     totals = [0.0, 0.0, 0.0]
     for name, layer in graph.named_modules():
-        own = dict(layer.named_parameters(recurse=False))
-        for key, tensor in own.items():
+        for key, tensor in layer.named_parameters(recurse=False):
             if cost == "multiply_adds" and (key != "weight" or not isinstance(layer, WEIGHTED)):
                 continue
             both = key == "weight" and isinstance(layer, WEIGHTED)
@@ -106,15 +105,15 @@ def coefficients(
 
 @torch.no_grad()
 def _positions(graph: fx.GraphModule, x: Tensor | None) -> dict[str, int]:
-    """At how many places of one example each layer's weights are used."""
+    """Number of positions of one example at which each layer's weights are used."""
     if x is None:
-        checks.refuse("x", "be given to count multiply-adds", "none", "An input such as torch.zeros(1, 3, 32, 32).")
-    seen: dict[str, int] = {}
+        checks.refuse("x", "be an input, to count multiply-adds", "None", "Use torch.zeros(1, 3, 32, 32).")
+    positions: dict[str, int] = {}
 
     def note(name: str) -> Any:
         def hook(layer: nn.Module, _: Any, output: Tensor) -> None:
             channels = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
-            seen[name] = seen.get(name, 0) + output[0].numel() // channels
+            positions[name] = positions.get(name, 0) + output[0].numel() // channels
 
         return hook
 
@@ -126,4 +125,4 @@ def _positions(graph: fx.GraphModule, x: Tensor | None) -> dict[str, int]:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return positions

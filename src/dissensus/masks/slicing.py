@@ -1,4 +1,4 @@
-"""Layers of other sizes: some of a layer's channels cut out, or room for more."""
+"""Layers of other sizes: channels of a layer removed or added."""
 
 import copy
 import math
@@ -12,9 +12,9 @@ from dissensus.masks.tracing import Span, span_of
 
 
 def member(graph: fx.GraphModule, index: int) -> fx.GraphModule:
-    """The network of one mask as a small dense one: channels that the mask leaves out are gone.
+    """The network under one mask as a small dense network, without the channels that the mask leaves out.
 
-    Where a mask stands in a place that cannot be cut (on a residual stream, say), it stays, as a constant.
+    A mask in a place that cannot be cut, such as a residual stream, stays as a constant.
     """
     small = copy.deepcopy(graph)
     kept: dict[Span, Tensor] = {}
@@ -23,14 +23,14 @@ def member(graph: fx.GraphModule, index: int) -> fx.GraphModule:
         if isinstance(layer, Tile):
             _skip(small, node)
         elif isinstance(layer, Masksembles):
-            own, span = layer.masks[index], span_of(small, node)
+            mask, span = layer.masks[index], span_of(small, node)
             if span is None:
-                small.set_submodule(node.target, Masksembles.of(own.unsqueeze(0), channel_axis=layer.channel_axis))
+                small.set_submodule(node.target, Masksembles.of(mask.unsqueeze(0), channel_axis=layer.channel_axis))
                 continue
             _skip(small, node)
-            kept[span] = kept[span] & own if span in kept else own  # several masks of one stretch keep what all keep
-    for span, own in kept.items():
-        _cut(small, span, own.nonzero().flatten())
+            kept[span] = kept[span] & mask if span in kept else mask  # channels that all masks of a span keep
+    for span, mask in kept.items():
+        _cut(small, span, mask.nonzero().flatten())
     small.delete_all_unused_submodules()
     small.graph.lint()
     small.recompile()
@@ -57,19 +57,20 @@ def _cut(graph: fx.GraphModule, span: Span, kept: Tensor) -> None:
         layer = graph.get_submodule(name)
         weight: Any = layer.weight
         inputs = int(weight.shape[1])
-        each = torch.arange(inputs, device=weight.device)
-        blocks = each.view(-1, width)[:, kept] if by_last else each.view(width, -1)[kept]
+        columns = torch.arange(inputs, device=weight.device)
+        blocks = columns.view(-1, width)[:, kept] if by_last else columns.view(width, -1)[kept]
         _put(layer, "weight", weight[:, blocks.flatten()])
         _resize(layer, inputs=blocks.numel())
 
 
 def _put(layer: nn.Module, key: str, tensor: Tensor) -> None:
-    own = getattr(layer, key)
-    setattr(layer, key, nn.Parameter(tensor.clone(), own.requires_grad) if isinstance(own, nn.Parameter) else tensor)
+    before = getattr(layer, key)
+    is_parameter = isinstance(before, nn.Parameter)
+    setattr(layer, key, nn.Parameter(tensor.clone(), before.requires_grad) if is_parameter else tensor)
 
 
 def _resize(layer: nn.Module, inputs: int | None = None, outputs: int | None = None) -> None:
-    """Tell a layer of its new shape."""
+    """Set the size attributes of a layer."""
     names = {nn.Linear: ("in_features", "out_features")}.get(type(layer), ("in_channels", "out_channels"))  # pyright: ignore[reportArgumentType, reportCallIssue]
     if hasattr(layer, "num_features"):
         layer.num_features = outputs  # pyright: ignore[reportArgumentType]
@@ -82,11 +83,11 @@ def _resize(layer: nn.Module, inputs: int | None = None, outputs: int | None = N
 
 @torch.no_grad()
 def widen(graph: fx.GraphModule, spans: list[tuple[Span, int, int]]) -> None:
-    """Give producers, norms and consumers of some stretches another width; layers that change start afresh.
+    """Change the width of the producers, norms and consumers of spans; their weights are drawn again.
 
     Args:
         graph: The network, changed in place.
-        spans: ``(stretch, channels now, channels wanted)``.
+        spans: ``(span, channels now, channels wanted)``.
     """
     sizes: dict[str, dict[str, int]] = {}
     for span, now, wanted in spans:
@@ -111,11 +112,11 @@ def widen(graph: fx.GraphModule, spans: list[tuple[Span, int, int]]) -> None:
         layer.reset_parameters()  # pyright: ignore[reportCallIssue]
         if hasattr(layer, "running_mean"):
             continue
-        for key, tensor in layer.named_parameters(recurse=False):  # under a mask as many inputs count as before
-            own = getattr(before, key)
-            tensor.normal_(float(own.mean()), float(own.std()) if own.numel() > 1 else 0.0)
+        for key, tensor in layer.named_parameters(recurse=False):  # a mask keeps as many inputs as before
+            old = getattr(before, key)
+            tensor.normal_(float(old.mean()), float(old.std()) if old.numel() > 1 else 0.0)
 
 
 def parameters(network: nn.Module) -> int:
-    """Numbers that a network learns."""
+    """Number of a network's parameters."""
     return sum(math.prod(p.shape) for p in network.parameters())

@@ -1,4 +1,4 @@
-"""Where in a network a mask may stand: behind one layer and before others, with nothing between that minds zeros."""
+"""Places for masks in a network: after one layer and before others, with only steps in between that keep zeros."""
 
 import builtins
 import inspect
@@ -25,8 +25,8 @@ from dissensus.masks.layouts import (
     NORMS,
     POOL_CALLS,
     WEIGHTED,
-    Layout,
-    followed,
+    ChannelLayout,
+    channel_layouts,
     harmless,
     input_of,
     keeps,
@@ -34,30 +34,30 @@ from dissensus.masks.layouts import (
 )
 
 _ADDING = (operator.add, operator.iadd, torch.add, torch.cat, "add", "add_")
-"""Steps where a residual stream takes something in."""
+"""Steps that add to a residual stream."""
 
 
-class _Tracer(fx.Tracer):
+class _LayerTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Layers of ours are not looked into."""
+        """Layers of this package are leaves."""
         return isinstance(m, Masksembles | Tile | KeyedDropout) or super().is_leaf_module(m, module_qualified_name)
 
 
-def traced(network: nn.Module) -> fx.GraphModule:
-    """A network as a graph of its layers; they are its own, not copies. Ways to flatten are brought to one form."""
+def trace(network: nn.Module) -> fx.GraphModule:
+    """A network as a graph of its layers, which are not copied. All ways to flatten are brought to one form."""
     checked = jaxtyping.config.jaxtyping_disable
     modes = {layer: layer.training for layer in network.modules()}
-    jaxtyping.config.update("jaxtyping_disable", True)  # what goes through layers now are stand-ins for tensors
+    jaxtyping.config.update("jaxtyping_disable", True)  # proxies, not tensors, go through the layers
     try:
-        with _lengths_followed(network):
+        with _traced_lengths(network):
             network.eval()
-            other = _Tracer().trace(network)
+            other = _LayerTracer().trace(network)
             network.train()
-            graph = _Tracer().trace(network)
+            graph = _LayerTracer().trace(network)
     except Exception as reason:
-        fix = "Put `dissensus.masks.Masksembles` layers into it by hand, and wrap it in `dissensus.masks.Masked`."
+        fix = "Insert `dissensus.masks.Masksembles` layers by hand, and wrap it in `dissensus.masks.Masked`."
         got = f"{type(network).__name__} ({str(reason).splitlines()[0]})"
-        checks.refuse("network", "be one that torch.fx can follow", got, fix)
+        checks.refuse("network", "be traceable by torch.fx", got, fix)
     finally:
         jaxtyping.config.update("jaxtyping_disable", checked)
         for layer, mode in modes.items():
@@ -68,28 +68,28 @@ def traced(network: nn.Module) -> fx.GraphModule:
     moving = next((node for node in graph.nodes if _moves_examples(node)), None)
     if moving is not None:
         checks.refuse("network", "keep examples on axis 0", f"one that moves them ({moving.name})")
-    found = fx.GraphModule(network, graph)
-    followed(found)
-    found.graph.lint()
-    found.recompile()
-    return found
+    module = fx.GraphModule(network, graph)
+    channel_layouts(module)
+    module.graph.lint()
+    module.recompile()
+    return module
 
 
 @contextmanager
-def _lengths_followed(network: nn.Module) -> Iterator[None]:
-    """Let a trace follow ``len(x)`` too, which Python wants a number of at once."""
+def _traced_lengths(network: nn.Module) -> Iterator[None]:
+    """Trace ``len(x)`` too, for which Python needs a number at once."""
     spaces: list[dict[str, Any]] = [
         space
         for layer in network.modules()
         if (space := getattr(inspect.unwrap(type(layer).forward), "__globals__", None)) is not None
     ]
-    mine = [space for space in {id(space): space for space in spaces}.values() if "len" not in space]
-    for space in mine:
+    patched = [space for space in {id(space): space for space in spaces}.values() if "len" not in space]
+    for space in patched:
         space["len"] = _length
     try:
         yield
     finally:
-        for space in mine:
+        for space in patched:
             del space["len"]
 
 
@@ -104,11 +104,11 @@ def _steps(graph: fx.Graph) -> list[tuple[str, ...]]:
 
 
 def _moves_examples(node: Node) -> bool:
-    """Whether a node takes examples away from axis 0."""
+    """Whether a node moves examples away from axis 0."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     axes: list[Any] = []
-    for told in (*node.args[1:], *node.kwargs.values()):
-        axes += told if isinstance(told, tuple | list) else [told]
+    for argument in (*node.args[1:], *node.kwargs.values()):
+        axes += argument if isinstance(argument, tuple | list) else [argument]
     if name in ("transpose", "swapaxes", "swapdims", "movedim", "moveaxis"):
         return 0 in axes
     if name == "permute":
@@ -117,7 +117,7 @@ def _moves_examples(node: Node) -> bool:
 
 
 class Span(NamedTuple):
-    """The stretch around a place where a mask stands, or may: who makes its channels, and who takes them."""
+    """The layers around a place of a mask: the layer that makes its channels, and the layers that take them."""
 
     producer: str
     norms: tuple[str, ...]
@@ -125,7 +125,7 @@ class Span(NamedTuple):
 
 
 class Unplaced(Exception):
-    """A mask cannot stand in a place; the message says why, ``expected`` whether that is what `convert` promises."""
+    """Raised where a mask cannot be, with the reason; ``expected`` is True where `convert` documents it."""
 
     def __init__(self, reason: str, *, expected: bool = False) -> None:
         super().__init__(reason)
@@ -133,22 +133,22 @@ class Unplaced(Exception):
 
 
 def span_of(graph: fx.GraphModule, node: Node) -> Span | None:
-    """The stretch around a node's output; None where a mask could not be cut out of it again."""
+    """The span around a node's output; None where a mask cannot be cut out."""
     try:
-        return stretch(graph, node)
+        return find_span(graph, node)
     except Unplaced:
         return None
 
 
-def stretch(graph: fx.GraphModule, node: Node) -> Span:
-    """The stretch around a node's output; `Unplaced` where a mask could not be cut out of it again."""
-    layouts = followed(graph)
+def find_span(graph: fx.GraphModule, node: Node) -> Span:
+    """The span around a node's output; `Unplaced` where a mask cannot be cut out."""
+    layouts = channel_layouts(graph)
     at, norms = node, []
     while not isinstance(layer_of(graph, at), WEIGHTED):
         if at not in layouts:
             while keeps(graph, at) and (before := input_of(at)) is not None:
                 at = before
-            raise Unplaced(f"its channels cannot be followed back beyond {_named(at)}", expected=_is_stream(at))
+            raise Unplaced(f"its channels cannot be traced back beyond {_named(at)}", expected=_is_stream(at))
         if layouts[at].flat:
             raise Unplaced("its channels are flattened")
         norms += [str(at.target)] if isinstance(layer_of(graph, at), NORMS) else []
@@ -174,8 +174,8 @@ def stretch(graph: fx.GraphModule, node: Node) -> Span:
     return Span(str(at.target), tuple(norms), tuple(consumers))
 
 
-def _consumers(graph: fx.GraphModule, node: Node, layouts: dict[Node, Layout]) -> Iterator[str]:
-    """Layers that take a node's channels as their inputs, all of them; `Unplaced` where something else does."""
+def _consumers(graph: fx.GraphModule, node: Node, layouts: dict[Node, ChannelLayout]) -> Iterator[str]:
+    """All layers that take a node's channels as their inputs; `Unplaced` where another step takes them."""
     layout = layouts[node]
     for user in node.users:
         if harmless(user, layout):
@@ -183,7 +183,7 @@ def _consumers(graph: fx.GraphModule, node: Node, layouts: dict[Node, Layout]) -
         layer = layer_of(graph, user)
         if isinstance(layer, WEIGHTED) and getattr(layer, "groups", 1) == 1:
             if not _fits(layer, layout):
-                raise Unplaced(f"{_named(user)} takes something else than its channels")
+                raise Unplaced(f"{_named(user)} does not take its channels as inputs")
             yield str(user.target)
         elif user in layouts and input_of(user) is node and not isinstance(layer, (*NORMS, *WEIGHTED)):
             yield from _consumers(graph, user, layouts)
@@ -193,7 +193,7 @@ def _consumers(graph: fx.GraphModule, node: Node, layouts: dict[Node, Layout]) -
             raise Unplaced(reason, expected=end or _is_stream(user))
 
 
-def _fits(layer: nn.Module, layout: Layout) -> bool:
+def _fits(layer: nn.Module, layout: ChannelLayout) -> bool:
     """Whether a layer's inputs are the channels: a convolution has them on axis 1, a linear layer on the last."""
     if isinstance(layer, CONVOLUTIONS):
         return not layout.last and not layout.flat and layer.in_channels == layout.width
@@ -208,7 +208,7 @@ def _named(node: Node) -> str:
 
 
 def _is_stream(node: Node) -> bool:
-    """Whether a step belongs to a residual stream, where masks have no place."""
+    """Whether a step belongs to a residual stream, which has no masks."""
     return node.op in ("call_function", "call_method") and node.target in _ADDING
 
 
@@ -230,9 +230,9 @@ def _is_tied(graph: fx.GraphModule, name: str) -> bool:
     layer = graph.get_submodule(name)
     made = is_parametrized(layer) or any(key.endswith(("_g", "_orig")) for key, _ in layer.named_parameters())
     read = any(n.op == "get_attr" and str(n.target).startswith(f"{name}.") for n in graph.graph.nodes)
-    own = {id(p) for p in layer.parameters()}
+    parameters = {id(p) for p in layer.parameters()}
     shared = any(
-        id(p) in own
+        id(p) in parameters
         for other, m in graph.named_modules()
         if m is not layer
         for p in m.parameters(recurse=False)
@@ -242,21 +242,20 @@ def _is_tied(graph: fx.GraphModule, name: str) -> bool:
 
 
 def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
-    """Lay the batch N times end to end where masks begin to matter: what comes before is computed once for all."""
+    """Repeat the batch N times before the first masks; earlier steps are computed once for all masks."""
     masked: set[Node] = set()
-    given: set[Node] = set()
-    """What is computed from the input."""
+    from_input: set[Node] = set()
     for node in graph.graph.nodes:
-        if node.op == "placeholder" or any(n in given for n in node.all_input_nodes):
-            given.add(node)
+        if node.op == "placeholder" or any(n in from_input for n in node.all_input_nodes):
+            from_input.add(node)
         if isinstance(layer_of(graph, node), Masksembles) or any(n in masked for n in node.all_input_nodes):
             masked.add(node)
     edges: dict[Node, list[Node]] = {}
     for node in graph.graph.nodes:
         for source in node.all_input_nodes if node in masked else []:
-            if source not in masked and source in given:
+            if source not in masked and source in from_input:
                 edges.setdefault(source, []).append(node)
-    if any(not _is_batch(source) for source in edges):  # a number of rows, say, that tiling would make wrong
+    if any(not _is_batch(source) for source in edges):  # such as a number of rows, which tiling would change
         edges = {node: list(node.users) for node in graph.graph.nodes if node.op == "placeholder"}
     for number, (source, users) in enumerate(edges.items()):
         name = f"tile_{number}"
@@ -270,7 +269,7 @@ def add_tiles(graph: fx.GraphModule, tile: Callable[[], Tile]) -> None:
 
 
 def _is_batch(node: Node) -> bool:
-    """Whether a node is surely a tensor with a row per example."""
+    """Whether a node is certainly a tensor with one row per example."""
     known: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, torch.cat, torch.flatten)
     calls = node.op == "call_function" and node.target in (*ACTIVATION_CALLS, *POOL_CALLS, *known)
     methods = node.op == "call_method" and node.target in (*ACTIVATION_METHODS, "flatten", "contiguous")

@@ -1,7 +1,7 @@
-"""Numbers that say how good predictions and scores are, with intervals.
+"""Metrics of predictions and scores, with intervals.
 
-Everything here refuses NaN, since one number for a whole data set would hide it: leave such examples out, and say so.
-(`Tempered.log_probs`, which predicts, gives NaN for that example.)
+All functions refuse NaN, which one number for a whole data set would hide: leave such examples out, and report it.
+(`Tempered.log_probs`, which predicts, returns NaN for that example.)
 """
 
 from dissensus.metrics.calibration import Calibration, calibration

@@ -1,4 +1,4 @@
-"""Are predictions as sure as they should be?"""
+"""Calibration: does confidence agree with accuracy?"""
 
 from typing import NamedTuple
 
@@ -22,23 +22,23 @@ class Calibration(NamedTuple):
     confidence: Float[Tensor, " bins"]
     """Mean confidence in a bin; NaN where it is empty."""
     accuracy: Float[Tensor, " bins"]
-    """Share of right ones in a bin; NaN where it is empty."""
+    """Share of right predictions in a bin; NaN where it is empty."""
     examples: Int[Tensor, " bins"]
 
     @property
     def error(self) -> float:
         """The expected calibration error: the mean distance of the two, weighted by examples."""
-        held = self.examples > 0
+        nonempty = self.examples > 0
         gaps = (self.confidence - self.accuracy).abs() * self.examples
-        return float(gaps[held].sum() / self.examples.sum())
+        return float(gaps[nonempty].sum() / self.examples.sum())
 
 
 def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins: int = BINS) -> Calibration:
     """Sort predictions into bins by confidence: (0, 1/bins], (1/bins, 2/bins] and so on.
 
     >>> log_probs = torch.tensor([[0.9, 0.1], [0.78, 0.22], [0.3, 0.7], [0.75, 0.25]]).log()
-    >>> found = calibration(log_probs, torch.tensor([0, 1, 1, 0]), bins=5)
-    >>> found.examples.tolist(), round(found.error, 4)
+    >>> result = calibration(log_probs, torch.tensor([0, 1, 1, 0]), bins=5)
+    >>> result.examples.tolist(), round(result.error, 4)
     ([0, 0, 0, 3, 1], 0.0825)
     """
     if log_probs.ndim != 2 or len(log_probs) != len(labels) or not len(labels):

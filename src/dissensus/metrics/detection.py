@@ -1,4 +1,4 @@
-"""How well a score tells examples from outside from those within; higher scores are farther out."""
+"""Detection of examples from outside by a score; higher scores are farther out."""
 
 import logging
 import math
@@ -14,11 +14,11 @@ from dissensus.metrics.intervals import Interval, percentile
 log = logging.getLogger("dissensus")
 
 _NUMBERS_AT_ONCE = 2**24
-"""Examples times resamples that are held at once."""
+"""Examples times resamples that are computed at once."""
 
 
 class Detection(NamedTuple):
-    """What a score is worth, with bootstrap intervals."""
+    """Quality of a score for detection, with bootstrap intervals."""
 
     auroc: Interval
     """Probability that an example from outside scores higher than one from within; ties count half."""
@@ -31,7 +31,7 @@ class Detection(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Two scores on the same examples, by DeLong's test."""
+    """Difference of two scores on the same examples, by DeLong's test."""
 
     difference: Interval
     """AUROC of the first less that of the second."""
@@ -47,8 +47,8 @@ def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confiden
     for large samples: of 400 simulated 95 % intervals, 0.93 held the true area with 80 against 60 examples, 0.90 with
     ten against ten, 0.84 with five against five, and 0.68 with three against thirty.
 
-    >>> found = auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))
-    >>> round(found.value, 3), round(found.low, 3), found.high
+    >>> area = auroc(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 4.0]))
+    >>> round(area.value, 3), round(area.low, 3), area.high
     (0.889, 0.581, 1.0)
     """
     _check(inside, outside)
@@ -70,12 +70,12 @@ def compared(
     *,
     confidence: float = 0.95,
 ) -> Difference:
-    """Is one score better than another on the same examples? DeLong's test of the difference of their AUROC.
+    """DeLong's test of the difference of two scores' AUROC on the same examples.
 
     Args:
         first: A score of the examples within, and of those from outside.
         second: Another score of the same examples, in the same order.
-        confidence: Of the interval.
+        confidence: Confidence of the interval.
 
     One example on either side is too few: the difference may be anything, and p is 1. Where all pairs of examples
     differ in the same way, p is that of the sign test of min(N, U) pairs without a common example.
@@ -88,20 +88,22 @@ def compared(
         checks.refuse("second", "score the same examples as the first", got)
     above = placements(first[1], first[0]) - placements(second[1], second[0])
     below = placements(second[0], second[1]) - placements(first[0], first[1])
-    found = float(above.mean())
+    difference = float(above.mean())
     if all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
-        return Difference(Interval(0.0, 0.0, 0.0), 1.0)  # one and the same score
+        return Difference(Interval(0.0, 0.0, 0.0), 1.0)  # the same score twice
     if _too_few(*first):
-        return Difference(Interval(found, -1.0, 1.0), 1.0)
+        return Difference(Interval(difference, -1.0, 1.0), 1.0)
     spread = math.sqrt(_variance(above, above) + _variance(below, below))
     if spread == 0:
         pairs = min(len(first[0]), len(first[1]))
         share = _share(pairs, confidence)
-        ends = (max(-1.0, share * found - (1 - share)), min(1.0, share * found + 1 - share))
-        return Difference(Interval(found, *ends), 1.0 if found == 0 else min(1.0, 2.0 ** (1 - pairs)))
+        ends = (max(-1.0, share * difference - (1 - share)), min(1.0, share * difference + 1 - share))
+        p_value = 1.0 if difference == 0 else min(1.0, 2.0 ** (1 - pairs))
+        return Difference(Interval(difference, *ends), p_value)
     width = _normal(confidence) * spread
-    chance = 1.0 if found == 0 else math.erfc(abs(found) / spread / math.sqrt(2))
-    return Difference(Interval(found, max(-1.0, found - width), min(1.0, found + width)), chance)
+    p_value = 1.0 if difference == 0 else math.erfc(abs(difference) / spread / math.sqrt(2))
+    low, high = max(-1.0, difference - width), min(1.0, difference + width)
+    return Difference(Interval(difference, low, high), p_value)
 
 
 def ood(
@@ -124,8 +126,8 @@ def ood(
     those of average precision for 10 to 20 examples on one of them, and fewer for less. Without resamples
     (``repeats=0``) intervals are the whole range.
 
-    >>> found = ood(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 3.5, 4.0, 5.0]), repeats=200)
-    >>> round(found.auroc.value, 4), round(found.fpr_at_95.value, 4)
+    >>> quality = ood(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.5, 3.5, 4.0, 5.0]), repeats=200)
+    >>> round(quality.auroc.value, 4), round(quality.fpr_at_95.value, 4)
     (0.9375, 0.25)
     """
     _check(inside, outside)
@@ -134,10 +136,10 @@ def ood(
     values = _resampled(inside, outside, repeats, seed)
     if not repeats or _too_few(inside, outside):
         return Detection(*(Interval(float(value), 0.0, 1.0) for value in values[0]))
-    found = [_held(each, min(len(inside), len(outside)), confidence) for each in values.T]
+    intervals = [_interval(figure, min(len(inside), len(outside)), confidence) for figure in values.T]
     if 0.95 ** len(inside) > 1 - confidence:
-        found[-1] = found[-1]._replace(high=1.0)
-    return Detection(*found)
+        intervals[-1] = intervals[-1]._replace(high=1.0)
+    return Detection(*intervals)
 
 
 def _resampled(inside: Tensor, outside: Tensor, repeats: int, seed: int) -> Float[Tensor, "S 4"]:
@@ -159,20 +161,20 @@ def _resampled(inside: Tensor, outside: Tensor, repeats: int, seed: int) -> Floa
     return torch.cat(drawn)
 
 
-def _held(values: Float[Tensor, " S"], pairs: int, confidence: float) -> Interval:
-    """Percentiles; where there is no spread, what so many pairs that agree can tell."""
+def _interval(values: Float[Tensor, " S"], pairs: int, confidence: float) -> Interval:
+    """Percentiles; without spread, the interval of that many pairs that agree."""
     alike = len(values) > 1 and bool((values - values[0]).abs().max() < 1e-12)
     return _unanimous(float(values[0]), pairs, confidence) if alike else percentile(values, confidence)
 
 
 def _unanimous(value: float, pairs: int, confidence: float) -> Interval:
-    """Of a mean of numbers in [0, 1], when all that were seen are alike: up to 1 − share of all may be anything."""
+    """Interval of a mean of numbers in [0, 1] when all observed are equal: a share of 1 − `_share` may be anything."""
     share = _share(pairs, confidence)
     return Interval(value, value * share, 1 - (1 - value) * share)
 
 
 def _share(pairs: int, confidence: float) -> float:
-    """What share is at least alike, if so many independent ones were."""
+    """Smallest share that is equal, if that many independent pairs were."""
     return ((1 - confidence) / 2) ** (1 / pairs)
 
 
@@ -184,7 +186,7 @@ def _too_few(inside: Tensor, outside: Tensor) -> bool:
 
 
 def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
-    """The score above which at most a share of the examples within lies: what to call out of distribution.
+    """The score that at most a share of the examples within exceeds: examples above it count as out of distribution.
 
     >>> threshold(torch.arange(100.0), 0.05)
     94.0
@@ -196,7 +198,7 @@ def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
 
 
 def placements(of: Float[Tensor, " K"], among: Float[Tensor, " L"]) -> Float[Tensor, " K"]:
-    """For every value, the share of others that lie below it; equal ones count half."""
+    """For every value, the share of other values below it; equal values count half."""
     ordered = among.double().sort().values
     values = of.double().contiguous()
     left = torch.searchsorted(ordered, values, right=False)
@@ -225,7 +227,7 @@ def _steps(sums: Float[Tensor, "R K"]) -> Float[Tensor, "R K"]:
 
 
 def _variance(a: Tensor, b: Tensor) -> float:
-    """Of a mean of placements."""
+    """Variance of a mean of placements."""
     return float(((a - a.mean()) * (b - b.mean())).sum()) / (len(a) - 1) / len(a)
 
 

@@ -1,4 +1,4 @@
-"""How right predictions are on data unlike those trained on: of all members, of the best one, in the worst group."""
+"""Accuracy on data unlike the training data: of all members together, of the best member, in the worst group."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from dissensus.axes import Pool
 from dissensus.metrics.intervals import Interval
 
 _NUMBERS_AT_ONCE = 2**18
-"""Numbers of the slices that outputs are taken in: little memory, and few enough for a cache."""
+"""Numbers per slice of outputs: few enough for a cache."""
 _POOLS = {"probability": pooling.mean_probability, "score": pooling.mean_score, "vote": pooling.vote_share}
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -35,7 +35,7 @@ class Groups(NamedTuple):
     worst: int
     """The group with the lowest accuracy; of equals, the lowest."""
     worst_accuracy: Interval
-    """Wilson's interval for that group as if it had been named beforehand: that it was picked is not allowed for."""
+    """Wilson's interval for that group as if it had been named beforehand; the choice is not allowed for."""
 
 
 def prediction_accuracy(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], pool: Pool) -> float:
@@ -45,7 +45,7 @@ def prediction_accuracy(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B
         outputs: Logits of the members.
         labels: The right classes.
         pool: ``"score"`` averages logits (prediction ensemble, LDR paper, table 3), ``"probability"`` probabilities,
-            ``"vote"`` counts first choices. One member, or identical ones, give the same whichever it is.
+            ``"vote"`` counts first choices. For one member, or identical members, all three are equal.
 
     >>> outputs = torch.tensor([[[0.0, 9.0]], [[1.0, 0.0]], [[1.0, 0.0]]])
     >>> tuple(prediction_accuracy(outputs, torch.tensor([1]), pool) for pool in ("score", "vote"))
@@ -59,8 +59,8 @@ def prediction_accuracy(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B
 def oracle(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Oracle:
     """The best member, chosen on these very examples (oracle selection, LDR paper, table 3); of equals, the first.
 
-    An upper bound on what choosing one member could give, and no method: it needs the labels that it is judged by. It
-    grows with the number of members even where all of them are equally good.
+    It is an upper bound on choosing a member, not a method: it needs the labels by which it is judged. It grows with
+    the number of members even where all are equally good.
 
     >>> oracle(torch.tensor([[[2.0, 0.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 2.0]]]), torch.tensor([0, 1]))
     Oracle(member=1, accuracy=1.0)
@@ -83,11 +83,11 @@ def worst_group(
     Args:
         predictions: Log-probabilities (or anything that is largest at the class named), or the classes themselves.
         labels: The right classes.
-        groups: Which group each example is of: any whole numbers. A group without examples has no say.
-        confidence: Of the interval.
+        groups: Group of each example, as any whole numbers. Groups without examples do not count.
+        confidence: Confidence of the interval.
 
-    >>> found = worst_group(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 7, 7]))
-    >>> found.worst, found.accuracy.tolist(), tuple(round(end, 3) for end in found.worst_accuracy)
+    >>> result = worst_group(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 7, 7]))
+    >>> result.worst, result.accuracy.tolist(), tuple(round(end, 3) for end in result.worst_accuracy)
     (7, [1.0, 0.5], (0.5, 0.095, 0.905))
     """
     named = _named(predictions)
@@ -105,9 +105,9 @@ def worst_group(
 
 
 def wilson(hits: int, examples: int, *, confidence: float = 0.95) -> Interval:
-    """A share, with Wilson's score interval, which stays within 0 and 1 and has a width even where all are right.
+    """A share with Wilson's score interval, which stays within 0 and 1 and has a width even where all are right.
 
-    Without examples the share is NaN, and lies anywhere.
+    Without examples the share is NaN, and its interval is from 0 to 1.
 
     >>> tuple(round(number, 4) for number in wilson(9, 10))
     (0.9, 0.5958, 0.9821)
@@ -128,7 +128,7 @@ def wilson(hits: int, examples: int, *, confidence: float = 0.95) -> Interval:
 
 
 def pooled(outputs: Float[Tensor, "M B C"], pool: Pool) -> Float[Tensor, "B C"]:
-    """What members predict together, in double precision, slice by slice."""
+    """Pooled prediction of the members, in double precision, slice by slice."""
     return torch.cat([_POOLS[pool](outputs[:, part].double()) for part in slices(outputs)])
 
 
@@ -140,23 +140,23 @@ def slices(outputs: Float[Tensor, "M B C"]) -> Iterator[slice]:
 
 
 def check_classified(outputs: Tensor, labels: Tensor, name: str = "outputs") -> None:
-    """Refuse outputs that are no logits ``[M, B, C]`` of two classes or more, and labels that do not go with them."""
+    """Refuse outputs that are not logits ``[M, B, C]`` of two classes or more, and labels that do not fit them."""
     check_outputs(outputs, name)
     check_labels(labels, *outputs.shape[1:])
 
 
 def check_outputs(outputs: Tensor, name: str = "outputs") -> None:
-    """Refuse what is no logits ``[M, B, C]`` of two classes or more; −inf may rule out some classes, not all."""
+    """Refuse outputs that are not logits ``[M, B, C]`` of two classes or more; −inf may rule out some classes."""
     _, _, classes = checks.member_outputs(outputs, name)
     if classes < 2:
         fix = f"Two classes by one margin f? Use torch.cat([-{name} / 2, {name} / 2], -1)."
         checks.refuse(name, "have two classes or more", "one output", fix)
-    if not bool(outputs.amax(-1).isfinite().all()):  # the largest is NaN where one is
+    if not bool(outputs.amax(-1).isfinite().all()):  # the largest is NaN where any is
         checks.refuse(name, "be numbers", "NaN or infinity", "Leave such examples out.")
 
 
 def check_labels(labels: Tensor, batch: int, classes: int | None) -> None:
-    """Refuse what is no class of each example."""
+    """Refuse labels that are not one class per example."""
     if labels.dtype not in _WHOLE:
         fix = "Soft labels? Use labels.argmax(-1)." if labels.ndim == 2 else "Use labels.long()."
         checks.refuse("labels", "be whole numbers", str(labels.dtype), fix, TypeError)

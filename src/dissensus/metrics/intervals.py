@@ -1,11 +1,11 @@
-"""Bootstrap intervals, each right for its kind of number, and each with its own estimate inside.
+"""Bootstrap intervals for several kinds of numbers. Each interval contains its estimate.
 
-Every function takes what the data gives and what its resamples give in one tensor: the first row is the data itself.
-Ends that are no numbers are left out; without any resample the ends are NaN.
+Every function takes the estimates of the data and of its resamples in one tensor, with the data in the first row.
+Resamples that are NaN are left out; without any resample the ends are NaN.
 
 A resample adds noise to an estimate. Where noise cannot cancel (a sum of distances, a square, the largest of several),
-the estimate is biased, its resamples are biased once more, and their percentiles may lie beside the estimate and far
-from the truth. This is how often 95 % intervals held the truth in six settings of 100 or 200 simulated audits each (300
+the estimate is biased, its resamples are biased once more, and their percentiles may miss the estimate and the
+truth. This is how often 95 % intervals covered the truth in six settings of 100 or 200 simulated audits each (300
 to 1000 examples, 4 to 20 members, with and without calibration error, bias and differences between members).
 Percentiles were tried in four of the six:
 
@@ -31,7 +31,7 @@ SURE = 2.0
 
 
 class Interval(NamedTuple):
-    """A number, and where it lies with 95 % confidence (or what was asked for)."""
+    """A number and its confidence interval, of 95 % unless stated otherwise."""
 
     value: float
     low: float
@@ -59,10 +59,10 @@ def studentised(
     skewed.
 
     Args:
-        value: What the data gives.
-        left_out: What it gives without each of its K units.
+        value: Estimate of the data.
+        left_out: Estimates without each of the K units.
         weights: How often every resample draws every unit.
-        confidence: Of the interval.
+        confidence: Confidence of the interval.
 
     >>> units = torch.tensor([1.0, 2.0, 3.0, 4.0])
     >>> weights = torch.tensor([[2.0, 1.0, 1.0, 0.0], [0.0, 1.0, 2.0, 1.0], [1.0, 0.0, 1.0, 2.0], [1.0, 2.0, 0.0, 1.0]])
@@ -88,9 +88,9 @@ def studentised(
 
 
 def absolute_sum(gaps: Float[Tensor, "S K"], confidence: float = 0.95) -> Interval:
-    """Of Σ_k |g_k|, such as an expected calibration error; too high by the noise in every g_k that is near zero.
+    """Interval of Σ_k |g_k|, such as an expected calibration error; noise in every g_k near zero biases it upwards.
 
-    The low end is what is left after the noise is taken off: e_k = g*_k − g_k of a resample counts as |e_k| where g_k
+    The low end subtracts the noise: e_k = g*_k − g_k of a resample counts as |e_k| where g_k
     is within `SURE` standard errors of zero, and with the sign of g_k elsewhere (the derivative of the sum, by
     direction: Fang and Santos, 2019). The high end takes every sign as known: the sum is convex, so the truth exceeds
     the estimate by at most what the signed noise, −Σ_k sign(g_k) e_k, can explain.
@@ -112,10 +112,10 @@ def absolute_sum(gaps: Float[Tensor, "S K"], confidence: float = 0.95) -> Interv
 
 
 def largest(values: Float[Tensor, "S M"], confidence: float = 0.95) -> Interval:
-    """Of the largest of M numbers, which is too high where several are about equal: noise picks the winner.
+    """Interval of the largest of M numbers, which is biased upwards where several are about equal.
 
-    The low end lets noise pick among all that are within `SURE` standard errors of the largest; the high end is that of
-    the largest by itself.
+    The low end allows for the choice among all numbers within `SURE` standard errors of the largest; the high end is
+    that of the largest alone.
 
     >>> noise = torch.randn(2000, 20, generator=torch.Generator().manual_seed(0))
     >>> estimate, low, high = largest(torch.cat([noise[:1], noise[:1] + noise[1:]]))  # the truth is 0
@@ -134,7 +134,7 @@ def largest(values: Float[Tensor, "S M"], confidence: float = 0.95) -> Interval:
 
 
 def smallest(values: Float[Tensor, "S M"], confidence: float = 0.95) -> Interval:
-    """Of the smallest of M numbers: `largest`, upside down.
+    """Interval of the smallest of M numbers: `largest` of their negatives.
 
     >>> smallest(torch.tensor([[2.0, 5.0], [1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]))
     Interval(value=2.0, low=1.0, high=3.0)
@@ -144,9 +144,9 @@ def smallest(values: Float[Tensor, "S M"], confidence: float = 0.95) -> Interval
 
 
 def square(values: Float[Tensor, " S"], confidence: float = 0.95) -> Interval:
-    """Of a squared length, or a share of one: noise adds its own square to the estimate, and again to its resamples.
+    """Interval of a squared length or a share of one. Noise adds its square to the estimate and again to resamples.
 
-    Percentiles, less twice the mean excess of resamples over the estimate; not below zero.
+    These are percentiles less twice the mean excess of resamples over the estimate, and at least zero.
 
     >>> noise = torch.randn(2000, 30, generator=torch.Generator().manual_seed(0))
     >>> lengths = torch.cat([noise[:1], noise[:1] + noise[1:]]).square().sum(-1)  # the truth is 0
@@ -160,7 +160,7 @@ def square(values: Float[Tensor, " S"], confidence: float = 0.95) -> Interval:
 
 
 def root(values: Float[Tensor, " S"], confidence: float = 0.95) -> Interval:
-    """Of a length or a standard deviation, of at least zero: `square` of its square.
+    """Interval of a length or a standard deviation: the root of the `square` interval of its square.
 
     >>> root(torch.tensor([2.0, 2.0, 2.0]))
     Interval(value=2.0, low=2.0, high=2.0)
@@ -175,14 +175,14 @@ def _numbers(resamples: Tensor) -> Tensor:
 
 
 def _quantile(resamples: Float[Tensor, " S"], confidence: float, end: int) -> float:
-    """The lower end (−1) or the upper (1), without interpolation: infinities cannot be mixed."""
+    """The lower end (−1) or the upper (1), without interpolation, which infinities do not allow."""
     if not len(resamples):
         return math.nan
     return float(torch.quantile(resamples, (1 + end * confidence) / 2, interpolation="nearest"))
 
 
 def _around(value: float, low: float, high: float) -> Interval:
-    """The interval, wide enough to hold its own estimate; NaN stays NaN."""
+    """The interval, wide enough to contain its estimate; NaN stays NaN."""
     return Interval(
         value, low if low <= value or low != low else value, high if high >= value or high != high else value
     )

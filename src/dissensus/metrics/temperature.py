@@ -1,4 +1,4 @@
-"""One number that makes predictions as sure as they should be: logits are divided by it."""
+"""Temperature scaling: one number by which logits are divided to calibrate predictions."""
 
 import itertools
 import math
@@ -12,36 +12,36 @@ from dissensus import checks, losses, pooling
 from dissensus.metrics.generalisation import check_classified, pooled, slices
 
 COLDEST, HOTTEST = 1e-2, 1e2
-"""Temperatures are sought between these two."""
+"""Range in which temperatures are searched."""
 _POINTS = 33
-"""Temperatures, evenly spaced in their logarithm, between which local minima are told apart."""
+"""Number of temperatures, evenly spaced in their logarithm, of the grid that separates local minima."""
 _POOLS = {"probability": pooling.mean_probability, "score": pooling.mean_score}
 
 
 class Tempered(NamedTuple):
-    """A temperature for all members, and where it goes: what `temper` has fitted, ready for other data."""
+    """A temperature for all members that `temper` has fitted, for use on other data."""
 
     temperature: float
     when: Literal["before", "after"]
     pool: Literal["probability", "score"]
 
     def log_probs(self, outputs: Float[Tensor, "M B C"]) -> Float[Tensor, "B C"]:
-        """What members with these logits predict together at this temperature."""
+        """Pooled log-probabilities of members with these logits at this temperature."""
         checks.member_outputs(outputs)
         outputs = checks.full_precision(outputs)
-        together = _POOLS[self.pool]
+        pool = _POOLS[self.pool]
         if self.when == "before":
-            return together(outputs / self.temperature)
-        return (together(outputs) / self.temperature).log_softmax(-1)
+            return pool(outputs / self.temperature)
+        return (pool(outputs) / self.temperature).log_softmax(-1)
 
 
 def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> float:
     """The T at which softmax(logits / T) has the least cross-entropy (Guo et al., 2017), for one network or one pool.
 
-    Above 1 for predictions that are too sure. Convex in 1/T, so there is one minimum, and Newton's method finds it to
-    about twelve digits. It is never outside of 0.01 and 100: where every prediction is right the surest is the best and
-    T is 0.01; where predictions are worse than none T is 100. It is 1 where it makes no difference. Log-probabilities
-    serve as logits.
+    T is above 1 for overconfident predictions. The loss is convex in 1/T, so there is one minimum, which Newton's
+    method finds to about twelve digits. T is between 0.01 and 100: it is 0.01 where every prediction is right, 100
+    where predictions are worse than uniform, and 1 where it makes no difference. Log-probabilities can be used as
+    logits.
 
     >>> logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [4.0, 0.0]])
     >>> round(temperature(logits, torch.tensor([0, 0, 0, 1])), 4)  # right in three of four: p = 3/4, 4/T = log 3
@@ -61,22 +61,22 @@ def temper(
     when: Literal["before", "after"] = "after",
     pool: Literal["probability", "score"] = "probability",
 ) -> Tempered:
-    """Fit one temperature to what members predict together, on validation data; its `log_probs` are for test data.
+    """Fit one temperature to the pooled prediction on validation data; its `log_probs` are for test data.
 
     ``"after"`` pools first and divides the pooled log-probabilities by T. ``"before"`` divides every member's logits by
-    the same T and then pools. Either way T is what makes the *pooled* prediction's cross-entropy least. Neither is
-    calibrating each member by itself (`temperature` of its logits): the mean of members that are as sure as they should
-    be is less sure than it should be (Rahaman and Thiery, 2021, who advise to pool and then calibrate).
+    the same T and then pools. Both minimise the cross-entropy of the *pooled* prediction. Neither calibrates members
+    separately (`temperature` of its logits): the mean of calibrated members is underconfident (Rahaman and Thiery,
+    2021, who advise to pool and then calibrate).
 
-    The two differ for mean probabilities. After pooling, T changes how sure the pool is but never which class it names.
-    Before pooling, T also changes the class: a low one leaves little but the members' first choices, a high one names
-    what mean logits name. For mean scores, and for one member, they are the same.
+    The two differ for mean probabilities. After pooling, T changes the confidence of the pool but never its class.
+    Before pooling, T can change the class: a low T approaches a vote of the members, a high T the class of the mean
+    logits. For mean scores, and for one member, the two are the same.
 
     Args:
         outputs: Logits of the members.
         labels: The right classes.
-        when: After pooling the loss is convex in 1/T. Before it need not be: every minimum on a grid of temperatures is
-            refined, and the lowest taken.
+        when: After pooling the loss is convex in 1/T. Before pooling it need not be, so every minimum on a grid of
+            temperatures is refined, and the lowest is taken.
         pool: Mean of probabilities, or of scores.
 
     >>> outputs = torch.tensor([[[6.0, 0.0], [5.0, 0.0], [0.0, 6.0]], [[6.0, 0.0], [0.0, 2.0], [0.0, 1.0]]])
@@ -91,10 +91,10 @@ def temper(
     checks.one_of("pool", pool, _POOLS)
     _check(outputs, labels, "outputs")
     if when == "before" and pool == "probability" and len(outputs) > 1:
-        found = _best(outputs, labels, _POINTS)
+        fitted = _best(outputs, labels, _POINTS)
     else:
-        found = _best(pooled(outputs, pool).unsqueeze(0), labels, 2)
-    return Tempered(found, when, pool)
+        fitted = _best(pooled(outputs, pool).unsqueeze(0), labels, 2)
+    return Tempered(fitted, when, pool)
 
 
 class _Curve(NamedTuple):
@@ -106,7 +106,7 @@ class _Curve(NamedTuple):
 
 
 def _best(logits: Float[Tensor, "M B C"], labels: Tensor, points: int) -> float:
-    """The temperature of the lowest of the minima that a grid tells apart, by the signs of the slopes."""
+    """The temperature of the lowest minimum. Signs of slopes on a grid separate the minima."""
     low, high = -math.log(HOTTEST), -math.log(COLDEST)
     grid = [low + (high - low) * step / (points - 1) for step in range(points)]
     curves = [(place, _curve(logits, labels, place)) for place in grid]
@@ -126,7 +126,7 @@ def _best(logits: Float[Tensor, "M B C"], labels: Tensor, points: int) -> float:
 
 
 def _level(logits: Float[Tensor, "M B C"], labels: Tensor, low: float, high: float) -> float:
-    """Where the slope is zero between two places: Newton's steps, and halving where they lead away or slow down."""
+    """The place between two others where the slope is zero, by Newton's method, and bisection where that fails."""
     here, last = (low + high) / 2, math.inf
     for _ in range(200):
         _, slope, bend = _curve(logits, labels, here)
@@ -145,8 +145,8 @@ def _level(logits: Float[Tensor, "M B C"], labels: Tensor, low: float, high: flo
 def _curve(logits: Float[Tensor, "M B C"], labels: Tensor, log_inverse: float) -> _Curve:
     """Cross-entropy of the mean of softmax(β f_m), averaged over examples, at β = exp(log_inverse).
 
-    With d = f_m − f_m(y), −log p_m(y) = log Σ_c exp(β d_c) has the derivatives E[d] and V[d] under p_m; members weigh
-    in the mean by their share of Σ_m p_m(y).
+    With d = f_m − f_m(y), −log p_m(y) = log Σ_c exp(β d_c) has the derivatives E[d] and V[d] under p_m; members have
+    weights in the mean by their share of Σ_m p_m(y).
     """
     inverse = math.exp(log_inverse)
     sums = torch.zeros(3, dtype=torch.float64, device=logits.device)
@@ -156,11 +156,11 @@ def _curve(logits: Float[Tensor, "M B C"], labels: Tensor, log_inverse: float) -
         top = gaps.amax(-1, keepdim=True)
         weights = ((gaps - top) * inverse).exp_()  # p_m, up to a factor
         total = weights.sum(-1)
-        own = inverse * top.squeeze(-1) + total.log()
+        member_loss = inverse * top.squeeze(-1) + total.log()
         mean = weights.mul_(gaps).sum(-1) / total
         spread = weights.mul_(gaps).sum(-1) / total - mean.square()
-        shares = (-own).softmax(0)
-        loss = -pooling.pooled_log_probs(-own)
+        shares = (-member_loss).softmax(0)
+        loss = -pooling.pooled_log_probs(-member_loss)
         slope = (shares * mean).sum(0)
         bend = (shares * (spread - mean.square())).sum(0) + slope.square()
         sums += torch.stack([loss.sum(), slope.sum(), bend.sum()])

@@ -1,7 +1,7 @@
-"""What theorem 2 of the LDR paper speaks of, as far as it can be measured: disagreement at high loss, and outside.
+"""The measurable parts of theorem 2 of the LDR paper: disagreement at high loss, and on data from outside.
 
 f^m(x) is the class that member m names. H are the examples whose loss, summed over members, is at least γ (τ in the
-theorem's own wording).
+theorem).
 """
 
 import math
@@ -16,7 +16,7 @@ from dissensus.metrics.generalisation import check_classified, check_outputs, sl
 from dissensus.metrics.intervals import Interval
 
 SHARE = 0.1
-"""Of examples that count as having a high loss, where nothing else is said."""
+"""Default share of examples that count as having a high loss."""
 
 
 class Premise(NamedTuple):
@@ -35,7 +35,7 @@ class Premise(NamedTuple):
     threshold: float
     """γ."""
     examples: int
-    """How many H has."""
+    """Number of examples of H."""
 
 
 def disagreement_indicator(outputs: Float[Tensor, "M B C"]) -> Bool[Tensor, " B"]:
@@ -53,8 +53,8 @@ def disagreement_indicator(outputs: Float[Tensor, "M B C"]) -> Bool[Tensor, " B"
 def pair_disagreement(outputs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Share of ordered pairs m ≠ m' that name different classes (LDR paper, theorem 2), per example; 0 for one member.
 
-    With n_c votes for class c, Σ_c n_c (n_c − 1) of the M(M − 1) pairs agree: no pair is looked at by itself. The mean
-    over examples is that of `dissensus.diversity.pairwise_disagreement` beside its diagonal.
+    With n_c votes for class c, Σ_c n_c (n_c − 1) of the M(M − 1) pairs agree, which needs no loop over pairs. The
+    mean over examples is that of `dissensus.diversity.pairwise_disagreement` off its diagonal.
 
     >>> outputs = torch.tensor([[[2.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]])
     >>> round(float(pair_disagreement(outputs)), 4)
@@ -81,7 +81,7 @@ def high_loss(
     Args:
         outputs: Logits of the members.
         labels: The right classes.
-        share: Of the examples, those with the highest loss, a tenth by default; those level with the last are in too.
+        share: Share of the examples with the highest loss, a tenth by default; ties with the last one are included.
         threshold: γ itself, instead.
 
     >>> outputs = torch.tensor([[[3.0, 0.0], [0.0, 1.0]], [[3.0, 0.0], [0.0, 1.0]]])
@@ -105,21 +105,21 @@ def premise(
     Pr_Q[J_M = 1] ≥ C1(τ) δ_H − C2(τ)
 
     It cannot show that the theorem holds or fails. C1 and C2 are not observable: by the proof they are α₀ρ and
-    α₀ρΓ + η̄, of how much of Q lies near each of its points, how much of the disagreement is truly from outside, and
-    how stable members are in between; with small α₀ρ or large η̄ the bound says nothing. Nor does a high delta beside a
-    high rate outside show that one brought about the other: members that know little disagree everywhere. That is what
-    ``on_rest`` is for.
+    α₀ρΓ + η̄, which depend on how much of Q lies near each of its points, how much of the disagreement is truly from
+    outside, and how stable members are in between. With small α₀ρ or large η̄ the bound is vacuous. A high delta with a
+    high rate outside does not show that one caused the other: members without skill disagree everywhere. ``on_rest``
+    shows this.
 
     Args:
-        outputs: Logits of the members on data from within; on training data, to be true to the theorem.
+        outputs: Logits of the members on data from within; the theorem is about training data.
         labels: Their classes.
         ood: Logits of the same members on data from outside.
-        share: Of examples that make up H, as for `high_loss`.
+        share: Share of examples in H, as for `high_loss`.
         threshold: γ, instead.
 
     >>> outputs = torch.tensor([[[3.0, 0.0], [0.0, 1.0]], [[3.0, 0.0], [1.0, 0.0]]])
-    >>> found = premise(outputs, torch.tensor([0, 0]), outputs[:, 1:], share=0.5)
-    >>> found.delta, found.on_rest.value, found.on_ood.value, found.inside_high
+    >>> result = premise(outputs, torch.tensor([0, 0]), outputs[:, 1:], share=0.5)
+    >>> result.delta, result.on_rest.value, result.on_ood.value, result.inside_high
     (1.0, 0.0, 1.0, 1.0)
     """
     loss = _summed_loss(outputs, labels)

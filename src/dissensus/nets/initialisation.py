@@ -1,4 +1,4 @@
-"""How ready-made networks draw their first weights."""
+"""Initialisation of the ready-made networks."""
 
 from torch import nn
 

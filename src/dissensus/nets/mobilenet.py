@@ -35,7 +35,7 @@ class Residual(nn.Module):
 def mobilenet_v2(classes: int = 1000, channels: int = 3) -> nn.Module:
     """MobileNetV2 of width 1 (Sandler et al. 2018), with the parameter names of torchvision's public weights.
 
-    Convolutions start He-normal, and have no bias in front of batch norm, which would take it away again. Takes images
+    Convolutions start He-normal, and have no bias in front of batch norm, which would cancel it. Takes images
     of any size; the resolution falls by a factor of 32.
 
     >>> sum(p.numel() for p in mobilenet_v2().parameters())

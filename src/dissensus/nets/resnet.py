@@ -1,6 +1,6 @@
 """Residual networks of basic blocks: the narrow ones for CIFAR (20 and 32 layers) and the wide ones (18 and 34).
 
-Convolutions in front of batch norm have no bias, for batch norm would take it away again.
+Convolutions in front of batch norm have no bias, which batch norm would cancel.
 """
 
 from collections import OrderedDict

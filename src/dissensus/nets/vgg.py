@@ -18,7 +18,7 @@ SMALLEST = 2 ** len(BLOCKS)
 def vgg(classes: int = 10, channels: int = 3, image_size: int = 32) -> nn.Sequential:
     """The VGG network of the collusion paper (Table 4), with batch norm and dropout.
 
-    Layers in front of batch norm have no bias, for batch norm would take it away again. Five poolings need 32×32
+    Layers in front of batch norm have no bias, which batch norm would cancel. Five poolings need 32×32
     pixels: smaller images are padded with zeros to that size, larger ones give the first linear layer more inputs.
     Differs from the table: its pooling with "Padding:2", impossible for a kernel of 2, is read as stride 2.
 

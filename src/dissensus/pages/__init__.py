@@ -1,1 +1,38 @@
-"""Pages: one way to lay out a number, a table and a picture, in self-contained HTML files."""
+"""Pages: one way to lay out text, a number, a table and a figure, in one self-contained HTML file.
+
+A subject composes a `Page` from its records; `html` writes it.
+"""
+
+from dissensus.pages.html import html
+from dissensus.pages.parts import (
+    Badge,
+    Cell,
+    Drawing,
+    Facts,
+    Folded,
+    Link,
+    News,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+)
+
+__all__ = [
+    "Badge",
+    "Cell",
+    "Drawing",
+    "Facts",
+    "Folded",
+    "Link",
+    "News",
+    "Number",
+    "Page",
+    "Part",
+    "Section",
+    "Table",
+    "Text",
+    "html",
+]

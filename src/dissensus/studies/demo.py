@@ -4,7 +4,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ from dissensus.train import Progress, sweep
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One data set of the demo and how it is trained."""
+class DemoProblem:
+    """A data set of the demo, and how members are trained on it."""
 
     name: str
     data: str
@@ -52,7 +52,7 @@ _DIGITS = {
     "lr": 2e-3,
 }
 PROBLEMS = (
-    Problem(
+    DemoProblem(
         name="diabetes",
         data="diabetes",
         title="Diabetes: predict a disease score",
@@ -65,14 +65,14 @@ PROBLEMS = (
         batch_size=32,
         lr=2e-3,
     ),
-    Problem(
+    DemoProblem(
         name="digits",
         title="Digits: recognise handwritten digits, averaging probabilities",
         pool="probability",
         pool_name="probabilities",
         **_DIGITS,
     ),
-    Problem(
+    DemoProblem(
         name="digits, scores",
         title="Digits: the same, averaging scores before the softmax",
         pool="score",
@@ -83,8 +83,8 @@ PROBLEMS = (
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the demo runs."""
+class DemoSettings:
+    """The ensembles that the demo trains: on every data set, one for each β and seed."""
 
     betas: tuple[float, ...] = tuple(i / 10 for i in range(11))
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -92,108 +92,137 @@ class Settings:
     epoch_share: float = 1.0
     """Share of each problem's epochs that is trained."""
 
+    def epochs(self, problem: DemoProblem) -> int:
+        """Epochs that are trained on a problem."""
+        return max(1, round(problem.epochs * self.epoch_share))
 
-FAST = Settings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.15)
+
+FAST = DemoSettings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.15)
 
 OnStep = Callable[[str, float, Progress], None]
-"""Called with what is being trained, the share of the whole demo that is done, and the training's progress."""
+"""Called with the name of the sweep, the share of the whole demo that is done, and the training's progress."""
 
 
-Audits = dict[tuple[str, float], Audit]
-"""Audits of the first seed's ensembles, by problem and β."""
+@dataclass(frozen=True)
+class DemoRun:
+    """The measures of one ensemble."""
+
+    problem: str
+    beta: float
+    seed: int
+    train: dict[str, float]
+    """``ensemble``, ``individual`` and ``diversity``, which is the second less the first, on training data."""
+    test: dict[str, float]
+    bias_share: float
+    """Share of diversity that is constant bias."""
+    rise: tuple[float, ...]
+    """Relative rise of the ensemble's error when the shares `DROPS` of members are left out."""
 
 
-def run(settings: Settings, on_step: OnStep | None = None, audits: Audits | None = None) -> dict[str, Any]:
-    """Train every ensemble of the demo; the result holds numbers only and goes into a JSON file as it is.
+@dataclass(frozen=True)
+class DemoResult:
+    """Every run of the demo; ensembles of the first seed are audited."""
 
-    Each seed has a split of the data of its own; on it, all values of β are one sweep. Ensembles of the first seed are
-    audited, with their outputs on training data and with the ensemble of β = 0 as reference; audits are put into
-    `audits`, if given.
+    settings: DemoSettings
+    runs: list[DemoRun]
+    audits: dict[tuple[str, float], Audit] = field(default_factory=dict)
+    """By the name of the problem and β."""
+    made: dict[str, Any] = field(default_factory=dict)
+    """Versions, machine, command and duration."""
+    problems: tuple[DemoProblem, ...] = PROBLEMS
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and words only, ready for JSON."""
+        return {
+            "settings": {**asdict(self.settings), "drops": DROPS},
+            "problems": [asdict(problem) for problem in self.problems],
+            "runs": [asdict(run) for run in self.runs],
+            "verdicts": [
+                {"problem": name, "beta": beta, "verdict": audit.verdict} for (name, beta), audit in self.audits.items()
+            ],
+            "made": self.made,
+        }
+
+
+def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
+    """Train every ensemble of the demo.
+
+    Each seed has its own split of the data; on it, all values of β are one sweep. Ensembles of the first seed are
+    audited, with their outputs on training data and with the ensemble of β = 0 as reference.
     """
-    audits = {} if audits is None else audits
     started = time.perf_counter()
     sweeps = [(problem, seed) for problem in PROBLEMS for seed in settings.seeds]
-    runs: list[dict[str, Any]] = []
+    runs: list[DemoRun] = []
+    audits: dict[tuple[str, float], Audit] = {}
     for done, (problem, seed) in enumerate(sweeps):
 
         def report(p: Progress, label: str = f"{problem.name}, seed {seed}", done: int = done) -> None:
             if on_step is not None:
                 on_step(label, (done + p.step / p.steps) / len(sweeps), p)
 
-        runs += _swept(problem, seed, settings, report, audits)
-    return {
-        "settings": {**asdict(settings), "drops": DROPS},
-        "problems": [asdict(problem) for problem in PROBLEMS],
-        "runs": runs,
-        "verdicts": [
-            {"problem": name, "beta": beta, "verdict": audit.verdict} for (name, beta), audit in audits.items()
-        ],
-        "made": {
-            "version": dissensus.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "command": " ".join(["dissensus", *sys.argv[1:]]),
-            "seconds": time.perf_counter() - started,
-            "networks": len(runs) * settings.members,
-        },
+        sample = sources.train_test_split(problem.data, seed=seed)
+        outputs = _member_outputs(problem, sample, seed, settings, report)
+        for i, beta in enumerate(settings.betas):
+            runs.append(_measured(problem, sample, beta, seed, {part: held[i] for part, held in outputs.items()}))
+            if seed == settings.seeds[0]:
+                audits[problem.name, beta] = _audit(problem, sample, outputs, i)
+    made = {
+        "version": dissensus.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "command": " ".join(["dissensus", *sys.argv[1:]]),
+        "seconds": time.perf_counter() - started,
+        "networks": len(runs) * settings.members,
     }
+    return DemoResult(settings, runs, audits, made)
 
 
-def epochs_of(problem: dict[str, Any], settings: dict[str, Any]) -> int:
-    """Epochs that were trained."""
-    return max(1, round(problem["epochs"] * settings["epoch_share"]))
-
-
-def _swept(
-    problem: Problem, seed: int, settings: Settings, report: Callable[[Progress], None], audits: Audits
-) -> list[dict[str, Any]]:
-    sample = sources.train_test_split(problem.data, seed=seed)
-    build = partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden)
-    objective = partial(augmented, loss=problem.loss, pool=problem.pool)
-    told = Optimisation(
-        epochs=epochs_of(asdict(problem), asdict(settings)), batch_size=problem.batch_size, lr=problem.lr
-    )
-    swept = sweep(
-        build,
+def _member_outputs(
+    problem: DemoProblem, sample: Any, seed: int, settings: DemoSettings, report: Callable[[Progress], None]
+) -> dict[str, Tensor]:
+    """Outputs ``[R, M, B, C]`` of a sweep over β on training and on test data."""
+    optimisation = Optimisation(epochs=settings.epochs(problem), batch_size=problem.batch_size, lr=problem.lr)
+    trained = sweep(
+        partial(nets.mlp, sample.train[0].shape[1], sample.outputs, problem.hidden),
         sample.train,
-        objective,
+        partial(augmented, loss=problem.loss, pool=problem.pool),
         grid={"beta": settings.betas},
         members=settings.members,
         seed=seed,
         progress=report,
-        **training_arguments(told),
+        **training_arguments(optimisation),
     )
-    outputs = {part: swept.outputs(x) for part, (x, _) in (("train", sample.train), ("test", sample.test))}
-    results: list[dict[str, Any]] = []
-    for i, beta in enumerate(settings.betas):
-        result: dict[str, Any] = {"problem": problem.name, "beta": beta, "seed": seed}
-        for part, (_, y) in (("train", sample.train), ("test", sample.test)):
-            parts = decompose(outputs[part][i], y, loss=problem.loss, pool=problem.pool)
-            result[part] = {name: float(value.mean()) for name, value in parts._asdict().items()}
-        results.append({**result, **_collusion(outputs["test"][i], sample.test[1], problem)})
-    if seed == settings.seeds[0]:
-        audits |= {(problem.name, beta): _audited(problem, sample, outputs, i) for i, beta in enumerate(settings.betas)}
-    return results
+    return {"train": trained.outputs(sample.train[0]), "test": trained.outputs(sample.test[0])}
 
 
-def _audited(problem: Problem, sample: Any, outputs: dict[str, Tensor], i: int) -> Audit:
-    """What the audit says of the i-th ensemble; the first one, of β = 0, is the others' reference."""
-    classes = problem.loss == "cross_entropy"
+def _measured(problem: DemoProblem, sample: Any, beta: float, seed: int, outputs: dict[str, Tensor]) -> DemoRun:
+    parts = {
+        part: decompose(outputs[part], y, loss=problem.loss, pool=problem.pool)
+        for part, y in (("train", sample.train[1]), ("test", sample.test[1]))
+    }
+    means = {part: {name: float(v.mean()) for name, v in held._asdict().items()} for part, held in parts.items()}
+    on_test = outputs["test"], sample.test[1], problem.loss, problem.pool
+    return DemoRun(
+        problem.name,
+        beta,
+        seed,
+        **means,
+        bias_share=measures.constant_bias(*on_test),
+        rise=tuple(measures.codependence_at(drop, *on_test) for drop in DROPS),
+    )
+
+
+def _audit(problem: DemoProblem, sample: Any, outputs: dict[str, Tensor], i: int) -> Audit:
+    """The audit of the i-th ensemble; the first one, of β = 0, is the reference of the others."""
+    is_classifier = problem.loss == "cross_entropy"
     return audit(
         outputs["test"][i],
         sample.test[1],
-        task="classification" if classes else "regression",
-        kind="logits" if classes else None,
+        task="classification" if is_classifier else "regression",
+        kind="logits" if is_classifier else None,
         pool=problem.pool,
         train=(outputs["train"][i], sample.train[1]),
         in_bag="all",
         reference=outputs["test"][0] if i else None,
     )
-
-
-def _collusion(outputs: Tensor, y: Tensor, problem: Problem) -> dict[str, Any]:
-    """The share of diversity that is constant bias, and the rise of error when members are dropped."""
-    told = outputs, y, problem.loss, problem.pool
-    rises = [measures.codependence_at(drop, *told) for drop in DROPS]
-    return {"bias_share": measures.constant_bias(*told), "rise": rises}

@@ -1,56 +1,51 @@
 """Whole training steps as CUDA graphs: batch by index, augmentation, forward, objective, backward, clipping, update.
 
-Nothing is read back within an epoch, but for progress reports and checkpoints. A run that meets NaN or infinity is
-frozen on the device at that very step, and told at the end of the epoch (with a foreign loader, whose batch would be
-gone by then, at once).
+Nothing is read back within an epoch, except for progress reports and checkpoints. A run that meets NaN or infinity is
+frozen on the device at that step and reported at the end of the epoch. With a foreign loader it is reported at once,
+because the batch would be gone by then.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.execution.graphs import Capture, captured, on
-from dissensus.execution.skeleton import first_line
+from dissensus.execution.graphs import Capture, capture_on
+from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
-from dissensus.train.member_groups import Generators, moved
-
-log = logging.getLogger("dissensus")
 
 WARM_UP = 3
-"""Real steps that run eagerly before a step of their shape is captured."""
+"""Eager steps with batches of a shape before such a step is captured."""
 MOST_SHAPES = 4
-"""Shapes of batches that get a graph of their own; each holds the memory of a step."""
+"""Shapes of batches that get a graph. Each graph holds the memory of a step."""
 
 Raw = tuple[Tensor, ...]
-Shapes = tuple[torch.Size, ...]
 
 
 class GraphSteps:
-    """Replays captured steps, one graph per shape of batch; falls back to eager steps where capture fails."""
+    """Training steps that are replayed from graphs, one for each shape of batch, and run eagerly where capture fails.
 
-    def __init__(self, capture: Capture = captured, fresh: Callable[[], Capture] | None = None) -> None:
-        """``fresh`` gives a way to capture for each time that graphs are forgotten, with a pool of its own."""
-        self.capture, self.fresh = capture, fresh
-        self.refused: dict[Shapes, str] = {}
-        self.given_up = False
+    ``new_capture`` returns the way to capture, at the start and each time that graphs are forgotten.
+    """
+
+    def __init__(self, new_capture: Callable[[], Capture | None]) -> None:
+        self.cache = GraphCache("steps", new_capture, warm_up=WARM_UP, most=MOST_SHAPES)
+
+    @property
+    def given_up(self) -> bool:
         """Whether steps run eagerly from the next epoch on, because none could be captured."""
-        self.forget()
+        return not self.cache.enabled
 
     def forget(self) -> None:
-        """Shapes or branches have changed: capture anew."""
-        if self.fresh is not None:  # torch takes a pool back with its last graph, and may refuse it afterwards
-            self.capture = self.fresh()
-        self.replays: dict[Shapes, tuple[Raw, Callable[[], None]]] = {}
-        self.seen: dict[Shapes, int] = {}
+        """Capture again, because shapes, branches or tensors have changed."""
+        self.cache.forget()
 
     def steps(self, engine: Engine, factors: Tensor) -> Iterator[int]:
-        """Do the steps of the rest of an epoch; give the number of examples of each."""
+        """Do the remaining steps of an epoch; yield the number of examples of each."""
         feed = engine.feed
-        if not self.replays:  # what graphs read and write must stay where it is
+        if not self.cache.graphs:  # graphs keep the tensors that they read and write
             self.factor = torch.ones((), dtype=factors.dtype, device=factors.device)
             self.failed_at = torch.zeros(engine.runs, dtype=torch.int64, device=factors.device)
         engine.state.ticks.fill_(engine.state.steps)
@@ -70,47 +65,27 @@ class GraphSteps:
 
     def _step(self, engine: Engine, raw: Raw, factor: Tensor) -> None:
         shapes = tuple(part.shape for part in raw)
-        self.seen[shapes] = self.seen.get(shapes, 0) + 1
-        ready = self.seen[shapes] > WARM_UP and len(self.replays) < MOST_SHAPES
-        if ready and shapes not in self.refused and shapes not in self.replays:
-            self._prepare(engine, raw, shapes)
-        if shapes in self.replays:
-            held, replay = self.replays[shapes]
-            for place, part in zip(held, raw, strict=True):
-                place.copy_(part)
-            self.factor.copy_(factor)
-            replay()
+        graph = self.cache.graph(shapes, functools.partial(self._recording, engine, raw), engine.feed.generators)
+        if graph is not None:
+            graph(*raw, factor)
         else:
             engine.step(*engine.feed.batch(*raw), factor)
             engine.state.ticks.add_(1)
 
-    def _prepare(self, engine: Engine, raw: Raw, shapes: Shapes) -> None:
-        """Capture the step of a shape, or say in one line why not."""
-        held = tuple(part.clone() for part in raw)
+    def _recording(self, engine: Engine, raw: Raw) -> Recording:
+        plan = engine.state.plan
+        if plan is not None and plan.groups is not None and plan.groups.draws:
+            raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
+        batch = tuple(part.clone() for part in raw)
 
         def whole_step() -> None:
-            x, y = engine.feed.batch(*held)
+            x, y = engine.feed.batch(*batch)
             engine.device_step(x, y, self.factor, self.failed_at)
 
-        generators = Generators(engine.state.flat.device)
-        before = generators.host()
-        try:
-            plan = engine.state.plan
-            if plan is not None and plan.groups is not None and plan.groups.draws:
-                raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
-            replay = self.capture(whole_step, engine.feed.generators)
-            if moved(before, generators.host()):
-                raise RuntimeError("a step draws random numbers on the host, which a graph would repeat")
-            self.replays[shapes] = (held, replay)
-        except RuntimeError as reason:
-            generators.put(before)
-            self.refused[shapes] = first_line(reason)
-            log.warning("steps are not captured in a graph: %s", self.refused[shapes])
-            if not self.replays:
-                self.given_up = True  # what is fastest is measured again, without graphs
+        return Recording(whole_step, (*batch, self.factor))
 
     def tell(self, engine: Engine) -> None:
-        """Note the runs that failed since the last time; their weights stand still, so that step can be seen again."""
+        """Report the runs that failed since the last call. Their weights have not changed, so the step is repeated."""
         feed, failed = engine.feed, self.failed_at >= 0
         if not bool(failed.any()):
             return
@@ -122,16 +97,16 @@ class GraphSteps:
             feed.seed_step(engine.state.epoch, step - base)
             engine.state.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
-            again = engine.raw_gradient(*feed.batch(*self.past[step]))
+            repeated = engine.raw_gradient(*feed.batch(*self.past[step]))
             engine.body.merge(engine.body.state(), before, torch.ones_like(engine.state.active))
-            engine.blame(run, step, *again)
+            engine.blame(run, step, *repeated)
         engine.state.ticks.fill_(now)
         self.failed_at.fill_(-1)
 
     def _count_back(self, engine: Engine, run: int, step: int, now: int) -> None:
-        """Take back what replays after a failure have counted, so that dropout drops what it dropped then.
+        """Undo what replays after a failure have counted, so that dropout draws the masks of the step that failed.
 
-        Running means of batch norm have moved too and stay so; no pass of training reads them.
+        Running means of batch norm have changed too and remain so; no training pass reads them.
         """
         rows = torch.zeros_like(engine.state.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
@@ -141,8 +116,8 @@ class GraphSteps:
         counted = torch.full_like(engine.state.active, now - step, dtype=torch.int64)
         sampling = engine.state.settings.sampling
         if sampling is not None:
-            at = torch.arange(step, now, device=counted.device)
-            passed = [sampling.rows(sampling.sample(tick)) for tick in at]
+            ticks = torch.arange(step, now, device=counted.device)
+            passed = [sampling.rows(sampling.sample(tick)) for tick in ticks]
             counted = torch.cat(passed).bincount(minlength=len(counted)) if passed else counted
         earlier = {
             name: (tensor - passes * counted.view(-1, *[1] * (tensor.ndim - 1))).clamp_min(0)
@@ -152,13 +127,9 @@ class GraphSteps:
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps, on a GPU; the graphs of all shapes share one pool of memory, since no two run at once."""
-    if engine.state.flat.device.type != "cuda":
+    """Captured steps on a GPU; None for a CPU."""
+    device = engine.state.flat.device
+    if device.type != "cuda":
         return None
-    watch = "global" if engine.feed.resumable else "thread_local"  # a foreign loader may have threads of its own
-
-    def fresh() -> Capture:
-        with on(engine.state.flat.device):
-            return functools.partial(captured, pool=torch.cuda.graph_pool_handle(), watch=watch)
-
-    return GraphSteps(fresh=fresh)
+    # A foreign loader may have threads that call CUDA.
+    return GraphSteps(functools.partial(capture_on, device, "global" if engine.feed.resumable else "thread_local"))

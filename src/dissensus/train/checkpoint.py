@@ -5,24 +5,20 @@ checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; 
 stored too, for networks that draw from them.
 """
 
-import dis
-import functools
 import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import dissensus.train.memory as memory
 from dissensus import storage
-from dissensus.execution.signature import code_digest, described
+from dissensus.fingerprint import differing
 from dissensus.train.engine import Engine
 from dissensus.train.settings import CheckpointSettings
 
@@ -49,7 +45,7 @@ class Checkpointer:
 
     Args:
         settings: Where checkpoints are, how often they are written, and whether training resumes from one.
-        fingerprint: What the training is, ready for JSON. A checkpoint with another fingerprint is refused.
+        fingerprint: The fingerprint of every setting. A checkpoint with another fingerprint is refused.
     """
 
     def __init__(self, settings: CheckpointSettings, fingerprint: Mapping[str, Any]) -> None:
@@ -108,7 +104,7 @@ class Checkpointer:
         return False
 
     def _check(self, stored: Mapping[str, Any], path: Path) -> None:
-        keys = [key for key in {**stored, **self.fingerprint} if stored.get(key) != self.fingerprint.get(key)]
+        keys = differing(stored, self.fingerprint)
         if keys:
             raise storage.StorageError(
                 f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
@@ -120,34 +116,6 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         engine.restore(tensors, manifest["facts"])
         log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
-
-
-def in_words(value: object) -> Any:
-    """A setting in words that are the same in every process, for ``json.dumps``.
-
-    Functions and objects go by name, with the numbers, words and truth values they hold: a function's closure and
-    defaults, an object's attributes. What may move while training runs is left out: containers, whole numbers of
-    objects, and what a function itself assigns to (``nonlocal``). Functions that are not of this package go by their
-    code as well: all lambdas have one name.
-    """
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return described(value)
-    if isinstance(value, functools.partial):
-        return [value.func, list(value.args), value.keywords]
-    kinds: tuple[type, ...] = (float, str, bool)
-    held: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    if isinstance(value, FunctionType):
-        kinds = (*kinds, int)
-        cells = (cell.cell_contents for cell in value.__closure__ or ())
-        counted = {step.argval for step in dis.get_instructions(value) if step.opname == "STORE_DEREF"}
-        closure = zip(value.__code__.co_freevars, cells, strict=True)
-        held = {name: item for name, item in closure if name not in counted}
-        held |= {f"default {place}": item for place, item in enumerate(value.__defaults__ or ())}
-        held |= {f"default {name}": item for name, item in (value.__kwdefaults__ or {}).items()}
-        if not (value.__module__ or "").startswith("dissensus."):
-            held["its code"] = code_digest(value.__code__)
-    plain = {key: item for key, item in held.items() if isinstance(item, kinds) or callable(item)}
-    return [getattr(value, "__qualname__", type(value).__qualname__), {} if isinstance(value, type) else plain]
 
 
 def train(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data.batches import Augments, Source, as_pair, check_finite, end_to_end
+from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end
 from dissensus.data.recognition import digest
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
@@ -44,7 +44,7 @@ def check_resume(resume: bool, checkpoint: object) -> None:
 
 
 def check_validation(
-    held_out: Source | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
+    held_out: DataLike | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
 ) -> Literal["min", "max"]:
     """Refuse validation data that is empty, incomplete or not finite, and measures without such data.
 
@@ -97,7 +97,7 @@ def check_patience(patience: int | None, min_delta: float, validation: object) -
         checks.refuse("patience", "come with `validation` data", patience, "Pass validation=0.2.")
 
 
-def recognised(data: Tensor | Source | None) -> str | None:
+def recognised(data: Tensor | DataLike | None) -> str | None:
     """A checksum of unlabelled or validation data, by which a checkpoint recognises it."""
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
@@ -155,7 +155,7 @@ def check_augments(augment: Augments, members: int) -> None:
         checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
 
 
-def check_like(data: Source, unlabelled: Tensor | Source) -> None:
+def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:
     """Refuse unlabelled examples whose shape or type differs from that of the labelled ones."""
     pair = as_pair(data)
     x = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]

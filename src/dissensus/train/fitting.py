@@ -13,7 +13,7 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import Objective
-from dissensus.data.batches import Augments, Source, as_pair, split
+from dissensus.data.batches import Augments, DataLike, as_pair, split
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
@@ -32,7 +32,7 @@ from dissensus.trunk import SharedTrunk
 
 def fit(
     ensemble: Ensemble | nn.Module,
-    data: Source,
+    data: DataLike,
     objective: Objective,
     *,
     epochs: int,
@@ -48,11 +48,11 @@ def fit(
     clip_norm: optim.PerMember | None = None,
     frozen: Iterable[int] = (),
     freeze: Convergence | None = None,
-    unlabelled: Tensor | Source | None = None,
+    unlabelled: Tensor | DataLike | None = None,
     active_members: int | None = None,
     sequential: bool = False,
     adversarial: AdversarialTraining | None = None,
-    validation: Source | float | None = None,
+    validation: DataLike | float | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -256,7 +256,7 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
             buffer.copy_(buffers[name])
 
 
-def _separated(data: Source, validation: Source | float | None, seed: int) -> tuple[Source, Source | None]:
+def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -> tuple[DataLike, DataLike | None]:
     """Training and validation data; a fraction of tensor data is split off."""
     if not isinstance(validation, int | float):
         pair = isinstance(validation, tuple | list) and len(validation) == 2

@@ -1,7 +1,6 @@
 """The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,16 +13,17 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import LoadedBatches, Source, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
+from dissensus.fingerprint import fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
-from dissensus.train.checkpoint import Checkpointer, in_words
+from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.compatibility import (
     check_adversarial,
     check_augments,
@@ -84,7 +84,7 @@ class NewMembers:
         """The (seed, member) of every row, by which dropout is keyed."""
         return [(run.seed, member) for run in runs for member in range(run.members)]
 
-    def fingerprint_parts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
         return {"build": self.build}
 
@@ -112,7 +112,7 @@ class ExistingMembers:
         """The (seed, member) of every row, by which dropout is keyed."""
         return [(runs[0].seed, member) for member in self.ensemble.member_ids]
 
-    def fingerprint_parts(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Everything by which checkpoints distinguish initial weights."""
         return {"members": self.ensemble.member_ids, "initial": self.ensemble.seed}
 
@@ -123,17 +123,17 @@ class Recipe:
 
     initial: NewMembers | ExistingMembers
     runs: Sequence[Run]
-    data: Source
+    data: DataLike
     """For several folds, the pairs of all folds, concatenated."""
     objective: Callable[..., LossParts]
     epochs: int
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
-    validation: Source | float | None = None
+    validation: DataLike | float | None = None
     """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
     validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
-    unlabelled: Tensor | Source | None = None
+    unlabelled: Tensor | DataLike | None = None
     folds: int = 1
     validation_folds: int = 1
     """One fold of validation data for all runs, or as many as of training data."""
@@ -172,8 +172,8 @@ class Recipe:
                 targets.check_all(self._pair[1])
 
     @functools.cached_property
-    def fingerprint(self) -> dict[str, Any]:
-        """What this training is, ready for JSON: a checkpoint of another training is recognised by it."""
+    def fingerprint(self) -> dict[str, str]:
+        """The fingerprint of every setting that determines the training, by which checkpoints are recognised."""
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -183,7 +183,7 @@ class Recipe:
             ),
             "optimizer": self.optimizer.name,
             "objective": self.objective,
-            **self.initial.fingerprint_parts(),
+            **self.initial.identity(),
             "data": recognised(self.data),
             "folds": [self.folds, self.validation_folds],
             **(run.optimizer if existing else {}),
@@ -209,7 +209,14 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        return json.loads(json.dumps(settings, default=in_words))
+        return fingerprints(settings, replace=self._without_trained, skip_progress=True, allow_opaque=True)
+
+    def _without_trained(self, value: object) -> object:
+        """A value of the fingerprint; weights that are trained are left out, wherever an objective refers to them."""
+        if not isinstance(self.initial, ExistingMembers):
+            return value
+        ensemble = self.initial.ensemble
+        return "the trained ensemble" if value is ensemble or value is ensemble.body else value
 
     def _rates(self) -> list[float]:
         """The schedule at the beginning of every epoch, by which checkpoints recognise it."""
@@ -390,7 +397,7 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     return active.to(device)
 
 
-def _loader(source: Source, batch_size: int) -> DataLoader[Any]:
+def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
     assert not isinstance(source, tuple)
     if isinstance(source, DataLoader):
         return source

@@ -16,6 +16,7 @@ import dissensus.train.schedules as schedules
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
+from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, write_atomically
 from dissensus.train.checkpoint import train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
@@ -236,9 +237,9 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
     plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
     stored = plan.get("fingerprint", {})
-    differing = [key for key in fingerprint if stored.get(key) != fingerprint[key]]
-    if differing:
-        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, differing))} differ.")
+    names = differing(stored, fingerprint)
+    if names:
+        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, names))} differ.")
     return plan["parts"]
 
 

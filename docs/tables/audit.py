@@ -1,0 +1,88 @@
+"""Tables of docs/audit.md."""
+
+from collections import Counter
+from statistics import fmean
+
+from layout import benchmark, benchmark_note, study, table
+
+EVIDENCE = {"alone": "test outputs alone", "train": "with training outputs", "reference": "with a reference"}
+
+
+def confusion() -> str:
+    """Verdicts on ensembles whose truth is known, over all data sets, members and seeds, by evidence."""
+    summary = study("audit/table-1.paper")
+    cases: dict[str, dict[str, Counter[str]]] = {}
+    for point in summary.points:
+        if point.value("members"):  # a point without a number of members sums up several cases
+            case = cases.setdefault(point.value("case"), {by: Counter() for by in EVIDENCE})
+            for by, counts in (point.verdict_counts or {}).items():
+                case[by].update(counts)
+    rows = [
+        [
+            name,
+            str(case["alone"].total()),
+            *(", ".join(f"{count} {verdict}" for verdict, count in case[by].most_common()) for by in EVIDENCE),
+        ]
+        for name, case in cases.items()
+    ]
+    data = ", ".join(dict.fromkeys(point.data for point in summary.points))
+    made = summary.provenance
+    note = (
+        f"*{data}; {len(made.seeds)} seeds; dissensus {made.version}, {made.hardware}, {made.seconds / 60:.1f} minutes*"
+    )
+    return f"{table(('how it was made', 'ensembles', *EVIDENCE.values()), rows)}\n\n{note}\n"
+
+
+def first_judgement() -> str:
+    """How often sound ensembles were accused and others caught, before the rules were changed."""
+    result = benchmark("audit_judged_first")
+    kinds = {
+        "sound": "called collusive",
+        "unskilled": "called healthy",
+        "networks jointly": "called collusive",
+        "constant biases, 1 times": "called collusive",
+    }
+    rows = []
+    for kind, words in kinds.items():
+        truths = ("sound", "alike") if kind == "sound" else (kind,)
+        entries = [entry for entry in result["rows"] if entry["truth"] in truths or entry["case"] == kind]
+        verdict = words.split()[-1]
+        counts = [sum(entry["said"][by].get(verdict, 0) for entry in entries) for by in EVIDENCE]
+        total = sum(entry["ensembles"] for entry in entries)
+        rows.append([f"{total:,} {kind}", words, *map(str, counts)])
+    header = ("ensembles", "", *EVIDENCE.values())
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
+
+
+def rotation_size() -> str:
+    """How often the rotation test's p-value lies below a level for independent members, by kind and dimensions."""
+    result = benchmark("audit_size")
+    rows = []
+    for kind in dict.fromkeys(entry["kind"] for entry in result["rows"]):
+        entries = [entry for entry in result["rows"] if entry["kind"] == kind]
+        members, dimensions = ({entry[name] for entry in entries} for name in ("members", "dimensions"))
+        spans = [
+            f"{min(entry['below'][level] for entry in entries):.5f} to "
+            f"{max(entry['below'][level] for entry in entries):.5f}"
+            for level in ("0.05", "0.001", "0.0002")
+        ]
+        sizes = [f"{min(members)} to {max(members)}", f"{min(dimensions)} to {max(dimensions):,}"]
+        rows.append([kind, *sizes, *spans])
+    header = ("errors", "members", "dimensions", "below 0.05", "below 0.001", "below 0.0002")
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
+
+
+def coverage() -> str:
+    """How often intervals held the truth: the mean over figures, and the lowest figure."""
+    result = benchmark("audit_coverage")
+    rows = []
+    for entry in result["rows"]:
+        held = entry["held"]
+        worst = min(held, key=held.__getitem__)
+        numbers = [str(entry["members"]), f"{entry['examples']:,}", f"{fmean(held.values()):.3f}"]
+        rows.append([entry["task"], *numbers, f"{held[worst]:.2f} ({worst})"])
+    header = ("task", "members", "examples", "held, mean over figures", "lowest")
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
+
+
+TABLES = {"audit": confusion, "first": first_judgement, "size": rotation_size, "coverage": coverage}

@@ -1,0 +1,79 @@
+"""Tables of docs/diversity.md."""
+
+from statistics import fmean
+
+from layout import benchmark, mean, point_at, points_by_data, study, study_note, table
+
+UCI_NAMES = {
+    "facebook": "facebook, without the columns that sum up to the target",
+    "facebook-leaky": "facebook, with them",
+}
+NETWORKS = (
+    ("collusion/figure-6.gpu", "five ResNet-18, CIFAR-10, probabilities averaged", "beta", "β"),
+    ("collusion/figure-13.gpu", "ten ResNet-18, CIFAR-10, probabilities averaged", "beta", "β"),
+    ("collusion/figure-14.gpu", "five ResNet-18, CIFAR-10, scores averaged", "beta", "β"),
+    ("collusion/figure-16.gpu", "five VGG, Fashion-MNIST (for SVHN), probabilities averaged", "beta", "β"),
+    ("collusion/figure-18.gpu", "five ResNet-18, CIFAR-10, joint, members dropped at random", "drop", "share"),
+)
+
+
+def uci() -> str:
+    """The collusion paper's tables, from β = 0 to β = 1."""
+    summary = study("collusion/figure-2.paper")
+    rows = []
+    for data in points_by_data(summary):
+        low, high = (point_at(summary, data=data, beta=beta) for beta in (0.0, 1.0))
+        rows.append(
+            [
+                UCI_NAMES.get(data, data),
+                f"{mean(low, 'diversity'):.2g} → {mean(high, 'diversity'):.2g}",
+                f"{mean(low, 'error'):.3g} → {mean(high, 'error'):.3g}",
+                *(
+                    f"{100 * mean(low, name):.2g} % → {100 * mean(high, name):.2g} %"
+                    for name in ("bias_share", "codependence_0.2")
+                ),
+            ]
+        )
+    header = ("data", "diversity", "ensemble's error", "diversity that is bias", "rise without 20 % of members")
+    return f"{table(header, rows)}\n\n{study_note(summary)}\n"
+
+
+def networks() -> str:
+    """Large networks over β, and over the share of members that joint training leaves out."""
+    rows = []
+    for name, words, axis, symbol in NETWORKS:
+        for point in study(name).points:
+            shares = [f"{100 * mean(point, measure):.1f} %" for measure in ("accuracy", "member_accuracy")]
+            losses = [f"{mean(point, measure):.3g}" for measure in ("error", "diversity")]
+            rows.append([words, f"{symbol} = {point.value(axis):g}", *shares, *losses])
+    header = ("ensembles", "at", "accuracy", "members' accuracy", "ensemble's loss", "diversity")
+    return f"{table(header, rows)}\n\n{study_note(*(study(name) for name, *_ in NETWORKS))}\n"
+
+
+def converged() -> str:
+    """Figures 6 and 17 of the collusion paper, trained to convergence: means over seeds."""
+    units = benchmark("collusion_cifar10")["units"]
+    rows = []
+    for beta in sorted({unit["made"]["beta"] for unit in units}):
+        seeds = [unit for unit in units if unit["made"]["beta"] == beta]
+        accuracies = ", ".join(f"{100 * unit['test']['accuracy']:.2f} %" for unit in seeds)
+        members = [share for unit in seeds for share in unit["test"]["member_accuracy"]]
+        losses = [f"{fmean(unit['test'][name] for unit in seeds):.3f}" for name in ("error", "individual", "diversity")]
+        verdicts = {
+            evidence: dict.fromkeys(unit["audit"][evidence]["verdict"] for unit in seeds)
+            for evidence in seeds[0]["audit"]
+            if evidence != "with both"
+        }
+        audits = "; ".join(f"{evidence}: {', '.join(words)}" for evidence, words in verdicts.items())
+        rows.append([f"{beta:g}", accuracies, f"{100 * fmean(members):.1f} %", *losses, audits])
+    first, seconds = units[0]["made"], sum(unit["made"]["seconds"] for unit in units)
+    note = (
+        f"Five members, {first['epochs']} epochs, {len({unit['made']['seed'] for unit in units})} seeds; "
+        f"{first['device']}, {seconds / 60:.0f} minutes of training. "
+        "`python benchmarks/collusion_cifar10.py` makes it again."
+    )
+    header = ("β", "accuracy, by seed", "members' accuracy", "ensemble's loss", "members' loss", "diversity", "audit")
+    return f"{table(header, rows)}\n\n{note}\n"
+
+
+TABLES = {"uci": uci, "networks": networks, "converged": converged}

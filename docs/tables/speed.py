@@ -1,0 +1,261 @@
+"""Tables of docs/speed.md: what benchmarks have measured."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from layout import BENCHMARKS, benchmark, benchmark_note, no_result, table
+
+Result = Mapping[str, Any]
+
+WAYS = ("by hand", "loop, eager", "loop, graph", "vmap, eager", "vmap, graph", "batched, graph", "streams, graph")
+KERNELS = (
+    ("Adam, one kernel over all weights", "adam_rows"),
+    ("matrix products", "nvjet"),
+    ("copies and casts", "copy"),
+    ("copies and casts", "memcpy"),
+    ("copies and casts", "Memcpy"),
+    ("concatenations", "CatArray"),
+    ("sums, means, maxima", "reduce_kernel"),
+    ("softmax", "softmax"),
+    ("gather and scatter", "scatter_gather"),
+    ("fills", "Fill"),
+    ("fills", "Memset"),
+)
+"""Kinds of kernels, and a part of their names; the first that fits."""
+OTHER_KERNELS = "other arithmetic, element by element"
+
+
+def measured(name: str, rendered: Callable[[Result], str]) -> str:
+    """The table of a benchmark and how it was made; a sentence where it has not been run."""
+    if not (BENCHMARKS / f"{name}.json").exists():
+        return no_result(f"python benchmarks/{name}.py")
+    result = benchmark(name)
+    return f"{rendered(result)}\n\n{benchmark_note(result)}\n"
+
+
+def members(result: Result) -> str:
+    rows = []
+    for row in result["rows"]:
+        times = row["milliseconds"]
+        hand = times["by hand"]
+        ways = [f"{times[w]:.2f} ({hand / times[w]:.1f}×)" if w in times else "–" for w in ("loop", "vmap", "batched")]
+        auto = f"{times['auto']:.2f} ({hand / times['auto']:.1f}×), {row['auto']}"
+        rows.append([row["case"], str(row["members"]), f"{hand:.2f}", *ways, auto])
+    return table(("network", "members", "by hand", "loop", "vmap", "batched", "auto"), rows)
+
+
+def sweeps(result: Result) -> str:
+    rows = [
+        [
+            f"{row['runs']:,}",
+            f"{row['networks']:,}",
+            *(f"{row[key]:,.2f}" for key in ("loop_ms", "fits_ms", "sweep_ms", "us_per_network")),
+            f"{row['loop_ms'] / row['sweep_ms']:,.0f}×",
+        ]
+        for row in result["rows"]
+    ]
+    header = ("runs", "networks", "by hand", "fits in turn", "sweep", "µs a network", "sweep against by hand")
+    return table(header, rows)
+
+
+def gpu(result: Result) -> str:
+    rows = []
+    for row in result["rows"]:
+        ways, auto = row["ways"], row["ways"]["auto"]
+        times = [f"{ways[way]['ms']:.2f}" if "ms" in ways.get(way, {}) else "–" for way in WAYS]
+        fastest = f"**{auto['ms']:.2f}** ({ways['by hand']['ms'] / auto['ms']:.1f}×), {auto['backend']}"
+        floors = [f"{row['floor_ms']:.2f}", f"{auto['ms'] / row['floor_ms']:.0f}"]
+        rows.append([row["case"], str(row["members"]), str(row["batch"]), *times, fastest, *floors])
+    captured = [way for row in result["rows"] for name, way in row["ways"].items() if "graph" in name]
+    spread = max((way["high"] - way["low"]) / way["ms"] for way in captured)
+    ceilings = (
+        f"Measured ceilings: {result['bandwidth'] / 1e12:.2f} TB/s copied, "
+        f"{result['bf16_rate'] / 1e12:.0f} TFLOP/s in bf16. Quartiles of captured ways lie at most "
+        f"{100 * spread:.0f} % apart."
+    )
+    header = ("network", "members", "batch", *WAYS, "auto", "floor", "auto, in floors")
+    return f"{table(header, rows)}\n\n{ceilings}"
+
+
+def heads(result: Result) -> str:
+    rows = [
+        [
+            f"{row['members']}",
+            f"{row['drawn']}",
+            f"{row['pairs']:,}",
+            f"{row['seconds_per_epoch']:.1f}",
+            f"{row['milliseconds_per_step']:.2f}",
+            f"{row['peak_mib']:,.0f}" if row["peak_mib"] else "",
+            f"{row['paper_seconds'] or ''}",
+        ]
+        for row in result["rows"]
+    ]
+    header = (
+        "members",
+        "drawn per step",
+        "pairs",
+        "seconds per epoch",
+        "ms a step",
+        "peak MiB",
+        "the paper's seconds",
+    )
+    return table(header, rows)
+
+
+def heads_profile(result: Result) -> str:
+    return "\n\n".join(map(kernels, result["rows"]))
+
+
+def kernels(row: Result) -> str:
+    """The time of a step by kinds of kernels."""
+    totals: dict[str, tuple[float, float]] = {}
+    for kernel in row["kernels"]:
+        kind = next((kind for kind, part in KERNELS if part in kernel["kernel"]), OTHER_KERNELS)
+        time, count = totals.get(kind, (0.0, 0.0))
+        totals[kind] = time + kernel["microseconds"], count + kernel["per_step"]
+    rows = [
+        [kind, f"{count:.0f}", f"{time:,.0f}", f"{100 * time / row['microseconds']:.0f} %"]
+        for kind, (time, count) in sorted(totals.items(), key=lambda item: -item[1][0])
+    ]
+    return table((f"{row['members']} heads: kernels", "per step", "microseconds", "share"), rows)
+
+
+def cifar10(result: Result) -> str:
+    row = [
+        f"{result['seconds'] / 60:.1f}",
+        f"{result['steps']:,}",
+        f"{result['ms_per_step']:.2f}",
+        result["backend"],
+        result["precision"],
+        ", ".join(f"{100 * error:.2f}" for error in result["member_error"]),
+        f"{100 * result['ensemble_error']:.2f}",
+    ]
+    header = (
+        "minutes",
+        "steps",
+        "ms a step",
+        "backend",
+        "precision",
+        "members' error, %",
+        "ensemble's error, %",
+    )
+    return table(header, [row])
+
+
+def audits(result: Result) -> str:
+    rows = [
+        [
+            f"{row['members']}",
+            f"{row['examples']:,}",
+            f"{row['classes']:,}",
+            f"{row['gib_read']:.2f}",
+            f"{row['seconds']:.0f}",
+            f"{row['peak_mib']:,.0f}",
+            f"{row['before_mib']:,.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    header = (
+        "members",
+        "examples",
+        "classes",
+        "GiB read",
+        "seconds",
+        "peak MiB",
+        "of which torch and its like",
+    )
+    return table(header, rows)
+
+
+def masked(result: Result) -> str:
+    parts = []
+    for row in result["rows"]:
+        times = []
+        for kind, label in (("training", "training step"), ("inference", "inference")):
+            ways = row[f"{kind}_ms"]
+            times += [[f"{label}: {way}", f"{ms:.1f}", f"{ms / ways['one network']:.2f}"] for way, ms in ways.items()]
+        parts.append(
+            f"{row['case']}, batch {row['batch']}\n\n{table(('', 'milliseconds', 'times one network'), times)}"
+        )
+    scales = dict.fromkeys(row["scale"] for row in result["generation"])
+    rows = []
+    for width in dict.fromkeys(row["width"] for row in result["generation"]):
+        entries = [row for row in result["generation"] if row["width"] == width]
+        packages = [f"{entry['package_ms']:.1f}" if "package_ms" in entry else "fails" for entry in entries]
+        cells = [f"{entry['ours_ms']:.2f}; {package}" for entry, package in zip(entries, packages, strict=True)]
+        rows.append([f"{width:,}", *cells])
+    generation = table(("channels", *(f"S = {scale:g}" for scale in scales)), rows)
+    return "\n\n".join([*parts, f"Masks for a layer, milliseconds: ours, and the public package's\n\n{generation}"])
+
+
+def attacks(result: Result) -> str:
+    libraries = ("ours", "foolbox", "torchattacks", "pyautoattack")
+    rows = [
+        [
+            row["attack"],
+            *(f"{row['milliseconds'][name]:,.0f}" if name in row["milliseconds"] else "" for name in libraries),
+        ]
+        for row in result["rows"]
+    ]
+    growth = ", ".join(f"{row['members']} members {row['times_one']:.2f}" for row in result["members"])
+    return f"{table(('attack', *libraries), rows)}\n\nPGD on an ensemble, in times of one network: {growth}."
+
+
+def captured_attacks(result: Result) -> str:
+    rows = []
+    for row in result["rows"]:
+        eager, captured = (row["milliseconds"][way] for way in ("eager", "captured"))
+        times = [f"{eager:,.0f}", f"{captured:,.0f}", f"{eager / captured:.1f}×"]
+        rows.append([row["attack"], str(row["members"]), *times])
+    return table(("attack", "members", "step by step", "from graphs", "faster"), rows)
+
+
+def adp(result: Result) -> str:
+    ways = ("plain", "ADP(2, 0)", "ADP(2, 0.5)")
+    rows = []
+    for row in result["rows"]:
+        times = [f"{row['milliseconds'][way]:.2f}" for way in ways]
+        paper = "" if row["paper_added"] is None else f"{100 * row['paper_added']:.0f} %"
+        rows.append([str(row["members"]), *times, f"{100 * row['added'][ways[-1]]:.1f} %", paper])
+    return table(("members", *ways, "ADP(2, 0.5) adds", "the paper's adds"), rows)
+
+
+def memory(result: Result) -> str:
+    rows = [
+        [
+            f"{row['allowed_mib']:,.0f} MiB" if row["allowed_mib"] else "anything",
+            str(row["planned"]),
+            f"{row['taken_mib']:,.0f} MiB",
+            f"{row['loss']:.4f}",
+        ]
+        for row in result["memory"].values()
+    ]
+    return table(("allowed", "planned", "taken", "loss after two epochs"), rows)
+
+
+def equality(result: Result) -> str:
+    rows = [
+        [row["case"], row["backend"], "yes" if row["captured"] else "no", f"{row['difference']:.1e}"]
+        for row in result["rows"]
+        if row["backend"] != "batched" or not row["case"].startswith("fit") or "MLP" in row["case"]
+    ]  # a network that is no chain of linear layers ran as a loop
+    return table(("training", "backend", "captured in a graph", "largest difference"), rows)
+
+
+TABLES = {
+    "members": partial(measured, "members", members),
+    "sweeps": partial(measured, "sweeps", sweeps),
+    "sweeps-gpu": partial(measured, "sweeps_gpu", sweeps),
+    "gpu": partial(measured, "gpu", gpu),
+    "heads": partial(measured, "heads", heads),
+    "heads-profile": partial(measured, "heads_profile", heads_profile),
+    "cifar10": partial(measured, "cifar10", cifar10),
+    "audit": partial(measured, "audit", audits),
+    "masks": partial(measured, "masks", masked),
+    "attacks": partial(measured, "attacks", attacks),
+    "attacks-gpu": partial(measured, "attacks_gpu", captured_attacks),
+    "adp": partial(measured, "adp", adp),
+    "memory": partial(measured, "gpu_equality", memory),
+    "equality": partial(measured, "gpu_equality", equality),
+}

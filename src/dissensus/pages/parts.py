@@ -1,0 +1,134 @@
+"""The parts of a page, as plain data: text, numbers, tables, figures, facts, sections."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+News = Literal["good", "fair", "bad", "none"]
+"""What kind of news a verdict is; pages and commands choose its colour by it."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    kind: Literal["", "lead", "finding", "note"] = ""
+    """``lead`` opens a page, ``finding`` is a conclusion, ``note`` is small print."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, with the ends of its interval or its standard error where it has them.
+
+    >>> str(Number(0.91442, 0.8813, 0.9404)), str(Number(0.0671, 0.026, 0.159, form=".1%"))
+    ('0.914 (0.881 to 0.94)', '6.7% (2.6% to 15.9%)')
+    >>> str(Number(1.2345, error=0.067)), str(Number(None)), str(Number(float("nan"), 0, 1))
+    ('1.23 ± 0.07', '', '')
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+    form: str = ".3g"
+    """The format of the value, and of its interval; numbers of significant digits are three in an interval."""
+
+    @property
+    def text(self) -> str:
+        """The value alone; empty where it is missing or not finite."""
+        return "" if not _known(self.value) else f"{self.value:{self.form}}"
+
+    @property
+    def interval(self) -> str:
+        """``low to high``, or ``± error``; empty where neither is known."""
+        form = ".3g" if self.form.endswith("g") else self.form
+        if _known(self.low) and _known(self.high):
+            return f"{self.low:{form}} to {self.high:{form}}"
+        return f"± {self.error:.1g}" if self.error and _known(self.error) else ""
+
+    def __str__(self) -> str:
+        if not self.text or not self.interval:
+            return self.text
+        return f"{self.text} {self.interval}" if self.interval.startswith("±") else f"{self.text} ({self.interval})"
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A word in the colour of the news that it is."""
+
+    text: str
+    news: News
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to an anchor of the page."""
+
+    target: str
+    text: str
+
+
+Cell = str | Number | Badge | Link
+"""What a table's cell may hold. Columns of numbers are aligned to the right, all others to the left."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    narrow: Literal["scroll", "cards", "fit"] = "scroll"
+    """On a narrow screen: ``scroll`` sideways beside the first column, which stays in place; a card per row, with the
+    first cell as its title; or ``fit``, with cells wrapped, for tables of few columns."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A matplotlib figure with its caption. Drawings that follow each other stand side by side where there is room."""
+
+    figure: Any
+    caption: str = ""
+    description: str = ""
+    """What a screen reader says; the caption by default."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A list of names and values."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Parts that open on a click."""
+
+    summary: str
+    parts: Sequence["Part"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parts under a heading; sections inside it have smaller headings."""
+
+    title: str
+    parts: Sequence["Part"]
+    anchor: str = ""
+
+
+Part = Text | Badge | Table | Drawing | Facts | Folded | Section
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page: its title, which is also its first heading, and its parts."""
+
+    title: str
+    parts: Sequence[Part]

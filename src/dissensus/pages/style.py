@@ -1,0 +1,119 @@
+"""The style of all figures, and figures as files: SVG takes its ink from the page, so it reads in light and in dark."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+INK = "#010203"
+"""Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
+COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c", "#b04f9b", "#7a6a5a")
+CLASS_COLOURS = (*COLOURS, "#e58a5c", "#8b8f98")
+SHADES = ("#eef6f5", "#7cc4c5", "#0b5f68")
+"""Colours of shares from 0 to 1."""
+DARK_INK = "#1c2428"
+"""Ink on a light shade, on pages of either kind."""
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+TITLE_SIZE = 11.5
+_LEGEND_WIDTH = 62
+"""Characters that fit side by side below a panel."""
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dissensus",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": TITLE_SIZE,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "grid.color": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 2,
+}
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Draw in the style of this project, inside a ``with`` block or, as a decorator, in a whole function."""
+    try:
+        from matplotlib import rc_context
+    except ImportError as reason:
+        raise ImportError("figures need matplotlib: pip install 'dissensus[report]'") from reason
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]  # matplotlib lists its keys one by one
+        yield
+
+
+def blank_figure(width: float = 5.2, height: float = 3.3, **options: Any) -> Any:
+    """An empty matplotlib figure of this many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", **options)
+
+
+def draw_line(
+    axes: Any, x: Sequence[Any], y: Sequence[float], band: tuple[Sequence[float], Sequence[float]], **options: Any
+) -> None:
+    """Draw a line and the band between ``band[0]`` and ``band[1]`` in the same colour."""
+    (line,) = axes.plot(x, y, **options)
+    axes.fill_between(x, *band, color=line.get_color(), alpha=0.18, linewidth=0)
+
+
+def percent_axis(axis: Any) -> None:
+    """Label an axis of shares in per cent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0))
+
+
+def legend_columns(names: Sequence[str]) -> int:
+    """Entries of a legend that fit beside each other."""
+    longest = max(map(len, names), default=0)
+    return max(1, min(3, len(names), _LEGEND_WIDTH // (longest + 6)))
+
+
+def legend_height(names: Sequence[str]) -> float:
+    """Inches that a legend takes beyond two rows."""
+    return 0.25 * max(0, -(-len(names) // legend_columns(names)) - 2)
+
+
+def add_legend(figure: Any, names: Sequence[str]) -> None:
+    """Put a legend below a figure."""
+    figure.legend(loc="outside lower center", ncols=legend_columns(names))
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a figure on white as PDF, PNG or SVG, by the file's ending."""
+    figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
+
+
+def as_png(figure: Any) -> bytes:
+    """A figure on white, for places that take no SVG."""
+    buffer = io.BytesIO()
+    for axes in figure.axes:
+        if len(axes.lines) > 1 and not figure.legends:
+            axes.legend(frameon=False)
+    figure.savefig(buffer, format="png", dpi=110, facecolor="white", bbox_inches="tight")
+    return buffer.getvalue()
+
+
+@figure_style()
+def as_svg(figure: Any, description: str) -> str:
+    """A figure as inline SVG, with a description for screen readers and the page's ink."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    body = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    start, rest = body.replace(INK, "currentColor").split(">", 1)
+    return f'{start} role="img" aria-label="{escape(description)}">{rest}'

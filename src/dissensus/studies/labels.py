@@ -1,0 +1,72 @@
+"""Names of measures, scores, attacks and classes as people say them."""
+
+from dissensus.studies import datasets
+from dissensus.studies.results import WORST_CASE, Measure
+
+MEASURES = {
+    "error": "ensemble's error",
+    "individual": "members' error",
+    "diversity": "diversity",
+    "gap": "generalisation gap",
+    "train_error": "training error",
+    "test_error": "test error",
+    "bias_share": "share that is bias",
+    "relative_diversity": "diversity / error",
+    "train_individual": "members' training error",
+    "train_diversity": "training diversity",
+    "test_individual": "members' test error",
+    "test_diversity": "test diversity",
+    "member_accuracy": "members' accuracy",
+    "error_rate": "ensemble's error rate",
+    "member_error_rate": "members' error rate",
+    "worst_member_error_rate": "worst member's error rate",
+    "nonmaximal_volume": "ensemble diversity",
+    "log_nonmaximal_volume": "log of ensemble diversity",
+    "features_similarity": "similarity of members' features (CKA)",
+}
+SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}
+"""Scores as papers abbreviate them; a measure of a score is the area under its ROC curve."""
+ATTACKS = {
+    "fgsm": "FGSM",
+    "bim": "BIM",
+    "pgd": "PGD",
+    "mim": "MIM",
+    "apgd": "APGD",
+    "square": "Square",
+    "jsma": "JSMA",
+    "carlini_wagner": "C&W",
+    "elastic_net": "EAD",
+}
+_BEFORE_ATTACK = {"transfer": "transfer, ", "fooled": "fooled by "}
+CLASSES = {
+    "cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "fashion-mnist": ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
+}
+
+
+def measure_label(name: str) -> str:
+    """A measure's name as people say it.
+
+    >>> measure_label("codependence_0.2"), measure_label("error"), measure_label("auroc_predictive_diversity_mnist")
+    ('drop 20%', "ensemble's error", 'PDS, mnist')
+    >>> [measure_label(name) for name in ("accuracy_fgsm_0.02", "transfer_targeted_pgd_0.05", "standard_0.01")]
+    ['FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01']
+    """
+    measure = Measure.parse(name)
+    score = SCORES.get(measure.score, measure.score.replace("_", " "))
+    if measure.kind == WORST_CASE:
+        return f"worst case, {measure.attack} {measure.parameter}"
+    if measure.attack:
+        before = f"{score}, " if score else _BEFORE_ATTACK.get(measure.kind, "")
+        words = ("targeted" if measure.targeted else "", ATTACKS[measure.attack], measure.parameter)
+        return before + " ".join(filter(None, words))
+    if measure.dataset:
+        return f"{score or measure_label(name.removesuffix(f'_{measure.dataset}'))}, {measure.dataset}"
+    if measure.kind == "codependence":
+        return f"drop {float(measure.parameter):.0%}"
+    return MEASURES.get(name, name.replace("_", " "))
+
+
+def class_labels(data: str) -> tuple[str, ...]:
+    """Names of a data set's classes; numbers where they have none."""
+    return CLASSES.get(datasets.source_of(data), tuple(map(str, range(1000))))

@@ -1,0 +1,314 @@
+"""One page for all results: per paper the claims with their verdicts, and every study that was run, with figures."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dissensus.pages import (
+    Badge,
+    Cell,
+    Drawing,
+    Facts,
+    Folded,
+    Link,
+    News,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    style,
+)
+from dissensus.studies import datasets, library, verdicts
+from dissensus.studies.figures import figures
+from dissensus.studies.labels import measure_label
+from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
+from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
+from dissensus.studies.run_folders import find, unfinished
+from dissensus.studies.spec import PAPERS, Spec, toml_value
+from dissensus.studies.validation import missing
+
+NEWS: dict[str, News] = {
+    verdicts.AGREES: "good",
+    verdicts.DIRECTION: "fair",
+    verdicts.DISAGREES: "bad",
+    verdicts.NOT_RUN: "none",
+}
+"""What kind of news each verdict is."""
+VERDICT_COLUMNS = ("the paper says", "verdict", "data", "paper", "ours", "interval", "difference")
+_CURVES = (
+    "Training curves are means over each epoch's steps, in training mode (dropout on); test curves are taken at the "
+    "epoch's end. The table's gap compares both in evaluation mode, after the last epoch."
+)
+_MOST_COLUMNS = 10
+"""Points of a grid that can stand beside each other in a table."""
+_MOST_NAMED, _MOST_NAMED_TWICE = 12, 4
+"""Points that a sentence can name with one number each, and with two."""
+
+Study = tuple[Spec, Summary | None]
+
+
+def state(spec: Spec, summary: Summary | None) -> str:
+    """The state of a study in a few words: its verdict, or what it waits for."""
+    if summary is not None:
+        return verdicts.overall([verdict.verdict for verdict in summary.verdicts])
+    waiting = missing(spec)
+    if waiting:
+        return f"waits for {waiting[0]}"
+    absent = [name for name in spec.data if not datasets.available(name)]
+    return f"{verdicts.NOT_RUN}; needs {', '.join(absent)}" if absent else verdicts.NOT_RUN
+
+
+def page(names: Sequence[str], root: Path) -> Page:
+    """The report on studies; results are looked for under ``root`` and among those that are shipped."""
+    studies: list[Study] = [(library.load(name), find(name, root)) for name in names]
+    sections: list[Part] = []
+    for paper, title in PAPERS.items():
+        chosen = [(spec, summary) for spec, summary in studies if spec.paper == paper]
+        if chosen:
+            details = [_study(spec, summary) for spec, summary in chosen if summary is not None]
+            notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
+            sections.append(Section(title, [_overview(chosen), *notes, *details]))
+    introduction = (
+        "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our numbers: "
+        "agrees, agrees in direction (the right way, but by another amount or within the spread over seeds), "
+        "disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; intervals are "
+        "95 % bootstrap intervals, of paired differences (Δ) where two settings are compared."
+    )
+    return Page("What the papers say, and what we measured", [Text(introduction, "lead"), _counts(studies), *sections])
+
+
+def _counts(studies: Sequence[Study]) -> Text:
+    states = [state(spec, summary) for spec, summary in studies if summary is not None]
+    counts = [f"{verdict}: {states.count(verdict)}" for verdict in NEWS if verdict in states]
+    return Text(f"Studies with results: {len(states)} of {len(studies)} ({', '.join(counts) or 'none yet'}).")
+
+
+def _overview(studies: Sequence[Study]) -> Table:
+    rows: list[list[Cell]] = []
+    for spec, summary in studies:
+        words = state(spec, summary)
+        name = spec.reference if summary is None else Link(f"#{_anchor(spec)}", spec.reference)
+        scale = "" if summary is None else summary.scale
+        rows.append([name, Badge(words, NEWS.get(words, "none")), agreement(summary), scale, spec.claim])
+    return Table(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
+
+
+def agreement(summary: Summary | None) -> str:
+    """How many statements agree, if only in direction: a study's verdict is that of its worst."""
+    judged = [] if summary is None else [v for v in summary.verdicts if v.verdict != verdicts.NOT_RUN]
+    agreeing = [verdict for verdict in judged if verdict.verdict != verdicts.DISAGREES]
+    return f"{len(agreeing)} of {len(judged)} agree" if judged else ""
+
+
+def _study(spec: Spec, summary: Summary) -> Section:
+    made = summary.provenance
+    drawings = [Drawing(figure, description=f"{spec.reference}: {title}") for figure, title in figures(spec, summary)]
+    judged = [verdict for verdict in summary.verdicts if verdict.verdict != verdicts.NOT_RUN]
+    others = [verdict for verdict in summary.verdicts if verdict.verdict == verdicts.NOT_RUN]
+    parts: list[Part] = [
+        Text(spec.claim),
+        *drawings,
+        *([Text(_CURVES)] if spec.evaluation.curves and drawings else []),
+        *worst_cases(summary),
+        *([_verdict_table(judged, len(made.seeds))] if judged else []),
+        *_statements_left_out(others, len(made.seeds)),
+        *_every_measure(summary),
+        *_audits(summary),
+        *_flags(summary),
+        Facts(_provenance(spec, summary)),
+    ]
+    return Section(f"{spec.reference}: {spec.title}", parts, _anchor(spec))
+
+
+def _provenance(spec: Spec, summary: Summary) -> list[tuple[str, str]]:
+    made = summary.provenance
+    return [
+        ("command", command(spec.name, summary.scale, made)),
+        *([("result", summary.origin)] if summary.origin else []),
+        ("seeds", f"{len(made.seeds)}"),
+        ("networks", _networks(made)),
+        ("machine", f"{made.hardware}; dissensus {made.version}, torch {made.packages.get('torch', '')}"),
+        *([("trainings", f"those of {spec.uses}, measured again")] if spec.uses else []),
+        ("data", "; ".join(entry["source"] for entry in made.data)),
+        *([("note", spec.note)] if spec.note else []),
+    ]
+
+
+def command(name: str, scale: str, made: Provenance) -> str:
+    """The command that makes a result."""
+    changes = [f"--set {shlex.quote(f'{key}={toml_value(value)}')}" for key, value in made.changes.items()]
+    device = [] if made.device == "cpu" else ["--device", made.device]
+    return " ".join(["dissensus study run", name, "--scale", scale, *changes, *device])
+
+
+def _networks(made: Provenance) -> str:
+    searched = f" after a search over {made.searched_networks:,}" if made.searched_networks else ""
+    return f"{made.networks:,}{searched}, in {made.seconds / 60:.1f} minutes"
+
+
+def _verdict_table(judged: Sequence[Verdict], seeds: int) -> Table:
+    return Table(VERDICT_COLUMNS, [_verdict_row(verdict, seeds) for verdict in judged], narrow="cards")
+
+
+def _verdict_row(verdict: Verdict, seeds: int) -> list[Cell]:
+    interval = Number(verdict.ours, verdict.low, verdict.high).interval
+    if interval:
+        interval = "one seed" if seeds == 1 else f"Δ {interval}" if verdict.compared else interval
+    return [
+        verdict.says,
+        Badge(verdict.verdict, NEWS[verdict.verdict]),
+        verdict.data,
+        verdict.paper,
+        Number(verdict.ours),
+        interval,
+        Number(verdict.difference),
+    ]
+
+
+def _statements_left_out(others: Sequence[Verdict], seeds: int) -> list[Part]:
+    if not others:
+        return []
+    title = f"{len(others)} more statements, of data or points that this scale does not have"
+    return [Folded(title, [_verdict_table(others, seeds)])]
+
+
+def _every_measure(summary: Summary) -> list[Part]:
+    """Tables of all measures, folded; data sets with too many points for a table are left out."""
+    axes = [axis for axis in summary.axes if axis != "data"]
+    parts: list[Part] = []
+    for data, points in _by_data(summary).items():
+        if 1 < len(points) <= _MOST_COLUMNS:
+            header = ("", *(point_name(point, axes) for point in points))
+            table = Table(header, measure_rows(points))
+            parts.append(Folded(f"{data}: every measure, mean ± standard error", [table]))
+    return parts
+
+
+def measure_rows(points: Sequence[Point]) -> list[list[Cell]]:
+    """A row for every measure that any point has, and one with the audit's verdicts; a column for every point."""
+    rows: list[list[Cell]] = []
+    for name in points[0].measures:
+        estimates = [point.measures.get(name, Estimate(None, None, 0)) for point in points]
+        if any(estimate.mean is not None for estimate in estimates) and not name.startswith("audit_"):
+            examples = (points[0].examples or {}).get(name)
+            label = measure_label(name) + (f", {examples:,} examples" if examples else "")
+            rows.append([label, *(Number(estimate.mean, error=estimate.error) for estimate in estimates)])
+    if any(point.audit_verdicts for point in points):
+        counts = [(point.audit_verdicts or {}).items() for point in points]
+        rows.append(["the audit says", *(", ".join(f"{verdict} {n}" for verdict, n in count) for count in counts)])
+    return rows
+
+
+def worst_cases(summary: Summary) -> list[Part]:
+    """A sentence and a table for every ε: accuracy under single attacks, and in the worst case of a suite."""
+    axes = [axis for axis in summary.axes if axis != "data"]
+    parts: list[Part] = []
+    for data, points in _by_data(summary).items():
+        named = {point_name(point, axes): point for point in points}
+        suites = {name: suite[1] for name in points[0].measures if (suite := suite_of(name))}
+        for epsilon in dict.fromkeys(suites.values()):
+            single = [name for name in points[0].measures if is_within(name, epsilon)]
+            worst = [name for name, suite_epsilon in suites.items() if suite_epsilon == epsilon]
+            words = f"{data}, at ε = {epsilon}: {_worst_case_in_words(named, single, worst)}"
+            parts += [Text(words), _attack_table(data, epsilon, named, [*single, *worst])]
+    return parts
+
+
+def _attack_table(data: str, epsilon: str, points: Mapping[str, Point], measures: Sequence[str]) -> Table:
+    """Accuracy by measure and point; the longer of the two runs down the table."""
+    examples = next(iter(points.values())).examples or {}
+    labels = [measure_label(name).removesuffix(f" {epsilon}") for name in measures]
+    counts = [f"{examples[name]:,}" if name in examples else "all" for name in measures]
+    shares = [[Number(point.mean(name), form=".1%") for name in measures] for point in points.values()]
+    if len(points) <= len(measures):
+        rows = [[*row] for row in zip(labels, counts, *shares, strict=True)]
+        return Table((data, "examples", *points), rows)
+    rows = [["examples", *counts], *([name, *row] for name, row in zip(points, shares, strict=True))]
+    return Table((data, *labels), rows)
+
+
+def _worst_case_in_words(points: Mapping[str, Point], single: Sequence[str], worst: Sequence[str]) -> str:
+    """Accuracy under the paper's attacks and in the worst case; of very many points only the extremes."""
+
+    def lowest(measures: Sequence[str]) -> dict[str, float]:
+        means = {title: [point.mean(name) for name in measures] for title, point in points.items()}
+        known = {title: [v for v in values if v is not None] for title, values in means.items()}
+        return {title: min(values) for title, values in known.items() if values and len(values) == len(measures)}
+
+    published, left = lowest([name for name in single if is_published(name)]), lowest(worst)
+    if not left:
+        return "no worst case was found."
+    if len(left) > _MOST_NAMED:
+        low, high = min(left, key=left.__getitem__), max(left, key=left.__getitem__)
+        return f"the worst case leaves {left[low]:.1%} ({low}) to {left[high]:.1%} ({high})."
+    words = f"the worst case leaves {_listed_shares(left)}."
+    if published and len(left) <= _MOST_NAMED_TWICE:
+        return f"the paper's attacks leave {_listed_shares(published)}; {words}"
+    return words
+
+
+def _listed_shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{share:.1%} ({title})" for title, share in shares.items())
+
+
+def _audits(summary: Summary) -> list[Part]:
+    """The audit's reasons for every point, where there is one seed."""
+    lines = [
+        (title, f"{', '.join(point.audit_verdicts or {})}: {'; '.join(point.audit_reasons)}")
+        for title, point in _titled_points(summary).items()
+        if point.audit_reasons
+    ]
+    return [Text("What the audit says of each ensemble:"), Facts(lines)] if lines else []
+
+
+def _flags(summary: Summary) -> list[Part]:
+    """Flags that were raised, a line per point: a worst case with flags is doubtful."""
+    lines = []
+    for title, point in _titled_points(summary).items():
+        if point.flags is not None:
+            raised = [
+                f"{', '.join(names)} ({suite.replace('_', ' ')})" for suite, names in point.flags.items() if names
+            ]
+            lines.append((title, f"flags raised: {'; '.join(raised) or 'none'}"))
+    return [Facts(lines)] if lines else []
+
+
+def _by_data(summary: Summary) -> dict[str, list[Point]]:
+    points: dict[str, list[Point]] = {}
+    for point in summary.points:
+        points.setdefault(point.data, []).append(point)
+    return points
+
+
+def point_name(point: Point, axes: Sequence[str]) -> str:
+    """The values of a point on some axes."""
+    return ", ".join(str(point.value(axis)) for axis in axes)
+
+
+def _titled_points(summary: Summary) -> dict[str, Point]:
+    """Points by the values that tell them apart."""
+    has_several = len({point.data for point in summary.points}) > 1
+    axes = [axis for axis in summary.axes if has_several or axis != "data"]
+    return {point_name(point, axes): point for point in summary.points}
+
+
+def _anchor(spec: Spec) -> str:
+    return spec.name.replace("/", "-")
+
+
+def write_figures(names: Sequence[str], root: Path, folder: Path, kind: str) -> list[Path]:
+    """Write every figure as a file for a paper: PDF, PNG or SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in names:
+        summary = find(name, root)
+        if summary is None:
+            continue
+        spec = library.load(name)
+        for figure, title in figures(spec, summary):
+            file = folder / f"{_anchor(spec)}-{title.replace(' ', '-')}.{kind}"
+            style.save(figure, file)
+            files.append(file)
+    return files
