@@ -44,23 +44,23 @@ def write_outputs(folder: Path, members: int, examples: int, classes: int) -> No
 
 def audited(folder: Path, members: int) -> dict[str, Any]:
     """One audit, in a process of its own so that its memory is its own."""
-    before, seen, over = held_mib(), [0.0], threading.Event()
+    before, peak, over = held_mib(), [0.0], threading.Event()
 
     def watch() -> None:
         while not over.wait(0.05):
-            seen.append(held_mib())
+            peak.append(held_mib())
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     files = sorted(folder.glob("member-*.npy"))
     outputs = [np.load(files[i % len(files)], mmap_mode="r") for i in range(members)]
     started = time.perf_counter()
-    found = ds.audit(outputs, np.load(folder / "targets.npy"), task="classification", kind="logits")
+    result = ds.audit(outputs, np.load(folder / "targets.npy"), task="classification", kind="logits")
     seconds = time.perf_counter() - started
     over.set()
     watching.join()
     on = torch.cuda.get_device_name() if torch.cuda.is_initialized() else f"{torch.get_num_threads()} threads"
-    return {"seconds": seconds, "on": on, "peak_mib": max(seen), "before_mib": before, "verdict": found.verdict}
+    return {"seconds": seconds, "on": on, "peak_mib": max(peak), "before_mib": before, "verdict": result.verdict}
 
 
 def held_mib() -> float:

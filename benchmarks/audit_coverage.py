@@ -72,8 +72,8 @@ def main() -> None:
         }
         held = dict.fromkeys(truth, 0)
         for audit in range(options.audits):
-            found = figures(task, *drawn(task, members, examples, generator), audit)
-            for name, figure in found.items():
+            estimated = figures(task, *drawn(task, members, examples, generator), audit)
+            for name, figure in estimated.items():
                 held[name] += figure.low <= truth[name] <= figure.high
         rows.append(
             {

@@ -47,8 +47,8 @@ def drawn(kind: str, draws: int, members: int, dimensions: int, generator: torch
         size = torch.randn((draws, members, 1), **settings).exp()
         gram = size * gram * size.mT
     elif kind == "common":  # the last vector is shared
-        own, shared, square = gram[:, :-1, :-1], gram[:, :-1, -1:], gram[:, -1:, -1:]
-        gram = (own + shared + shared.mT + square) / 2
+        separate, shared, square = gram[:, :-1, :-1], gram[:, :-1, -1:], gram[:, -1:, -1:]
+        gram = (separate + shared + shared.mT + square) / 2
     return gram
 
 

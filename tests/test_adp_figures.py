@@ -47,8 +47,8 @@ def row(method, seed, measures, **beside):
 
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
-    panels = figures(library.load(study), summary(study, rows))
-    return [(figure, title, style.as_svg(figure, title)) for figure, title in panels]
+    result = figures(library.load(study), summary(study, rows))
+    return [(figure, title, style.as_svg(figure, title)) for figure, title in result]
 
 
 def legend_words(figure):
@@ -342,8 +342,8 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
-    stored = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(study_page, "find", lambda name, root: stored)
+    result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
+    monkeypatch.setattr(study_page, "find", lambda name, root: result)
     page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
     settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"

@@ -358,8 +358,8 @@ def test_units_that_are_done_are_not_audited_again(tmp_path):
 
 
 def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
-    held = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
-    cases = {point["case"] for point in held["points"]}
+    stored = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
+    cases = {point["case"] for point in stored["points"]}
     assert set(CASES) <= cases
     sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
     accused = sum(
