@@ -19,7 +19,7 @@ from dissensus import masks, objectives
 from dissensus.auditing import Audit, audit
 from dissensus.axes import LossParts
 from dissensus.studies import case_makers as makers
-from dissensus.studies.case_makers import TWIN, Case, Facts, Materials, NetworkOutputs
+from dissensus.studies.case_makers import TWIN, Case, CaseFacts, Materials, NetworkOutputs
 from dissensus.studies.datasets import GROUPS, SYNTHETIC_SIZED, StudyData, load
 from dissensus.studies.registry import build_of
 from dissensus.studies.spec import Spec
@@ -382,7 +382,7 @@ class Made(NamedTuple):
     case: Case
     truth: str
     allowed: dict[Evidence, list[str]]
-    facts: Facts
+    facts: CaseFacts
 
 
 def made(spec: Spec, unit: "AuditUnit", cases: Iterable[str]) -> Iterator[Made]:
@@ -544,7 +544,7 @@ def from_arrays(arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> Made:
         meta["pool"],
         arrays.get("fitted_to"),
     )
-    return Made(meta["case"], case, meta["truth"], dict(meta["allowed"]), Facts(**meta["facts"]))
+    return Made(meta["case"], case, meta["truth"], dict(meta["allowed"]), CaseFacts(**meta["facts"]))
 
 
 def one_thread() -> None:

@@ -626,7 +626,7 @@ def _signal(m: Materials) -> tuple[Array, Array]:
     return train / scale, test / scale
 
 
-class Facts(NamedTuple):
+class CaseFacts(NamedTuple):
     """Losses of a case on test data by simple arithmetic: squared errors, Brier scores, or shares of wrong votes."""
 
     ensemble: float
@@ -638,7 +638,7 @@ class Facts(NamedTuple):
     """Correlation of members' errors: the mean covariance of pairs over the mean variance."""
 
 
-def facts(case: Case) -> Facts:
+def facts(case: Case) -> CaseFacts:
     """Losses of a case's pool, members, best member and of a constant prediction, on test data."""
     outputs = case.test.astype(float)
     targets = case.targets
@@ -661,4 +661,4 @@ def facts(case: Case) -> Facts:
     ensemble, flat = (float(np.square(predicted - targets).mean()) for predicted in (pooled, constant))
     scale = targets.shape[-1] / 2 if case.pool == "vote" else 1.0  # a wrong vote is wrong in two of C places
     individual, best = float(member_losses.mean()), float(member_losses.min())
-    return Facts(scale * ensemble, scale * individual, scale * best, scale * flat, correlation)
+    return CaseFacts(scale * ensemble, scale * individual, scale * best, scale * flat, correlation)

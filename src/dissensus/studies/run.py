@@ -29,7 +29,7 @@ from dissensus.fingerprint import fingerprint
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import datasets, library
 from dissensus.studies.measures import MEASURES, OutputMeasure
-from dissensus.studies.procedures.base import Context, OnProgress, Procedure, Step, no_progress
+from dissensus.studies.procedures.base import OnProgress, Procedure, Step, StudyContext, no_progress
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
 from dissensus.studies.results import Provenance, Report, Row
@@ -100,7 +100,9 @@ def run(
             catalogue=catalogue,
         )
     folder.mkdir(parents=True, exist_ok=True)
-    context = Context(spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue)
+    context = StudyContext(
+        spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue
+    )
     with alone(folder, spec.name):
         if read_state(folder).stage != "done":
             _run(context, procedures[spec.procedure], scale, jobs, foreign, changes or {})
@@ -127,7 +129,7 @@ def foreign_fingerprint(
 
 
 def _run(
-    context: Context, procedure: Procedure, scale: str, jobs: int, foreign: str, changes: Mapping[str, Any]
+    context: StudyContext, procedure: Procedure, scale: str, jobs: int, foreign: str, changes: Mapping[str, Any]
 ) -> None:
     """Run all steps and units, and write the report; the folder's state says how far it came."""
     spec, folder = context.spec, context.folder
@@ -147,7 +149,7 @@ def _run(
     write_state(folder, replace(state, stage="done"))
 
 
-def _rows(context: Context, procedure: Procedure, jobs: int) -> list[Row]:
+def _rows(context: StudyContext, procedure: Procedure, jobs: int) -> list[Row]:
     """Run what is left of a study, and return all its rows."""
     steps = [*procedure.steps, Step(_Units(procedure, unfinished=True), _RunUnit(procedure.run))]
     tasks = [list(step.tasks(context)) for step in steps]
@@ -170,7 +172,7 @@ class _Units:
     def __init__(self, procedure: Procedure, *, unfinished: bool) -> None:
         self.procedure, self.unfinished = procedure, unfinished
 
-    def __call__(self, context: Context) -> Sequence[Any]:
+    def __call__(self, context: StudyContext) -> Sequence[Any]:
         units = self.procedure.units(context.spec)
         if not self.unfinished:
             return units
@@ -181,10 +183,10 @@ class _Units:
 class _RunUnit:
     """Runs a unit and writes its rows."""
 
-    def __init__(self, run: Callable[[Any, Context], Sequence[Row]]) -> None:
+    def __init__(self, run: Callable[[Any, StudyContext], Sequence[Row]]) -> None:
         self.run = run
 
-    def __call__(self, unit: Any, context: Context) -> None:
+    def __call__(self, unit: Any, context: StudyContext) -> None:
         rows = self.run(unit, context)
         (context.folder / unit.name).mkdir(parents=True, exist_ok=True)
         write_rows(context.folder / unit.name, rows)
@@ -200,7 +202,7 @@ class _ProgressPart:
         self.progress(text, min(1.0, self.before + self.share * share))
 
 
-def _work(step: Step, tasks: Sequence[Any], context: Context, jobs: int, progress: OnProgress) -> None:
+def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int, progress: OnProgress) -> None:
     """Do the tasks of a step, one after the other or in several processes."""
     if jobs <= 1 or len(tasks) < 2:
         for i, task in enumerate(tasks):
@@ -278,7 +280,7 @@ def _searched_networks(folder: Path) -> int:
 
 
 def _provenance(
-    context: Context, rows: Sequence[Row], seconds: float, changes: Mapping[str, Any], settings: str
+    context: StudyContext, rows: Sequence[Row], seconds: float, changes: Mapping[str, Any], settings: str
 ) -> Provenance:
     device, spec = context.device, context.spec
     on_gpu = device.type == "cuda"

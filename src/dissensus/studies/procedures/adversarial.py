@@ -13,7 +13,7 @@ from torch import nn
 from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import StudyData
-from dissensus.studies.procedures.base import Context
+from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.procedures.methods import (
     Method,
     References,
@@ -45,7 +45,7 @@ def standardised_builder(spec: Spec, method: Method, data: StudyData) -> Callabl
     return method_builder(spec, method, data, partial(Standardised, mean=mean, std=std))
 
 
-def _train_adversarially(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
+def _train_adversarially(unit: TrainingUnit, context: StudyContext, folder: Path) -> list[Row]:
     """Train every point of the grid."""
     spec = context.spec
     data = datasets.load_unscaled(

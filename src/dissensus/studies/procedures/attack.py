@@ -19,7 +19,7 @@ from dissensus.studies.datasets import StudyData, is_split_by_seed
 from dissensus.studies.measures import OutputMeasure, is_output_measure
 from dissensus.studies.procedures import adversarial, attack_measures, methods, requirements, train
 from dissensus.studies.procedures.attack_measures import AttackedEnsemble
-from dissensus.studies.procedures.base import Context, Procedure
+from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.procedures.training import TrainingUnit, training_units
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
@@ -54,13 +54,13 @@ def units(spec: Spec) -> list[AttackUnit]:
     ]
 
 
-def run(unit: AttackUnit, context: Context) -> list[Row]:
+def run(unit: AttackUnit, context: StudyContext) -> list[Row]:
     """The rows of an ensemble with measures of clean outputs and under attack."""
     rows = train.remeasured(unit.training, context, unit.point)
     return [_attacked_row(unit, context.on_data(unit.training.data), row) for row in rows]
 
 
-def _attacked_row(unit: AttackUnit, context: Context, row: Row) -> Row:
+def _attacked_row(unit: AttackUnit, context: StudyContext, row: Row) -> Row:
     names = [name for name in context.spec.evaluation.measures if not is_output_measure(name, context.measures)]
     if row.status != "done":
         return replace(row, measures={**row.measures, **dict.fromkeys(names, float("nan"))})
@@ -94,7 +94,7 @@ def _attacked_row(unit: AttackUnit, context: Context, row: Row) -> Row:
 
 
 def _measured(
-    unit: AttackUnit, context: Context, names: list[str], ensemble: AttackedEnsemble, file: Path
+    unit: AttackUnit, context: StudyContext, names: list[str], ensemble: AttackedEnsemble, file: Path
 ) -> dict[str, Any]:
     """All measures under attack, and what figures show of them; every finished measure is stored in the file."""
     stored: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"measures": {}}

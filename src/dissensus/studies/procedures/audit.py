@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from dissensus.studies import audit_cases
 from dissensus.studies.audit_cases import EVIDENCE, AuditedEnsemble, AuditUnit
-from dissensus.studies.procedures.base import Context, Procedure
+from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.results import Row
 
 _KEPT = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
@@ -33,7 +33,7 @@ SUMMARIES: dict[str, Callable[[AuditedEnsemble], bool]] = {
 members and 500 examples."""
 
 
-def run(unit: AuditUnit, context: Context) -> list[Row]:
+def run(unit: AuditUnit, context: StudyContext) -> list[Row]:
     """One row per ensemble."""
     context.progress(unit.name, 0.0)
     return [

@@ -30,7 +30,7 @@ class Unit(Protocol):
 
 
 @dataclass(frozen=True)
-class Context:
+class StudyContext:
     """Everything that a unit is run with."""
 
     spec: Spec
@@ -46,11 +46,11 @@ class Context:
     catalogue: Mapping[str, DatasetInfo] = field(default_factory=lambda: DATASETS)
     """Data sets by name."""
 
-    def on_data(self, data: str) -> "Context":
+    def on_data(self, data: str) -> "StudyContext":
         """The same, with the settings that the study has for one of its data sets."""
         return replace(self, spec=on_data(self.spec, data))
 
-    def titled(self, title: str) -> "Context":
+    def titled(self, title: str) -> "StudyContext":
         """The same, with a title before every text of the progress."""
         progress = self.progress
         return replace(self, progress=lambda text, share: progress(f"{title}: {text}", share))
@@ -60,9 +60,9 @@ class Context:
 class Step:
     """Work that comes before the units, such as a search of hyperparameters that several units share."""
 
-    tasks: Callable[[Context], Sequence[Any]]
+    tasks: Callable[[StudyContext], Sequence[Any]]
     """What is left to do; tasks do not depend on each other."""
-    run: Callable[[Any, Context], None]
+    run: Callable[[Any, StudyContext], None]
     """Does one task, and leaves its result in the run's folder."""
     weight: float = 1.0
     """Duration in proportion to that of the units."""
@@ -85,7 +85,7 @@ class Procedure:
 
     units: Callable[[Spec], Sequence[Any]]
     """The units of a study, in the order of its rows."""
-    run: Callable[[Any, Context], Sequence[Row]]
+    run: Callable[[Any, StudyContext], Sequence[Row]]
     """The rows of one unit."""
     missing: Callable[[Spec, Mapping[str, OutputMeasure]], list[str]] = _none_missing
     """What a study names that this procedure does not have, in words; empty where it can be run."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dissensus import objectives, scores
 from dissensus.studies.measures import OutputMeasure
-from dissensus.studies.procedures.base import Context, Procedure
+from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 
@@ -61,7 +61,7 @@ def _axes(name: str) -> set[str]:
     return set(inspect.signature(FORMULAS[name]).parameters)
 
 
-def run(unit: WholeGrid, context: Context) -> list[Row]:
+def run(unit: WholeGrid, context: StudyContext) -> list[Row]:
     """One row per point of the grid."""
     del unit
     spec = context.spec

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from dissensus import masks
 from dissensus.studies.measures import OutputMeasure
-from dissensus.studies.procedures.base import Context, Procedure
+from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.procedures.formula import WholeGrid, whole_grid
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
@@ -18,7 +18,7 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     return [f"members.options.{name} that is a whole number" for name in names]
 
 
-def run(unit: WholeGrid, context: Context) -> list[Row]:
+def run(unit: WholeGrid, context: StudyContext) -> list[Row]:
     """One row per scale and draw."""
     del unit
     spec = context.spec

@@ -17,7 +17,7 @@ from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
 from dissensus.studies import datasets
 from dissensus.studies.datasets import StudyData
-from dissensus.studies.procedures.base import Context
+from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.procedures.shift_measures import AUDITED_EXAMPLES, audit_outputs
 from dissensus.studies.procedures.training import (
     TrainedRun,
@@ -115,7 +115,7 @@ def _build_monte_carlo(build: Callable[[], nn.Module], count: int, rate: float) 
     return masks.monte_carlo(build(), count, rate)
 
 
-def _train_methods(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
+def _train_methods(unit: TrainingUnit, context: StudyContext, folder: Path) -> list[Row]:
     """Train every method for all seeds; ensembles are left in the folder."""
     spec = context.spec
     data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
@@ -138,7 +138,7 @@ def _train_methods(unit: TrainingUnit, context: Context, folder: Path) -> list[R
 
 def _sweep(
     unit: TrainingUnit,
-    context: Context,
+    context: StudyContext,
     methods: list[Method],
     data: StudyData,
     folder: Path,
@@ -170,7 +170,7 @@ def ensemble_folder(folder: Path, run: int) -> Path:
 
 
 def method_row(
-    context: Context,
+    context: StudyContext,
     trained: TrainedRun,
     method: Method,
     data: StudyData,

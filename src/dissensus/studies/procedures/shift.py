@@ -19,7 +19,7 @@ from dissensus.studies.backbones import head, prepared
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures import requirements, shift_measures
-from dissensus.studies.procedures.base import Context, Procedure
+from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.procedures.shift_measures import AUDITED_EXAMPLES, LDR, SECONDS, SOUP, ShiftOutputs
 from dissensus.studies.procedures.train import SEARCH
 from dissensus.studies.procedures.training import (
@@ -81,7 +81,7 @@ class _PreparedData:
     """Inputs as networks take them, prepared once per backbone."""
 
     raw: ShiftedData
-    context: Context
+    context: StudyContext
     cache: Path
     by_backbone: dict[str, ShiftedData] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class _PreparedData:
         return self.by_backbone[backbone]
 
 
-def _train(unit: TrainingUnit, context: Context) -> list[Row]:
+def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train and measure every point of the grid on a data set."""
     folder = context.folder / unit.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def point_builder(spec: Spec, settings: Settings, data: StudyData) -> Callable[[
 
 
 def _fit(
-    context: Context,
+    context: StudyContext,
     settings: Settings,
     point: Mapping[str, Any],
     number: int,
@@ -177,7 +177,7 @@ def _diverse_ranges(names: list[str], arguments: Mapping[str, Any]) -> dict[str,
 
 
 def _split_by_labels(
-    context: Context, settings: Settings, shifted: ShiftedData, point: Mapping[str, Any]
+    context: StudyContext, settings: Settings, shifted: ShiftedData, point: Mapping[str, Any]
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """Examples to fit, and to disagree on: another set, or training examples that a first network finds hard."""
     data, name = shifted.study_data(), settings.get("unlabelled")
@@ -201,7 +201,7 @@ def _split_by_labels(
 
 
 def _row(
-    context: Context,
+    context: StudyContext,
     settings: Settings,
     trained: TrainedRun,
     shifted: ShiftedData,
@@ -276,7 +276,7 @@ def _write_targets(shifted: ShiftedData, raw: ShiftedData, folder: Path) -> None
         np.save(folder / _PICTURES, (raw.test[0] * 255).round().to(torch.uint8).numpy())
 
 
-def _remeasured(unit: TrainingUnit, context: Context) -> list[Row]:
+def _remeasured(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """A unit's rows with this study's measures, from outputs that another study has kept."""
     folder, spec = context.base / unit.name, context.on_data(unit.data).spec
     assert spec.objective is not None
@@ -334,7 +334,7 @@ def extreme_pictures(outputs: Tensor, targets: Tensor, file: Path) -> list[dict[
     ]
 
 
-def run(unit: TrainingUnit, context: Context) -> list[Row]:
+def run(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train and measure a unit, or measure it again where another study has trained it."""
     return _remeasured(unit, context) if context.spec.uses else _train(unit, context)
 

@@ -16,7 +16,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import FOLDERS, StreamedImages
 from dissensus.studies.procedures import requirements
-from dissensus.studies.procedures.base import Context
+from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.procedures.training import (
     TrainedRun,
     Trainer,
@@ -53,7 +53,7 @@ class _StandardisedImages(Dataset[tuple[Tensor, Tensor]]):
         return (pixels.float() / 255 - self.mean) / self.std, label
 
 
-def _train_streamed(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
+def _train_streamed(unit: TrainingUnit, context: StudyContext, folder: Path) -> list[Row]:
     """Train every point of the grid; an interrupted training continues at its last complete epoch."""
     spec, data = context.spec, datasets.load_streamed(unit.data, context.spec)
     grid = points({**spec.grid, "seed": list(unit.seeds)})
@@ -72,7 +72,7 @@ def _train_streamed(unit: TrainingUnit, context: Context, folder: Path) -> list[
 
 
 def _fit(
-    context: Context,
+    context: StudyContext,
     data: StreamedImages,
     number: int,
     point: Mapping[str, Any],

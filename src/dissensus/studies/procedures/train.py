@@ -17,7 +17,7 @@ from dissensus.studies import datasets, measures
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import LabelledOutputs, OutputMeasure
 from dissensus.studies.procedures import adversarial, methods, requirements, search, streamed
-from dissensus.studies.procedures.base import Context, Procedure, Step
+from dissensus.studies.procedures.base import Procedure, Step, StudyContext
 from dissensus.studies.procedures.training import (
     ROWS,
     TARGETS,
@@ -49,7 +49,7 @@ _SWEEP_ARGUMENTS = ("lr", "batch_size", "weight_decay", "members", "epochs")
 # The plain way: all points of the grid as one sweep
 
 
-def _train_grid(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
+def _train_grid(unit: TrainingUnit, context: StudyContext, folder: Path) -> list[Row]:
     spec = context.spec
     chosen = search.best(folder / TRIALS) if spec.search is not None else {}
     data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
@@ -63,7 +63,7 @@ def _train_grid(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]
     return rows
 
 
-def _sweep(unit: TrainingUnit, context: Context, data: StudyData, chosen: dict[str, Any], folder: Path) -> Sweep:
+def _sweep(unit: TrainingUnit, context: StudyContext, data: StudyData, chosen: dict[str, Any], folder: Path) -> Sweep:
     spec = context.spec
     assert spec.objective is not None
     assert spec.members is not None
@@ -112,7 +112,7 @@ def trainer_for(spec: Spec, data: str) -> Trainer:
 # Steps, units and measures
 
 
-def train_unit(unit: TrainingUnit, context: Context) -> list[Row]:
+def train_unit(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train a unit in this run's folder."""
     folder = context.folder / unit.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,12 +120,12 @@ def train_unit(unit: TrainingUnit, context: Context) -> list[Row]:
     return trainer_for(context.spec, unit.data).rows(unit, context, folder)
 
 
-def run(unit: TrainingUnit, context: Context) -> list[Row]:
+def run(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train and measure a unit, or measure it again where another study has trained it."""
     return remeasured(unit, context) if context.spec.uses else train_unit(unit, context)
 
 
-def untrained(context: Context) -> list[TrainingUnit]:
+def untrained(context: StudyContext) -> list[TrainingUnit]:
     """Units without rows in the folder of the trainings; refused where another study was to train them."""
     units = [unit for unit in training_units(context.spec) if not (context.base / unit.name / ROWS).exists()]
     if context.spec.uses and units:
@@ -133,7 +133,7 @@ def untrained(context: Context) -> list[TrainingUnit]:
     return sorted(units, key=first_seed)
 
 
-def _unsearched(context: Context) -> list[list[TrainingUnit]]:
+def _unsearched(context: StudyContext) -> list[list[TrainingUnit]]:
     """Units whose hyperparameters are searched together: those of one data set."""
     by_data: dict[str, list[TrainingUnit]] = {}
     for unit in untrained(context):
@@ -142,7 +142,7 @@ def _unsearched(context: Context) -> list[list[TrainingUnit]]:
     return list(by_data.values())
 
 
-def _search(units: Sequence[TrainingUnit], context: Context) -> None:
+def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
     """Search the hyperparameters of units that share a data set; trials are left in each unit's folder."""
     name, spec = units[0].data, context.spec
     search.search(
@@ -157,7 +157,7 @@ def _search(units: Sequence[TrainingUnit], context: Context) -> None:
     )
 
 
-def _train_and_store(unit: TrainingUnit, context: Context) -> None:
+def _train_and_store(unit: TrainingUnit, context: StudyContext) -> None:
     write_rows(context.folder / unit.name, train_unit(unit, context))
 
 
@@ -167,7 +167,7 @@ TRAINING = Step(untrained, _train_and_store)
 """Trainings that come before a procedure which works on trained ensembles."""
 
 
-def remeasured(unit: TrainingUnit, context: Context, point: Mapping[str, Any] | None = None) -> list[Row]:
+def remeasured(unit: TrainingUnit, context: StudyContext, point: Mapping[str, Any] | None = None) -> list[Row]:
     """A unit's rows with this study's measures, from outputs that were kept; of one ``point`` or of all."""
     folder = context.base / unit.name
     spec = context.on_data(unit.data).spec

@@ -17,7 +17,7 @@ from dissensus.storage import write_atomically
 from dissensus.studies import measures
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import LabelledOutputs
-from dissensus.studies.procedures.base import Context
+from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 from dissensus.train import History
@@ -65,7 +65,7 @@ class Trainer:
 
     suits: Callable[[Spec, str], bool]
     """Whether it trains a study's grid on some data."""
-    rows: Callable[[TrainingUnit, Context, Path], list[Row]]
+    rows: Callable[[TrainingUnit, StudyContext, Path], list[Row]]
     """Trains all points; leaves outputs and targets in the folder."""
     axes: Callable[[Spec], set[str]]
     """Axes that a grid may have."""
@@ -121,7 +121,7 @@ def read_rows(folder: Path, spec: Spec) -> list[Row]:
 
 
 def measured_row(
-    context: Context,
+    context: StudyContext,
     data: str,
     trained: TrainedRun,
     folder: Path,
