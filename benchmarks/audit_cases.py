@@ -57,13 +57,13 @@ def spec_of(args: argparse.Namespace) -> Spec:
 def make_unit(spec: Spec, unit: AuditUnit, folder: Path) -> int:
     """Write the files of a unit; the number of them."""
     count = 0
-    for one in audit_cases.made(spec, unit, audit_cases.cases_of(spec)):
-        arrays, meta = audit_cases.as_arrays(unit, one)
-        words = (unit.data, one.name, f"s{unit.seed}", f"m{unit.members}")
+    for case in audit_cases.made(spec, unit, audit_cases.cases_of(spec)):
+        arrays, meta = audit_cases.as_arrays(unit, case)
+        words = (unit.data, case.name, f"s{unit.seed}", f"m{unit.members}")
         name = "_".join(re.sub(r"[^\w=.+±-]+", "-", word) for word in words)
         hidden = folder / f".{name}.npz"
-        held: Any = {**arrays, "meta": np.array(json.dumps(meta))}
-        np.savez(hidden, **held)
+        content: Any = {**arrays, "meta": np.array(json.dumps(meta))}
+        np.savez(hidden, **content)
         os.replace(hidden, folder / f"{name}.npz")
         count += 1
     return count
@@ -76,8 +76,8 @@ def audit_rows(spec: Spec, unit: AuditUnit) -> list[dict[str, Any]]:
 
 def judge_file(path: Path) -> dict[str, Any]:
     """A file's row."""
-    with np.load(path) as held:
-        arrays = {name: held[name] for name in held.files}
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta")))
     unit = AuditUnit("files", meta["data"], meta["seed"], meta["members"], first=True)
     return {
@@ -134,8 +134,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def gathered(results: Iterator[Any], file: Path | None) -> None:
     """Print the table of rows as they come to an end, and keep them meanwhile: a run may be broken off."""
     rows: list[dict[str, Any]] = []
-    for number, found in enumerate(results):
-        rows += found if isinstance(found, list) else [found]
+    for number, result in enumerate(results):
+        rows += result if isinstance(result, list) else [result]
         if file is not None and number % 20 == 0:
             write_atomically(file, json.dumps(rows).encode())
     rows.sort(key=lambda row: (row["group"], row["data"], row["case"], row["members"], row["seed"]))
@@ -148,20 +148,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     made, judged, run = (verbs.add_parser(verb) for verb in ("make", "judge", "run"))
-    for one in (made, run):
-        one.add_argument("--sets", nargs="+", default=["design"])
-        one.add_argument("--seeds", nargs="+", type=int, default=[0])
-        one.add_argument("--members", nargs="+", type=int, default=[5])
-        one.add_argument("--cases", nargs="+")
-        one.add_argument("--epochs", type=int, default=60)
-        one.add_argument("--train", type=int, default=1000)
-        one.add_argument("--test", type=int, default=2000)
+    for command in (made, run):
+        command.add_argument("--sets", nargs="+", default=["design"])
+        command.add_argument("--seeds", nargs="+", type=int, default=[0])
+        command.add_argument("--members", nargs="+", type=int, default=[5])
+        command.add_argument("--cases", nargs="+")
+        command.add_argument("--epochs", type=int, default=60)
+        command.add_argument("--train", type=int, default=1000)
+        command.add_argument("--test", type=int, default=2000)
     made.add_argument("--out", type=Path, required=True)
     judged.add_argument("files", type=Path, nargs="+")
-    for one in (judged, run):
-        one.add_argument("--json", type=Path)
-    for one in (made, judged, run):
-        one.add_argument("--jobs", type=int, default=2)
+    for command in (judged, run):
+        command.add_argument("--json", type=Path)
+    for command in (made, judged, run):
+        command.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
     started = time.perf_counter()
