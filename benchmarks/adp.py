@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    told = parser.parse_args()
+    args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(0)
-    examples = told.batch * told.steps
+    examples = args.batch * args.steps
     x = torch.randn(examples, 3, 32, 32, generator=generator).to(device)
     y = torch.randint(10, (examples,), generator=generator).to(device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
@@ -71,26 +71,26 @@ def main() -> None:
         **library(),
     }
     rows: list[dict[str, Any]] = []
-    for members in told.members:
+    for members in args.members:
         taken: dict[str, list[float]] = {way: [] for way in WAYS}
-        for _ in range(told.rounds):
+        for _ in range(args.rounds):
             for way, objective in WAYS.items():
-                taken[way].append(milliseconds(x, y, members, told.batch, objective))
-        found = {way: statistics.median(times) for way, times in taken.items()}
-        added = {way: found[way] / found["plain"] - 1 for way in WAYS if way != "plain"}
+                taken[way].append(milliseconds(x, y, members, args.batch, objective))
+        medians = {way: statistics.median(times) for way, times in taken.items()}
+        added = {way: medians[way] / medians["plain"] - 1 for way in WAYS if way != "plain"}
         rows.append(
             {
                 "members": members,
-                "batch": told.batch,
-                "milliseconds": found,
+                "batch": args.batch,
+                "milliseconds": medians,
                 "rounds": taken,
                 "added": added,
                 "paper_added": PAPER.get(members),
             }
         )
         print(rows[-1], flush=True)
-        if told.json is not None:
-            told.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+        if args.json is not None:
+            args.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    network, x, y, ensemble = trained(given.examples)
+    args = parser.parse_args()
+    network, x, y, ensemble = trained(args.examples)
     made = {
         "command": command_line(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -128,24 +128,24 @@ def main() -> None:
     }
     rows: list[dict[str, Any]] = []
     for name, ways in contestants(network, x, y).items():
-        rows.append({"attack": name, "examples": len(x), "milliseconds": medians(ways, given.repeats)})
+        rows.append({"attack": name, "examples": len(x), "milliseconds": medians(ways, args.repeats)})
         print(rows[-1], flush=True)
-        _write(given.json, made, rows, [])
+        _write(args.json, made, rows, [])
     grown: list[dict[str, Any]] = []
     for members in (1, 2, 5):
-        some = ensemble.subset(range(members)).eval()
+        subset = ensemble.subset(range(members)).eval()
         both = medians(
             {
-                "together": partial(attacks.pgd, some, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
+                "together": partial(attacks.pgd, subset, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
                 "one": partial(attacks.pgd, network, x, y, epsilon=EPSILON, steps=STEPS, stop=False),
             },
-            given.repeats,
+            args.repeats,
         )
         grown.append(
             {"members": members, "milliseconds": both["together"], "times_one": both["together"] / both["one"]}
         )
         print(grown[-1], flush=True)
-    _write(given.json, made, rows, grown)
+    _write(args.json, made, rows, grown)
 
 
 def _write(file: Path | None, made: dict[str, Any], rows: list[dict[str, Any]], grown: list[dict[str, Any]]) -> None:

@@ -76,9 +76,9 @@ def taken(attack: Callable[[], attacks.Adversarial], capture_on: Callable[[torch
     with mock.patch("dissensus.attacks.problem.capture_on", capture_on):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        found = attack()
+        result = attack()
         torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start), found.success.float().mean().item()
+    return 1e3 * (time.perf_counter() - start), result.success.float().mean().item()
 
 
 def row(name: str, ensemble: ds.Ensemble, x: Tensor, y: Tensor, repeats: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def row(name: str, ensemble: ds.Ensemble, x: Tensor, y: Tensor, repeats: int) ->
         for way, capture_on in ways.items():
             milliseconds, success[way] = taken(attack, capture_on)
             times[way].append(milliseconds)
-    medians = {way: statistics.median(found) for way, found in times.items()}
+    medians = {way: statistics.median(values) for way, values in times.items()}
     return {
         "attack": name,
         "members": len(ensemble),
@@ -112,10 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "attacks_gpu.json")
     parser.add_argument("--quick", action="store_true", help="64 examples, one member, one repeat")
-    given = parser.parse_args()
-    examples, repeats, sizes = (64, 1, (1,)) if given.quick else (EXAMPLES, REPEATS, (1, 3, 5))
+    args = parser.parse_args()
+    examples, repeats, sizes = (64, 1, (1,)) if args.quick else (EXAMPLES, REPEATS, (1, 3, 5))
     made = {
-        "command": f"python benchmarks/attacks_gpu.py{' --quick' * given.quick}",
+        "command": f"python benchmarks/attacks_gpu.py{' --quick' * args.quick}",
         "machine": torch.cuda.get_device_name(DEVICE),
         "torch": torch.__version__,
         **library(),
@@ -131,7 +131,7 @@ def main() -> None:
         for name in ATTACKS:
             rows.append(row(name, ensemble, x, y, repeats))
             print(rows[-1], flush=True)
-            given.out.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+            args.out.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def make_unit(spec: Spec, unit: AuditUnit, folder: Path) -> int:
         words = (unit.data, case.name, f"s{unit.seed}", f"m{unit.members}")
         name = "_".join(re.sub(r"[^\w=.+±-]+", "-", word) for word in words)
         hidden = folder / f".{name}.npz"
-        held: Any = {**arrays, "meta": np.array(json.dumps(meta))}
-        np.savez(hidden, **held)
+        content: Any = {**arrays, "meta": np.array(json.dumps(meta))}
+        np.savez(hidden, **content)
         os.replace(hidden, folder / f"{name}.npz")
         count += 1
     return count
@@ -76,8 +76,8 @@ def audit_rows(spec: Spec, unit: AuditUnit) -> list[dict[str, Any]]:
 
 def judge_file(path: Path) -> dict[str, Any]:
     """A file's row."""
-    with np.load(path) as held:
-        arrays = {name: held[name] for name in held.files}
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
     meta = json.loads(str(arrays.pop("meta")))
     unit = AuditUnit("files", meta["data"], meta["seed"], meta["members"], first=True)
     return {

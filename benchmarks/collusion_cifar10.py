@@ -114,10 +114,10 @@ def summary(options: argparse.Namespace) -> None:
             units[unit["made"]["beta"], unit["made"]["seed"]] = unit
     options.keep.mkdir(parents=True, exist_ok=True)
     for file in sorted(options.folder.glob("beta-*.npz")):
-        held = np.load(file)
-        made = json.loads(str(held["made"]))
+        arrays = np.load(file)
+        made = json.loads(str(arrays["made"]))
         made["command"] = made["command"].partition(" --to")[0]  # nobody's business where it went
-        outputs, of_train = (torch.from_numpy(held[name]).float() for name in ("outputs", "train_outputs"))
+        outputs, of_train = (torch.from_numpy(arrays[name]).float() for name in ("outputs", "train_outputs"))
         units[made["beta"], made["seed"]] = {
             "made": made,
             "test": measures(outputs, labels),
@@ -125,14 +125,14 @@ def summary(options: argparse.Namespace) -> None:
         }
         np.savez_compressed(
             options.keep / file.name,
-            outputs=held["outputs"][:, :KEPT],
+            outputs=arrays["outputs"][:, :KEPT],
             targets=labels[:KEPT].numpy(),
-            train_outputs=held["train_outputs"][:, : KEPT // 2],
+            train_outputs=arrays["train_outputs"][:, : KEPT // 2],
             train_targets=train_labels[: KEPT // 2].numpy(),
         )
     for (beta, seed), unit in sorted(units.items()):
         unit["audit"] = audits(options.keep, beta, seed)
-        verdicts = ", ".join(f"{way}: {found['verdict']}" for way, found in unit["audit"].items())
+        verdicts = ", ".join(f"{way}: {audit['verdict']}" for way, audit in unit["audit"].items())
         print(f"β = {beta:g}, seed {seed}: {unit['test']['accuracy']:.4f}; {verdicts}")
     ordered = [unit for _, unit in sorted(units.items())]
     options.json.write_text(json.dumps({"units": ordered}, indent=1) + "\n")
@@ -147,11 +147,11 @@ def audits(folder: Path, beta: float, seed: int) -> dict[str, dict[str, Any]]:
     if beta != 0 and alone.exists():
         ways["with a reference"] = {"reference": np.load(alone)["outputs"]}
         ways["with both"] = ways["with a reference"] | train
-    found = {}
+    verdicts = {}
     for way, more in ways.items():
         audit = ds.audit(kept["outputs"], kept["targets"], task="classification", kind="logits", **more)
-        found[way] = {"verdict": audit.verdict, "reasons": audit.judgement.reasons}
-    return found
+        verdicts[way] = {"verdict": audit.verdict, "reasons": audit.judgement.reasons}
+    return verdicts
 
 
 def main() -> None:

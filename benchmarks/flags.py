@@ -103,12 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    told = parser.parse_args()
+    args = parser.parse_args()
     x, y = digits()
     train, test = (x[:600], y[:600]), (x[1000 : 1000 + EXAMPLES], y[1000 : 1000 + EXAMPLES])
     cases: dict[str, list[nn.Module]] = {}
     for build in (perceptron, convolutional):
-        networks = [trained(build, seed, train) for seed in range(told.seeds)]
+        networks = [trained(build, seed, train) for seed in range(args.seeds)]
         cases |= {f"{build.__name__} {seed}": [network] for seed, network in enumerate(networks)}
         cases[f"{build.__name__}s, ensemble"] = networks
     rows: list[dict[str, Any]] = []
@@ -116,13 +116,14 @@ def main() -> None:
         ordinary = row(case, networks, 1, test, None)
         more = [row(case, networks, factor, test, ordinary["truth"]) for factor in FACTORS]
         rows += [ordinary, *more]
-        for one in (ordinary, *more):
+        for result in (ordinary, *more):
             print(
-                {key: round(value, 3) if isinstance(value, float) else value for key, value in one.items()}, flush=True
+                {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()},
+                flush=True,
             )
     made = {"command": command_line(), **library(), "hardware": f"{platform.machine()}, {os.cpu_count()} cores"}
-    if told.json:
-        told.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def floor(case: Case, bandwidth: float, rate: float) -> dict[str, float]:
 
 def measured(case: Case, quick: bool) -> dict[str, Any]:
     """Milliseconds of every way, with quartiles."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     slow = case.members * (4 if "18" in case.name else 1)
     steps, epochs = (6, 6) if slow >= 20 else (15, 6)
     ways: dict[str, Callable[[], tuple[list[float], str]]] = {"by hand": lambda: (by_hand(case, steps, epochs), "")}
@@ -179,11 +179,11 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
         try:
             seconds, backend = way()
         except RuntimeError as reason:
-            found[name] = {"refused": str(reason).splitlines()[0]}
+            results[name] = {"refused": str(reason).splitlines()[0]}
             continue
         ordered = sorted(1e3 * s for s in seconds)
         quarter = len(ordered) // 4
-        found[name] = {
+        results[name] = {
             "ms": median(ordered),
             "low": ordered[quarter],
             "high": ordered[-1 - quarter],
@@ -191,7 +191,7 @@ def measured(case: Case, quick: bool) -> dict[str, Any]:
             "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
             "backend": backend,
         }
-    return found
+    return results
 
 
 def main() -> None:
@@ -223,16 +223,16 @@ def main() -> None:
         rows.append(row)
         hand = row["ways"]["by hand"]["ms"]
         print(f"{case.name}, {case.members} members, batch {case.batch}: floor {row['floor_ms']:.2f} ms", flush=True)
-        for name, one in row["ways"].items():
-            if "ms" in one:
+        for name, way in row["ways"].items():
+            if "ms" in way:
                 print(
-                    f"    {name:16s} {one['ms']:8.2f} ms ({one['low']:.2f}–{one['high']:.2f})"
-                    f"  {hand / one['ms']:5.1f}x  {one['ms'] / row['floor_ms']:6.1f} floors"
-                    f"  {one['peak_mib']:8,.0f} MiB  {one['backend']}",
+                    f"    {name:16s} {way['ms']:8.2f} ms ({way['low']:.2f}–{way['high']:.2f})"
+                    f"  {hand / way['ms']:5.1f}x  {way['ms'] / row['floor_ms']:6.1f} floors"
+                    f"  {way['peak_mib']:8,.0f} MiB  {way['backend']}",
                     flush=True,
                 )
             else:
-                print(f"    {name:16s} {one['refused']}", flush=True)
+                print(f"    {name:16s} {way['refused']}", flush=True)
         if options.json:
             written = {"made": made, "bandwidth": bandwidth, "bf16_rate": rate, "rows": rows}
             options.json.write_text(json.dumps(written, indent=1) + "\n")

@@ -98,13 +98,13 @@ def predicted(name: str) -> float:
     x = problem(shape)[0]
     expected = ensemble.predict(x, batch_size=8)
     with tempfile.TemporaryDirectory() as folder:
-        found = ensemble.to("cuda").predict(x, batch_size=8, file=Path(folder) / "outputs.npy").clone()
-    return float((found - expected).abs().max())
+        outputs = ensemble.to("cuda").predict(x, batch_size=8, file=Path(folder) / "outputs.npy").clone()
+    return float((outputs - expected).abs().max())
 
 
 def one_kernel(optimizer: str) -> float:
     """Difference of float32 weights after 25 steps, updated by one kernel or by several passes."""
-    found = []
+    states = []
     build, shape = NETWORKS["MLP with dropout"]
     takes = fused_optim.takes
     for use in (False, True):
@@ -124,9 +124,9 @@ def one_kernel(optimizer: str) -> float:
             optimizer=optimizer,
             clip_norm=1.0,
         )
-        found.append({key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()})
+        states.append({key: tensor.detach().cpu() for key, tensor in ensemble.body.tensors().items()})
     fused_optim.takes = takes
-    return difference(*found)
+    return difference(*states)
 
 
 def memory_kept() -> dict[str, Any]:
@@ -250,8 +250,8 @@ def counted(engine: Engine) -> GraphSteps | None:
 
 def replays() -> int:
     """How many steps were replayed since the last call."""
-    found, replayed["steps"] = replayed["steps"], 0
-    return found
+    steps, replayed["steps"] = replayed["steps"], 0
+    return steps
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

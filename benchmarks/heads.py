@@ -76,21 +76,21 @@ def timed(x: torch.Tensor, y: torch.Tensor, members: int, drawn: int, whole: int
 
 def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = PROFILED) -> dict[str, Any]:
     """Microseconds of a step by kernel, the longest first: an epoch after those that choose, capture and warm up."""
-    found: list[Any] = []
+    profiles: list[Any] = []
     watch = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
 
     def at(moment: ds.train.Progress) -> None:
-        if moment.step == 2 * steps and not found:
+        if moment.step == 2 * steps and not profiles:
             torch.cuda.synchronize()
             watch.start()
-            found.append(watch)
+            profiles.append(watch)
 
     examples = steps * BATCH
     ensemble = ds.Ensemble(partial(ds.nets.mlp, INPUTS, CLASSES, (INPUTS,)), members).to(x.device)
     objective = partial(ds.objectives.ldr, strength=1.0)
     ds.fit(ensemble, (x[:examples], y[:examples]), objective, epochs=3, batch_size=BATCH, lr=1e-3, progress=at)
     torch.cuda.synchronize()
-    if not found:
+    if not profiles:
         raise RuntimeError("the training told nothing at the end of its second epoch")
     watch.stop()
     kernels = sorted(watch.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
@@ -98,11 +98,11 @@ def profiled(x: torch.Tensor, y: torch.Tensor, members: int, steps: int = PROFIL
         {"kernel": kernel.key, "per_step": kernel.count / steps, "microseconds": kernel.self_device_time_total / steps}
         for kernel in kernels
     ]
-    told = {"members": members, "steps": steps, "microseconds": sum(row["microseconds"] for row in rows)}
-    print(told, flush=True)
+    totals = {"members": members, "steps": steps, "microseconds": sum(row["microseconds"] for row in rows)}
+    print(totals, flush=True)
     for row in rows[:25]:
         print(f"{row['microseconds']:9.1f} µs {row['per_step']:6.2f} × {row['kernel'][:110]}", flush=True)
-    return {**told, "kernels": [row for row in rows if row["microseconds"] >= 1]}
+    return {**totals, "kernels": [row for row in rows if row["microseconds"] >= 1]}
 
 
 def main() -> None:
@@ -115,26 +115,26 @@ def main() -> None:
     parser.add_argument("--timed", type=int, help="examples of an epoch that are timed; by default all")
     parser.add_argument("--profile", action="store_true", help="tell kernels of a step, not seconds of an epoch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
-    device = torch.device(given.device)
-    if given.profile and device.type != "cuda":
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    if args.profile and device.type != "cuda":
         parser.error("--profile tells kernels of a GPU: --device cuda")
-    if given.profile and (given.timed or given.examples) < PROFILED * BATCH:
+    if args.profile and (args.timed or args.examples) < PROFILED * BATCH:
         parser.error(f"--profile needs {PROFILED * BATCH:,} examples")
-    x, y = features(given.timed or given.examples, device)
-    wanted = [(members, members) for members in given.members]
-    wanted += [(int(of), int(drawn)) for drawn, of in (word.split(":") for word in given.drawn)]
+    x, y = features(args.timed or args.examples, device)
+    wanted = [(members, members) for members in args.members]
+    wanted += [(int(of), int(drawn)) for drawn, of in (word.split(":") for word in args.drawn)]
     machine = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
     )
     made = {"command": command_line(), "machine": machine, "torch": torch.__version__, **library()}
     rows: list[dict[str, Any]] = []
     for members, drawn in wanted:
-        if given.profile and drawn < members:
+        if args.profile and drawn < members:
             continue
-        rows.append(profiled(x, y, members) if given.profile else timed(x, y, members, drawn, given.examples))
-        if given.json:
-            given.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
+        rows.append(profiled(x, y, members) if args.profile else timed(x, y, members, drawn, args.examples))
+        if args.json:
+            args.json.write_text(json.dumps({"made": made, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

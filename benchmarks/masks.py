@@ -56,7 +56,7 @@ def step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(network.parameters())
     network.train()
 
-    def one() -> None:
+    def call() -> None:
         optimizer.zero_grad(set_to_none=True)
         outputs = network(x)
         outputs = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
@@ -64,18 +64,18 @@ def step(network: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
         loss.backward()
         optimizer.step()
 
-    return one
+    return call
 
 
 def asked(network: nn.Module, x: Tensor) -> Callable[[], None]:
     """One pass of inference."""
     network = copy.deepcopy(network).eval()
 
-    def one() -> None:
+    def call() -> None:
         with torch.no_grad():
             network(x)
 
-    return one
+    return call
 
 
 def timed(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

@@ -77,7 +77,7 @@ def measured(candidates: dict[str, Callable[[], None]], rounds: int) -> dict[str
             run()
             if turn:
                 times[name].append(time.perf_counter() - start)
-    return {name: median(each) for name, each in times.items()}
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def main() -> None:

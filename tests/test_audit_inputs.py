@@ -20,7 +20,7 @@ from dissensus.auditing.judging import VERDICTS
 from dissensus.auditing.page import MEANINGS, drawings, explained
 from dissensus.cli import app
 from dissensus.cli.screen import COLOURS
-from dissensus.pages import Drawing, Number, Section, Table, Text
+from dissensus.pages import Drawing, Number, PageTable, Section, Text
 
 CLASSES = {"task": "classification", "kind": "logits"}
 
@@ -56,7 +56,7 @@ def test_terms_are_explained_where_they_first_occur():
     parts = [
         Text("no term"),
         Section("first", [Drawing(None, "the pool of logits")]),
-        Table(("", ""), [["logits again", Number(1.0)]]),
+        PageTable(("", ""), [["logits again", Number(1.0)]]),
     ]
     first, section, table = explained(parts, terms)
     assert first == Text("no term")

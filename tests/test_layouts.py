@@ -955,7 +955,6 @@ LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "losses.check_trainable": "takes a loss",
-    "scores.select": "takes scores",
     "objectives.declaration": "takes an objective",
     "scores.select": "takes scores, not outputs",
     "storage.check_match": "looks at shapes",

@@ -73,14 +73,14 @@ def rotation_size() -> str:
 
 
 def coverage() -> str:
-    """How often intervals held the truth: the mean over figures, and the lowest figure."""
+    """How often intervals shares the truth: the mean over figures, and the lowest figure."""
     result = benchmark("audit_coverage")
     rows = []
     for entry in result["rows"]:
-        held = entry["held"]
-        worst = min(held, key=held.__getitem__)
-        numbers = [str(entry["members"]), f"{entry['examples']:,}", f"{fmean(held.values()):.3f}"]
-        rows.append([entry["task"], *numbers, f"{held[worst]:.2f} ({worst})"])
+        shares = entry["held"]
+        worst = min(shares, key=shares.__getitem__)
+        numbers = [str(entry["members"]), f"{entry['examples']:,}", f"{fmean(shares.values()):.3f}"]
+        rows.append([entry["task"], *numbers, f"{shares[worst]:.2f} ({worst})"])
     header = ("task", "members", "examples", "held, mean over figures", "lowest")
     return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
 

@@ -6,7 +6,7 @@ from typing import Any
 from dissensus.attacks.flags import Flag
 from dissensus.attacks.robustness import CurvePoint, Robustness
 from dissensus.metrics import Interval
-from dissensus.pages import Badge, Cell, Drawing, Facts, Number, Page, Section, Table, Text, style
+from dissensus.pages import Badge, Cell, Drawing, FactList, Number, Page, PageTable, Section, Text, style
 
 NORMS = {"linf": "L∞", "l2": "L2"}
 
@@ -36,13 +36,13 @@ def page(result: Robustness, title: str) -> Page:
                         "Attacks that are too weak make a model look robust. These checks look for signs of it. A "
                         "check that is not raised has seen no such sign, and proves no more than that."
                     ),
-                    Table(("check", "flag", "seen", "what it would mean"), check_rows, narrow="cards"),
+                    PageTable(("check", "flag", "seen", "what it would mean"), check_rows, narrow="cards"),
                 ],
             ),
             Section(
                 "What was evaluated",
                 [
-                    Facts(
+                    FactList(
                         [
                             ("suite", facts["suite"]),
                             ("ε", ball),
@@ -70,7 +70,7 @@ def _check_row(flag: Flag) -> list[Cell]:
     return [flag.name, Badge("raised", "bad") if flag.raised else "not raised", flag.seen, flag.meaning]
 
 
-def _attack_table(result: Robustness) -> Table:
+def _attack_table(result: Robustness) -> PageTable:
     examples = Number(result.facts["examples"], form=",")
     rows: list[list[Cell]] = [["no attack", "", _share(result.clean), examples, "", ""]]
     rows += [
@@ -85,7 +85,7 @@ def _attack_table(result: Robustness) -> Table:
         for attack in result.attacks
     ]
     rows.append(["worst case", "", _share(result.worst), examples, "", ""])
-    return Table(("attack", "kind", "accuracy left", "of examples", "attacked", "seconds"), rows, narrow="cards")
+    return PageTable(("attack", "kind", "accuracy left", "of examples", "attacked", "seconds"), rows, narrow="cards")
 
 
 def _share(share: Interval) -> Number:

@@ -11,7 +11,7 @@ from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
 from dissensus.diversity.plane import plane_of
-from dissensus.pages import Badge, Drawing, Facts, News, Number, Page, Part, Section, Table, Text, charts, style
+from dissensus.pages import Badge, Drawing, FactList, News, Number, Page, PageTable, Part, Section, Text, charts, style
 from dissensus.pages.figures import plane_curves
 
 
@@ -111,7 +111,7 @@ def page(audit: AuditRecord, title: str) -> Page:
         *_evidence(judgement),
         Section("Every number", [Text("Intervals are 95 % bootstrap intervals over examples."), *_tables(audit)]),
         *_detection(audit),
-        Section("What was audited", [Facts(_settings(facts))]),
+        Section("What was audited", [FactList(_settings(facts))]),
     ]
     return Page(f"Audit: {title}", explained(parts, _terms(facts)))
 
@@ -169,10 +169,10 @@ def explained(parts: Sequence[Part], terms: Terms) -> list[Part]:
     missing = dict(terms)
 
     def notes(text: str) -> str:
-        found = ""
-        while used := [pattern for pattern in missing if re.search(pattern, f"{text} {found}")]:
-            found = " ".join([*filter(None, [found]), *(missing.pop(pattern) for pattern in used)])
-        return found
+        explanation = ""
+        while used := [pattern for pattern in missing if re.search(pattern, f"{text} {explanation}")]:
+            explanation = " ".join([*filter(None, [explanation]), *(missing.pop(pattern) for pattern in used)])
+        return explanation
 
     def walk(parts: Sequence[Part]) -> Iterator[Part]:
         for part in parts:
@@ -193,9 +193,9 @@ def _words(part: Part) -> str:
     """The text of a part, as far as it may hold terms."""
     if isinstance(part, Text):
         return part.text
-    if isinstance(part, Table):
+    if isinstance(part, PageTable):
         return " ".join(cell for row in part.rows for cell in row if isinstance(cell, str))
-    return " ".join(value for _, value in part.pairs) if isinstance(part, Facts) else ""
+    return " ".join(value for _, value in part.pairs) if isinstance(part, FactList) else ""
 
 
 def _evidence(judgement: Judgement) -> list[Part]:
@@ -210,7 +210,7 @@ def _evidence(judgement: Judgement) -> list[Part]:
     )
     parts = [
         Text(introduction),
-        Table(("question", "answer", "what was measured", "numbers"), rows, narrow="cards"),
+        PageTable(("question", "answer", "what was measured", "numbers"), rows, narrow="cards"),
         Text(f"Confidence: {judgement.confidence}."),
     ]
     return [Section("What the verdict rests on", parts)]
@@ -230,7 +230,7 @@ def _tables(audit: AuditRecord) -> list[Part]:
             for finding in audit.findings
             if finding["group"] == group
         ]
-        sections.append(Section(_capitalised(group), [Table(("", *columns), rows, narrow="fit")]))
+        sections.append(Section(_capitalised(group), [PageTable(("", *columns), rows, narrow="fit")]))
     return sections
 
 
@@ -244,7 +244,9 @@ def _detection(audit: AuditRecord) -> list[Part]:
         return []
     rows = [[name, Number(area.value, area.low, area.high, form=".3f")] for name, area in audit.detection.items()]
     introduction = "Area under the ROC curve: the chance that a shifted example scores higher than one that is not."
-    return [Section("Telling shifted data apart", [Text(introduction), Table(("score", "area"), rows, narrow="fit")])]
+    return [
+        Section("Telling shifted data apart", [Text(introduction), PageTable(("score", "area"), rows, narrow="fit")])
+    ]
 
 
 Draw = Callable[[AuditRecord, Any], None]

@@ -5,7 +5,20 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from dissensus.pages.parts import Badge, Cell, Drawing, Facts, Folded, Link, Number, Page, Part, Section, Table, Text
+from dissensus.pages.parts import (
+    Badge,
+    Cell,
+    Drawing,
+    FactList,
+    Folded,
+    Link,
+    Number,
+    Page,
+    PageTable,
+    Part,
+    Section,
+    Text,
+)
 from dissensus.pages.style import as_svg
 
 STYLE = """
@@ -108,9 +121,9 @@ def _part(part: Part, level: int) -> str:
             return _paragraph(part)
         case Badge():
             return f"<p>{_badge(part)}</p>"
-        case Table():
+        case PageTable():
             return _table(part)
-        case Facts():
+        case FactList():
             pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in part.pairs)
             return f"<dl>{pairs}</dl>"
         case Folded():
@@ -149,7 +162,7 @@ def _figure(drawing: Drawing) -> str:
     return f"<figure>{svg}{caption}</figure>"
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     numeric = [_is_numeric([row[i] for row in table.rows]) for i in range(len(table.header))]
     head = "".join(
         f'<th scope="col"{_class_attribute("number" if right else "")}>{escape(name)}</th>'

@@ -79,7 +79,7 @@ Cell = str | Number | Badge | Link
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table with a header."""
 
     header: Sequence[str]
@@ -100,7 +100,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactList:
     """A list of names and values."""
 
     pairs: Sequence[tuple[str, str]]
@@ -123,7 +123,7 @@ class Section:
     anchor: str = ""
 
 
-Part = Text | Badge | Table | Drawing | Facts | Folded | Section
+Part = Text | Badge | PageTable | Drawing | FactList | Folded | Section
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
         sample = sources.train_test_split(problem.data, seed=seed)
         outputs = _member_outputs(problem, sample, seed, settings, report)
         for i, beta in enumerate(settings.betas):
-            runs.append(_measured(problem, sample, beta, seed, {part: held[i] for part, held in outputs.items()}))
+            runs.append(_measured(problem, sample, beta, seed, {part: values[i] for part, values in outputs.items()}))
             if seed == settings.seeds[0]:
                 audits[problem.name, beta] = _audit(problem, sample, outputs, i)
     made = {
@@ -201,7 +201,7 @@ def _measured(problem: DemoProblem, sample: Any, beta: float, seed: int, outputs
         part: decompose(outputs[part], y, loss=problem.loss, pool=problem.pool)
         for part, y in (("train", sample.train[1]), ("test", sample.test[1]))
     }
-    means = {part: {name: float(v.mean()) for name, v in held._asdict().items()} for part, held in parts.items()}
+    means = {part: {name: float(v.mean()) for name, v in terms._asdict().items()} for part, terms in parts.items()}
     on_test = outputs["test"], sample.test[1], problem.loss, problem.pool
     return DemoRun(
         problem.name,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dissensus.auditing.examples import DROPS
-from dissensus.pages import Cell, Drawing, Facts, Number, Page, Part, Section, Table, Text, charts, style
+from dissensus.pages import Cell, Drawing, FactList, Number, Page, PageTable, Part, Section, Text, charts, style
 from dissensus.studies import verdicts
 from dissensus.studies.demo import DemoProblem, DemoResult, DemoRun
 
@@ -179,16 +179,16 @@ def page(result: DemoResult) -> Page:
                         "mean of all is right. The file audit.html beside this page is the whole audit of an ensemble "
                         "that was trained jointly."
                     ),
-                    Table(verdict_titles, verdict_rows(result), narrow="fit"),
+                    PageTable(verdict_titles, verdict_rows(result), narrow="fit"),
                 ],
             ),
-            Section("How this page was made", [Facts(_provenance(result))]),
+            Section("How this page was made", [FactList(_provenance(result))]),
         ],
     )
 
 
 def _problem_section(result: DemoResult, problem: DemoProblem) -> Section:
-    table = Table(TABLE_HEADER, table_rows(result, problem.name))
+    table = PageTable(TABLE_HEADER, table_rows(result, problem.name))
     return Section(problem.title, [Text(finding(result, problem.name), "finding"), *_drawings(result, problem), table])
 
 

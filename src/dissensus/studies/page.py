@@ -8,15 +8,15 @@ from dissensus.pages import (
     Badge,
     Cell,
     Drawing,
-    Facts,
+    FactList,
     Folded,
     Link,
     News,
     Number,
     Page,
+    PageTable,
     Part,
     Section,
-    Table,
     Text,
     style,
 )
@@ -85,14 +85,14 @@ def _counts(studies: Sequence[Study]) -> Text:
     return Text(f"Studies with results: {len(states)} of {len(studies)} ({', '.join(counts) or 'none yet'}).")
 
 
-def _overview(studies: Sequence[Study]) -> Table:
+def _overview(studies: Sequence[Study]) -> PageTable:
     rows: list[list[Cell]] = []
     for spec, summary in studies:
         words = state(spec, summary)
         name = spec.reference if summary is None else Link(f"#{_anchor(spec)}", spec.reference)
         scale = "" if summary is None else summary.scale
         rows.append([name, Badge(words, NEWS.get(words, "none")), agreement(summary), scale, spec.claim])
-    return Table(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
+    return PageTable(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
 
 
 def agreement(summary: Summary | None) -> str:
@@ -117,7 +117,7 @@ def _study(spec: Spec, summary: Summary) -> Section:
         *_every_measure(summary),
         *_audits(summary),
         *_flags(summary),
-        Facts(_provenance(spec, summary)),
+        FactList(_provenance(spec, summary)),
     ]
     return Section(f"{spec.reference}: {spec.title}", parts, _anchor(spec))
 
@@ -148,8 +148,8 @@ def _networks(made: Provenance) -> str:
     return f"{made.networks:,}{searched}, in {made.seconds / 60:.1f} minutes"
 
 
-def _verdict_table(judged: Sequence[Verdict], seeds: int) -> Table:
-    return Table(VERDICT_COLUMNS, [_verdict_row(verdict, seeds) for verdict in judged], narrow="cards")
+def _verdict_table(judged: Sequence[Verdict], seeds: int) -> PageTable:
+    return PageTable(VERDICT_COLUMNS, [_verdict_row(verdict, seeds) for verdict in judged], narrow="cards")
 
 
 def _verdict_row(verdict: Verdict, seeds: int) -> list[Cell]:
@@ -181,7 +181,7 @@ def _every_measure(summary: Summary) -> list[Part]:
     for data, points in _by_data(summary).items():
         if 1 < len(points) <= _MOST_COLUMNS:
             header = ("", *(point_name(point, axes) for point in points))
-            table = Table(header, measure_rows(points))
+            table = PageTable(header, measure_rows(points))
             parts.append(Folded(f"{data}: every measure, mean ± standard error", [table]))
     return parts
 
@@ -216,7 +216,7 @@ def worst_cases(summary: Summary) -> list[Part]:
     return parts
 
 
-def _attack_table(data: str, epsilon: str, points: Mapping[str, Point], measures: Sequence[str]) -> Table:
+def _attack_table(data: str, epsilon: str, points: Mapping[str, Point], measures: Sequence[str]) -> PageTable:
     """Accuracy by measure and point; the longer of the two runs down the table."""
     examples = next(iter(points.values())).examples or {}
     labels = [measure_label(name).removesuffix(f" {epsilon}") for name in measures]
@@ -224,9 +224,9 @@ def _attack_table(data: str, epsilon: str, points: Mapping[str, Point], measures
     shares = [[Number(point.mean(name), form=".1%") for name in measures] for point in points.values()]
     if len(points) <= len(measures):
         rows = [[*row] for row in zip(labels, counts, *shares, strict=True)]
-        return Table((data, "examples", *points), rows)
+        return PageTable((data, "examples", *points), rows)
     rows = [["examples", *counts], *([name, *row] for name, row in zip(points, shares, strict=True))]
-    return Table((data, *labels), rows)
+    return PageTable((data, *labels), rows)
 
 
 def _worst_case_in_words(points: Mapping[str, Point], single: Sequence[str], worst: Sequence[str]) -> str:
@@ -260,7 +260,7 @@ def _audits(summary: Summary) -> list[Part]:
         for title, point in _titled_points(summary).items()
         if point.audit_reasons
     ]
-    return [Text("What the audit says of each ensemble:"), Facts(lines)] if lines else []
+    return [Text("What the audit says of each ensemble:"), FactList(lines)] if lines else []
 
 
 def _flags(summary: Summary) -> list[Part]:
@@ -272,7 +272,7 @@ def _flags(summary: Summary) -> list[Part]:
                 f"{', '.join(names)} ({suite.replace('_', ' ')})" for suite, names in point.flags.items() if names
             ]
             lines.append((title, f"flags raised: {'; '.join(raised) or 'none'}"))
-    return [Facts(lines)] if lines else []
+    return [FactList(lines)] if lines else []
 
 
 def _by_data(summary: Summary) -> dict[str, list[Point]]:
