@@ -4,11 +4,13 @@ Usage:
     python benchmarks/audit_cases.py make --sets design --seeds 0 1 --members 5 10 --out FOLDER [--jobs 2] [--cases C]
     python benchmarks/audit_cases.py judge FOLDER/*.npz [--jobs 2] [--json FILE]
     python benchmarks/audit_cases.py run --sets judged --seeds 50 51 --members 5 10 --jobs 16 --json FILE
+    python benchmarks/audit_cases.py summary FILE [FILE ...] --json FILE [--note TEXT]
 
 `make` writes one file per data set, case, seed and number of members. `judge` audits files in three ways: outputs on
 test data alone, with those on training data, with those of a reference. `run` does both without files. A set is a data
 set of the studies, or `design`, `judged` or `sizes`: those that rules are set on, those that they are judged on, and
-drawn data of 20 to 10⁵ test rows with 2 to 100 members.
+drawn data of 20 to 10⁵ test rows with 2 to 100 members. `summary` counts the verdicts of such runs by the
+numbers of test rows and members.
 
 A file holds `outputs` [M, N, C], `targets`, `train_outputs`, `train_targets`, `reference` [M, N, C], `fitted_to` [M, K]
 (which training rows each member was fitted to; without it: all), and `meta`, a JSON text with the allowed verdicts.
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import command_line
 
 from dissensus.storage import write_atomically
 from dissensus.studies import audit_cases, library
@@ -144,6 +147,28 @@ def gathered(results: Iterator[Any], file: Path | None) -> None:
         write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
 
 
+def summarise(files: list[Path], note: str) -> dict[str, Any]:
+    """How often verdicts are right, undecided and wrong, by numbers of examples and members and by truth."""
+    rows = [row for file in files for row in json.loads(file.read_text())]
+    cells: dict[tuple[int, int, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for row in rows:
+        cell = cells[row["examples"], row["members"], row["truth"]]
+        for evidence, verdict in row["verdicts"].items():
+            outcome = audit_cases.outcome(verdict, row["allowed"][evidence])
+            cell[evidence][f"wrong: {verdict}" if outcome == "wrong" else outcome] += 1
+    made = {
+        "seeds": sorted({row["seed"] for row in rows}),
+        "data": sorted({row["data"] for row in rows}),
+        "note": note,
+        "command": command_line().split(" summary ")[0] + " run --sets sizes --seeds 52 --members 5 10",
+    }
+    counts = [
+        {"examples": examples, "members": members, "truth": truth, "outcomes": {by: dict(cell[by]) for by in EVIDENCE}}
+        for (examples, members, truth), cell in sorted(cells.items())
+    ]
+    return {"made": made, "rows": counts}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -162,7 +187,14 @@ def main() -> None:
         command.add_argument("--json", type=Path)
     for command in (made, judged, run):
         command.add_argument("--jobs", type=int, default=2)
+    summary = verbs.add_parser("summary")
+    summary.add_argument("files", type=Path, nargs="+")
+    summary.add_argument("--json", type=Path, required=True)
+    summary.add_argument("--note", default="", help="where the runs were made")
     args = parser.parse_args()
+    if args.verb == "summary":
+        write_atomically(args.json, (json.dumps(summarise(args.files, args.note), indent=1) + "\n").encode())
+        return
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
     started = time.perf_counter()
     if args.verb == "judge":

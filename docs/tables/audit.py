@@ -2,6 +2,7 @@
 
 from collections import Counter
 from statistics import fmean
+from typing import Any
 
 from layout import benchmark, benchmark_note, study, table
 
@@ -54,6 +55,46 @@ def first_judgement() -> str:
     return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
 
 
+def sizes() -> str:
+    """Verdicts by the number of examples, and by the number of members."""
+    result = benchmark("audit_sizes")
+    header = (
+        "",
+        "sound ensembles",
+        "called collusive",
+        "called redundant or dominated",
+        "undecided",
+        "collusive",
+        *EVIDENCE.values(),
+    )
+    groups = {f"{n:,} examples": [] for n in sorted({entry["examples"] for entry in result["rows"]})}
+    groups |= {f"{m} members": [] for m in sorted({entry["members"] for entry in result["rows"]})}
+    for entry in result["rows"]:
+        groups[f"{entry['examples']:,} examples"].append(entry)
+        groups[f"{entry['members']} members"].append(entry)
+    rows = [[name, *_sound_counts(entries), *_caught_counts(entries)] for name, entries in groups.items()]
+    return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
+
+
+def _sound_counts(entries: list[dict[str, Any]]) -> list[str]:
+    """Sound ensembles, and how many of them each wrong verdict has; the evidence with the most counts."""
+    sound = [entry["outcomes"] for entry in entries if entry["truth"] == "sound"]
+    number = sum(sum(outcomes["alone"].values()) for outcomes in sound)
+
+    def most(*keys: str) -> str:
+        return str(max(sum(outcomes[by].get(key, 0) for outcomes in sound for key in keys) for by in EVIDENCE))
+
+    return [f"{number:,}", most("wrong: collusive"), most("wrong: redundant", "wrong: dominated"), most("undecided")]
+
+
+def _caught_counts(entries: list[dict[str, Any]]) -> list[str]:
+    """Collusive ensembles, and the share whose verdict is right by each evidence."""
+    collusive = [entry["outcomes"] for entry in entries if entry["truth"] == "collusive"]
+    number = sum(sum(outcomes["alone"].values()) for outcomes in collusive)
+    right = [sum(outcomes[by].get("right", 0) for outcomes in collusive) for by in EVIDENCE]
+    return [str(number), *(f"{count / number:.0%}" if number else "" for count in right)]
+
+
 def rotation_size() -> str:
     """How often the rotation test's p-value lies below a level for independent members, by kind and dimensions."""
     result = benchmark("audit_size")
@@ -85,4 +126,4 @@ def coverage() -> str:
     return f"{table(header, rows)}\n\n{benchmark_note(result)}\n"
 
 
-TABLES = {"audit": confusion, "first": first_judgement, "size": rotation_size, "coverage": coverage}
+TABLES = {"audit": confusion, "first": first_judgement, "sizes": sizes, "size": rotation_size, "coverage": coverage}
