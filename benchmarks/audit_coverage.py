@@ -74,7 +74,7 @@ def main() -> None:
         for audit in range(options.audits):
             estimated = figures(task, *drawn(task, members, examples, generator), audit)
             for name, figure in estimated.items():
-                held[name] += figure.low <= truth[name] <= figure.high
+                counts[name] += figure.low <= truth[name] <= figure.high
         rows.append(
             {
                 "task": task,
