@@ -33,22 +33,22 @@ def write_outputs(folder: Path, members: int, examples: int, classes: int) -> No
     np.save(folder / "targets.npy", labels)
     step = max(1, 2**24 // classes)
     for member in range(members):
-        outputs = np.lib.format.open_memmap(folder / f"member-{member}.npy", "w+", np.float16, (examples, classes))
+        held = np.lib.format.open_memmap(folder / f"member-{member}.npy", "w+", np.float16, (examples, classes))
         for start in range(0, examples, step):
             rows = slice(start, min(start + step, examples))
             part = rng.standard_normal((rows.stop - rows.start, classes), dtype=np.float32)
             part[np.arange(len(part)), labels[rows]] += 4.0
-            outputs[rows] = part
-        outputs.flush()
+            held[rows] = part
+        held.flush()
 
 
 def audited(folder: Path, members: int) -> dict[str, Any]:
     """One audit, in a process of its own so that its memory is its own."""
-    before, peaks, over = held_mib(), [0.0], threading.Event()
+    before, peak, over = held_mib(), [0.0], threading.Event()
 
     def watch() -> None:
         while not over.wait(0.05):
-            peaks.append(held_mib())
+            peak.append(held_mib())
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -60,7 +60,7 @@ def audited(folder: Path, members: int) -> dict[str, Any]:
     over.set()
     watching.join()
     on = torch.cuda.get_device_name() if torch.cuda.is_initialized() else f"{torch.get_num_threads()} threads"
-    return {"seconds": seconds, "on": on, "peak_mib": max(peaks), "before_mib": before, "verdict": result.verdict}
+    return {"seconds": seconds, "on": on, "peak_mib": max(peak), "before_mib": before, "verdict": result.verdict}
 
 
 def held_mib() -> float:

@@ -38,11 +38,11 @@ def gradient(total, outputs):
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, 4.5])
 def test_moved_targets_are_the_papers_equations(alpha, others_only):
     f, y = values()
-    found = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only)
+    result = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only)
     (expected,) = oracles.gradient_adjusted(f.detach().numpy(), y.numpy(), alpha=alpha, others_only=others_only)
-    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-12)
+    assert float(result.total.detach()) == pytest.approx(expected, rel=1e-12)
     plain = objectives.augmented(f, y, beta=0.4, loss="mse", pool="score").parts
-    torch.testing.assert_close(dict(found.parts), dict(plain))
+    torch.testing.assert_close(dict(result.parts), dict(plain))
 
 
 @pytest.mark.parametrize("others_only", [False, True])
@@ -52,10 +52,10 @@ def test_theorems_d1_and_d3_hold_for_values_and_gradients(alpha, members, others
     f, y = values(members)
     beta = objectives.gamma_from_alpha(members, alpha) if others_only else objectives.beta_from_alpha(alpha)
     moved = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only).total
-    told = objectives.augmented(f, y, beta=beta, loss="mse", pool="score", allow_pathological=True).total
+    expected = objectives.augmented(f, y, beta=beta, loss="mse", pool="score", allow_pathological=True).total
     factor = (1 + alpha) ** 2
-    torch.testing.assert_close(moved, factor * told, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient(moved, f), factor * gradient(told, f), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(moved, factor * expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient(moved, f), factor * gradient(expected, f), rtol=1e-10, atol=1e-12)
 
 
 def test_the_papers_numbers():
@@ -105,8 +105,8 @@ def test_gradients_of_appendix_e(case):
         if case == "independent":
             expected[i, k] = -(1 - phi[i, k_star]) / members if hit else phi[i, k] / members
         elif case == "probability":
-            own = phi[i, k_star] * (1 - phi[i, k_star]) if hit else phi[i, k] * phi[i, k_star]
-            expected[i, k] = (-own if hit else own) / phi[:, k_star].sum()
+            product = phi[i, k_star] * (1 - phi[i, k_star]) if hit else phi[i, k] * phi[i, k_star]
+            expected[i, k] = (-product if hit else product) / phi[:, k_star].sum()
         else:
             expected[i, k] = -(1 - mean_phi[k_star]) / members if hit else mean_phi[k] / members
     if case == "independent":
@@ -140,15 +140,15 @@ def test_appendix_f_joint_training_cannot_tell_opposite_constants():
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
 def test_classic_negative_correlation_is_the_augmented_objective(strength):
     f, y = values()
-    found = objectives.negative_correlation(f, y, strength=strength)
-    told = objectives.augmented(f, y, beta=strength, loss="mse", pool="score")
-    torch.testing.assert_close(found.total, told.total)
-    torch.testing.assert_close(gradient(found.total, f), gradient(told.total, f))
+    actual = objectives.negative_correlation(f, y, strength=strength)
+    expected = objectives.augmented(f, y, beta=strength, loss="mse", pool="score")
+    torch.testing.assert_close(actual.total, expected.total)
+    torch.testing.assert_close(gradient(actual.total, f), gradient(expected.total, f))
     d = f - f.mean(0)
     by_hand = 2 * ((f - y) - strength * d) / f.shape[1]
     torch.testing.assert_close(gradient(objectives.negative_correlation(f, y, strength=strength).total, f), by_hand)
     pairs = torch.stack([(d[j] * sum(d[i] for i in range(4) if i != j)).sum(-1) for j in range(4)])
-    torch.testing.assert_close(-pairs.mean().detach(), found.parts["penalty"].detach(), msg="Liu and Yao's penalty")
+    torch.testing.assert_close(-pairs.mean().detach(), actual.parts["penalty"].detach(), msg="Liu and Yao's penalty")
 
 
 def test_generalised_negative_correlation_takes_the_losses_hessian():
@@ -159,42 +159,42 @@ def test_generalised_negative_correlation_takes_the_losses_hessian():
     d = f.detach() - mean
     expected = torch.einsum("mbi,bij,mbj->mb", d, hessian, d)
     torch.testing.assert_close(curvature(mean, f.detach() - mean, y, "cross_entropy"), expected)
-    found = objectives.negative_correlation(f, y, strength=0.6, loss="cross_entropy")
+    result = objectives.negative_correlation(f, y, strength=0.6, loss="cross_entropy")
     individual = ds.losses.cross_entropy(f, y).mean()
-    torch.testing.assert_close(found.total, 4 * (individual - 0.3 * expected.mean()))
+    torch.testing.assert_close(result.total, 4 * (individual - 0.3 * expected.mean()))
     close = (mean + 1e-3 * (f.detach() - mean)).requires_grad_()
     near = objectives.negative_correlation(close, y, strength=0.6, loss="cross_entropy").total
-    told = objectives.augmented(close, y, beta=0.6, loss="cross_entropy", pool="score").total
-    torch.testing.assert_close(near, told, rtol=1e-9, atol=0)
+    approximated = objectives.augmented(close, y, beta=0.6, loss="cross_entropy", pool="score").total
+    torch.testing.assert_close(near, approximated, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
 def test_nobody_left_out_is_joint_training(pool):
     f, y = classes()
-    found = objectives.learner_dropout(f, y, drop=0.0, loss="cross_entropy", pool=pool)
-    told = objectives.joint(f, y, loss="cross_entropy", pool=pool)
-    torch.testing.assert_close(found.total, told.total)
-    torch.testing.assert_close(gradient(found.total, f), gradient(told.total, f))
+    actual = objectives.learner_dropout(f, y, drop=0.0, loss="cross_entropy", pool=pool)
+    expected = objectives.joint(f, y, loss="cross_entropy", pool=pool)
+    torch.testing.assert_close(actual.total, expected.total)
+    torch.testing.assert_close(gradient(actual.total, f), gradient(expected.total, f))
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
 @pytest.mark.parametrize(("drop", "left_out"), [(0.2, 1), (0.4, 2), (0.6, 3), (0.39, 1), (1.0, 4)])
 def test_members_left_out_get_no_gradient_and_the_rest_train_jointly(drop, left_out, pool):
     f, y = classes(members=5)
-    seen = set()
+    choices = set()
     for draw in range(60):
-        found = objectives.learner_dropout(f, y, drop=drop, loss="cross_entropy", pool=pool, draw=draw)
-        grad = gradient(found.total, f)
+        actual = objectives.learner_dropout(f, y, drop=drop, loss="cross_entropy", pool=pool, draw=draw)
+        grad = gradient(actual.total, f)
         kept = grad.abs().amax((1, 2)) > 0
         assert int((~kept).sum()) == left_out
-        some = f.detach()[kept].requires_grad_()
-        told = objectives.joint(some, y, loss="cross_entropy", pool=pool)
-        torch.testing.assert_close(found.total.detach(), told.total.detach())
-        torch.testing.assert_close(grad[kept], gradient(told.total, some))
+        kept_outputs = f.detach()[kept].requires_grad_()
+        expected = objectives.joint(kept_outputs, y, loss="cross_entropy", pool=pool)
+        torch.testing.assert_close(actual.total.detach(), expected.total.detach())
+        torch.testing.assert_close(grad[kept], gradient(expected.total, kept_outputs))
         whole = ds.diversity.decompose(f.detach(), y, loss="cross_entropy", pool=pool)
-        torch.testing.assert_close(found.parts["ensemble"].detach(), whole.ensemble.mean())
-        seen.add(tuple(kept.tolist()))
-    assert len(seen) == math.comb(5, left_out), "every choice comes up"
+        torch.testing.assert_close(actual.parts["ensemble"].detach(), whole.ensemble.mean())
+        choices.add(tuple(kept.tolist()))
+    assert len(choices) == math.comb(5, left_out), "every choice comes up"
 
 
 def test_every_example_may_leave_out_others():
@@ -282,11 +282,11 @@ def test_error_covariance_explains_error_and_diversity_exactly():
         pool = "score" if loss == "mse" else "probability"
         parts = ds.diversity.decompose(f, y, loss=loss, pool=pool)
         covariance = ds.diversity.error_covariance(f, y, loss=loss)
-        own, beside = ds.diversity.mean_covariance(covariance)
-        torch.testing.assert_close(parts.individual.mean(), own)
-        torch.testing.assert_close(parts.ensemble.mean(), own / 5 + 4 * beside / 5)
+        diagonal, beside = ds.diversity.mean_covariance(covariance)
+        torch.testing.assert_close(parts.individual.mean(), diagonal)
+        torch.testing.assert_close(parts.ensemble.mean(), diagonal / 5 + 4 * beside / 5)
         relative = ds.diversity.relative_diversity(f, y, loss=loss, pool=pool)
-        torch.testing.assert_close(relative, 4 * (own - beside) / (own + 4 * beside))
+        torch.testing.assert_close(relative, 4 * (diagonal - beside) / (diagonal + 4 * beside))
         errors = ds.diversity.errors(f, y, loss=loss)
         by_hand = torch.stack(
             [torch.stack([(errors[i] * errors[j]).sum(-1).mean() for j in range(5)]) for i in range(5)]
@@ -311,10 +311,10 @@ def test_uncorrelated_errors_give_m_minus_one_and_cancelling_ones_more():
 
 
 def test_edges_of_errors():
-    one, y = torch.ones(1, 3, 1), torch.ones(3, 1)
-    assert ds.diversity.mean_covariance(ds.diversity.error_covariance(one, y))[1] == 0
-    assert ds.diversity.error_correlation(one, y).tolist() == [[1.0]]
-    assert ds.diversity.dominance(one, y, loss="mse", pool="score") == 0
+    single, y = torch.ones(1, 3, 1), torch.ones(3, 1)
+    assert ds.diversity.mean_covariance(ds.diversity.error_covariance(single, y))[1] == 0
+    assert ds.diversity.error_correlation(single, y).tolist() == [[1.0]]
+    assert ds.diversity.dominance(single, y, loss="mse", pool="score") == 0
     uneven = torch.tensor([[[0.0]], [[2.0]]])
     assert float(ds.diversity.dominance(uneven, torch.zeros(1, 1), loss="mse", pool="score")) == pytest.approx(1.0)
 
@@ -331,8 +331,8 @@ def test_disagreement_and_distinct_predictions_by_hand(monkeypatch):
     f, _ = classes(members=4, batch=50, width=3)
     named = f.detach().argmax(-1)
     expected = [[float((named[i] != named[j]).double().mean()) for j in range(4)] for i in range(4)]
-    found = ds.diversity.pairwise_disagreement(f.detach())
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    actual = ds.diversity.pairwise_disagreement(f.detach())
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
     distinct = ds.diversity.distinct_predictions(f.detach())
     assert distinct.tolist() == [len(set(column)) for column in named.T.tolist()]
     assert ds.diversity.distinct_predictions(f.detach()[:1]).tolist() == [1.0] * 50
@@ -343,14 +343,16 @@ def test_codependence_per_batch_by_enumeration():
     f = f.detach()
     whole = ds.diversity.decompose(f, y, loss="cross_entropy", pool="probability").ensemble
     subsets = list(itertools.combinations(range(5), 3))
-    each = [ds.diversity.decompose(f[list(s)], y, loss="cross_entropy", pool="probability").ensemble for s in subsets]
-    expected = torch.stack(each).mean(0) - whole
-    told = {"loss": "cross_entropy", "pool": "probability", "drop": 0.4, "repeats": 20_000}
+    subset_losses = [
+        ds.diversity.decompose(f[list(s)], y, loss="cross_entropy", pool="probability").ensemble for s in subsets
+    ]
+    expected = torch.stack(subset_losses).mean(0) - whole
+    options = {"loss": "cross_entropy", "pool": "probability", "drop": 0.4, "repeats": 20_000}
     for per in ("batch", "example"):
-        found = ds.diversity.codependence(f, y, per=per, **told)
-        torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
-    once = ds.diversity.codependence(f, y, per="batch", **{**told, "repeats": 1}) + whole
-    assert any(torch.allclose(once, e) for e in each), "one choice for the whole batch"
+        actual = ds.diversity.codependence(f, y, per=per, **options)
+        torch.testing.assert_close(actual, expected, atol=0.03, rtol=0.03)
+    once = ds.diversity.codependence(f, y, per="batch", **{**options, "repeats": 1}) + whole
+    assert any(torch.allclose(once, e) for e in subset_losses), "one choice for the whole batch"
 
 
 def test_debiased_probabilities_tell_when_they_leave_the_simplex(caplog):
@@ -358,11 +360,11 @@ def test_debiased_probabilities_tell_when_they_leave_the_simplex(caplog):
     f = f.detach()
     f[0, :, 0] += 6
     with caplog.at_level(logging.INFO, "dissensus"):
-        found = ds.diversity.debias(f, pool="probability")
+        debiased = ds.diversity.debias(f, pool="probability")
     assert any("beyond [0, 1]" in record.getMessage() for record in caplog.records)
-    torch.testing.assert_close(found, ds.diversity.debias(f.softmax(-1)))
-    torch.testing.assert_close(found.mean(0), f.softmax(-1).mean(0))
-    torch.testing.assert_close(found.sum(-1), torch.ones(3, 5, dtype=torch.float64))
+    torch.testing.assert_close(debiased, ds.diversity.debias(f.softmax(-1)))
+    torch.testing.assert_close(debiased.mean(0), f.softmax(-1).mean(0))
+    torch.testing.assert_close(debiased.sum(-1), torch.ones(3, 5, dtype=torch.float64))
     share = ds.diversity.bias_share(f, pool="probability")
-    before, after = (ds.diversity.ambiguity(v).mean() for v in (f.softmax(-1), found))
+    before, after = (ds.diversity.ambiguity(v).mean() for v in (f.softmax(-1), debiased))
     torch.testing.assert_close(share, 1 - after / before)

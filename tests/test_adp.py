@@ -37,9 +37,9 @@ def test_volume_is_a_squared_volume():
         units = rest / np.linalg.norm(rest, axis=1, keepdims=True)
         assert float(volume[n]) == pytest.approx(np.linalg.det(units @ units.T + JITTER * np.eye(3)), rel=1e-9)
     assert bool(((volume >= 0) & (volume <= (1 + JITTER) ** 3)).all())
-    own = ds.diversity.nonmaximal_volume(logits.log_softmax(-1))
+    of_predictions = ds.diversity.nonmaximal_volume(logits.log_softmax(-1))
     named = ds.pooling.mean_probability(logits).argmax(-1)
-    torch.testing.assert_close(own, ds.diversity.nonmaximal_volume(logits.log_softmax(-1), named))
+    torch.testing.assert_close(of_predictions, ds.diversity.nonmaximal_volume(logits.log_softmax(-1), named))
     torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels), volume)
     torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels, log=True), volume.log())
 
@@ -79,30 +79,30 @@ def free_optimum(members, classes, alpha, beta, steps=6000, seed=0):
 
 @pytest.mark.slow
 def test_theorem_1_without_entropy_members_are_sure():
-    found = free_optimum(3, 4, 0.0, 0.5, steps=3000)
-    assert bool((found[:, 0] > 0.99).all())
+    probs = free_optimum(3, 4, 0.0, 0.5, steps=3000)
+    assert bool((probs[:, 0] > 0.99).all())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("members", "classes", "alpha"), [(3, 10, 2.0), (5, 10, 2.0), (2, 4, 1.0)])
 def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
-    found = free_optimum(members, classes, alpha, 0.0, steps=2500)
+    probs = free_optimum(members, classes, alpha, 0.0, steps=2500)
     expected = ds.objectives.adp_confidence(members, classes, alpha)
-    torch.testing.assert_close(found[:, 0], torch.full((members,), expected, dtype=torch.float64), atol=2e-4, rtol=0)
-    others = found.mean(0)[1:]
+    torch.testing.assert_close(probs[:, 0], torch.full((members,), expected, dtype=torch.float64), atol=2e-4, rtol=0)
+    others = probs.mean(0)[1:]
     torch.testing.assert_close(others, torch.full_like(others, (1 - expected) / (classes - 1)), atol=2e-4, rtol=0)
 
 
 @pytest.mark.slow
 def test_corollary_1_members_share_the_other_classes_out():
     members, classes = 3, 7
-    found = free_optimum(members, classes, 2.0, 0.5, steps=4000)
+    probs = free_optimum(members, classes, 2.0, 0.5, steps=4000)
     expected = ds.objectives.adp_confidence(members, classes, 2.0)
-    torch.testing.assert_close(found[:, 0], torch.full((3,), expected, dtype=torch.float64), atol=5e-3, rtol=0)
-    owners = found[:, 1:].argmax(0)
+    torch.testing.assert_close(probs[:, 0], torch.full((3,), expected, dtype=torch.float64), atol=5e-3, rtol=0)
+    owners = probs[:, 1:].argmax(0)
     assert sorted(owners.bincount(minlength=3).tolist()) == [2, 2, 2], "each has two of the six"
     share = members * (1 - expected) / (classes - 1)
-    taken = found[:, 1:].max(0).values
+    taken = probs[:, 1:].max(0).values
     torch.testing.assert_close(taken, torch.full_like(taken, share), atol=5e-3, rtol=0)
 
 
@@ -217,25 +217,25 @@ def test_other_numbers_can_be_swept_as_well(name):
     swept = ds.sweep(
         lambda: build().double(), (x, y), ds.objectives.adp, grid={name: values}, members=3, epochs=2, batch_size=8
     )
-    found = []
+    predictions = []
     for i, value in enumerate(values):
         single = ds.Ensemble(lambda: build().double(), 3)
         ds.fit(single, (x, y), partial(ds.objectives.adp, **{name: value}), epochs=2, batch_size=8)
         torch.testing.assert_close(swept.run(i).predict(x), single.predict(x))
-        found.append(single.predict(x))
-    assert (found[0] - found[1]).abs().max() > 1e-6
+        predictions.append(single.predict(x))
+    assert (predictions[0] - predictions[1]).abs().max() > 1e-6
 
 
 def test_fit_draws_other_classes_at_every_step():
-    seen = []
+    draws = []
 
     def spying(logits, labels, *, draw=0):
-        seen.append(int(draw))
+        draws.append(int(draw))
         return ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.4, draw=draw)
 
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 7, (6,)), 2)
     ds.fit(ensemble, (torch.randn(24, 5), torch.randint(7, (24,))), spying, epochs=2, batch_size=8)
-    assert len(set(seen)) >= 6
+    assert len(set(draws)) >= 6
 
 
 def test_fifty_members_of_a_thousand_classes():
@@ -243,17 +243,17 @@ def test_fifty_members_of_a_thousand_classes():
     torch.manual_seed(2)
     logits, labels = torch.randn(50, 4, 1000, dtype=torch.float64) * 3, torch.randint(1000, (4,))
 
-    def gradient(given):
-        given = given.detach().requires_grad_()
-        told = ds.objectives.adp(given, labels, alpha=2.0, beta=0.5)
-        told.total.backward()
-        assert torch.isfinite(told.total)
-        return told.total.detach().double(), given.grad.double()
+    def gradient(leaf):
+        leaf = leaf.detach().requires_grad_()
+        result = ds.objectives.adp(leaf, labels, alpha=2.0, beta=0.5)
+        result.total.backward()
+        assert torch.isfinite(result.total)
+        return result.total.detach().double(), leaf.grad.double()
 
     exact, exactly = gradient(logits)
-    total, found = gradient(logits.float())
+    total, actual = gradient(logits.float())
     torch.testing.assert_close(total, exact, rtol=1e-5, atol=0)
-    torch.testing.assert_close(found, exactly, rtol=1e-3, atol=1e-5 * float(exactly.abs().max()))
+    torch.testing.assert_close(actual, exactly, rtol=1e-3, atol=1e-5 * float(exactly.abs().max()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under = gradient(logits.float())
     torch.testing.assert_close(under[0], total, rtol=1e-5, atol=0)
@@ -267,14 +267,14 @@ def test_a_class_that_no_member_holds_possible_does_no_harm():
     logits[..., 2] = -math.inf
     labels[labels == 2] = 0
     logits.requires_grad_()
-    told = ds.objectives.adp(logits, labels, alpha=1.5, beta=0.3)
-    told.total.backward()
-    assert torch.isfinite(told.total)
+    result = ds.objectives.adp(logits, labels, alpha=1.5, beta=0.3)
+    result.total.backward()
+    assert torch.isfinite(result.total)
     assert torch.isfinite(logits.grad).all()
     assert (logits.grad[..., 2] == 0).all()
     without = [c for c in range(logits.shape[-1]) if c != 2]
     same = ds.objectives.adp(logits.detach()[..., without], labels - (labels > 2).long(), alpha=1.5, beta=0.0)
-    torch.testing.assert_close(told.parts["entropy"].detach(), same.parts["entropy"])
+    torch.testing.assert_close(result.parts["entropy"].detach(), same.parts["entropy"])
 
 
 def test_jensen_shannon_is_mutual_information():

@@ -36,8 +36,8 @@ MADE = {
 
 
 def summary(study, rows):
-    told = resolved(library.load(study), "laptop", {}, "x")
-    report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": told.to_dict()}
+    settings = resolved(library.load(study), "laptop", {}, "x")
+    report = {"study": study, "scale": "laptop", "made": MADE, "rows": rows, "spec": settings.to_dict()}
     return summarise(Report.from_json(report))
 
 
@@ -47,8 +47,8 @@ def row(method, seed, measures, **beside):
 
 def drawn(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
-    found = figures(library.load(study), summary(study, rows))
-    return [(figure, title, style.as_svg(figure, title)) for figure, title in found]
+    result = figures(library.load(study), summary(study, rows))
+    return [(figure, title, style.as_svg(figure, title)) for figure, title in result]
 
 
 def legend_words(figure):
@@ -81,18 +81,18 @@ def test_hidden_features_are_what_goes_into_the_last_linear_layer(name):
     ensemble = Ensemble(build, members=3, seed=1).train()
     before = {key: value.clone() for key, value in ensemble.state_dict().items()}
     x = torch.randn(7, *shape, generator=torch.Generator().manual_seed(0))
-    found = features.hidden(ensemble, x, batch_size=3)
-    assert found.shape == (3, 7, width)
+    result = features.hidden(ensemble, x, batch_size=3)
+    assert result.shape == (3, 7, width)
     assert ensemble.training
     assert ensemble.body.training
-    assert not found.requires_grad
+    assert not result.requires_grad
     assert all(parameter.requires_grad and parameter.grad is None for parameter in ensemble.parameters())
     assert all(torch.equal(value, before[key]) for key, value in ensemble.state_dict().items())
     for index in range(3):
         member = ensemble.member(index).eval()
         last = [layer for layer in member.modules() if isinstance(layer, nn.Linear)][-1]
         with torch.no_grad():
-            torch.testing.assert_close(last(found[index]), member(x))
+            torch.testing.assert_close(last(result[index]), member(x))
 
 
 def test_members_without_a_linear_layer_are_refused():
@@ -133,13 +133,13 @@ def test_maps_keep_classes_together_and_fill_a_square():
     draw = torch.Generator().manual_seed(2)
     labels = torch.arange(60) % 3
     own = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
-    told = features.plane_maps(own, labels)
-    assert features.plane_maps(own, labels) == told, "the seed decides"
-    found = torch.tensor(told)
-    assert found.shape == (2, 60, 3)
-    assert found[..., 2].long().equal(labels.expand(2, -1))
-    assert found[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
-    for places in found[..., :2]:
+    settings = features.plane_maps(own, labels)
+    assert features.plane_maps(own, labels) == settings, "the seed decides"
+    result = torch.tensor(settings)
+    assert result.shape == (2, 60, 3)
+    assert result[..., 2].long().equal(labels.expand(2, -1))
+    assert result[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
+    for places in result[..., :2]:
         centres = torch.stack([places[labels == label].mean(0) for label in range(3)])
         assert torch.cdist(places, centres).argmin(1).equal(labels)
 
@@ -194,11 +194,11 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
 def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     names = ("pgd_0.05", "targeted_mim_0.05", "mim_0.05")
     matrix = [[0.0, 0.314, 1.0], [0.512, 0.046, 0.2], [0.1, math.nan, 0.91]]
-    found = drawn(
+    result = drawn(
         "adp/figure-3", [row(m, s, {}, matrices=dict.fromkeys(names, matrix)) for m in METHODS for s in (0, 1)]
     )
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, title, svg in found:
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in result:
         first, second, third, unused = figure.axes
         assert first.get_title(loc="left") == "PGD 0.05\naccuracy, %"
         assert second.get_title(loc="left") == "targeted MIM 0.05\ntarget reached, %"
@@ -221,9 +221,9 @@ def test_matrices_are_drawn_in_per_cent_with_members_and_all():
 def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
     points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
     rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]
-    found = drawn("adp/figure-2", rows)
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, title, svg in found:
+    result = drawn("adp/figure-2", rows)
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, title, svg in result:
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["member 1", "member 2", "member 3"]
         for axes, own in zip(figure.axes, points, strict=True):
             assert len(axes.collections) == 10
@@ -256,9 +256,9 @@ def test_curves_of_detection_have_areas_and_the_diagonal():
         for m in METHODS
         for s in (0, 1)
     ]
-    found = drawn("adp/figure-4", rows)
-    assert [title for _, title, _ in found] == [f"fashion-mnist, {method}" for method in METHODS]
-    for figure, _, svg in found:
+    result = drawn("adp/figure-4", rows)
+    assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
+    for figure, _, svg in result:
         (axes,) = figure.axes
         fgsm, _, chance = axes.lines
         assert list(fgsm.get_xdata()) == pytest.approx([i / 100 for i in range(101)])
@@ -342,12 +342,12 @@ def test_the_page_tells_of_flags(monkeypatch, tmp_path):
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
-    found = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(study_page, "find", lambda name, root: found)
+    result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
+    monkeypatch.setattr(study_page, "find", lambda name, root: result)
     page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
-    told = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
-    assert f"<dt>adp-2-0</dt><dd>{told}</dd>" in page
+    settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
+    assert f"<dt>adp-2-0</dt><dd>{settings}</dd>" in page
     assert page.count("flags raised") == 2
     assert "worst case, standard 0.01" in page
 

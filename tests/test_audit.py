@@ -31,11 +31,11 @@ def classifier(members=4, examples=300, classes=3, seed=0, scale=1.5):
     return logits.double(), labels
 
 
-def regressor(members=4, examples=300, width=2, seed=0, own=0.4):
+def regressor(members=4, examples=300, width=2, seed=0, noise=0.4):
     generator = torch.Generator().manual_seed(seed)
     y = torch.randn(examples, width, generator=generator, dtype=torch.float64)
     shared = y + 0.5 * torch.randn(examples, width, generator=generator, dtype=torch.float64)
-    return shared + own * torch.randn(members, examples, width, generator=generator, dtype=torch.float64), y
+    return shared + noise * torch.randn(members, examples, width, generator=generator, dtype=torch.float64), y
 
 
 def values(audit):
@@ -46,12 +46,12 @@ def values(audit):
 @pytest.mark.parametrize("loss", ["cross_entropy", "brier"])
 def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
     logits, labels = classifier()
-    found = values(ds.audit(logits, labels, loss=loss, pool=pool, **CLASSES))
+    figures = values(ds.audit(logits, labels, loss=loss, pool=pool, **CLASSES))
     parts = ds.diversity.decompose(logits, labels, loss=loss, pool=pool)
     pooled = ds.pooling.mean_probability(logits) if pool == "probability" else ds.pooling.mean_score(logits)
     brier = ds.losses.brier(pooled, labels).mean()
     member_brier = ds.losses.brier(logits, labels).mean(-1)
-    own, beside = ds.diversity.mean_covariance(ds.diversity.error_covariance(logits, labels, loss="brier"))
+    variance, beside = ds.diversity.mean_covariance(ds.diversity.error_covariance(logits, labels, loss="brier"))
     pairs = ds.diversity.pairwise_disagreement(logits)
     expected = {
         "ensemble": parts.ensemble.mean(),
@@ -63,7 +63,7 @@ def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
         "member_brier": member_brier.mean(),
         "member_accuracy": (logits.argmax(-1) == labels).double().mean(),
         "error_covariance": beside,
-        "error_correlation": beside / own,
+        "error_correlation": beside / variance,
         "relative_diversity": ds.diversity.relative_diversity(logits, labels, loss="brier", pool="probability"),
         "gain": (member_brier.mean() - brier) / member_brier.mean(),
         "dominance": ds.diversity.dominance(logits, labels, loss=loss, pool=pool),
@@ -76,38 +76,38 @@ def test_figures_of_a_classifier_are_those_of_the_library(loss, pool):
         centred = logits - logits.mean(-1, keepdim=True)
         expected["bias_share"] = ds.diversity.bias_share(centred)
     for name, value in expected.items():
-        assert found[name] == pytest.approx(float(value), rel=1e-6), name
+        assert figures[name] == pytest.approx(float(value), rel=1e-6), name
 
 
 def test_figures_of_a_regression():
     f, y = regressor()
-    found = values(ds.audit(f, y, task="regression"))
+    figures = values(ds.audit(f, y, task="regression"))
     parts = ds.diversity.decompose(f, y, loss="mse", pool="score")
-    assert found["mse"] == pytest.approx(float(parts.ensemble.mean()))
-    assert found["relative_diversity"] == pytest.approx(
+    assert figures["mse"] == pytest.approx(float(parts.ensemble.mean()))
+    assert figures["relative_diversity"] == pytest.approx(
         float(ds.diversity.relative_diversity(f, y, loss="mse", pool="score"))
     )
-    assert found["bias_share"] == pytest.approx(float(ds.diversity.bias_share(f)))
+    assert figures["bias_share"] == pytest.approx(float(ds.diversity.bias_share(f)))
     spread = (y - y.mean(0)).square().sum(-1).mean()
-    assert found["explained"] == pytest.approx(1 - float(parts.ensemble.mean() / spread))
+    assert figures["explained"] == pytest.approx(1 - float(parts.ensemble.mean() / spread))
     for drop in (0.4, 0.6):  # of four members a fifth is nobody
         rise = ds.diversity.codependence(f, y, loss="mse", pool="score", drop=drop).mean() / parts.ensemble.mean()
-        assert found[f"codependence_{drop}"] == pytest.approx(float(rise), abs=1e-12)
+        assert figures[f"codependence_{drop}"] == pytest.approx(float(rise), abs=1e-12)
 
 
 def test_codependence_of_likelihoods_is_sampled_closely():
     logits, labels = classifier(members=5, examples=2000)
     for pool in ("probability", "score"):
-        found = values(ds.audit(logits, labels, pool=pool, **CLASSES))
-        told = {"loss": "cross_entropy", "pool": pool, "repeats": 50}
+        figures = values(ds.audit(logits, labels, pool=pool, **CLASSES))
+        settings = {"loss": "cross_entropy", "pool": pool, "repeats": 50}
         for drop in (0.2, 0.4, 0.6):
-            rise = ds.diversity.codependence(logits, labels, drop=drop, **told).mean()
-            assert found[f"codependence_{drop}"] == pytest.approx(float(rise) / found["ensemble"], rel=0.1)
+            rise = ds.diversity.codependence(logits, labels, drop=drop, **settings).mean()
+            assert figures[f"codependence_{drop}"] == pytest.approx(float(rise) / figures["ensemble"], rel=0.1)
 
 
 def test_calibration_error_by_hand():
     logits, labels = classifier(members=3, examples=400)
-    found = values(ds.audit(logits, labels, **CLASSES))
+    figures = values(ds.audit(logits, labels, **CLASSES))
 
     def ece(probs):
         confidence, named = probs.max(-1)
@@ -118,8 +118,8 @@ def test_calibration_error_by_hand():
         )
 
     probs = logits.softmax(-1)
-    assert found["ece"] == pytest.approx(ece(probs.mean(0)))
-    assert found["member_ece"] == pytest.approx(np.mean([ece(p) for p in probs]))
+    assert figures["ece"] == pytest.approx(ece(probs.mean(0)))
+    assert figures["member_ece"] == pytest.approx(np.mean([ece(p) for p in probs]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -127,16 +127,16 @@ def test_calibration_errors_on_the_edges_of_bins_are_those_of_the_library(dtype)
     confidence = torch.randint(16, 30, (400,)).to(dtype) / 30  # edges of fifteen bins, and their middles
     labels = torch.randint(2, (400,))
     probs = torch.stack([confidence, 1 - confidence], -1).expand(2, -1, -1)
-    found = ds.audit(probs, labels, task="classification", kind="probabilities").test["ece"].value
-    assert found == pytest.approx(ds.metrics.calibration(probs.mean(0).log(), labels).error, abs=1e-6)
+    error = ds.audit(probs, labels, task="classification", kind="probabilities").test["ece"].value
+    assert error == pytest.approx(ds.metrics.calibration(probs.mean(0).log(), labels).error, abs=1e-6)
     exact = ds.metrics.calibration(probs.double().mean(0).log(), labels).error
-    assert found == pytest.approx(exact, abs=1e-6)
+    assert error == pytest.approx(exact, abs=1e-6)
 
 
 def test_scores_of_detection_are_those_of_the_library():
     logits, labels = classifier()
     outside, _ = classifier(seed=1)
-    found = ds.audit(logits, labels, ood=outside, **CLASSES).detection
+    detection = ds.audit(logits, labels, ood=outside, **CLASSES).detection
     inside, beyond = (ds.scores.table(part) for part in (logits, outside))
     words = {
         "distinct predictions": "distinct_predictions",
@@ -145,9 +145,11 @@ def test_scores_of_detection_are_those_of_the_library():
         "least confidence of the mean": "model_average",
         "entropy of the mean": "ensemble_entropy",
     }
-    assert found.keys() == words.keys()
+    assert detection.keys() == words.keys()
     for word, name in words.items():
-        assert found[word].value == pytest.approx(ds.metrics.auroc(inside[name], beyond[name]).value, abs=1e-4), word
+        assert detection[word].value == pytest.approx(ds.metrics.auroc(inside[name], beyond[name]).value, abs=1e-4), (
+            word
+        )
 
 
 def test_probabilities_say_the_same_as_their_logits():
@@ -159,10 +161,10 @@ def test_probabilities_say_the_same_as_their_logits():
 
 def test_votes():
     logits, labels = classifier(classes=2)
-    found = values(ds.audit(logits, labels, loss="zero_one", pool="vote", **CLASSES))
+    figures = values(ds.audit(logits, labels, loss="zero_one", pool="vote", **CLASSES))
     parts = ds.diversity.decompose(logits, labels, loss="zero_one", pool="vote")
-    assert found["ensemble"] == pytest.approx(float(parts.ensemble.mean()))
-    assert found["accuracy"] == pytest.approx(1 - float(parts.ensemble.mean()))
+    assert figures["ensemble"] == pytest.approx(float(parts.ensemble.mean()))
+    assert figures["accuracy"] == pytest.approx(1 - float(parts.ensemble.mean()))
 
 
 def test_slices_change_nothing(monkeypatch):
@@ -246,23 +248,23 @@ def test_intervals_of_biased_figures_hold_the_truth():
     whole = ds.audit(everyone.float(), labels, **CLASSES).test
     for seed in range(60):
         logits, truth, labels = calibrated(seed)
-        found = ds.audit(logits, labels, **CLASSES).test
+        figures = ds.audit(logits, labels, **CLASSES).test
         alone = ds.audit(truth.unsqueeze(0), labels, **CLASSES).test
         held["ece"] += alone["ece"].low == 0
-        held["bias_share"] += found["bias_share"].low == 0
-        held["dominance"] += found["dominance"].low == 0
-        held["best_accuracy"] += found["best_accuracy"].low <= accuracy <= found["best_accuracy"].high
+        held["bias_share"] += figures["bias_share"].low == 0
+        held["dominance"] += figures["dominance"].low == 0
+        held["best_accuracy"] += figures["best_accuracy"].low <= accuracy <= figures["best_accuracy"].high
         share = whole["member_kappa"].value / whole["kappa"].value
-        held["above_chance"] += found["above_chance"].low <= share <= found["above_chance"].high
+        held["above_chance"] += figures["above_chance"].low <= share <= figures["above_chance"].high
     assert min(held.values()) >= 53, held
 
 
 @pytest.mark.parametrize("members", [2, 3, 5, 7])
 def test_equal_members_have_no_bias_not_even_by_rounding(members):
     logits, labels = classifier(members=1, classes=7)
-    found = ds.audit(logits.expand(members, -1, -1), labels, **CLASSES).test
-    assert found["bias_share"] == (0.0, 0.0, 0.0)
-    assert found["spread"].value == 0
+    figures = ds.audit(logits.expand(members, -1, -1), labels, **CLASSES).test
+    assert figures["bias_share"] == (0.0, 0.0, 0.0)
+    assert figures["spread"].value == 0
 
 
 def test_blocks_do_not_follow_the_order_of_the_data():
@@ -323,11 +325,11 @@ def test_kappa_is_cohens():
     signs = torch.stack([1.0 - 2 * labels, 2.0 * labels - 1], -1)
     logits = signs + 1.5 * torch.randn(4, 500, 2, generator=generator) + torch.tensor([0.0, 0.6])
     audit = ds.audit(logits, labels, pool="score", **CLASSES)
-    each = [cohen_kappa_score(labels, one) for one in logits.argmax(-1)]
+    kappas = [cohen_kappa_score(labels, named) for named in logits.argmax(-1)]
     whole = cohen_kappa_score(labels, logits.mean(0).argmax(-1))
     assert audit.test["kappa"].value == pytest.approx(whole)
-    assert audit.test["member_kappa"].value == pytest.approx(sum(each) / 4)
-    assert audit.test["above_chance"].value == pytest.approx(max(each) / whole)
+    assert audit.test["member_kappa"].value == pytest.approx(sum(kappas) / 4)
+    assert audit.test["above_chance"].value == pytest.approx(max(kappas) / whole)
 
 
 def test_kappa_of_one_class_alone_is_nothing_and_accuses_nobody():
@@ -387,13 +389,13 @@ def test_verdicts_on_ensembles_whose_state_is_known():
 
 
 def test_what_test_outputs_cannot_tell_a_reference_or_training_outputs_do():
-    f, y = regressor(members=20, examples=800, own=0.3)
+    f, y = regressor(members=20, examples=800, noise=0.3)
     hidden = 0.9 * torch.randn(20, 800, 2, dtype=torch.float64)
     outputs = f + hidden - hidden.mean(0)
     assert ds.audit(outputs, y, task="regression").verdict == "healthy", "the errors' correlation is unsuspicious"
-    told = ds.audit(outputs, y, task="regression", reference=f)
-    assert told.verdict == "collusive"
-    assert "reference" in told.sentence
+    audit = ds.audit(outputs, y, task="regression", reference=f)
+    assert audit.verdict == "collusive"
+    assert "reference" in audit.sentence
     fitted = y + 0.05 * torch.randn(20, 800, 2, dtype=torch.float64)
     on_train = ds.audit(outputs, y, task="regression", train=(fitted + hidden - hidden.mean(0), y))
     assert on_train.verdict == "collusive"
@@ -428,14 +430,14 @@ def test_roc_area_is_scikit_learns_and_its_interval_covers():
         inside, outside = torch.randn(300, generator=generator), torch.randn(200, generator=generator) + 0.7
         if ties:
             inside, outside = inside.round(), outside.round()
-        found = roc_area(inside, outside)
+        area = roc_area(inside, outside)
         truth = [0] * 300 + [1] * 200
-        assert found.value == pytest.approx(roc_auc_score(truth, torch.cat([inside, outside]).numpy()))
+        assert area.value == pytest.approx(roc_auc_score(truth, torch.cat([inside, outside]).numpy()))
     covered = 0
     expected = 0.5 * (1 + math.erf(0.7 / 2))
     for _ in range(200):
-        found = roc_area(torch.randn(80, generator=generator), torch.randn(80, generator=generator) + 0.7)
-        covered += found.low <= expected <= found.high
+        area = roc_area(torch.randn(80, generator=generator), torch.randn(80, generator=generator) + 0.7)
+        covered += area.low <= expected <= area.high
     assert 180 <= covered <= 199
 
 
@@ -460,9 +462,9 @@ def test_trees_below_the_largest_class_under_a_forest_above_it_do_not_collude():
 
 
 def test_a_weaker_ensemble_is_not_a_collusive_one():
-    weak, y = regressor(members=5, examples=800, own=0.3)
+    weak, y = regressor(members=5, examples=800, noise=0.3)
     weak = weak + 0.5 * torch.randn(800, 2, dtype=torch.float64)
-    strong, _ = regressor(members=5, examples=800, own=0.3)
+    strong, _ = regressor(members=5, examples=800, noise=0.3)
     assert ds.audit(weak, y, task="regression", reference=strong).verdict == "healthy"
 
 
@@ -486,9 +488,9 @@ def test_experts_for_halves_of_the_data_are_not_accused():
     half = (torch.arange(400) < 200).double().view(1, -1, 1)
     lost = 1.5 * torch.randn(2, 400, 4, dtype=torch.float64)
     outputs = torch.cat([half, 1 - half]) * right + torch.cat([1 - half, half]) * lost
-    found = ds.audit(outputs, labels, pool="score", **CLASSES)
-    assert found.verdict == "undecided"
-    assert "of its best member's error" in found.sentence
+    audit = ds.audit(outputs, labels, pool="score", **CLASSES)
+    assert audit.verdict == "undecided"
+    assert "of its best member's error" in audit.sentence
 
 
 def test_copies_that_vote_are_redundant():
@@ -501,10 +503,10 @@ def test_copies_that_vote_are_redundant():
 def test_precision_does_not_decide(monkeypatch):
     probs = torch.eye(3, dtype=torch.float64)[torch.randint(3, (4, 300))]
     labels = torch.randint(3, (300,))
-    told = {"task": "classification", "kind": "probabilities"}
-    exact = values(ds.audit(probs, labels, **told))
+    settings = {"task": "classification", "kind": "probabilities"}
+    exact = values(ds.audit(probs, labels, **settings))
     monkeypatch.setattr(streaming, "_EXACT_UP_TO", 10)
-    assert values(ds.audit(probs, labels, **told))["member_nll"] == pytest.approx(exact["member_nll"], rel=1e-5)
+    assert values(ds.audit(probs, labels, **settings))["member_nll"] == pytest.approx(exact["member_nll"], rel=1e-5)
     far = 1e6 + torch.randn(300, 1, dtype=torch.float64)
     outputs = far + 0.05 * torch.randn(4, 300, 1, dtype=torch.float64)
     assert values(ds.audit(outputs, far, task="regression"))["mse"] == pytest.approx(
@@ -550,10 +552,10 @@ def test_many_outputs_keep_their_own_coarser_blocks(monkeypatch):
 def test_words_and_json():
     f, y = regressor()
     audit = ds.audit(f, y, task="regression", reference=f)
-    told = json.loads(audit.to_json())
-    assert told["verdict"] == audit.verdict
-    assert {finding["name"] for finding in told["findings"]} == {finding["name"] for finding in audit.findings}
-    assert all("reference" in finding for finding in told["findings"])
+    content = json.loads(audit.to_json())
+    assert content["verdict"] == audit.verdict
+    assert {finding["name"] for finding in content["findings"]} == {finding["name"] for finding in audit.findings}
+    assert all("reference" in finding for finding in content["findings"])
     assert "mean correlation of errors" in audit.summary()
     assert len(audit.summary().splitlines()) < 80
     perfect = ds.audit(y.expand(3, -1, -1), y, task="regression")
@@ -580,9 +582,9 @@ def test_words_and_json():
 )
 def test_odd_calls_are_refused(change, message, unchecked):
     logits, labels = classifier()
-    told = {"outputs": logits, "targets": labels, **CLASSES, **change}
+    settings = {"outputs": logits, "targets": labels, **CLASSES, **change}
     with pytest.raises((ValueError, TypeError), match=message):
-        ds.audit(told.pop("outputs"), told.pop("targets"), **told)
+        ds.audit(settings.pop("outputs"), settings.pop("targets"), **settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -602,10 +604,10 @@ def test_the_line_that_makes_two_columns_of_one_works():
     logits, labels = classifier(classes=2)
     p = logits.softmax(-1)[..., 1].numpy()
     whole = ds.audit(logits, labels, **CLASSES)
-    for one, make in ((p, np.stack), (p[..., None], np.concatenate)):
+    for column, make in ((p, np.stack), (p[..., None], np.concatenate)):
         with pytest.raises(ValueError, match=rf"numpy.{make.__name__}\(\[1 - p, p\], -1\)"):
-            ds.audit(one, labels, task="classification", kind="probabilities")
-        two = ds.audit(make([1 - one, one], -1), labels, task="classification", kind="probabilities")
+            ds.audit(column, labels, task="classification", kind="probabilities")
+        two = ds.audit(make([1 - column, column], -1), labels, task="classification", kind="probabilities")
         assert two.test["accuracy"].value == whole.test["accuracy"].value
     f = (logits[..., 1] - logits[..., 0]).numpy()
     two = ds.audit(np.stack([np.zeros_like(f), f], -1), labels, **CLASSES)
@@ -636,12 +638,12 @@ def test_files(tmp_path):
     for i, member in enumerate(logits):
         np.savetxt(tmp_path / f"m{i}.csv", member, delimiter=",", header="a,b,c" if i else "", comments="")
     np.savetxt(tmp_path / "y.csv", labels, fmt="%d", header="label", comments="")
-    for found in (reading.read_files([tmp_path / "a.npz"]), reading.read_files([tmp_path / "a.safetensors"])):
-        assert not isinstance(found["outputs"], torch.Tensor), "nothing is loaded before it is sliced"
-        assert np.array_equal(np.asarray(found["outputs"][:, 3:9]), logits[:, 3:9])
-        assert np.array_equal(np.asarray(found["targets"]), labels)
-        told = ds.audit(found["outputs"], found["targets"], **CLASSES)
-        assert told.test == ds.audit(logits, labels, **CLASSES).test
+    for arrays in (reading.read_files([tmp_path / "a.npz"]), reading.read_files([tmp_path / "a.safetensors"])):
+        assert not isinstance(arrays["outputs"], torch.Tensor), "nothing is loaded before it is sliced"
+        assert np.array_equal(np.asarray(arrays["outputs"][:, 3:9]), logits[:, 3:9])
+        assert np.array_equal(np.asarray(arrays["targets"]), labels)
+        audit = ds.audit(arrays["outputs"], arrays["targets"], **CLASSES)
+        assert audit.test == ds.audit(logits, labels, **CLASSES).test
     assert isinstance(reading.read_files([tmp_path / "a.npy"])["outputs"], np.memmap)
     by_member = reading.read_files([tmp_path / f"m{i}.csv" for i in range(4)])["outputs"]
     assert np.allclose(np.stack(by_member), logits)
@@ -672,8 +674,8 @@ def test_parquet_where_pyarrow_is_there(tmp_path):
         table = pyarrow.table({f"c{k}": member[:, k] for k in range(3)})
         parquet.write_table(table, tmp_path / f"m{i}.parquet")
     parquet.write_table(pyarrow.table({"label": labels}), tmp_path / "y.parquet")
-    found = reading.read_files([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
-    assert np.array_equal(np.stack(found), logits)
+    members = reading.read_files([tmp_path / f"m{i}.parquet" for i in range(4)])["outputs"]
+    assert np.array_equal(np.stack(members), logits)
     assert np.array_equal(reading.read_array(tmp_path / "y.parquet"), labels)
 
 
@@ -712,31 +714,31 @@ def test_the_command(tmp_path):
     logits = logits + torch.tensor([-8.0, -4.0, 0.0, 4.0, 8.0]).view(5, 1, 1) * torch.tensor([1.0, 0.0, -1.0])
     file = tmp_path / "ens.npz"
     np.savez(file, outputs=logits.numpy(), targets=labels.numpy())
-    told = ["audit", str(file), "--task", "classification", "--kind", "logits", "--pool", "score"]
+    arguments = ["audit", str(file), "--task", "classification", "--kind", "logits", "--pool", "score"]
     page, out = tmp_path / "page.html", tmp_path / "out.json"
-    done = run(app, [*told, "--json", str(out), "--page", str(page)])
+    done = run(app, [*arguments, "--json", str(out), "--page", str(page)])
     assert done.exit_code == 0, done.output
     assert "collusive" in done.output
     assert json.loads(out.read_text())["verdict"] == "collusive"
     assert page.read_text().count("<figure>") == 4
     assert "http" not in page.read_text().replace("http://www.w3.org", "")
-    assert run(app, [*told, "--fail-on", "collusive"]).exit_code == 3
-    assert run(app, [*told, "--fail-on", "redundant"]).exit_code == 0
+    assert run(app, [*arguments, "--fail-on", "collusive"]).exit_code == 3
+    assert run(app, [*arguments, "--fail-on", "redundant"]).exit_code == 0
     for wrong, message in (
         (["--fail-on", "bad"], "--fail-on must be one of"),
         (["--kind", "probabilities"], "Use --kind logits"),
         (["--reference", str(tmp_path / "no.npz")], "there is no file"),
     ):
-        failed = run(app, [*told, *wrong])
+        failed = run(app, [*arguments, *wrong])
         assert failed.exit_code == 1
         assert message in " ".join(failed.output.split())
     np.savez(file, outputs=logits.numpy(), targets=labels.numpy(), train_outputs=logits.numpy())
-    assert "must both be there" in run(app, told).output
+    assert "must both be there" in run(app, arguments).output
     np.savez(file, outputs=logits.numpy())
-    assert "there are no targets" in run(app, told).output
+    assert "there are no targets" in run(app, arguments).output
     assert run(app, ["audit", str(file)]).exit_code == 2, "a call that is wrong is no verdict"
     np.save(tmp_path / "y.npy", labels.numpy())
-    assert run(app, [*told, "--targets", str(tmp_path / "y.npy")]).exit_code == 0
+    assert run(app, [*arguments, "--targets", str(tmp_path / "y.npy")]).exit_code == 0
 
 
 def test_memory_does_not_grow_with_the_examples(tmp_path):
@@ -754,14 +756,14 @@ def test_memory_does_not_grow_with_the_examples(tmp_path):
 def test_outputs_that_are_no_better_than_guessing_are_unskilled():
     draw = torch.Generator().manual_seed(4)
     outputs, labels = torch.randn(5, 1000, 10, generator=draw), torch.randint(10, (1000,), generator=draw)
-    told = ds.audit(outputs, labels, task="classification", kind="logits")
-    assert told.verdict == "unskilled"
-    assert "a constant prediction does as well" in told.judgement.reasons[0]
+    audit = ds.audit(outputs, labels, task="classification", kind="logits")
+    assert audit.verdict == "unskilled"
+    assert "a constant prediction does as well" in audit.judgement.reasons[0]
     learnt = outputs + 2.0 * torch.nn.functional.one_hot(labels, 10)
     assert ds.audit(learnt, labels, task="classification", kind="logits").verdict == "healthy"
 
 
 def test_shares_of_members_that_leave_nobody_out_are_not_told():
     outputs, labels = torch.randn(3, 200, 4), torch.randint(4, (200,))
-    told = ds.audit(outputs, labels, task="classification", kind="logits")
-    assert {name for name in told.test if name.startswith("codependence")} == {"codependence_0.4", "codependence_0.6"}
+    audit = ds.audit(outputs, labels, task="classification", kind="logits")
+    assert {name for name in audit.test if name.startswith("codependence")} == {"codependence_0.4", "codependence_0.6"}

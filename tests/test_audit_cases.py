@@ -62,7 +62,7 @@ def test_every_case_can_be_made(regression, classification):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classification):
-    for one in (held[name] for held in (regression, classification) if name in held):
+    for one in (stored[name] for stored in (regression, classification) if name in stored):
         case = one.case
         members, examples, width = case.test.shape
         assert members == (CASES[name].fixed_count or 5)
@@ -128,8 +128,8 @@ def test_constant_biases_are_constant(regression):
 def test_biases_that_no_classifier_can_have_are_no_case():
     x, y = torch.randn(60, 4), torch.randint(3, (60,))
     outputs = case_makers.NetworkOutputs(*(10 * np.eye(3)[(y.numpy() + 1) % 3][None].repeat(5, 0) for _ in range(2)))
-    held = {"alone": outputs}
-    m = case_makers.Materials(StudyData("wrong", (x, y), (x, y), 3), 0, 5, held, held)
+    stored = {"alone": outputs}
+    m = case_makers.Materials(StudyData("wrong", (x, y), (x, y), 3), 0, 5, stored, stored)
     assert case_makers.constant_biases(m, size=3.0) is None
 
 
@@ -222,10 +222,10 @@ def test_outcomes():
 @pytest.fixture(scope="module")
 def trained():
     """Ten members, more than ADP's nine classes beside the label can hold apart."""
-    told = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
-    data = load("digits", 0, told)
+    settings = at_scale("smoke", **{"optimisation.examples": 100, "optimisation.epochs": 2})
+    data = load("digits", 0, settings)
     return audit_cases.materials(
-        told, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
+        settings, data, 0, 10, ["alone", "jointly, probabilities", *audit_cases.LDR, ADP], ["alone"]
     )
 
 
@@ -321,8 +321,8 @@ def test_a_case_survives_a_file(regression):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.npz"
         np.savez(file, **arrays, meta=np.array(json.dumps(meta)))
-        with np.load(file) as held:
-            kept = {name: held[name] for name in held.files}
+        with np.load(file) as stored:
+            kept = {name: stored[name] for name in stored.files}
     again = audit_cases.from_arrays(kept, json.loads(str(kept.pop("meta"))))
     assert again.allowed == one.allowed
     assert again.case.task == "regression"
@@ -358,13 +358,13 @@ def test_units_that_are_done_are_not_audited_again(tmp_path):
 
 
 def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
-    held = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
-    cases = {point["case"] for point in held["points"]}
+    stored = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
+    cases = {point["case"] for point in stored["points"]}
     assert set(CASES) <= cases
     sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
     accused = sum(
         point["said"][by].get("collusive", 0)
-        for point in held["points"]
+        for point in stored["points"]
         if point["case"] in sound and point["members"]
         for by in point["said"]
     )

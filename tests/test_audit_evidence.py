@@ -105,7 +105,7 @@ def derivatives(loss, scales):
             (slope,) = torch.autograd.grad(entry, scales, create_graph=True)
             first.append(slope[i])
             second.append(torch.autograd.grad(slope[i], scales, retain_graph=True)[0][i])
-    return (torch.stack(each).view(members, -1).T.detach() for each in (first, second))
+    return (torch.stack(parts).view(members, -1).T.detach() for parts in (first, second))
 
 
 def test_slopes_are_derivatives():
@@ -114,13 +114,13 @@ def test_slopes_are_derivatives():
     scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
     scaled = centre + scales.view(3, 1) * (f - centre)
     slopes = stationarity.value_slopes(f, y, centre)
-    own = (scaled - y.unsqueeze(1)).square().sum(-1) / 2
+    member_loss = (scaled - y.unsqueeze(1)).square().sum(-1) / 2
     pool = (scaled.mean(1) - y).square().sum(-1) / 2
-    for loss, prefix in ((own, ""), (pool, "pool_")):
+    for loss, prefix in ((member_loss, ""), (pool, "pool_")):
         slope, curvature = derivatives(loss, scales)
         torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
         torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
-    torch.testing.assert_close(slopes.member_loss, own.detach())
+    torch.testing.assert_close(slopes.member_loss, member_loss.detach())
     torch.testing.assert_close(slopes.pool_loss, pool.detach())
 
 
@@ -130,12 +130,12 @@ def test_slopes_of_likelihoods_are_derivatives(pool):
     scales = torch.ones(3, dtype=torch.float64, requires_grad=True)
     scaled = scales.view(3, 1) * logits
     log_probs = scaled.log_softmax(-1)
-    own = -log_probs.gather(-1, labels.view(-1, 1, 1).expand(-1, 3, 1)).squeeze(-1)
+    member_loss = -log_probs.gather(-1, labels.view(-1, 1, 1).expand(-1, 3, 1)).squeeze(-1)
     mean = log_probs.logsumexp(1) - math.log(3) if pool == "probability" else scaled.mean(1).log_softmax(-1)
     ensemble = -mean.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        slopes = stationarity.class_slopes(logits, logits.softmax(-1), -own, labels, pool)
-    for loss, prefix in ((own, ""), (ensemble, "pool_")):
+        slopes = stationarity.class_slopes(logits, logits.softmax(-1), -member_loss, labels, pool)
+    for loss, prefix in ((member_loss, ""), (ensemble, "pool_")):
         slope, curvature = derivatives(loss, scales)
         torch.testing.assert_close(getattr(slopes, f"{prefix}slope"), slope)
         torch.testing.assert_close(getattr(slopes, f"{prefix}curvature"), curvature)
@@ -153,8 +153,8 @@ def trained_at(beta, examples=80, members=4, features=6):
         target[rows] = x[i].T @ y / members
         for j in range(members):
             shared = beta * x[i].T @ x[j] / members**2
-            own = (1 - beta) * x[i].T @ x[j] / members if i == j else 0.0
-            hessian[rows, j * features : (j + 1) * features] = shared + own
+            alone = (1 - beta) * x[i].T @ x[j] / members if i == j else 0.0
+            hessian[rows, j * features : (j + 1) * features] = shared + alone
     weights = torch.linalg.lstsq(hessian, target.unsqueeze(1)).solution.view(members, features, 1)
     return x @ weights, y
 
@@ -164,15 +164,15 @@ def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     f, y = trained_at(beta)
     # Members have no intercept, so that only scaling about zero is stationary.
     centred = stationarity.value_slopes(f.transpose(0, 1), y.unsqueeze(1), torch.zeros(1, dtype=torch.float64))
-    own, pool = centred.slope.mean(), centred.pool_slope.sum(1).mean()
-    assert float(own / (own - pool)) == pytest.approx(beta, abs=1e-9)
+    members, pool = centred.slope.mean(), centred.pool_slope.sum(1).mean()
+    assert float(members / (members - pool)) == pytest.approx(beta, abs=1e-9)
 
 
 def test_members_that_have_seen_parts_of_the_data_are_asked_about_those_parts():
     y = normal(400, 1)
-    seen = torch.rand(5, 400, generator=draw(2)) < 0.6
-    outputs = torch.where(seen.unsqueeze(-1), y, y + 1.5 * normal(5, 400, 1, seed=3))  # they know what they have seen
-    said = testing.ownership(values_tally(outputs, y, in_bag=seen.float()), 0.75, 0.1)
+    in_bag = torch.rand(5, 400, generator=draw(2)) < 0.6
+    outputs = torch.where(in_bag.unsqueeze(-1), y, y + 1.5 * normal(5, 400, 1, seed=3))  # they know what they have seen
+    said = testing.ownership(values_tally(outputs, y, in_bag=in_bag.float()), 0.75, 0.1)
     unsaid = testing.ownership(values_tally(outputs, y, in_bag=torch.ones(1, 400)), 0.75, 0.1)
     assert said is not None
     assert unsaid is not None
@@ -201,9 +201,9 @@ def test_constant_offsets_of_values_are_their_squares():
     error = (f - y).square().sum(-1).mean()
     extra = shift.square().sum(-1).mean()
     common = (2 * (f - y).mean(0) * shift).sum(-1).mean()
-    found = testing.constant_offsets(values_tally(f + shift, y), 0.25)
-    assert found.value == pytest.approx(float(extra / (error + extra + common)), rel=1e-9)
-    assert found.p < 1e-6
+    offsets = testing.constant_offsets(values_tally(f + shift, y), 0.25)
+    assert offsets.value == pytest.approx(float(extra / (error + extra + common)), rel=1e-9)
+    assert offsets.p < 1e-6
 
 
 def test_offsets_of_logits_save_what_taking_them_away_saves():
@@ -214,15 +214,15 @@ def test_offsets_of_logits_save_what_taking_them_away_saves():
     loss = ds.losses.cross_entropy(shifted, labels).mean()
     offset = shifted.mean(1) - shifted.mean((0, 1))
     saved = loss - ds.losses.cross_entropy(shifted - offset.unsqueeze(1), labels).mean()
-    found = testing.constant_offsets(logits_tally(shifted, labels, pool="score"), 0.25)
-    assert found.value == pytest.approx(float(saved / loss), rel=0.1)
+    offsets = testing.constant_offsets(logits_tally(shifted, labels, pool="score"), 0.25)
+    assert offsets.value == pytest.approx(float(saved / loss), rel=0.1)
 
 
 def test_noise_is_no_offset():
     y = normal(60, 1)
-    found = testing.constant_offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
-    assert found.value < 0.05
-    assert found.p > 0.5
+    offsets = testing.constant_offsets(values_tally(y + normal(5, 60, 1, seed=1), y), 0.25)
+    assert offsets.value < 0.05
+    assert offsets.p > 0.5
 
 
 # Fitting, best members, references
@@ -274,8 +274,8 @@ def test_a_reference_whose_members_vary_as_much_accuses_nobody():
     for seed in range(200):
         size = (0.6 * normal(2, 5, 1, 1, seed=seed)).exp()
         y = normal(300, 1, seed=1000 + seed)
-        one, other = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
-        accused += testing.compare_with_reference(values_tally(one, y), values_tally(other, y), 1.2).members.p < 0.001
+        first, other = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
+        accused += testing.compare_with_reference(values_tally(first, y), values_tally(other, y), 1.2).members.p < 0.001
     assert accused <= 2
 
 
@@ -394,10 +394,10 @@ def test_sound_members_are_never_accused():
     for seed in range(300):
         members, examples = (2, 3, 5, 12)[seed % 4], (40, 150, 600)[seed % 3]
         y = normal(examples, 1, seed=seed)
-        own = normal(members, examples, 1, seed=1000 + seed)
+        noise = normal(members, examples, 1, seed=1000 + seed)
         if seed % 2:
-            own = own / normal(members, examples, 1, seed=2000 + seed).abs().clamp_min(0.3)
-        outputs = y + 0.3 * normal(examples, 1, seed=3000 + seed) + 0.5 * own
+            noise = noise / normal(members, examples, 1, seed=2000 + seed).abs().clamp_min(0.3)
+        outputs = y + 0.3 * normal(examples, 1, seed=3000 + seed) + 0.5 * noise
         assert ds.audit(outputs, y, task="regression").verdict != "collusive"
 
 
@@ -540,8 +540,8 @@ def test_the_interval_of_a_mean_is_a_bootstrap_t():
         chosen = torch.randint(25, (999, 25), generator=draw(seed))
         weights.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
         left_out = (units.sum() - units) / 24
-        found = intervals.studentised(float(units.mean()), left_out, weights)
-        held += found.low <= math.exp(0.5) <= found.high
+        interval = intervals.studentised(float(units.mean()), left_out, weights)
+        held += interval.low <= math.exp(0.5) <= interval.high
     assert held >= 270, "Student's t holds it 85 % of the time"
 
 

@@ -147,11 +147,11 @@ def same(left, right):
 
 def test_votes_are_one_hot_probabilities_that_vote():
     votes, labels = votes_and_labels()
-    found = ds.audit(votes, labels, **VOTES)
-    same(found, ds.audit(np.eye(3)[votes], labels, pool="vote", loss="zero_one", **PROBS))
-    assert (found.facts["kind"], found.facts["pool"], found.facts["loss"]) == ("labels", "vote", "zero_one")
+    audit = ds.audit(votes, labels, **VOTES)
+    same(audit, ds.audit(np.eye(3)[votes], labels, pool="vote", loss="zero_one", **PROBS))
+    assert (audit.facts["kind"], audit.facts["pool"], audit.facts["loss"]) == ("labels", "vote", "zero_one")
     pooled = np.array([np.bincount(column, minlength=3).argmax() for column in votes.T])
-    assert found.test["accuracy"].value == pytest.approx((pooled == labels).mean())
+    assert audit.test["accuracy"].value == pytest.approx((pooled == labels).mean())
     shares = ds.audit(votes, labels, pool="probability", loss="brier", **VOTES)
     same(shares, ds.audit(np.eye(3)[votes], labels, pool="probability", loss="brier", **PROBS))
 
@@ -184,8 +184,8 @@ def test_votes_in_every_form(votes_as, labels_as):
 
 def test_a_class_that_nobody_names_is_there_when_it_is_said():
     votes, labels = votes_and_labels()
-    found = ds.audit(NAMES[votes], NAMES[labels], classes=[*NAMES, "dog"], **VOTES)
-    assert found.facts["outputs"] == 4
+    audit = ds.audit(NAMES[votes], NAMES[labels], classes=[*NAMES, "dog"], **VOTES)
+    assert audit.facts["outputs"] == 4
     assert ds.audit(votes == 1, labels == 1, **VOTES).facts["outputs"] == 2
 
 
@@ -198,8 +198,8 @@ def test_mapped_votes_are_read_in_slices(tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 4 * 45 * 16)
     monkeypatch.setattr(inputs, "_LABELS_AT_ONCE", 64)
     mapped = np.load(tmp_path / "votes.npy", mmap_mode="r")
-    found = ds.audit(mapped, NAMES[labels], **VOTES)
-    assert found.test["accuracy"] == wanted.test["accuracy"]
+    audit = ds.audit(mapped, NAMES[labels], **VOTES)
+    assert audit.test["accuracy"] == wanted.test["accuracy"]
     read = inputs.prepare(mapped, NAMES[labels], None, None, None, task="classification", kind="labels", classes=None)
     assert read.outputs.votes is mapped
 
@@ -237,8 +237,8 @@ def test_names_of_classes_are_columns():
     same(ds.audit(logits, tens, train=(logits, tens), classes=[10, 20, 30], **CLASSES), wanted)
     same(ds.audit(logits, tens.double(), train=(logits, tens), classes=[10.0, 20.0, 30.0], **CLASSES), wanted)
     wide = torch.cat([logits, logits[:, :, :1] - 9], -1)
-    found = ds.audit(wide, named, classes=[*NAMES, "dog"], **CLASSES)
-    same(found, ds.audit(wide, labels, **CLASSES))
+    audit = ds.audit(wide, named, classes=[*NAMES, "dog"], **CLASSES)
+    same(audit, ds.audit(wide, labels, **CLASSES))
 
 
 def test_frames_are_matched_by_the_names_of_their_columns():
@@ -267,19 +267,19 @@ def test_frames_of_a_regression():
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(80, 2, generator=generator, dtype=torch.float64)
     f = y + torch.randn(3, 80, 2, generator=generator, dtype=torch.float64)
-    told = {"task": "regression"}
-    wanted = ds.audit(f, y, train=(f, y), ood=f, **told)
+    settings = {"task": "regression"}
+    wanted = ds.audit(f, y, train=(f, y), ood=f, **settings)
     frames = [pd.DataFrame(part.numpy(), columns=["u", "v"]) for part in f]
     turned = [frame[["v", "u"]] for frame in frames]
     targets = pd.DataFrame(y.numpy(), columns=["u", "v"])
-    same(ds.audit(frames, targets, train=(turned, targets), ood=turned, **told), wanted)
-    one = ds.audit(f[..., 0], y[:, 0], reference=f[..., 1], **told)
+    same(ds.audit(frames, targets, train=(turned, targets), ood=turned, **settings), wanted)
+    single = ds.audit(f[..., 0], y[:, 0], reference=f[..., 1], **settings)
     table = pd.DataFrame(f[..., 0].T.numpy())
     other = pd.DataFrame(f[..., 1].T.numpy()).convert_dtypes()
     for values in (targets["u"], targets[["u"]], y[:, 0].tolist()):
-        same(ds.audit(table, values, reference=other, **told), one)
+        same(ds.audit(table, values, reference=other, **settings), single)
     with pytest.raises(TypeError, match="`outputs` must be a list of frames"):
-        ds.audit(table, targets, **told)
+        ds.audit(table, targets, **settings)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_frames_of_a_regression():
 )
 def test_odd_votes_are_refused(change, message, unchecked):
     votes, labels = votes_and_labels()
-    told = {"outputs": votes, "targets": labels, **VOTES, **change}
+    settings = {"outputs": votes, "targets": labels, **VOTES, **change}
     with pytest.raises((ValueError, TypeError), match=message):
-        ds.audit(told.pop("outputs"), told.pop("targets"), **told)
+        ds.audit(settings.pop("outputs"), settings.pop("targets"), **settings)
 
 
 def test_odd_names_are_refused(unchecked):
@@ -333,9 +333,9 @@ def test_odd_names_are_refused(unchecked):
         ([named, named], named, {}, "`outputs` must be numbers; got names. Hard votes"),
         (logits, np.where(labels == 0, None, named), {}, "labels of one type"),
     ]
-    for outputs, targets, told, message in cases:
+    for outputs, targets, settings, message in cases:
         with pytest.raises((ValueError, TypeError), match=message):
-            ds.audit(outputs, targets, **CLASSES, **told)
+            ds.audit(outputs, targets, **CLASSES, **settings)
     with pytest.raises(ValueError, match="`classes` must be left out for regression"):
         ds.audit(logits, logits[0], task="regression", classes=[1])
 
@@ -349,11 +349,13 @@ def test_many_classes_are_not_all_listed(unchecked):
 def test_the_command_takes_votes(tmp_path):
     votes, labels = votes_and_labels()
     np.savez(tmp_path / "votes.npz", outputs=NAMES[votes], targets=NAMES[labels])
-    told = ["--task", "classification", "--kind", "labels", "--json", str(tmp_path / "a.json")]
-    done = CliRunner().invoke(app, ["audit", str(tmp_path / "votes.npz"), *told, "--page", str(tmp_path / "a.html")])
+    arguments = ["--task", "classification", "--kind", "labels", "--json", str(tmp_path / "a.json")]
+    done = CliRunner().invoke(
+        app, ["audit", str(tmp_path / "votes.npz"), *arguments, "--page", str(tmp_path / "a.html")]
+    )
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "a.json").read_text())
-    assert found["figures"]["accuracy"]["value"] == ds.audit(votes, labels, **VOTES).test["accuracy"].value
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert content["figures"]["accuracy"]["value"] == ds.audit(votes, labels, **VOTES).test["accuracy"].value
     assert "Audit: votes" in (tmp_path / "a.html").read_text()
 
 
@@ -362,8 +364,17 @@ def test_the_command_takes_names_of_columns(tmp_path):
     wanted = ds.audit(logits, (labels + 1) % 3, **CLASSES).test["accuracy"].value
     for targets, names in ((NAMES[labels], "cat, ant,bee"), (10 - labels, "8,10,9")):
         np.savez(tmp_path / "in.npz", outputs=logits, targets=targets)
-        told = ["--task", "classification", "--kind", "logits", "--json", str(tmp_path / "a.json"), "--classes", names]
-        done = CliRunner().invoke(app, ["audit", str(tmp_path / "in.npz"), *told])
+        arguments = [
+            "--task",
+            "classification",
+            "--kind",
+            "logits",
+            "--json",
+            str(tmp_path / "a.json"),
+            "--classes",
+            names,
+        ]
+        done = CliRunner().invoke(app, ["audit", str(tmp_path / "in.npz"), *arguments])
         assert done.exit_code == 0, done.output
         assert json.loads((tmp_path / "a.json").read_text())["figures"]["accuracy"]["value"] == wanted
 
@@ -411,19 +422,19 @@ PLAIN = {
 def test_pooled_outputs_are_what_the_classifier_predicts(model, names):
     x, x_test, y, y_test = classes_data(names)
     model = clone(model).fit(x, y)
-    found = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=x_test + 1, reference=model)
-    assert found.facts[MATCH] is True
-    assert found.test["accuracy"].value == pytest.approx(model.score(x_test, y_test))
-    assert found.train["accuracy"].value == pytest.approx(model.score(x, y))
-    assert found.reference == found.test
-    if found.facts["kind"] == "probabilities":
+    audit = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=x_test + 1, reference=model)
+    assert audit.facts[MATCH] is True
+    assert audit.test["accuracy"].value == pytest.approx(model.score(x_test, y_test))
+    assert audit.train["accuracy"].value == pytest.approx(model.score(x, y))
+    assert audit.reference == audit.test
+    if audit.facts["kind"] == "probabilities":
         from sklearn.metrics import log_loss
 
         probs = model.predict_proba(x_test).clip(2e-38)
         at = probs[np.arange(80), np.searchsorted(model.classes_, y_test)]
-        assert found.test["nll"].value == pytest.approx(-np.log(at).mean())
+        assert audit.test["nll"].value == pytest.approx(-np.log(at).mean())
         if probs.min() > 1e-3:
-            assert found.test["nll"].value == pytest.approx(log_loss(y_test, probs, labels=model.classes_))
+            assert audit.test["nll"].value == pytest.approx(log_loss(y_test, probs, labels=model.classes_))
 
 
 def test_every_class_keeps_its_column_where_a_member_has_not_seen_it():
@@ -432,12 +443,12 @@ def test_every_class_keeps_its_column_where_a_member_has_not_seen_it():
     assert any(len(member.classes_) < 3 for member in model.estimators_)
     assert ds.audit_estimator(model, x_test, y_test).facts[MATCH] is True
     apart = [stump().fit(x[y != name], y[y != name]) for name in NAMES]
-    found = ds.audit_estimator(apart, x_test, y_test)
+    audit = ds.audit_estimator(apart, x_test, y_test)
     wanted = np.zeros((3, 80, 3))
     for i, member in enumerate(apart):
         wanted[i][:, [j for j in range(3) if j != i]] = member.predict_proba(x_test)
-    same(found, ds.audit(wanted, y_test, classes=NAMES, **PROBS))
-    assert MATCH not in found.facts
+    same(audit, ds.audit(wanted, y_test, classes=NAMES, **PROBS))
+    assert MATCH not in audit.facts
 
 
 REGRESSORS = {
@@ -455,12 +466,12 @@ REGRESSORS = {
 def test_pooled_outputs_are_what_the_regressor_predicts(name, width):
     x, x_test, y, y_test = values_data(width)
     model = clone(REGRESSORS[name]).fit(x, y)
-    found = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=5 * x_test)
-    assert found.facts[MATCH] is True
+    audit = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=5 * x_test)
+    assert audit.facts[MATCH] is True
     apart = (model.predict(x_test) - y_test).reshape(80, -1)
-    assert found.test["mse"].value == pytest.approx((apart**2).sum(-1).mean())
-    assert found.facts["outputs"] == width
-    assert set(found.detection) == {"variance"}
+    assert audit.test["mse"].value == pytest.approx((apart**2).sum(-1).mean())
+    assert audit.facts["outputs"] == width
+    assert set(audit.detection) == {"variance"}
 
 
 def shares(text):
@@ -471,22 +482,22 @@ def test_what_the_model_does_otherwise_is_told(tmp_path):
     x, x_test, y, y_test = classes_data(names=True)
     members = [("a", stump(1)), ("b", neighbors.KNeighborsClassifier(3)), ("c", stump(6))]
     soft = ensemble.VotingClassifier(members, voting="soft", weights=[8, 1, 1]).fit(x, y)
-    found = ds.audit_estimator(soft, x_test, y_test)
+    audit = ds.audit_estimator(soft, x_test, y_test)
     mean = np.mean([member.predict_proba(x_test) for member in soft.estimators_], 0)
-    told = found.facts[MATCH]
-    assert told.startswith("the model's own prediction weighs its members; the audit takes their plain mean")
-    assert shares(told) == pytest.approx((NAMES[mean.argmax(-1)] != soft.predict(x_test)).mean(), abs=5e-4)
-    assert f"by up to {np.abs(mean - soft.predict_proba(x_test)).max():.2g}." in told
-    assert told in found.summary()
-    assert json.loads(found.to_json())["facts"][MATCH] == told
-    text = found.page(tmp_path / "a.html").read_text()
+    difference = audit.facts[MATCH]
+    assert difference.startswith("the model's own prediction weighs its members; the audit takes their plain mean")
+    assert shares(difference) == pytest.approx((NAMES[mean.argmax(-1)] != soft.predict(x_test)).mean(), abs=5e-4)
+    assert f"by up to {np.abs(mean - soft.predict_proba(x_test)).max():.2g}." in difference
+    assert difference in audit.summary()
+    assert json.loads(audit.to_json())["facts"][MATCH] == difference
+    text = audit.page(tmp_path / "a.html").read_text()
     assert text.count("weighs its members; the audit takes their plain mean") == 2
     hard = ensemble.VotingClassifier(members, weights=[8, 1, 1]).fit(x, y)
-    told = ds.audit_estimator(hard, x_test, y_test).facts[MATCH]
+    difference = ds.audit_estimator(hard, x_test, y_test).facts[MATCH]
     votes = np.stack([member.predict(x_test) for member in hard.estimators_])
     pooled = NAMES[[np.bincount(column, minlength=3).argmax() for column in votes.T]]
-    assert "plain majority vote" in told
-    assert shares(told) == pytest.approx((pooled != hard.predict(x_test)).mean(), abs=5e-4)
+    assert "plain majority vote" in difference
+    assert shares(difference) == pytest.approx((pooled != hard.predict(x_test)).mean(), abs=5e-4)
     alike = ensemble.VotingClassifier(members, weights=[1, 1, 1.01]).fit(x, y)
     assert "mean" in ds.audit_estimator(forest(x, y), x_test, y_test, pool="score").facts[MATCH]
     assert (
@@ -505,10 +516,10 @@ def test_a_stack_is_told_from_the_mean_of_its_members(cv):
     if cv == "prefit":
         base = [(name, model.fit(x, y)) for name, model in base]
     stack = ensemble.StackingClassifier(base, linear_model.LogisticRegression(), cv=cv).fit(x, y)
-    found = ds.audit_estimator(stack, x_test, y_test)
-    assert "comes from a final estimator on top of its members" in found.facts[MATCH]
+    audit = ds.audit_estimator(stack, x_test, y_test)
+    assert "comes from a final estimator on top of its members" in audit.facts[MATCH]
     probs = np.stack([member.predict_proba(x_test) for member in stack.estimators_])
-    same(found, ds.audit(probs, y_test, classes=NAMES, **PROBS))
+    same(audit, ds.audit(probs, y_test, classes=NAMES, **PROBS))
     x, x_test, y, y_test = values_data()
     base = [("a", linear_model.Ridge()), ("b", neighbors.KNeighborsRegressor())]
     stack = ensemble.StackingRegressor(base).fit(x, y)
@@ -518,18 +529,18 @@ def test_a_stack_is_told_from_the_mean_of_its_members(cv):
 def test_adaboost_votes_and_takes_medians():
     x, x_test, y, y_test = classes_data(names=True)
     model = ensemble.AdaBoostClassifier(stump(3), n_estimators=9, random_state=0).fit(x, y)
-    found = ds.audit_estimator(model, x_test, y_test)
+    audit = ds.audit_estimator(model, x_test, y_test)
     votes = np.stack([member.predict(x_test) for member in model.estimators_])
-    same(found, ds.audit(votes, y_test, classes=NAMES, **VOTES))
+    same(audit, ds.audit(votes, y_test, classes=NAMES, **VOTES))
     pooled = [max(NAMES, key=list(column).count) for column in votes.T]
-    assert shares(found.facts[MATCH]) == pytest.approx((pooled != model.predict(x_test)).mean(), abs=5e-4)
+    assert shares(audit.facts[MATCH]) == pytest.approx((pooled != model.predict(x_test)).mean(), abs=5e-4)
     x, x_test, y, y_test = values_data()
     model = ensemble.AdaBoostRegressor(n_estimators=6, random_state=0).fit(x, y)
     mean = np.mean([member.predict(x_test) for member in model.estimators_], 0)
     apart = np.sqrt(np.mean((mean - model.predict(x_test)) ** 2))
-    told = ds.audit_estimator(model, x_test, y_test).facts[MATCH]
-    assert "weighted median" in told
-    assert f"differ by {apart:.3g} (root mean square)" in told
+    difference = ds.audit_estimator(model, x_test, y_test).facts[MATCH]
+    assert "weighted median" in difference
+    assert f"differ by {apart:.3g} (root mean square)" in difference
 
 
 @pytest.mark.parametrize("name", ["GradientBoosting", "HistGradientBoosting"])
@@ -539,13 +550,13 @@ def test_boosted_models_have_stages_and_no_members(name, unchecked):
     model = getattr(ensemble, f"{name}Classifier")(**count).fit(x, y)
     with pytest.raises(TypeError, match="no members. A boosted model adds up stages.*use staged=True"):
         ds.audit_estimator(model, x_test, y_test)
-    found = ds.audit_estimator(model, x_test, y_test, staged=True)
-    same(found, ds.audit(list(model.staged_predict_proba(x_test)), y_test, classes=NAMES, **PROBS))
-    assert "is that of its last stage" in found.facts[MATCH]
+    audit = ds.audit_estimator(model, x_test, y_test, staged=True)
+    same(audit, ds.audit(list(model.staged_predict_proba(x_test)), y_test, classes=NAMES, **PROBS))
+    assert "is that of its last stage" in audit.facts[MATCH]
     x, x_test, y, y_test = values_data()
     regressor = getattr(ensemble, f"{name}Regressor")(**count).fit(x, y)
-    found = ds.audit_estimator(regressor, x_test, y_test, staged=True)
-    same(found, ds.audit(list(regressor.staged_predict(x_test)), y_test, task="regression"))
+    audit = ds.audit_estimator(regressor, x_test, y_test, staged=True)
+    same(audit, ds.audit(list(regressor.staged_predict(x_test)), y_test, task="regression"))
     with pytest.raises(ValueError, match="`staged` must be left out for a model without stages"):
         ds.audit_estimator(ensemble.RandomForestRegressor(2).fit(x, y), x_test, y_test, staged=True)
 
@@ -557,8 +568,8 @@ def test_frames_and_sparse_inputs():
     frames = [pd.DataFrame(part, columns=list("abcdef")) for part in (x, x_test)]
     for name in ("forest", "bagging", "soft", "hard", "pipeline", "search", "calibrated"):
         model = clone(PLAIN[name]).fit(frames[0], y)
-        found = ds.audit_estimator(model, frames[1], pd.Series(y_test, index=range(80, 160)), ood=frames[0])
-        assert found.facts[MATCH] is True, name
+        audit = ds.audit_estimator(model, frames[1], pd.Series(y_test, index=range(80, 160)), ood=frames[0])
+        assert audit.facts[MATCH] is True, name
     boosted = ensemble.AdaBoostClassifier(stump(), n_estimators=4).fit(frames[0], y)
     assert ds.audit_estimator(boosted, frames[1], y_test).facts["members"] == 4
     turned = frames[1][list("bacdef")]
@@ -575,17 +586,17 @@ def test_frames_and_sparse_inputs():
 def test_lists_of_estimators():
     x, x_test, y, y_test = classes_data(names=True)
     several = [stump(2).fit(x, y), neighbors.KNeighborsClassifier().fit(x, y), clone(PLAIN["pipeline"]).fit(x, y)]
-    found = ds.audit_estimator(several, x_test, y_test, train=(x, y))
-    probs = np.stack([each.predict_proba(x_test) for each in several])
-    same(replace(found, train=None), ds.audit(probs, y_test, classes=NAMES, **PROBS))
-    same(ds.audit_estimator(dict(zip("abc", several, strict=True)), x_test, y_test, train=(x, y)), found)
+    audit = ds.audit_estimator(several, x_test, y_test, train=(x, y))
+    probs = np.stack([estimator.predict_proba(x_test) for estimator in several])
+    same(replace(audit, train=None), ds.audit(probs, y_test, classes=NAMES, **PROBS))
+    same(ds.audit_estimator(dict(zip("abc", several, strict=True)), x_test, y_test, train=(x, y)), audit)
     mixed = [*several, svm.LinearSVC().fit(x, y)]
     votes = ds.audit_estimator(mixed, x_test, y_test)
-    same(votes, ds.audit(np.stack([each.predict(x_test) for each in mixed]), y_test, classes=NAMES, **VOTES))
+    same(votes, ds.audit(np.stack([estimator.predict(x_test) for estimator in mixed]), y_test, classes=NAMES, **VOTES))
     assert votes.facts["kind"] == "labels"
     same(
         ds.audit_estimator(several, x_test, y_test, kind="labels"),
-        ds.audit(np.stack([each.predict(x_test) for each in several]), y_test, **VOTES),
+        ds.audit(np.stack([estimator.predict(x_test) for estimator in several]), y_test, **VOTES),
     )
     reference = ds.audit_estimator(several, x_test, y_test, reference=forest(x, y))
     trees = np.stack([member.predict_proba(x_test) for member in forest(x, y).estimators_])
@@ -593,7 +604,7 @@ def test_lists_of_estimators():
     same(ds.audit_estimator(several, x_test, y_test, reference=trees), reference)
     x, x_test, y, y_test = values_data()
     several = [linear_model.Ridge().fit(x, y), linear_model.LinearRegression().fit(x, y[:, None])]
-    values = np.stack([each.predict(x_test).ravel() for each in several])
+    values = np.stack([estimator.predict(x_test).ravel() for estimator in several])
     same(ds.audit_estimator(several, x_test, y_test), ds.audit(values, y_test, task="regression"))
 
 
@@ -603,10 +614,10 @@ def test_a_class_beyond_the_models_own_is_a_column_when_it_is_said(unchecked):
     model = clone(PLAIN["forest"]).fit(x, y)
     with pytest.raises(ValueError, match="`targets` must be among the classes 'ant', 'bee', 'cat'; got 'dog'"):
         ds.audit_estimator(model, x_test, y_test)
-    found = ds.audit_estimator(model, x_test, y_test, classes=["dog", "ant", "bee", "cat"])
-    assert found.facts["outputs"] == 4
-    assert found.test["accuracy"].value == pytest.approx(model.score(x_test, y_test))
-    assert found.facts[MATCH] is True
+    audit = ds.audit_estimator(model, x_test, y_test, classes=["dog", "ant", "bee", "cat"])
+    assert audit.facts["outputs"] == 4
+    assert audit.test["accuracy"].value == pytest.approx(model.score(x_test, y_test))
+    assert audit.facts[MATCH] is True
     other = forest(x[y != "ant"], y[y != "ant"])
     assert ds.audit_estimator(model, x_test[3:], y_test[3:], reference=other).reference["accuracy"].value < 1
     with pytest.raises(ValueError, match="`reference` must be among the classes 'bee', 'cat'; got 'ant'"):
@@ -633,27 +644,27 @@ def test_networks_and_callables():
     networks = [Moody(seed) for seed in range(3)]
     inputs = torch.from_numpy(x_test).float()
     with torch.no_grad():
-        logits = torch.stack([each.norm(each.layer(inputs)) for each in networks])
+        logits = torch.stack([network.norm(network.layer(inputs)) for network in networks])
     wanted = ds.audit(logits, labels, **CLASSES)
-    for given in (
+    for model in (
         networks,
-        [lambda x, each=each: each(x) for each in logits_of(networks)],
+        [lambda x, network=network: network(x) for network in logits_of(networks)],
         lambda x: logits,
         lambda x: logits.numpy(),
         lambda x: list(logits),
     ):
-        same(ds.audit_estimator(given, x_test, labels, **CLASSES), wanted)
-    assert all(each.training and each.dropout.training and not each.norm.training for each in networks)
+        same(ds.audit_estimator(model, x_test, labels, **CLASSES), wanted)
+    assert all(network.training and network.dropout.training and not network.norm.training for network in networks)
     same(ds.audit_estimator(networks, x_test, y_test, classes=[5, 8, 11], **CLASSES), wanted)
     same(ds.audit_estimator(networks, pd.DataFrame(x_test), labels, **CLASSES), wanted)
 
     class Together(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.each = torch.nn.ModuleList(networks)
+            self.networks = torch.nn.ModuleList(networks)
 
         def forward(self, x):
-            return torch.stack([each(x) for each in self.each])
+            return torch.stack([network(x) for network in self.networks])
 
     many = np.tile(x_test, (30, 1))
     same(
@@ -667,7 +678,10 @@ def test_networks_and_callables():
 
 
 def logits_of(networks):
-    return [lambda x, each=each: each.norm(each.layer(torch.from_numpy(x).float())).detach() for each in networks]
+    return [
+        lambda x, network=network: network.norm(network.layer(torch.from_numpy(x).float())).detach()
+        for network in networks
+    ]
 
 
 def test_an_ensemble_and_its_twin():
@@ -676,14 +690,14 @@ def test_an_ensemble_and_its_twin():
     ens, other = (ds.Ensemble(lambda: torch.nn.Linear(6, 3), members=3, seed=seed) for seed in range(2))
     inputs = torch.from_numpy(x_test).float()
     wanted = ds.audit(ens.predict(inputs), labels, **CLASSES)
-    for given in (inputs, x_test, torch.utils.data.TensorDataset(inputs)):
-        same(ds.audit_estimator(ens, given, labels, task="classification"), wanted)
+    for data in (inputs, x_test, torch.utils.data.TensorDataset(inputs)):
+        same(ds.audit_estimator(ens, data, labels, task="classification"), wanted)
     with_reference = ds.audit(ens.predict(inputs), labels, reference=other.predict(inputs), **CLASSES)
     same(ds.audit_estimator(ens, inputs, labels, task="classification", reference=other), with_reference)
     ens.twin = other
-    found = ds.audit_estimator(ens, inputs, labels, task="classification")
-    same(found, with_reference)
-    assert found.facts["reference"] == "the ensemble's twin"
+    audit = ds.audit_estimator(ens, inputs, labels, task="classification")
+    same(audit, with_reference)
+    assert audit.facts["reference"] == "the ensemble's twin"
     mean = ds.audit_estimator(other, inputs, inputs[:, :3], task="regression")
     assert mean.facts["kind"] == "values"
 
@@ -723,9 +737,9 @@ def test_what_is_no_ensemble_is_refused(unchecked):
         ([single, stump().fit(x, NAMES[(y - 5) // 3])], {}, "labels of one type; got int, str"),
         ([single], {"reference": [values]}, "`task` must be 'regression' for these models"),
     ]
-    for model, told, message in cases:
+    for model, settings, message in cases:
         with pytest.raises((ValueError, TypeError), match=message):
-            ds.audit_estimator(model, x_test, y_test, **told)
+            ds.audit_estimator(model, x_test, y_test, **settings)
     with pytest.raises(ValueError, match="features"):
         ds.audit_estimator(fitted, x_test[:, :4], y_test)
     with pytest.raises(ValueError, match="hold N=80 examples"):

@@ -86,9 +86,9 @@ def test_shifts_equal_a_loop(shape, fill, dtype):
     x = images(shape, dtype)
     draws = 2 * torch.rand(2, len(x), generator=seeded()) - 1
     down, right = (draws[0] * 0.3 * shape[2]).round().long(), (draws[1] * 0.3 * shape[3]).round().long()
-    found = shifts(x, seeded(), fraction=0.3, fill=fill)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, moved(x.numpy(), down, right, fill))
+    augmented = shifts(x, seeded(), fraction=0.3, fill=fill)
+    assert augmented.dtype == dtype
+    np.testing.assert_array_equal(augmented, moved(x.numpy(), down, right, fill))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.uint8])
@@ -96,9 +96,9 @@ def test_shifts_equal_a_loop(shape, fill, dtype):
 def test_crops_equal_a_loop(shape, dtype):
     x = images(shape, dtype)
     down, right = torch.randint(-3, 4, (2, len(x)), generator=seeded())
-    found = crops(x, seeded(), padding=3)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, moved(x.numpy(), down, right, "zero"))
+    augmented = crops(x, seeded(), padding=3)
+    assert augmented.dtype == dtype
+    np.testing.assert_array_equal(augmented, moved(x.numpy(), down, right, "zero"))
 
 
 def test_crops_are_crops_of_padded_images():
@@ -114,17 +114,17 @@ def test_crops_are_crops_of_padded_images():
 def test_rotations_equal_a_loop(shape, interpolation):
     x = images(shape, torch.float64)
     angles = (2 * torch.rand(len(x), generator=seeded()) - 1) * math.radians(40)
-    found = rotations(x, seeded(), degrees=40, interpolation=interpolation)
+    augmented = rotations(x, seeded(), degrees=40, interpolation=interpolation)
     expected = turned(x.numpy(), angles.tolist(), interpolation)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(augmented, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_rotations_of_a_flat_image_stay_within_its_range(interpolation):
-    found = rotations(torch.ones(50, 1, 12, 12), seeded(), degrees=90, interpolation=interpolation)
-    assert found.min() >= 0
-    assert found.max() <= 1
-    assert (found[:, :, 4:8, 4:8] - 1).abs().max() < 1e-6
+    augmented = rotations(torch.ones(50, 1, 12, 12), seeded(), degrees=90, interpolation=interpolation)
+    assert augmented.min() >= 0
+    assert augmented.max() <= 1
+    assert (augmented[:, :, 4:8, 4:8] - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
@@ -135,8 +135,8 @@ def test_rotations_agree_with_torchs_own_sampling(interpolation):
     theta = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)
     grid = torch.nn.functional.affine_grid(theta, [6, 2, 10, 10], align_corners=False)
     expected = torch.nn.functional.grid_sample(x, grid, mode=interpolation, align_corners=False)
-    found = rotations(x, seeded(), degrees=25, interpolation=interpolation)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    augmented = rotations(x, seeded(), degrees=25, interpolation=interpolation)
+    torch.testing.assert_close(augmented, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.uint8])
@@ -184,9 +184,9 @@ def test_memory_format_is_kept(name):
     x = images((4, 3, 8, 8))
     last = x.contiguous(memory_format=torch.channels_last)
     assert ALL[name](x, seeded()).is_contiguous()
-    found = ALL[name](last, seeded())
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found, ALL[name](x, seeded()))
+    augmented = ALL[name](last, seeded())
+    assert augmented.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(augmented, ALL[name](x, seeded()))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -236,8 +236,8 @@ def test_angles_are_uniform_and_anticlockwise():
     x = torch.zeros(1, 1, 41, 41)
     x[..., 0, 20] = 1.0
     angles = (2 * torch.rand(200, generator=seeded()) - 1) * math.radians(30)
-    found = rotations(x.expand(200, -1, -1, -1), seeded(), degrees=30, interpolation="bilinear")[:, 0]
-    columns = (found.sum(1) * torch.arange(41)).sum(1) / found.sum((1, 2))
+    augmented = rotations(x.expand(200, -1, -1, -1), seeded(), degrees=30, interpolation="bilinear")[:, 0]
+    columns = (augmented.sum(1) * torch.arange(41)).sum(1) / augmented.sum((1, 2))
     torch.testing.assert_close(20 - columns, 20 * angles.sin(), atol=0.7, rtol=0)
 
 
@@ -282,8 +282,8 @@ def test_they_can_be_captured(name):
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
-        found = ALL[name](x, generator)
+        augmented = ALL[name](x, generator)
     generator.manual_seed(0)
     for value in expected:
         graph.replay()
-        assert torch.equal(found, value)
+        assert torch.equal(augmented, value)

@@ -63,14 +63,14 @@ def test_codependence_is_the_mean_over_all_subsets(loss, pool, drop):
         for subset in itertools.combinations(range(5), kept)
     ]
     exact = torch.stack(rises).mean(0)
-    found = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
+    actual = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
     if loss == "mse":
-        torch.testing.assert_close(found, exact)
+        torch.testing.assert_close(actual, exact)
     else:
         spread = torch.stack(rises).std(0)
-        assert ((found - exact).abs() < 5 * spread / 20_000**0.5 + 1e-9).all()
+        assert ((actual - exact).abs() < 5 * spread / 20_000**0.5 + 1e-9).all()
         again = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
-        assert torch.equal(found, again)
+        assert torch.equal(actual, again)
 
 
 def test_sampling_agrees_with_the_closed_form_for_squared_error():

@@ -100,15 +100,15 @@ def test_a_negative_beta_rewards_agreement():
 
 
 def test_a_users_loss_sees_what_the_pool_says():
-    seen = []
+    batches = []
 
     def loss(outputs, targets):
-        seen.append(outputs.detach())
+        batches.append(outputs.detach())
         return outputs.exp().sum(-1) + 0 * targets
 
     decomposed(loss=loss, pool="probability")
-    assert all(torch.allclose(outputs.exp().sum(-1), torch.ones(len(outputs))) for outputs in seen)
-    assert sorted(len(outputs) for outputs in seen) == [2, 4], "one call for all members, one for the ensemble"
+    assert all(torch.allclose(outputs.exp().sum(-1), torch.ones(len(outputs))) for outputs in batches)
+    assert sorted(len(outputs) for outputs in batches) == [2, 4], "one call for all members, one for the ensemble"
 
 
 def test_pools_agree_for_one_member_and_for_identical_ones():
@@ -375,15 +375,15 @@ every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 def _matrix(accuracy, diversity):
     """Numbers of pairs ``[2, P]`` as matrices ``[2, M, M]``, with zeros on the diagonal."""
-    found = torch.zeros(2, 3, 3, dtype=accuracy.dtype)
+    matrices = torch.zeros(2, 3, 3, dtype=accuracy.dtype)
     first, second = torch.triu_indices(3, 3, 1)
-    found[:, first, second] = found[:, second, first] = torch.stack([accuracy, diversity])
-    spoilt = found.isnan().sum(-1) == 2  # with both of the others
-    return found + torch.diag_embed(torch.zeros(2, 3).masked_fill(spoilt, math.nan).to(found.dtype))
+    matrices[:, first, second] = matrices[:, second, first] = torch.stack([accuracy, diversity])
+    spoilt = matrices.isnan().sum(-1) == 2  # with both of the others
+    return matrices + torch.diag_embed(torch.zeros(2, 3).masked_fill(spoilt, math.nan).to(matrices.dtype))
 
 
-def numbers(found):
-    return found.total if isinstance(found, ds.axes.LossParts) else found
+def numbers(result):
+    return result.total if isinstance(result, ds.axes.LossParts) else result
 
 
 def test_the_table_leaves_no_public_function_out():
@@ -418,27 +418,27 @@ def test_dense_outputs_are_told_what_to_do():
 @every_function
 @pytest.mark.parametrize("place", [0, 1], ids=["class 0", "class 1"])
 def test_nan_in_nan_out(name, place):
-    call, told = FUNCTIONS[name]
+    call, effect = FUNCTIONS[name]
     clean = drawn()
     spoilt = clean.clone()
     spoilt[1, 2, place] = math.nan
-    if told == REFUSED:
+    if effect == REFUSED:
         call(clean)
         with pytest.raises(ValueError, match="NaN"):
             call(spoilt)
         return
     before, after = numbers(call(clean)), numbers(call(spoilt))
     assert not before.isnan().any()
-    if told == NUMBER:
+    if effect == NUMBER:
         assert after.isnan()
-    elif told == "members":  # the ensemble's mean is NaN at that example, and each bias is a mean over examples
+    elif effect == "members":  # the ensemble's mean is NaN at that example, and each bias is a mean over examples
         assert (before.any(), after.all()) == (False, True)
-    elif told == PAIRS:
+    elif effect == PAIRS:
         here = torch.zeros(3, 3, dtype=torch.bool)
         here[1] = here[:, 1] = True
         assert after[..., here].isnan().all()
         torch.testing.assert_close(after[..., ~here], before[..., ~here])
-    elif told == EXAMPLE:
+    elif effect == EXAMPLE:
         axis = before.shape.index(5) if before.ndim else 0
         before, after = before.movedim(axis, 0), after.movedim(axis, 0)
         elsewhere = [0, 1, 3, 4]
@@ -467,13 +467,13 @@ def test_numbers_of_a_whole_data_set_refuse_nan(name):
 def test_nan_targets_give_nan():
     soft = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64).repeat(5, 1)
     soft[2, 3] = math.nan
-    for found in (
+    for values in (
         ds.losses.cross_entropy(drawn(), soft),
         ds.losses.brier(drawn(), soft),
         ds.diversity.probability_log_ratio(drawn(), soft),
     ):
-        assert found[..., 2].isnan().all()
-        assert found[..., [0, 1, 3, 4]].isfinite().all()
+        assert values[..., 2].isnan().all()
+        assert values[..., [0, 1, 3, 4]].isfinite().all()
     assert ds.diversity.flipped(0.9, torch.tensor([0.1, math.nan]), 10)[1].isnan().tolist() == [False, True]
 
 
@@ -491,12 +491,12 @@ def test_half_precision_is_computed_as_float32(name, dtype):
     """The numbers of half-precision outputs are those of the same outputs in float32, to the bit."""
     call, _ = FUNCTIONS[name]
     outputs = drawn(dtype)
-    found, expected = numbers(call(outputs)), numbers(call(outputs.float()))
-    if isinstance(found, torch.Tensor) and found.is_floating_point():
-        assert found.dtype != dtype
-        assert torch.equal(found, expected)
+    actual, expected = numbers(call(outputs)), numbers(call(outputs.float()))
+    if isinstance(actual, torch.Tensor) and actual.is_floating_point():
+        assert actual.dtype != dtype
+        assert torch.equal(actual, expected)
     else:
-        assert str(found) == str(expected)
+        assert str(actual) == str(expected)
 
 
 @half
@@ -559,10 +559,10 @@ def test_the_share_of_bias_is_a_share(seed, spread, pool):
 
 
 def test_the_plane_keeps_its_precision():
-    found = ds.diversity.plane(drawn(), Y)
-    assert found.accuracy.dtype == found.diversity.dtype == torch.float64
+    points = ds.diversity.plane(drawn(), Y)
+    assert points.accuracy.dtype == points.diversity.dtype == torch.float64
     right = (drawn().argmax(-1) == Y).double().mean(-1)
-    assert found.accuracy.tolist() == [(right[i] + right[j]).item() / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert points.accuracy.tolist() == [(right[i] + right[j]).item() / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
     assert ds.diversity.plane(drawn(torch.bfloat16), Y).diversity.dtype == torch.float32
 
 
@@ -620,12 +620,12 @@ def test_a_member_of_weight_zero_is_absent_whatever_it_says(name, odd):
     outputs = drawn()
     outputs[1, 1:3] = odd
     outputs.requires_grad_()
-    found, expected = call(outputs, ABSENT), call(kept, [0.5, 0.5])
+    actual, expected = call(outputs, ABSENT), call(kept, [0.5, 0.5])
     scale = 3 / 2 if name.startswith(("independent", "augmented")) else 1.0  # totals are M times the mean
-    torch.testing.assert_close(found, scale * expected)
-    if not found.requires_grad:
+    torch.testing.assert_close(actual, scale * expected)
+    if not actual.requires_grad:
         return
-    (gradient,) = torch.autograd.grad(found.sum(), outputs)
+    (gradient,) = torch.autograd.grad(actual.sum(), outputs)
     (wanted,) = torch.autograd.grad(expected.sum(), kept)
     torch.testing.assert_close(gradient[[0, 2]], scale * wanted)
     assert (gradient[1] == 0).all()

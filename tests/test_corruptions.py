@@ -48,10 +48,10 @@ def test_range_shape_and_dtype_are_kept(name, severity):
     for dtype in (torch.float32, torch.float64):
         for x in (photographs(3, dtype=dtype), edges.to(dtype), photographs(0, dtype=dtype)):
             before = x.clone()
-            found = corrupt(x, name, severity)
-            assert (found.shape, found.dtype) == (x.shape, dtype)
-            assert found.isfinite().all()
-            assert ((found >= 0) & (found <= 1)).all()
+            corrupted = corrupt(x, name, severity)
+            assert (corrupted.shape, corrupted.dtype) == (x.shape, dtype)
+            assert corrupted.isfinite().all()
+            assert ((corrupted >= 0) & (corrupted <= 1)).all()
             assert torch.equal(x, before)
 
 
@@ -143,10 +143,10 @@ def test_pixelate_equals_a_loop(shape):
         cells = [max(1, int(side * share)) for side in shape]
         expected = np.empty(x.shape)
         for i, j in np.ndindex(*shape):
-            own = [int((k + 0.5) * n / side) for k, n, side in zip((i, j), cells, shape, strict=True)]
+            cell_of_pixel = [int((k + 0.5) * n / side) for k, n, side in zip((i, j), cells, shape, strict=True)]
             rows, columns = (
                 [k for k in range(side) if -0.5 < (k + 0.5) * n / side - (cell + 0.5) <= 0.5]
-                for side, n, cell in zip(shape, cells, own, strict=True)
+                for side, n, cell in zip(shape, cells, cell_of_pixel, strict=True)
             )
             expected[:, :, i, j] = x.numpy()[:, :, rows][:, :, :, columns].mean((2, 3))
         np.testing.assert_allclose(corrupt(x, "pixelate", severity), expected, atol=1e-12)
@@ -202,10 +202,10 @@ def test_shot_noise_is_the_exact_quantile_at_low_rates():
 
 def test_impulse_noise_replaces_its_share():
     x = torch.full((40, 3, 32, 32), 0.5) + torch.arange(40).view(-1, 1, 1, 1) * 1e-6
-    found = corrupt(x, "impulse_noise", 5)
-    assert abs(float((found == 0).float().mean()) - 0.035) < 0.003
-    assert abs(float((found == 1).float().mean()) - 0.035) < 0.003
-    assert ((found == x) | (found == 0) | (found == 1)).all()
+    corrupted = corrupt(x, "impulse_noise", 5)
+    assert abs(float((corrupted == 0).float().mean()) - 0.035) < 0.003
+    assert abs(float((corrupted == 1).float().mean()) - 0.035) < 0.003
+    assert ((corrupted == x) | (corrupted == 0) | (corrupted == 1)).all()
 
 
 def test_jpeg_like_equals_scipys_transform():
@@ -225,9 +225,9 @@ def test_jpeg_like_is_like_jpeg():
     picture = Image.fromarray((x[0] * 255).round().byte().permute(1, 2, 0).numpy())
     picture.save(buffer, "JPEG", quality=40, subsampling=0)
     expected = np.asarray(Image.open(buffer)).transpose(2, 0, 1) / 255
-    found = corrupt(x, "jpeg_like", 5)[0].numpy()
-    assert np.abs(found - expected).mean() < 1.5 / 255
-    assert np.abs(found - x[0].numpy()).mean() > 4 * np.abs(found - expected).mean()
+    corrupted = corrupt(x, "jpeg_like", 5)[0].numpy()
+    assert np.abs(corrupted - expected).mean() < 1.5 / 255
+    assert np.abs(corrupted - x[0].numpy()).mean() > 4 * np.abs(corrupted - expected).mean()
 
 
 def test_sides_that_are_no_multiples_of_eight():

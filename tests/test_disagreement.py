@@ -21,13 +21,13 @@ def logits(members=M, batch=B, classes=C, seed=0, scale=2.0):
 def agreement_by_loops(probs):
     """Equation 3 in both directions, over pairs m < l, written out."""
     members, batch, _ = probs.shape
-    found = torch.zeros(batch, dtype=probs.dtype)
+    agreement = torch.zeros(batch, dtype=probs.dtype)
     for n in range(batch):
         for m, k in itertools.combinations(range(members), 2):
             for y in (int(probs[m, n].argmax()), int(probs[k, n].argmax())):
                 p, q = probs[m, n, y], probs[k, n, y]
-                found[n] += -torch.log(p * (1 - q) + q * (1 - p)) / 2
-    return found
+                agreement[n] += -torch.log(p * (1 - q) + q * (1 - p)) / 2
+    return agreement
 
 
 @pytest.mark.parametrize(("members", "classes"), [(2, 2), (3, 5), (6, 3)])
@@ -39,15 +39,15 @@ def test_agreement_of_all_pairs_is_equation_3_in_both_directions(members, classe
 def test_gradients_of_agreement_are_those_of_the_formula():
     f, _ = logits()
     f.requires_grad_()
-    (found,) = torch.autograd.grad(pair_agreement(f).sum(), f)
+    (actual,) = torch.autograd.grad(pair_agreement(f).sum(), f)
     (expected,) = torch.autograd.grad(agreement_by_loops(f.softmax(-1)).sum(), f)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("classes", ["both", "earlier"])
 def test_agreement_has_derivatives_of_second_order(classes):
     f, _ = logits(3, 2, 4)
-    assert torch.autograd.gradgradcheck(lambda given: pair_agreement(given, classes), [f.requires_grad_()])
+    assert torch.autograd.gradgradcheck(lambda leaf: pair_agreement(leaf, classes), [f.requires_grad_()])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
@@ -111,23 +111,23 @@ def test_two_members_are_equation_17_and_its_gradients():
     assert float(grad[0, 0, 2]) == pytest.approx(-1 / 0.2)
     assert float(grad[0, 0, 0]) == pytest.approx(alpha * (2 * 0.1 - 1) / (0.5 + 0.1 - 2 * 0.5 * 0.1))
     assert float(grad[0, 0, 1]) == pytest.approx(alpha * (2 * 0.6 - 1) / (0.3 + 0.6 - 2 * 0.3 * 0.6))
-    given = f.log().requires_grad_()
-    (found,) = torch.autograd.grad(ldr(given, y, strength=2.0).total, given)
+    leaf = f.log().requires_grad_()
+    (actual,) = torch.autograd.grad(ldr(leaf, y, strength=2.0).total, leaf)
     centred = f * (grad - (f * grad).sum(-1, keepdim=True))  # by the chain rule of softmax
-    torch.testing.assert_close(found, centred)
+    torch.testing.assert_close(actual, centred)
 
 
 def test_no_gradient_goes_through_the_weights():
     f, y = logits(members=2, batch=1)
     f.requires_grad_()
-    (found,) = torch.autograd.grad(ldr(f, y, strength=1.0).total, f)
+    (actual,) = torch.autograd.grad(ldr(f, y, strength=1.0).total, f)
     alpha = hardness(f, y)
     fixed = (
         torch.nn.functional.cross_entropy(f.flatten(0, 1), y.repeat(2), reduction="sum")
         + (alpha.detach() * pair_agreement(f)).mean()
     )
     (expected,) = torch.autograd.grad(fixed, f)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_any_disagreement_term():
@@ -138,9 +138,9 @@ def test_any_disagreement_term():
         return torch.stack([(probs[i] * probs[j]).sum(-1) for i, j in itertools.combinations(range(M), 2)]).sum(0)
 
     parts = ldr(f, y, strength=0.5, disagreement=closeness)
-    own = ds.objectives.independent(f, y, loss="cross_entropy").total
+    alone = ds.objectives.independent(f, y, loss="cross_entropy").total
     torch.testing.assert_close(
-        parts.total, own + 0.5 / (M - 1) * (hardness(f, y) * closeness(f.log_softmax(-1))).mean()
+        parts.total, alone + 0.5 / (M - 1) * (hardness(f, y) * closeness(f.log_softmax(-1))).mean()
     )
     with pytest.raises(ValueError, match="one number per example"):
         ldr(f, y, strength=0.5, disagreement=lambda log_probs: log_probs.sum())

@@ -197,9 +197,9 @@ def test_idx_of_any_shape(tmp_path):
     for shape in [(4,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (0,)]:
         array = pictures(*shape)
         (tmp_path / "file").write_bytes(idx_bytes(array))
-        found = formats.idx(tmp_path / "file")
-        assert found.dtype == torch.uint8
-        np.testing.assert_array_equal(found, array)
+        arrays = formats.idx(tmp_path / "file")
+        assert arrays.dtype == torch.uint8
+        np.testing.assert_array_equal(arrays, array)
 
 
 def test_idx_says_what_is_wrong(tmp_path):
@@ -261,10 +261,10 @@ def test_cifar_batches(tmp_path):
 def test_a_sheet_holds_the_pixels_of_a_batch(tmp_path):
     pixels = pictures(4, 3, 32, 32)
     (tmp_path / "a.png").write_bytes(png(pixels.transpose(0, 2, 3, 1).reshape(4, 1024, 3)))
-    found = formats.cifar_sheet(tmp_path / "a.png")
-    assert found.dtype == torch.uint8
-    assert found.is_contiguous()
-    np.testing.assert_array_equal(found, pixels)
+    arrays = formats.cifar_sheet(tmp_path / "a.png")
+    assert arrays.dtype == torch.uint8
+    assert arrays.is_contiguous()
+    np.testing.assert_array_equal(arrays, pixels)
 
 
 def test_other_pictures_are_no_sheets(tmp_path):
@@ -328,9 +328,9 @@ def test_csv_columns(tmp_path):
 def test_npz(tmp_path):
     file = tmp_path / "arrays.npz"
     np.savez_compressed(file, x=np.eye(3), y=np.arange(3), z=np.zeros(0))
-    found = formats.npz(file, ["y", "x"])
-    assert list(found) == ["y", "x"]
-    assert torch.equal(found["x"], torch.eye(3, dtype=torch.float64))
+    arrays = formats.npz(file, ["y", "x"])
+    assert list(arrays) == ["y", "x"]
+    assert torch.equal(arrays["x"], torch.eye(3, dtype=torch.float64))
     with pytest.raises(DataError, match=r"must hold 'x', 'labels'; got \['x', 'y', 'z'\]"):
         formats.npz(file, ["x", "labels"])
     np.save(tmp_path / "one.npy", np.eye(3))

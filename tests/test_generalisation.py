@@ -46,15 +46,15 @@ def softmax_by_hand(row):
 def pooled_by_hand(outputs, pool):
     """Probabilities ``[B][C]``, one number at a time."""
     members, batch, classes = outputs.shape
-    found = []
+    rows = []
     for b in range(batch):
         if pool == "score":
             mean = [sum(float(outputs[m, b, c]) for m in range(members)) / members for c in range(classes)]
-            found.append(softmax_by_hand(mean))
+            rows.append(softmax_by_hand(mean))
         else:
-            own = [softmax_by_hand(outputs[m, b]) for m in range(members)]
-            found.append([sum(p[c] for p in own) / members for c in range(classes)])
-    return found
+            probs = [softmax_by_hand(outputs[m, b]) for m in range(members)]
+            rows.append([sum(p[c] for p in probs) / members for c in range(classes)])
+    return rows
 
 
 def losses_at(outputs, labels, temperatures, *, when, pool):
@@ -68,11 +68,11 @@ def losses_at(outputs, labels, temperatures, *, when, pool):
     def log_pool(z):
         return np.logaddexp.reduce(log_softmax(z)) - np.log(len(z)) if pool == "probability" else log_softmax(z.mean(0))
 
-    found = []
+    losses = []
     for t in temperatures:
         log_probs = log_pool(f / t) if when == "before" else log_softmax(log_pool(f) / t)
-        found.append(-log_probs[np.arange(len(y)), y].mean())
-    return np.array(found)
+        losses.append(-log_probs[np.arange(len(y)), y].mean())
+    return np.array(losses)
 
 
 def is_level(loss, at):
@@ -95,11 +95,11 @@ def test_a_temperature_is_the_least_loss_of_a_grid_and_level(seed, scale):
     def loss(t):
         return losses_at(f, y, t, when="after", pool="score")
 
-    found = temperature(f[0], y)
+    fitted = temperature(f[0], y)
     values = loss(GRID)
-    assert abs(math.log(found) - math.log(GRID[values.argmin()])) < 3e-3
-    assert loss([found])[0] <= values.min() + 1e-12
-    assert is_level(loss, found)
+    assert abs(math.log(fitted) - math.log(GRID[values.argmin()])) < 3e-3
+    assert loss([fitted])[0] <= values.min() + 1e-12
+    assert is_level(loss, fitted)
 
 
 @pytest.mark.parametrize(("right", "of"), [(3, 4), (9, 10), (51, 100), (999, 1000)])
@@ -114,14 +114,14 @@ def test_two_classes_have_a_closed_form(right, of, margin):
 
 def test_temperature_scales_with_the_logits_and_ignores_shifts_and_order():
     f, y = drawn(1)
-    found = temperature(f[0], y)
-    assert 0.1 < found < 10
-    assert temperature(2.5 * f[0], y) == pytest.approx(2.5 * found, rel=1e-10)
-    assert temperature(f[0] + torch.randn(B, 1), y) == pytest.approx(found, rel=1e-10)
+    fitted = temperature(f[0], y)
+    assert 0.1 < fitted < 10
+    assert temperature(2.5 * f[0], y) == pytest.approx(2.5 * fitted, rel=1e-10)
+    assert temperature(f[0] + torch.randn(B, 1), y) == pytest.approx(fitted, rel=1e-10)
     order = torch.randperm(B)
-    assert temperature(f[0][order], y[order]) == pytest.approx(found, rel=1e-10)
-    assert temperature(f[0].log_softmax(-1), y) == pytest.approx(found, rel=1e-10)
-    assert temperature(f[0].float(), y) == pytest.approx(found, rel=1e-5)
+    assert temperature(f[0][order], y[order]) == pytest.approx(fitted, rel=1e-10)
+    assert temperature(f[0].log_softmax(-1), y) == pytest.approx(fitted, rel=1e-10)
+    assert temperature(f[0].float(), y) == pytest.approx(fitted, rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4, 1e6])
@@ -143,8 +143,8 @@ def test_temperatures_at_the_edges(scale, dtype):
 
 def test_labels_of_one_class_only_and_single_examples_have_a_temperature():
     f, _ = drawn(1)
-    found = temperature(f[0], torch.zeros(B, dtype=torch.int64))
-    assert 1e-2 <= found <= 1e2
+    fitted = temperature(f[0], torch.zeros(B, dtype=torch.int64))
+    assert 1e-2 <= fitted <= 1e2
     assert temperature(torch.tensor([[1.0, 0.0]]), torch.tensor([0])) == 1e-2
     assert temperature(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1e2
     huge = torch.tensor([[3e38, -3e38], [3e38, -3e38]])
@@ -159,10 +159,10 @@ def test_slopes_of_the_loss_are_those_of_finite_differences(members, log_inverse
     left, here, right = (
         losses_at(f, y, [1 / (inverse + s)], when="before", pool="probability")[0] for s in (-step, 0.0, step)
     )
-    found = _curve(f, y, log_inverse)
-    assert found.loss == pytest.approx(here)
-    assert found.slope == pytest.approx((right - left) / (2 * step), rel=1e-5)
-    assert found.bend == pytest.approx((right - 2 * here + left) / step**2, rel=1e-4)
+    curve = _curve(f, y, log_inverse)
+    assert curve.loss == pytest.approx(here)
+    assert curve.slope == pytest.approx((right - left) / (2 * step), rel=1e-5)
+    assert curve.bend == pytest.approx((right - 2 * here + left) / step**2, rel=1e-4)
 
 
 def test_newtons_steps_are_few(monkeypatch):
@@ -217,8 +217,8 @@ def test_members_can_be_permuted_and_for_scores_or_one_member_it_does_not_matter
     f, y = drawn(scale=5.0)
     order = torch.tensor([2, 0, 3, 1])
     for when in ("before", "after"):
-        found = temper(f, y, when=when).temperature
-        assert temper(f[order], y, when=when).temperature == pytest.approx(found, rel=1e-9)
+        fitted = temper(f, y, when=when).temperature
+        assert temper(f[order], y, when=when).temperature == pytest.approx(fitted, rel=1e-9)
         alone = temper(f[:1], y, when=when).temperature
         assert alone == pytest.approx(temperature(f[0], y), rel=1e-9)
         same = temper(f[:1].expand(M, -1, -1), y, when=when).temperature
@@ -226,8 +226,8 @@ def test_members_can_be_permuted_and_for_scores_or_one_member_it_does_not_matter
     before, after = (temper(f, y, when=when, pool="score") for when in ("before", "after"))
     assert before.temperature == pytest.approx(after.temperature, rel=1e-9)
     torch.testing.assert_close(before.log_probs(f), after.log_probs(f))
-    own = [temperature(member, y) for member in f]
-    assert temper(f, y, when="before").temperature < min(own), "pooling members makes them less sure as it is"
+    temperatures = [temperature(member, y) for member in f]
+    assert temper(f, y, when="before").temperature < min(temperatures), "pooling members makes them less sure as it is"
 
 
 def test_slices_change_nothing(monkeypatch):
@@ -242,11 +242,11 @@ def test_slices_change_nothing(monkeypatch):
     monkeypatch.setattr(shared, "_NUMBERS_AT_ONCE", 3 * M * C)
     assert len(list(shared.slices(f))) == -(-B // 3)
     for (function, words), expected in zip(ways, whole, strict=True):
-        found = function(f, y, **words)
+        result = function(f, y, **words)
         if function is temper:
-            assert found.temperature == pytest.approx(expected.temperature, rel=1e-9)
+            assert result.temperature == pytest.approx(expected.temperature, rel=1e-9)
         else:
-            assert found == expected
+            assert result == expected
 
 
 def curve_by_orders(scores, losses):
@@ -267,23 +267,23 @@ def test_risks_are_the_mean_over_all_orders_of_ties(seed, kind):
     scores = torch.randint(3, (7,), generator=generator).double() / 4
     wrong = torch.rand(7, generator=generator, dtype=torch.float64)
     wrong = wrong < 0.4 if kind == "wrong" else wrong
-    found = risk_coverage(scores, wrong)
+    curve = risk_coverage(scores, wrong)
     expected = curve_by_orders(scores.tolist(), [float(w) for w in wrong])
-    assert found.risk.tolist() == pytest.approx(expected)
-    assert found.area == pytest.approx(sum(expected) / 7)
-    assert found.coverage.tolist() == pytest.approx([k / 7 for k in range(1, 8)])
+    assert curve.risk.tolist() == pytest.approx(expected)
+    assert curve.area == pytest.approx(sum(expected) / 7)
+    assert curve.coverage.tolist() == pytest.approx([k / 7 for k in range(1, 8)])
     areas = [
         sum(sum(float(wrong[i]) for i in order[:k]) / k for k in range(1, 8)) / 7
         for order in itertools.permutations(range(7))
     ]
-    assert found.excess == pytest.approx(found.area - min(areas))
-    assert found.area <= max(areas) + 1e-12
+    assert curve.excess == pytest.approx(curve.area - min(areas))
+    assert curve.area <= max(areas) + 1e-12
 
 
 def test_risk_at_a_coverage_keeps_at_least_that_share():
-    found = risk_coverage(torch.arange(10.0), torch.arange(10) % 2 == 1)
+    curve = risk_coverage(torch.arange(10.0), torch.arange(10) % 2 == 1)
     for coverage, kept in ((0.01, 1), (0.1, 1), (0.11, 2), (0.3, 3), (0.7, 7), (0.99, 10), (1.0, 10)):
-        assert found.risk_at(coverage) == pytest.approx((kept // 2) / kept)
+        assert curve.risk_at(coverage) == pytest.approx((kept // 2) / kept)
 
 
 def test_scores_that_are_best_worst_and_silent():
@@ -301,11 +301,11 @@ def test_scores_that_are_best_worst_and_silent():
 
 def test_only_the_order_of_scores_counts():
     scores, losses = torch.rand(50, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
-    found = risk_coverage(scores, losses)
+    curve = risk_coverage(scores, losses)
     order = torch.randperm(50)
     for again in (risk_coverage(scores.exp() * 3 - 1, losses), risk_coverage(scores[order], losses[order])):
-        torch.testing.assert_close(again.risk, found.risk)
-        assert again.excess == pytest.approx(found.excess)
+        torch.testing.assert_close(again.risk, curve.risk)
+        assert again.excess == pytest.approx(curve.excess)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -316,17 +316,17 @@ def test_accuracies_are_those_of_plain_loops(seed):
         hits = sum(max(range(C), key=lambda c: p[c]) == int(label) for p, label in zip(probs, y, strict=True))
         assert prediction_accuracy(f, y, pool) == pytest.approx(hits / B)
         assert prediction_accuracy(f[[1, 3, 0, 2]], y, pool) == pytest.approx(hits / B)
-    own = [sum(int(f[m, b].argmax()) == int(y[b]) for b in range(B)) / B for m in range(M)]
-    found = oracle(f, y)
-    assert found.accuracy == pytest.approx(max(own))
-    assert found.member == own.index(max(own))
-    assert oracle(f[[1, 3, 0, 2]], y).accuracy == pytest.approx(max(own))
+    accuracies = [sum(int(f[m, b].argmax()) == int(y[b]) for b in range(B)) / B for m in range(M)]
+    best = oracle(f, y)
+    assert best.accuracy == pytest.approx(max(accuracies))
+    assert best.member == accuracies.index(max(accuracies))
+    assert oracle(f[[1, 3, 0, 2]], y).accuracy == pytest.approx(max(accuracies))
 
 
 def test_pools_differ_where_one_member_is_loud():
     f = torch.tensor([[[9.0, 0.0]], [[0.0, 2.0]], [[0.0, 2.0]]])
-    found = {pool: prediction_accuracy(f, torch.tensor([1]), pool) for pool in ("score", "probability", "vote")}
-    assert found == {"score": 0.0, "probability": 1.0, "vote": 1.0}
+    accuracies = {pool: prediction_accuracy(f, torch.tensor([1]), pool) for pool in ("score", "probability", "vote")}
+    assert accuracies == {"score": 0.0, "probability": 1.0, "vote": 1.0}
 
 
 def test_one_member_and_identical_members_are_as_right_together_as_alone():
@@ -341,38 +341,38 @@ def test_groups_are_those_of_plain_loops():
     f, y = drawn(1, batch=60)
     groups = torch.tensor([-2, 0, 5, 9])[torch.randint(4, (60,))]
     groups[0] = 11  # a group of one
-    found = worst_group(f[0], y, groups)
+    result = worst_group(f[0], y, groups)
     named = f[0].argmax(-1)
-    own = {}
+    by_group = {}
     for g in sorted(set(groups.tolist())):
         rows = [b for b in range(60) if int(groups[b]) == g]
-        own[g] = (sum(int(named[b]) == int(y[b]) for b in rows) / len(rows), len(rows))
-    assert found.group.tolist() == list(own)
-    assert found.accuracy.tolist() == pytest.approx([accuracy for accuracy, _ in own.values()])
-    assert found.examples.tolist() == [count for _, count in own.values()]
-    lowest = min(accuracy for accuracy, _ in own.values())
-    assert found.worst == next(g for g, (accuracy, _) in own.items() if accuracy == lowest)
-    assert found.worst_accuracy == wilson(round(lowest * own[found.worst][1]), own[found.worst][1])
-    assert worst_group(named, y, groups)[3:] == found[3:]
+        by_group[g] = (sum(int(named[b]) == int(y[b]) for b in rows) / len(rows), len(rows))
+    assert result.group.tolist() == list(by_group)
+    assert result.accuracy.tolist() == pytest.approx([accuracy for accuracy, _ in by_group.values()])
+    assert result.examples.tolist() == [count for _, count in by_group.values()]
+    lowest = min(accuracy for accuracy, _ in by_group.values())
+    assert result.worst == next(g for g, (accuracy, _) in by_group.items() if accuracy == lowest)
+    assert result.worst_accuracy == wilson(round(lowest * by_group[result.worst][1]), by_group[result.worst][1])
+    assert worst_group(named, y, groups)[3:] == result[3:]
 
 
 def test_one_group_is_the_whole_and_of_equals_the_lowest_is_worst():
     f, y = drawn(1)
-    found = worst_group(f[0], y, torch.full((B,), 3))
-    assert found.worst_accuracy.value == pytest.approx(prediction_accuracy(f, y, "score"))
-    assert (found.worst, len(found.group)) == (3, 1)
+    result = worst_group(f[0], y, torch.full((B,), 3))
+    assert result.worst_accuracy.value == pytest.approx(prediction_accuracy(f, y, "score"))
+    assert (result.worst, len(result.group)) == (3, 1)
     assert worst_group(y, y, torch.arange(B) % 4).worst == 0
 
 
 @pytest.mark.parametrize(("hits", "examples"), [(0, 1), (1, 1), (3, 7), (0, 20), (20, 20), (950, 1000)])
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 def test_wilsons_ends_are_where_the_share_is_just_plausible(hits, examples, confidence):
-    found = wilson(hits, examples, confidence=confidence)
+    interval = wilson(hits, examples, confidence=confidence)
     z = math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64)))
-    assert 0 <= found.low <= found.value == hits / examples <= found.high <= 1
-    for end in (found.low, found.high):
-        assert abs(end - found.value) == pytest.approx(z * math.sqrt(end * (1 - end) / examples), abs=1e-7)
-    assert found.high > found.low
+    assert 0 <= interval.low <= interval.value == hits / examples <= interval.high <= 1
+    for end in (interval.low, interval.high):
+        assert abs(end - interval.value) == pytest.approx(z * math.sqrt(end * (1 - end) / examples), abs=1e-7)
+    assert interval.high > interval.low
 
 
 def test_wilson_holds_what_it_promises():
@@ -413,8 +413,8 @@ def test_high_losses_are_those_of_plain_loops(share):
     highest = set(sorted(range(B), key=lambda b: -loss[b])[:count])
     assert set(high_loss(f, y, share=share).nonzero().flatten().tolist()) == highest
     limit = sorted(loss)[B // 3]
-    found = high_loss(f, y, threshold=limit + 1e-9)
-    assert found.tolist() == [value >= limit + 1e-9 for value in loss]
+    high = high_loss(f, y, threshold=limit + 1e-9)
+    assert high.tolist() == [value >= limit + 1e-9 for value in loss]
     assert not bool(high_loss(f, y, threshold=1e9).any())
 
 
@@ -430,20 +430,20 @@ def test_premise_is_that_of_plain_loops(words):
     high = high_loss(f, y, **words).tolist()
     differ = [len({int(f[m, b].argmax()) for m in range(M)}) > 1 for b in range(B)]
     outside = [len({int(ood[m, b].argmax()) for m in range(M)}) > 1 for b in range(23)]
-    found = premise(f, y, ood, **words)
+    result = premise(f, y, ood, **words)
     pairs = [float(p) for p in pair_disagreement(f)]
     inside = [b for b in range(B) if high[b]]
-    assert found.examples == len(inside)
-    assert found.delta == pytest.approx(sum(pairs[b] for b in inside) / len(inside))
-    assert found.on_high == wilson(sum(differ[b] for b in inside), len(inside))
-    assert found.on_rest == wilson(sum(d for d, h in zip(differ, high, strict=True) if not h), B - len(inside))
-    assert found.on_ood == wilson(sum(outside), 23)
-    assert found.inside_high == pytest.approx(sum(differ[b] for b in inside) / sum(differ))
-    assert found.delta <= found.on_high.value, "lemma 2"
+    assert result.examples == len(inside)
+    assert result.delta == pytest.approx(sum(pairs[b] for b in inside) / len(inside))
+    assert result.on_high == wilson(sum(differ[b] for b in inside), len(inside))
+    assert result.on_rest == wilson(sum(d for d, h in zip(differ, high, strict=True) if not h), B - len(inside))
+    assert result.on_ood == wilson(sum(outside), 23)
+    assert result.inside_high == pytest.approx(sum(differ[b] for b in inside) / sum(differ))
+    assert result.delta <= result.on_high.value, "lemma 2"
     order = torch.tensor([2, 0, 3, 1])
     again = premise(f[order], y, ood[order], **words)
-    assert (again.on_high, again.on_rest, again.on_ood) == (found.on_high, found.on_rest, found.on_ood)
-    assert [value >= found.threshold - 1e-9 for value in loss_by_hand(f, y)] == high
+    assert (again.on_high, again.on_rest, again.on_ood) == (result.on_high, result.on_rest, result.on_ood)
+    assert [value >= result.threshold - 1e-9 for value in loss_by_hand(f, y)] == high
 
 
 def test_premise_at_the_edges():
@@ -470,9 +470,9 @@ def soup_by_hand(modules, score):
         network.load_state_dict({name: sum(s[name] for s in states) / len(states) for name in states[0]})
         return network.double()
 
-    own = [score(module) for module in modules]
+    alone = [score(module) for module in modules]
     taken = []
-    for index in sorted(range(len(modules)), key=lambda i: -own[i]):
+    for index in sorted(range(len(modules)), key=lambda i: -alone[i]):
         if not taken or score(mean([*taken, index])) >= score(mean(taken)):
             taken.append(index)
     return taken, mean(taken)
@@ -495,11 +495,11 @@ def test_a_greedy_soup_is_that_of_a_plain_loop(seed, spread):
         return -float((network(x) - target).square().mean().detach())
 
     taken, network = soup_by_hand(modules, score)
-    found = ds.Ensemble.from_modules(modules).greedy_soup(score)
-    assert found.members == taken
-    torch.testing.assert_close(found.network.state_dict(), network.state_dict())
-    assert found.score == pytest.approx(score(network))
-    assert found.score >= max(score(module) for module in modules)
+    soup = ds.Ensemble.from_modules(modules).greedy_soup(score)
+    assert soup.members == taken
+    torch.testing.assert_close(soup.network.state_dict(), network.state_dict())
+    assert soup.score == pytest.approx(score(network))
+    assert soup.score >= max(score(module) for module in modules)
 
 
 def test_greedy_soups_take_some_all_or_one():
@@ -507,9 +507,9 @@ def test_greedy_soups_take_some_all_or_one():
     ensemble = ds.Ensemble.from_modules([constant(value) for value in values])
     towards = {1.6: [3, 0], 1.75: [3, 0], 3.0: [1, 3], 4.0: [1]}  # at 1.75 the second is as good, at 3 two are level
     for goal, members in towards.items():
-        found = ensemble.greedy_soup(lambda network, goal=goal: -abs(float(network.weight) - goal))
-        assert found.members == members
-        assert found.network.weight.item() == pytest.approx(sum(values[i] for i in members) / len(members))
+        soup = ensemble.greedy_soup(lambda network, goal=goal: -abs(float(network.weight) - goal))
+        assert soup.members == members
+        assert soup.network.weight.item() == pytest.approx(sum(values[i] for i in members) / len(members))
     assert ensemble.greedy_soup(lambda network: 0.0).members == [0, 1, 2, 3], "no worse is good enough"
     torch.testing.assert_close(ensemble.greedy_soup(lambda network: 0.0).network.weight, ensemble.soup().weight)
     single = ensemble.subset([1]).greedy_soup(lambda network: 1.0)
@@ -534,12 +534,12 @@ def test_greedy_soups_score_in_evaluation_mode_and_compute_statistics_anew():
         modes[-1] |= any(p.requires_grad for p in network.parameters())
         return 1.0
 
-    found = ensemble.greedy_soup(score, x, batch_size=64)
+    soup = ensemble.greedy_soup(score, x, batch_size=64)
     assert len(modes) == 2 * M - 1
     assert not any(modes)
-    assert found.network.training
-    assert all(p.requires_grad for p in found.network.parameters())
-    torch.testing.assert_close(found.network.net[0].running_mean, x.mean(0))
+    assert soup.network.training
+    assert all(p.requires_grad for p in soup.network.parameters())
+    torch.testing.assert_close(soup.network.net[0].running_mean, x.mean(0))
     torch.testing.assert_close(ensemble.body.tensors(), before)
     alone = ensemble.greedy_soup(lambda network: -float(network.net[0].num_batches_tracked), x)
     assert len(alone.members) == 1, "averaged ones have seen a batch"
@@ -616,7 +616,10 @@ def test_outputs_without_labels_are_looked_at_as_well(measure, outputs, message,
         (lambda: prediction_accuracy(OUTPUTS, LABELS, "logits"), "`pool` must be one of"),
         (lambda: risk_coverage(torch.zeros(0), torch.zeros(0)), "`scores` must have shape"),
         (lambda: risk_coverage(torch.zeros(2, 3), torch.zeros(3)), "`scores` must have shape"),
-        (lambda: risk_coverage(torch.zeros(3), torch.zeros(2, 3)), r"`wrong` must have shape \[B=3\]; .*together"),
+        (
+            lambda: risk_coverage(torch.zeros(3), torch.zeros(2, 3)),
+            r"`wrong` must have shape \[B=3\]; .*pooled prediction",
+        ),
         (lambda: risk_coverage(torch.tensor([math.nan]), torch.zeros(1)), "`scores` must be finite"),
         (lambda: risk_coverage(torch.zeros(1), torch.tensor([math.nan])), "`wrong` must be finite"),
         (lambda: risk_coverage(torch.zeros(1), torch.zeros(1)).risk_at(0.0), "`coverage` must be a number above 0"),

@@ -103,10 +103,10 @@ def with_gradient(function, **options):
 
     def call(outputs, *others):
         outputs = outputs.detach().requires_grad_()
-        found = function(outputs, *others, **options)
-        total = found.total if isinstance(found, ds.LossParts) else found
+        result = function(outputs, *others, **options)
+        total = result.total if isinstance(result, ds.LossParts) else result
         (gradient,) = torch.autograd.grad(total.sum(), outputs)
-        return found, gradient
+        return result, gradient
 
     return call
 
@@ -150,7 +150,7 @@ def fitted(x, y, *, build=mlp, objective=CROSS_ENTROPY, loader=False, backend="l
 
 
 def swept(x, y, **options):
-    found = ds.sweep(
+    result = ds.sweep(
         mlp,
         (x, y),
         CROSS_ENTROPY,
@@ -159,7 +159,7 @@ def swept(x, y, **options):
         backend="vmap",
         **{**TRAINING, **options},
     )
-    return [found.run(run) for run in range(4)]
+    return [result.run(run) for run in range(4)]
 
 
 def augmented(name, **options):
@@ -176,13 +176,13 @@ def attack(name, **options):
 
 
 def evaluated(x, y):
-    found = ds.attacks.evaluate(network(partial(nn.Linear, 6, C)), (x, y), "quick", epsilon=0.1, epsilons=[0.1])
-    return found.clean, found.worst, found.standing, [(row.name, row.accuracy) for row in found.attacks]
+    result = ds.attacks.evaluate(network(partial(nn.Linear, 6, C)), (x, y), "quick", epsilon=0.1, epsilons=[0.1])
+    return result.clean, result.worst, result.standing, [(row.name, row.accuracy) for row in result.attacks]
 
 
 def gathered(x, y, **options):
-    found = ds.data.batches((x, y), batch_size=5, seed=3, device=torch.device("cpu"), **options)
-    return [part for batch in found.epoch(0) for part in batch]
+    result = ds.data.batches((x, y), batch_size=5, seed=3, device=torch.device("cpu"), **options)
+    return [part for batch in result.epoch(0) for part in batch]
 
 
 def with_pool(x, y, pool):
@@ -214,8 +214,8 @@ def stored(folder, x, y):
 
 
 def audited(outputs, targets, **options):
-    found = ds.audit(outputs, targets, **options)
-    return found.test, found.train, found.reference, found.detection, found.by_member, found.verdict
+    result = ds.audit(outputs, targets, **options)
+    return result.test, result.train, result.reference, result.detection, result.by_member, result.verdict
 
 
 def masked(build=cnn):
@@ -704,23 +704,23 @@ NEEDS_FOLDER = {"data.features.cached_features", "storage.write_folder"}
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def leaves(found):
+def leaves(result):
     """All numbers of a result, one after the other; words too."""
-    if isinstance(found, nn.Module):
-        found = found.state_dict()
-    if dataclasses.is_dataclass(found):
-        found = vars(found)
-    if isinstance(found, dict):
-        return [leaf for name in sorted(found, key=str) for leaf in leaves(found[name])]
-    if isinstance(found, list | tuple):
-        return [leaf for part in found for leaf in leaves(part)]
-    return [found]
+    if isinstance(result, nn.Module):
+        result = result.state_dict()
+    if dataclasses.is_dataclass(result):
+        result = vars(result)
+    if isinstance(result, dict):
+        return [leaf for name in sorted(result, key=str) for leaf in leaves(result[name])]
+    if isinstance(result, list | tuple):
+        return [leaf for part in result for leaf in leaves(part)]
+    return [result]
 
 
-def assert_same(found, expected, kind, where):
-    found, expected = leaves(found), leaves(expected)
-    assert len(found) == len(expected), where
-    for one, other in zip(found, expected, strict=True):
+def assert_same(result, expected, kind, where):
+    result, expected = leaves(result), leaves(expected)
+    assert len(result) == len(expected), where
+    for one, other in zip(result, expected, strict=True):
         if isinstance(other, Tensor) and other.is_floating_point() and kind == ROUNDED:
             tolerance = 1e-9 if other.dtype == torch.float64 else 1e-5
             torch.testing.assert_close(
@@ -745,11 +745,11 @@ def called(call, tensors, where):
     """What a call gives, after a look at whether it has written into its tensors."""
     before, versions = [tensor.clone() for tensor in tensors], [tensor._version for tensor in tensors]
     torch.manual_seed(0)
-    found = call(*tensors)
+    result = call(*tensors)
     for number, (tensor, old, version) in enumerate(zip(tensors, before, versions, strict=True)):
         assert torch.equal(tensor, old), f"{where}: tensor {number} has changed"
         assert tensor._version == version, f"{where}: tensor {number} was written to"
-    return found
+    return result
 
 
 @pytest.mark.slow(
@@ -893,7 +893,7 @@ def test_an_activation_in_place_in_front_leaves_the_input_alone(backend):
 
 
 def test_features_of_networks_and_augmentations_that_write(tmp_path):
-    found = [
+    result = [
         called(
             lambda x, y, p=place, w=writes: ds.data.features.cached_features(
                 plain(Standardises if w else Careful),
@@ -907,22 +907,22 @@ def test_features_of_networks_and_augmentations_that_write(tmp_path):
         )
         for place, writes in (("writes", True), ("careful", False))
     ]
-    assert_same(*found, ROUNDED, "features")
+    assert_same(*result, ROUNDED, "features")
 
 
 @pytest.mark.parametrize("loader", [False, True], ids=["tensors", "loader"])
-@pytest.mark.parametrize("each", [False, True], ids=["one for all", "one per member"])
-def test_augmentations_that_write_into_their_batch_are_like_those_that_do_not(loader, each):
+@pytest.mark.parametrize("per_member", [False, True], ids=["one for all", "one per member"])
+def test_augmentations_that_write_into_their_batch_are_like_those_that_do_not(loader, per_member):
     def trained(in_place, x, y):
-        amounts = [0.3, 0.5, 0.7] if each else [0.3]
+        amounts = [0.3, 0.5, 0.7] if per_member else [0.3]
         augment = [shifted_by(amount, in_place) for amount in amounts]
         ens = ensemble(backend="loop")
         data = raw_batches(x, y) if loader else (x, y)
-        ds.fit(ens, data, CROSS_ENTROPY, augment=augment if each else augment[0], **TRAINING)
+        ds.fit(ens, data, CROSS_ENTROPY, augment=augment if per_member else augment[0], **TRAINING)
         return ens
 
-    found, expected = (called(partial(trained, in_place), [ROWS, LABELS], "augment") for in_place in (True, False))
-    assert_same(found, expected, ROUNDED, "augment")
+    result, expected = (called(partial(trained, in_place), [ROWS, LABELS], "augment") for in_place in (True, False))
+    assert_same(result, expected, ROUNDED, "augment")
 
 
 # --- nothing is left out ----------------------------------------------------------------------------------------------
@@ -969,18 +969,26 @@ def takes_tensors(function):
 
 def public():
     """The public functions of every room, and the methods of its classes, that take tensors, by their first name."""
-    found = {}
+    result = {}
     for room, module in ROOMS.items():
         names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
         for name in names:
             value, full = getattr(module, name), f"{room}.{name}".strip(".")
             if inspect.isclass(value) and value.__module__.startswith(module.__name__):
-                methods = {own: getattr(value, own) for own in vars(value) if not own.startswith("_")}
-                found |= {f"{full}.{own}": method for own, method in methods.items() if inspect.isroutine(method)}
+                methods = {
+                    method_name: getattr(value, method_name)
+                    for method_name in vars(value)
+                    if not method_name.startswith("_")
+                }
+                result |= {
+                    f"{full}.{method_name}": method
+                    for method_name, method in methods.items()
+                    if inspect.isroutine(method)
+                }
             elif inspect.isfunction(value) and value.__module__.startswith(module.__name__):
-                found[full] = value
+                result[full] = value
     first = {}
-    for name, function in found.items():
+    for name, function in result.items():
         if takes_tensors(function):
             first.setdefault(getattr(function, "__func__", function), name)  # `train.fit` is `fit`
     return set(first.values())
@@ -992,6 +1000,6 @@ def test_the_table_leaves_no_public_function_out():
 
 
 def test_the_look_for_public_functions_sees_functions_and_methods():
-    seen = public()
-    assert {"fit", "audit", "Ensemble.forward", "Ensemble.predict", "attacks.fgsm", "masks.Masked.forward"} <= seen
-    assert not {"train.fit", "nets.mlp", "masks.generate", "Ensemble.load"} & seen
+    names = public()
+    assert {"fit", "audit", "Ensemble.forward", "Ensemble.predict", "attacks.fgsm", "masks.Masked.forward"} <= names
+    assert not {"train.fit", "nets.mlp", "masks.generate", "Ensemble.load"} & names

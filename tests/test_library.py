@@ -100,9 +100,9 @@ def points(expectation):
 
 
 def test_every_table_and_figure_has_its_study_and_nothing_else_lies_there():
-    found = {f"{path.parent.name}/{path.stem}" for path in SPECS.rglob("*.toml")}
-    assert found == set(REQUIRED)
-    assert found == set(library.names())
+    studies = {f"{path.parent.name}/{path.stem}" for path in SPECS.rglob("*.toml")}
+    assert studies == set(REQUIRED)
+    assert studies == set(library.names())
 
 
 @every_study
@@ -119,22 +119,22 @@ def test_it_parses_and_resolves_at_every_scale(name, scale):
 
 @every_study
 def test_it_names_only_what_is_known(name):
-    told = library.load(name)
+    settings = library.load(name)
     for scale in study(name).scales:
-        check(spec.resolved(told, scale, {}, name), name)
+        check(spec.resolved(settings, scale, {}, name), name)
 
 
 @every_study
 def test_it_says_what_it_is(name):
-    told = study(name)
+    settings = study(name)
     kind, number = name.split("/")[1].split("-")
-    assert f"{kind.capitalize()} {number}" in told.reference
-    assert told.title
-    assert told.figure is not None
-    assert told.procedure in PROCEDURES
-    assert told.objective is None or told.objective.name in OBJECTIVES
-    assert told.evaluation.measures
-    assert len(told.evaluation.measures) == len(set(told.evaluation.measures))
+    assert f"{kind.capitalize()} {number}" in settings.reference
+    assert settings.title
+    assert settings.figure is not None
+    assert settings.procedure in PROCEDURES
+    assert settings.objective is None or settings.objective.name in OBJECTIVES
+    assert settings.evaluation.measures
+    assert len(settings.evaluation.measures) == len(set(settings.evaluation.measures))
 
 
 @every_study
@@ -147,25 +147,25 @@ def test_its_claim_is_one_sentence(name):
 
 @every_study
 def test_it_says_who_is_trained_for_what_or_whose_trainings_it_measures(name):
-    told = study(name)
-    if told.uses:
-        assert told.members is None
-        assert told.search is None
-        assert told.objective is not None, "measures need a loss and a pool"
-    elif told.procedure not in WITHOUT_DATA:
-        assert told.members is not None
-        assert told.objective is not None
+    settings = study(name)
+    if settings.uses:
+        assert settings.members is None
+        assert settings.search is None
+        assert settings.objective is not None, "measures need a loss and a pool"
+    elif settings.procedure not in WITHOUT_DATA:
+        assert settings.members is not None
+        assert settings.objective is not None
 
 
 @every_study
 def test_what_it_uses_is_there_at_the_same_points(name):
-    told = study(name)
-    if not told.uses:
+    settings = study(name)
+    if not settings.uses:
         return
-    assert told.uses in REQUIRED
-    assert not study(told.uses).uses
+    assert settings.uses in REQUIRED
+    assert not study(settings.uses).uses
     for scale in study(name).scales:
-        mine, other = at_scale(name, scale), at_scale(told.uses, scale)
+        mine, other = at_scale(name, scale), at_scale(settings.uses, scale)
         assert set(mine.data) <= set(other.data), scale
         assert mine.grid == other.grid, scale
         ours, theirs = mine.objective, other.objective
@@ -186,15 +186,15 @@ def test_every_scale_is_there_with_a_cost_and_a_grid_of_lists(name, scale):
 
 @every_study
 def test_smoke_takes_seconds_and_downloads_nothing(name):
-    told = at_scale(name, "smoke")
-    assert set(told.data) <= WITHOUT_DOWNLOAD
+    settings = at_scale(name, "smoke")
+    assert set(settings.data) <= WITHOUT_DOWNLOAD
     assert sum(study(name).cost["smoke"].values()) <= 0.3
-    if told.procedure in WITHOUT_DATA or told.uses:
+    if settings.procedure in WITHOUT_DATA or settings.uses:
         return
-    assert len(told.grid["seed"]) <= 2
-    epochs = told.optimisation.epochs if told.search is None else told.search.epochs
+    assert len(settings.grid["seed"]) <= 2
+    epochs = settings.optimisation.epochs if settings.search is None else settings.search.epochs
     assert epochs <= 4
-    assert told.search is not None or told.optimisation.examples <= 400
+    assert settings.search is not None or settings.optimisation.examples <= 400
 
 
 @every_study
@@ -209,26 +209,26 @@ def test_costs_do_not_fall_as_scales_grow(name):
 
 @every_study
 def test_it_expects_something_or_says_why_not(name):
-    told = study(name)
+    settings = study(name)
     if name in WITHOUT_NUMBERS:
-        assert not told.expect
-        assert "nothing is" in told.note
+        assert not settings.expect
+        assert "nothing is" in settings.note
     else:
-        assert told.expect
+        assert settings.expect
 
 
 @every_study
 def test_what_it_expects_can_be_measured(name):
-    told = study(name)
+    settings = study(name)
     paper = at_scale(name, "paper")
-    for e in told.expect:
+    for e in settings.expect:
         by_data = [spec.on_data(paper, data).evaluation.measures for data in e.data or paper.data]
         assert any(e.measure in measures for measures in by_data), e.says
         for point in points(e):
             assert not e.along or (e.along in paper.grid and e.along not in point), e.says
             for axis, value in point.items():
                 assert axis in paper.grid or axis in BESIDE_THE_GRID, (e.says, axis)
-                grids = [grid for scale in told.scales if axis in (grid := at_scale(name, scale).grid)]
+                grids = [grid for scale in settings.scales if axis in (grid := at_scale(name, scale).grid)]
                 assert not grids or any(value in grid[axis] for grid in grids), (e.says, axis, value)
         known = {data for scale in study(name).scales for data in at_scale(name, scale).data}
         assert set(e.data) <= known, e.says
@@ -236,14 +236,18 @@ def test_what_it_expects_can_be_measured(name):
 
 @every_scale
 def test_what_it_expects_is_one_point_of_the_grid(name, scale):
-    """All axes with more than one value are told, but for the seeds."""
-    told = at_scale(name, scale)
-    for e in told.expect:
-        if e.data and not set(e.data) & set(told.data):
+    """All axes with more than one value are settings, but for the seeds."""
+    settings = at_scale(name, scale)
+    for e in settings.expect:
+        if e.data and not set(e.data) & set(settings.data):
             continue
         for point in points(e):
-            if set(point) <= set(told.grid):
-                open_axes = {axis for axis, values in told.grid.items() if len(values) > 1} - {*point, "seed", e.along}
+            if set(point) <= set(settings.grid):
+                open_axes = {axis for axis, values in settings.grid.items() if len(values) > 1} - {
+                    *point,
+                    "seed",
+                    e.along,
+                }
                 assert not open_axes, (e.says, open_axes)
 
 
@@ -262,10 +266,10 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
 
 @every_study
 def test_what_is_expected_is_said_once_and_with_the_number_it_carries(name):
-    told = study(name)
-    said = [e.says for e in told.expect]
+    settings = study(name)
+    said = [e.says for e in settings.expect]
     assert len(said) == len(set(said))
-    for e in told.expect:
+    for e in settings.expect:
         if e.paper is None:
             continue
         numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", e.says)]
@@ -276,13 +280,13 @@ def test_what_is_expected_is_said_once_and_with_the_number_it_carries(name):
 @every_study
 def test_a_papers_number_is_held_against_its_own_data_and_protocol_only(name):
     """A reduced scale with other networks, or other data, is never judged by the paper's numbers."""
-    told = study(name)
-    for e in told.expect:
-        if e.paper is None or told.procedure in WITHOUT_DATA:
+    settings = study(name)
+    for e in settings.expect:
+        if e.paper is None or settings.procedure in WITHOUT_DATA:
             continue
         assert e.data, f"{e.says}: say of which data"
         assert not set(e.data) & set(at_scale(name, "smoke").data), e.says
-        holder = study(told.uses) if told.uses else told
+        holder = study(settings.uses) if settings.uses else settings
         if holder.scales["laptop"].keys() & {"members", "optimisation"}:
             assert not set(e.data) & set(at_scale(name, "laptop").data), e.says
 
@@ -290,19 +294,19 @@ def test_a_papers_number_is_held_against_its_own_data_and_protocol_only(name):
 @every_study
 def test_what_is_drawn_can_be_measured(name):
     for scale in study(name).scales:
-        told = at_scale(name, scale)
-        assert told.figure.lines
-        assert told.figure.x not in {"epoch"} or told.evaluation.curves
-        assert not told.figure.groups or told.figure.groups in study(name).grid
+        settings = at_scale(name, scale)
+        assert settings.figure.lines
+        assert settings.figure.x not in {"epoch"} or settings.evaluation.curves
+        assert not settings.figure.groups or settings.figure.groups in study(name).grid
 
 
 def test_studies_differ_in_what_they_compute():
     digests = {}
     for name in REQUIRED:
         for scale in study(name).scales:
-            told = at_scale(name, scale)
-            if told.uses or told.procedure in WITHOUT_DATA:
+            settings = at_scale(name, scale)
+            if settings.uses or settings.procedure in WITHOUT_DATA:
                 continue
-            digests.setdefault((told.digest(), name.split("/")[0]), []).append(name)
+            digests.setdefault((settings.digest(), name.split("/")[0]), []).append(name)
     shared = [names for names in digests.values() if len(set(names)) > 1]
     assert not shared

@@ -25,12 +25,12 @@ from dissensus.masks import generation, planning, tracing
 cross_entropy = partial(ds.objectives.independent, loss="cross_entropy")
 
 
-def assert_sound(found, width, count, ones):
-    assert found.dtype == torch.bool
-    assert found.shape == (count, width)
-    assert (found.sum(1) == ones).all()
-    assert found.any(0).all()
-    assert len(torch.unique(found, dim=0)) == count
+def assert_sound(drawn, width, count, ones):
+    assert drawn.dtype == torch.bool
+    assert drawn.shape == (count, width)
+    assert (drawn.sum(1) == ones).all()
+    assert drawn.any(0).all()
+    assert len(torch.unique(drawn, dim=0)) == count
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_every_feasible_request_works(count):
 @given(width=st.integers(4, 300), count=st.integers(2, 9), scale=st.floats(1.05, 8.0), seed=st.integers(0, 99))
 def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width, count, scale, seed):
     try:
-        found = masks.for_width(width, count, scale, seed)
+        drawn = masks.for_width(width, count, scale, seed)
     except ValueError as reason:
         words = str(reason).replace(",", "").split()
         if "between" in words:
@@ -65,16 +65,16 @@ def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width,
         else:
             assert not any(generation.is_feasible(width, count, m) for m in range(1, width + 1))
         return
-    ones = int(found[0].sum())
-    assert_sound(found, width, count, ones)
+    ones = int(drawn[0].sum())
+    assert_sound(drawn, width, count, ones)
     wanted = width / masks.expected_width(count, 1, scale)
     assert abs(ones - wanted) < 1
-    assert torch.equal(found, masks.for_width(width, count, scale, seed))
+    assert torch.equal(drawn, masks.for_width(width, count, scale, seed))
 
 
 def test_all_sets_are_taken_where_no_fewer_will_do():
-    found = generation.draw_masks(5, 10, 2, seed=3)
-    assert {tuple(row.nonzero().flatten().tolist()) for row in found} == set(combinations(range(5), 2))
+    drawn = generation.draw_masks(5, 10, 2, seed=3)
+    assert {tuple(row.nonzero().flatten().tolist()) for row in drawn} == set(combinations(range(5), 2))
 
 
 def test_other_seeds_give_other_masks():
@@ -95,15 +95,15 @@ def test_width_follows_equation_4(scale):
         widths.append(int(taken.sum()))
     expected = masks.expected_width(count, ones, scale)
     assert abs(sum(widths) / len(widths) - expected) < 0.6
-    found = masks.generate(count, ones, scale)
-    assert found.shape[1] == int(expected)
-    assert_sound(found, int(expected), count, ones)
+    drawn = masks.generate(count, ones, scale)
+    assert drawn.shape[1] == int(expected)
+    assert_sound(drawn, int(expected), count, ones)
 
 
 @pytest.mark.parametrize("scale", [1.5, 2.0, 3.0, 4.0, 5.0, 6.0])
 def test_overlap_follows_equation_6(scale):
-    found = [masks.iou(masks.for_width(128, 4, scale, seed)) for seed in range(100)]
-    assert abs(sum(found) / 100 - 1 / (2 * scale - 1)) < 0.01
+    ious = [masks.iou(masks.for_width(128, 4, scale, seed)) for seed in range(100)]
+    assert abs(sum(ious) / 100 - 1 / (2 * scale - 1)) < 0.01
     assert masks.expected_iou(scale) == 1 / (2 * scale - 1)
 
 
@@ -132,8 +132,8 @@ def test_overlap_is_that_of_the_papers_own_procedure():
 
 
 def test_intersection_over_union_by_hand():
-    found = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 1, 1, 0]]).bool()
-    assert masks.iou(found) == pytest.approx((1 / 5 + 2 / 4 + 1 / 5) / 3)
+    rows = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 1, 1, 0]]).bool()
+    assert masks.iou(rows) == pytest.approx((1 / 5 + 2 / 4 + 1 / 5) / 3)
 
 
 def test_scale_of_is_the_inverse():
@@ -144,9 +144,9 @@ def test_scale_of_is_the_inverse():
 
 
 def test_a_hundred_thousand_channels():
-    found = masks.for_width(100_000, 4, 3.0)
-    assert_sound(found, 100_000, 4, int(found[0].sum()))
-    assert masks.iou(found) == pytest.approx(0.2, abs=0.005)
+    drawn = masks.for_width(100_000, 4, 3.0)
+    assert_sound(drawn, 100_000, 4, int(drawn[0].sum()))
+    assert masks.iou(drawn) == pytest.approx(0.2, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_the_smallest_values_that_refusals_name_work():
 def test_rows_are_dealt_in_blocks(shape, rows):
     layer = masks.Masksembles(8, 4, 2.0, seed=1)
     x = torch.randn(rows, *shape)
-    found = layer(x)
+    outputs = layer(x)
     dealt = [i * 4 // rows for i in range(rows)]
     for row, mask in enumerate(dealt):
         kept = layer.masks[mask].view(8, *[1] * (len(shape) - 1))
-        assert torch.equal(found[row], x[row] * kept)
+        assert torch.equal(outputs[row], x[row] * kept)
     sizes = [dealt.count(i) for i in range(4)]
     assert max(sizes) - min(sizes) <= 1
 
@@ -289,11 +289,11 @@ def test_members_are_small_dense_networks_with_equal_outputs(name, widen):
 def test_weights_are_copied_where_shapes_allow():
     network = ds.nets.resnet20()
     plain, wide = masks.convert(network, 4, 2.0, seed=0), masks.convert(network, 4, 2.0, seed=0, widen=True)
-    own = network.state_dict()
-    for name, tensor in own.items():
+    state = network.state_dict()
+    for name, tensor in state.items():
         assert torch.equal(plain.network.state_dict()[name], tensor)
-    kept = [n for n, t in wide.network.state_dict().items() if n in own and t.shape == own[n].shape]
-    assert all(torch.equal(wide.network.state_dict()[n], own[n]) for n in kept if "num_batches" not in n)
+    kept = [n for n, t in wide.network.state_dict().items() if n in state and t.shape == state[n].shape]
+    assert all(torch.equal(wide.network.state_dict()[n], state[n]) for n in kept if "num_batches" not in n)
     assert {"conv1.weight", "bn1.weight", "fc.weight"} <= set(kept)
     assert "layer1.0.conv1.weight" not in kept
     assert wide.network.get_submodule("layer1.0.bn1").running_var.isfinite().all()
@@ -652,11 +652,11 @@ def test_a_mask_that_is_not_there():
 def test_the_stem_is_computed_once_for_all_masks():
     network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     masked = masks.convert(network, 4, 2.0, seed=0).eval()
-    seen = []
-    masked.network.get_submodule("0").register_forward_hook(lambda m, i, o: seen.append(len(o)))
-    masked.network.get_submodule("2").register_forward_hook(lambda m, i, o: seen.append(len(o)))
+    sizes = []
+    masked.network.get_submodule("0").register_forward_hook(lambda m, i, o: sizes.append(len(o)))
+    masked.network.get_submodule("2").register_forward_hook(lambda m, i, o: sizes.append(len(o)))
     masked(torch.zeros(5, 4))
-    assert seen == [5, 20]
+    assert sizes == [5, 20]
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -694,8 +694,8 @@ def test_a_masked_network_is_an_ensemble_for_fit(assign, backend):
     assert outputs.shape == (4, 90, 3)
     assert (outputs.mean(0).argmax(-1) == digits()[1]).float().mean() > 0.8
     assert len(history.column("member_loss")[0]) == (1 if assign == "split" else 4)
-    told = ds.audit(outputs, digits()[1], task="classification", kind="logits")
-    assert told.test["accuracy"].value > 0.8
+    audit = ds.audit(outputs, digits()[1], task="classification", kind="logits")
+    assert audit.test["accuracy"].value > 0.8
 
 
 def test_fit_trains_a_module_in_place_as_the_ensemble_of_it():
@@ -703,8 +703,8 @@ def test_fit_trains_a_module_in_place_as_the_ensemble_of_it():
     masked = masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, assign="all", seed=0)
     ensemble = ds.Ensemble.from_modules([masked])
     options = {"epochs": 3, "batch_size": 32, "lr": 0.02, "deterministic": True}
-    told = [ds.fit(each, digits(), cross_entropy, **options).column("loss") for each in (masked, ensemble)]
-    assert told[0] == told[1]
+    losses = [ds.fit(model, digits(), cross_entropy, **options).column("loss") for model in (masked, ensemble)]
+    assert losses[0] == losses[1]
     torch.testing.assert_close(masked.eval()(digits()[0]), ensemble.eval()(digits()[0]))
 
 
@@ -714,8 +714,8 @@ def test_sweeps_of_masked_networks_have_masks_of_their_own_and_equal_lone_fits()
     options = {"epochs": 2, "batch_size": 32, "lr": 0.02}
     swept = ds.sweep(build, digits(), cross_entropy, grid={"seed": [0, 1]}, members=1, **options)
     assert swept.outputs(digits()[0]).shape == (2, 4, 90, 3)
-    own = [swept.run(i).member(0) for i in range(2)]
-    assert not torch.equal(own[0].network.mask_0.masks, own[1].network.mask_0.masks)
+    members = [swept.run(i).member(0) for i in range(2)]
+    assert not torch.equal(members[0].network.mask_0.masks, members[1].network.mask_0.masks)
     for seed in range(2):
         alone = ds.Ensemble(build, 1, seed=seed)
         ds.fit(alone, digits(), cross_entropy, seed=seed, **options)
@@ -803,8 +803,8 @@ def test_multiply_adds_by_hand():
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)
     )
     x = torch.zeros(1, 3, 5, 5)
-    found = planning.coefficients(network, cost="multiply_adds", x=x)
-    assert found == (0.0, 9 * 3 * 9 * 8 + 36 * 2, 9 * 8 * 4)
+    coefficients = planning.coefficients(network, cost="multiply_adds", x=x)
+    assert coefficients == (0.0, 9 * 3 * 9 * 8 + 36 * 2, 9 * 8 * 4)
     assert planning.coefficients(network) == (2.0, 3 * 9 * 8 + 8 + 4 + 72, 32.0)
 
 
@@ -838,13 +838,13 @@ def test_the_command_prints_plans_and_draws_them(tmp_path):
 def test_the_plane_by_hand():
     named = torch.tensor([[0, 1, 2, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
     labels = torch.tensor([0, 1, 2, 2])
-    found = ds.diversity.plane(nn.functional.one_hot(named, 3).float(), labels)
+    plane = ds.diversity.plane(nn.functional.one_hot(named, 3).float(), labels)
     right = [3 / 4, 2 / 4, 1 / 4]
     differ = {(0, 1): 2 / 4, (0, 2): 2 / 4, (1, 2): 2 / 4}
     for place, (a, b) in enumerate(differ):
         accuracy = (right[a] + right[b]) / 2
-        assert found.accuracy[place] == pytest.approx(accuracy)
-        assert found.diversity[place] == pytest.approx(differ[a, b] / (1 - accuracy))
+        assert plane.accuracy[place] == pytest.approx(accuracy)
+        assert plane.diversity[place] == pytest.approx(differ[a, b] / (1 - accuracy))
     assert ds.diversity.plane(torch.rand(1, 5, 3), torch.zeros(5).long()).diversity.shape == (0,)
     perfect = nn.functional.one_hot(labels, 3).float().expand(2, -1, -1)
     assert ds.diversity.plane(perfect, labels).diversity.tolist() == [0.0]
@@ -865,9 +865,9 @@ def test_the_curves_of_theory_by_simulation():
     flips = torch.rand(examples, generator=generator) < 0.3
     changed = torch.where(flips, (first + torch.randint(1, classes, (examples,), generator=generator)) % classes, first)
     accuracy, lower = ds.diversity.flipped(base, torch.tensor([0.3]), classes)
-    found = float((changed == labels).float().mean())
-    assert float(accuracy) == pytest.approx(found, rel=0.01)
-    assert float(lower) == pytest.approx(float((changed != first).float().mean()) / (1 - found), rel=0.01)
+    simulated = float((changed == labels).float().mean())
+    assert float(accuracy) == pytest.approx(simulated, rel=0.01)
+    assert float(lower) == pytest.approx(float((changed != first).float().mean()) / (1 - simulated), rel=0.01)
 
 
 @pytest.mark.slow
@@ -876,10 +876,10 @@ def test_calibration_is_torchmetrics():
     generator = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(500, 4, generator=generator)
     labels = torch.randint(4, (500,), generator=generator)
-    found = ds.metrics.calibration(logits.log_softmax(-1), labels, bins=10)
-    assert found.error == pytest.approx(float(metric(logits.softmax(-1), labels, 4, n_bins=10)), abs=1e-6)
-    assert int(found.examples.sum()) == 500
-    assert found.confidence[0].isnan(), "an empty bin has no mean"
+    result = ds.metrics.calibration(logits.log_softmax(-1), labels, bins=10)
+    assert result.error == pytest.approx(float(metric(logits.softmax(-1), labels, 4, n_bins=10)), abs=1e-6)
+    assert int(result.examples.sum()) == 500
+    assert result.confidence[0].isnan(), "an empty bin has no mean"
     sure = ds.metrics.calibration(torch.tensor([[0.0, -math.inf]]), torch.tensor([0]))
     assert sure.error == 0
     with pytest.raises(ValueError, match="label each"):
@@ -1040,14 +1040,14 @@ def test_dropout_of_whole_channels_and_of_a_layer_that_is_used_twice():
     twice = nn.Dropout2d(0.5)
     network = nn.Sequential(nn.Conv2d(1, 40, 1), twice, nn.Conv2d(40, 40, 1), twice)
     asked = masks.MonteCarlo(network, 4, seed=0).eval()
-    seen = []
-    asked.network[1].register_forward_hook(lambda m, i, o: seen.append(o == 0))
+    shapes = []
+    asked.network[1].register_forward_hook(lambda m, i, o: shapes.append(o == 0))
     asked(torch.randn(3, 1, 5, 5))
-    assert len(seen) == 2
-    for dropped in seen:
+    assert len(shapes) == 2
+    for dropped in shapes:
         whole = dropped.flatten(2).float().mean(-1)
         assert set(whole.unique().tolist()) == {0.0, 1.0}, "channels go as a whole"
-    assert not torch.equal(seen[0], seen[1]), "and others the second time"
+    assert not torch.equal(shapes[0], shapes[1]), "and others the second time"
     with pytest.raises(ValueError, match="AlphaDropout"):
         masks.MonteCarlo(nn.Sequential(nn.AlphaDropout(0.5)), 3)
 

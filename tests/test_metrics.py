@@ -40,20 +40,20 @@ def by_sklearn(inside, outside):
 @pytest.mark.parametrize("sizes", [(300, 200), (7, 50), (40, 3), (1, 1)])
 def test_figures_are_scikit_learns(sizes, ties):
     inside, outside = drawn(*sizes, ties=ties)
-    found = ood(inside, outside, repeats=50)
+    result = ood(inside, outside, repeats=50)
     for name, value in by_sklearn(inside, outside).items():
-        assert getattr(found, name).value == pytest.approx(value), name
-    assert auroc(inside, outside).value == pytest.approx(found.auroc.value)
+        assert getattr(result, name).value == pytest.approx(value), name
+    assert auroc(inside, outside).value == pytest.approx(result.auroc.value)
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_roc_curve_is_scikit_learns(ties):
     inside, outside = drawn(ties=ties)
-    found = ds.metrics.roc(inside, outside)
+    curve = ds.metrics.roc(inside, outside)
     false, true, _ = roc_curve([0] * 300 + [1] * 200, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
-    np.testing.assert_allclose(found.false_positives, false)
-    np.testing.assert_allclose(found.true_positives, true)
-    area = float(torch.trapezoid(found.true_positives, found.false_positives))
+    np.testing.assert_allclose(curve.false_positives, false)
+    np.testing.assert_allclose(curve.true_positives, true)
+    area = float(torch.trapezoid(curve.true_positives, curve.false_positives))
     assert area == pytest.approx(auroc(inside, outside).value)
 
 
@@ -68,9 +68,9 @@ def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
     generator = torch.Generator().manual_seed(5)
     chosen = torch.randint(30, (1, 30), generator=generator)[0], torch.randint(20, (1, 20), generator=generator)[0]
     expected = by_sklearn(inside[chosen[0]], outside[chosen[1]])
-    found = ds.metrics.Detection(*detection._resampled(inside, outside, 1, 5)[1].tolist())
+    result = ds.metrics.Detection(*detection._resampled(inside, outside, 1, 5)[1].tolist())
     for name, value in expected.items():
-        assert getattr(found, name) == pytest.approx(value), name
+        assert getattr(result, name) == pytest.approx(value), name
 
 
 def test_intervals_hold_what_they_promise():
@@ -129,21 +129,21 @@ def test_one_example_is_too_few_for_an_interval(sizes, caplog):
         assert f"{sizes[0]} against {sizes[1]} examples are too few" in caplog.text
         for figure in ood(inside, outside, repeats=50):
             assert figure[1:] == (0.0, 1.0)
-        found = compared((inside, outside), other)
-    assert (found.difference.low, found.difference.high, found.p_value) == (-1.0, 1.0, 1.0)
+        difference = compared((inside, outside), other)
+    assert (difference.difference.low, difference.difference.high, difference.p_value) == (-1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("each", [2, 3, 10, 100])
-def test_scores_that_separate_all_examples_are_not_certain_to_separate_others(each):
-    inside, outside = torch.arange(float(each)), 1000 + torch.arange(float(each))
-    least = 0.025 ** (1 / each)
+@pytest.mark.parametrize("examples", [2, 3, 10, 100])
+def test_scores_that_separate_all_examples_are_not_certain_to_separate_others(examples):
+    inside, outside = torch.arange(float(examples)), 1000 + torch.arange(float(examples))
+    least = 0.025 ** (1 / examples)
     assert auroc(inside, outside) == pytest.approx((1.0, least, 1.0))
     assert auroc(outside, inside) == pytest.approx((0.0, 0.0, 1 - least))
     figures = ood(inside, outside, repeats=50)
     assert all(figure.low < figure.high for figure in figures)
-    found = compared((inside, outside), (inside, -outside))
-    assert found.p_value == pytest.approx(2.0 ** (1 - each))
-    assert found.difference.low < found.difference.high == 1.0
+    difference = compared((inside, outside), (inside, -outside))
+    assert difference.p_value == pytest.approx(2.0 ** (1 - examples))
+    assert difference.difference.low < difference.difference.high == 1.0
 
 
 def test_few_examples_within_do_not_tell_their_95_percent_point():
@@ -221,30 +221,30 @@ def test_the_command_tells_sets_from_outside_apart(tmp_path):
     ]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "o.json").read_text())
+    content = json.loads((tmp_path / "o.json").read_text())
     for name, outputs in (("near", near), ("far", far)):
         for score in ("predictive_diversity", "model_average", "mean_energy"):
             expected = auroc(ds.scores.table(inside)[score], ds.scores.table(outputs)[score]).value
-            assert told["sets"][name]["scores"][score]["auroc"][0] == pytest.approx(expected, abs=1e-6)
-        assert next(iter(told["sets"][name]["scores"])) == told["sets"][name]["best"]
+            assert content["sets"][name]["scores"][score]["auroc"][0] == pytest.approx(expected, abs=1e-6)
+        assert next(iter(content["sets"][name]["scores"])) == content["sets"][name]["best"]
     pds = ds.scores.table(inside)["predictive_diversity"]
-    assert float((pds > told["thresholds"]["predictive_diversity"]).double().mean()) <= 0.1
-    assert told["sets"]["far"]["scores"]["model_average"]["auroc"][0] > 0.9
+    assert float((pds > content["thresholds"]["predictive_diversity"]).double().mean()) <= 0.1
+    assert content["sets"]["far"]["scores"]["model_average"]["auroc"][0] > 0.9
     assert (tmp_path / "o.png").stat().st_size > 10_000
     assert "predictive diversity" in result.output
     for bad, message in (
         (["--kind", "votes"], "must be logits or probabilities"),
         (["--outside", "no.npy"], "no file"),
     ):
-        found = CliRunner().invoke(app, [*words[:4], *bad])
-        assert found.exit_code == 1
-        assert message in re.sub(r"\s+", " ", found.output)
+        failed = CliRunner().invoke(app, [*words[:4], *bad])
+        assert failed.exit_code == 1
+        assert message in re.sub(r"\s+", " ", failed.output)
 
 
-@pytest.mark.parametrize("given", ["logits", "probabilities"])
-def test_calibration_takes_logarithms_of_probabilities_alone(given):
+@pytest.mark.parametrize("outputs", ["logits", "probabilities"])
+def test_calibration_takes_logarithms_of_probabilities_alone(outputs):
     logits, labels = torch.randn(20, 4), torch.randint(4, (20,))
-    wrong = {"logits": logits, "probabilities": logits.softmax(-1)}[given]
+    wrong = {"logits": logits, "probabilities": logits.softmax(-1)}[outputs]
     with pytest.raises(ValueError, match="sum to one"):
         ds.metrics.calibration(wrong, labels)
     ds.metrics.calibration(logits.log_softmax(-1), labels)

@@ -239,7 +239,7 @@ def test_stacked_members_are_the_same_in_a_loop_and_under_vmap(name):
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
     looped = ds.Ensemble(build, members=2, backend="loop").double()
     vmapped = ds.Ensemble.from_modules([looped.member(i) for i in range(2)], backend="vmap")
-    found = []
+    result = []
     for ensemble, backend in ((looped, "loop"), (vmapped, "vmap")):
         outputs = [ensemble(x)]
         assert outputs[0].shape == (2, 3, 10)
@@ -247,9 +247,9 @@ def test_stacked_members_are_the_same_in_a_loop_and_under_vmap(name):
         outputs.append(ensemble(x[:2]).detach())
         assert [choice.backend for choice in ensemble.choices] == [backend]
         assert not torch.allclose(outputs[0][0], outputs[0][1])
-        found.append((outputs, gradient, dict(ensemble.named_buffers())))
-    assert any("running_var" in key for key in found[0][2]) == (name != "vanilla_cnn")
-    torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=1e-10)
+        result.append((outputs, gradient, dict(ensemble.named_buffers())))
+    assert any("running_var" in key for key in result[0][2]) == (name != "vanilla_cnn")
+    torch.testing.assert_close(result[1], result[0], rtol=1e-8, atol=1e-10)
 
 
 @one_of_each

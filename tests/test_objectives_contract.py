@@ -371,15 +371,15 @@ PER_MEMBER = [(name, key) for name in OBJECTIVES for key in declaration(OBJECTIV
 def test_declared_values_per_member(name, key, unchecked):
     outputs, targets = random_outputs(), CASES[name].targets
     whole = {"weights": None, "smoothing": 0.2}[key]
-    each = {"weights": [1 / M] * M, "smoothing": [0.2] * M}[key]
+    per_member = {"weights": [1 / M] * M, "smoothing": [0.2] * M}[key]
     total = bound(name, **{key: whole})(outputs, targets).total
-    torch.testing.assert_close(bound(name, **{key: each})(outputs, targets).total, total)
+    torch.testing.assert_close(bound(name, **{key: per_member})(outputs, targets).total, total)
     with pytest.raises(ValueError, match=f"`{key}` must"):
-        bound(name, **{key: each[1:]})(outputs, targets)
-    assert not is_separable(bound(name, **{key: each}))
+        bound(name, **{key: per_member[1:]})(outputs, targets)
+    assert not is_separable(bound(name, **{key: per_member}))
     ensemble = ds.Ensemble(lambda: torch.nn.Linear(2, C), M)
     with pytest.raises(ValueError, match=f"`active_members` must come without `{key}` per member"):
-        ds.fit(ensemble, (torch.randn(B, 2), targets), bound(name, **{key: each}), epochs=1, active_members=2)
+        ds.fit(ensemble, (torch.randn(B, 2), targets), bound(name, **{key: per_member}), epochs=1, active_members=2)
 
 
 @every_objective

@@ -1,4 +1,4 @@
-"""A study, a measure and a procedure from outside the package are passed as arguments; no table is changed."""
+"""A study, measure, procedure and data set from outside the package are passed as arguments; no table is changed."""
 
 import json
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies import library, measures, verdicts
 from dissensus.studies import run as runner
 from dissensus.studies.procedures.base import Procedure
@@ -195,3 +196,37 @@ def test_a_unit_of_a_procedure_from_outside_is_done_once(study, tmp_path):
     texts = []
     runner.run(file, "smoke", **options, on_study=lambda text, share: texts.append(text))
     assert {text.partition(",")[0] for text in texts} == {"die-6"}
+
+
+def read_waves(files, part):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    y = torch.sin(6 * x[:, :1]) + x[:, 1:]
+    return {None: (x, y), "train": (x[:40], y[:40]), "test": (x[40:], y[40:])}[part]
+
+
+def read_steps(files, part):
+    x, y = read_waves(files, part)
+    return x, y.round()
+
+
+@pytest.mark.parametrize("parts", [(), ("train", "test")])
+def test_a_data_set_from_outside(parts, study, tmp_path):
+    file = study("mine", STUDY.replace("made-table", "waves").replace(', "spread"', "").split("[[expect]]")[0] + SMOKE)
+    waves = DatasetInfo("waves", "table", "Sine waves", "public domain", parts=parts, read=read_waves)
+    with pytest.raises(SpecError, match="key 'data' is 'waves', which nothing is called"):
+        runner.run(file, "smoke", root=tmp_path / "runs")
+    catalogue = {**DATASETS, "waves": waves}
+    folder = runner.run(file, "smoke", root=tmp_path / "runs", catalogue=catalogue)
+    report = read_report(folder)
+    assert {(row.data, row.seed) for row in report.rows} == {("waves", 0), ("waves", 1)}
+    outputs = stored_outputs(folder / "waves-seed-0", report.rows[0].run)
+    assert outputs.shape == (3, 20 if parts else 12, 1)
+    assert all(row.measures["error"] > 0 for row in report.rows)
+    assert report.provenance.data == [{"name": "waves", "source": "Sine waves", "terms": "public domain"}]
+    steps = {**DATASETS, "waves": DatasetInfo("waves", "table", "Steps", "none", parts=parts, read=read_steps)}
+    assert runner.run(file, "smoke", root=tmp_path / "runs", catalogue=steps) != folder, "other data is another run"
+    assert "waves" not in DATASETS
+
+
+SMOKE = "[scales.smoke]\n"

@@ -31,26 +31,26 @@ def plain(x, weight, bias):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (0,)])
 def test_products_and_their_gradients_are_those_of_every_member(shape, bias):
-    given = tensors(2, *shape, bias=bias)
-    wanted = [t for t in given if t is not None]
-    y, expected = stacked_linear(*given), plain(*given)
+    arguments = tensors(2, *shape, bias=bias)
+    wanted = [t for t in arguments if t is not None]
+    y, expected = stacked_linear(*arguments), plain(*arguments)
     torch.testing.assert_close(y, expected)
     aim = torch.randn_like(y)
     ours, theirs = (torch.autograd.grad((out * aim).sum(), wanted) for out in (y, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    for actual, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, other)
 
 
 def test_products_have_derivatives_of_second_order():
-    given = tensors(2, 3)
-    assert gradcheck(stacked_linear, given)
-    assert gradgradcheck(stacked_linear, given)
+    arguments = tensors(2, 3)
+    assert gradcheck(stacked_linear, arguments)
+    assert gradgradcheck(stacked_linear, arguments)
 
 
 def test_the_gradient_of_a_large_weight_lies_as_the_weight_does(layers):
     x, weight, bias = tensors(3, 4)
-    (found,) = torch.autograd.grad(stacked_linear(x, weight, bias).square().sum(), weight)
-    assert found.is_contiguous() == (layers == "large")
+    (gradient,) = torch.autograd.grad(stacked_linear(x, weight, bias).square().sum(), weight)
+    assert gradient.is_contiguous() == (layers == "large")
 
 
 def test_members_may_share_an_input_and_need_no_gradient_of_it():
@@ -67,18 +67,18 @@ def test_products_follow_autocast():
     assert y.dtype == torch.bfloat16
     grads = torch.autograd.grad(y.float().square().sum(), (x, weight, bias))
     exact = torch.autograd.grad(plain(x, weight, bias).square().sum(), (x, weight, bias))
-    for one, other in zip(grads, exact, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one, other, rtol=0.05, atol=0.2)
+    for actual, other in zip(grads, exact, strict=True):
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual, other, rtol=0.05, atol=0.2)
 
 
 def test_products_can_be_mapped():
     x, weight, bias = tensors(2, 4)
     many = torch.randn(3, *x.shape, dtype=torch.float64)
-    found = torch.func.vmap(torch.func.grad(lambda one: stacked_linear(one, weight, bias).square().sum()))(many)
-    for one, got in zip(many, found, strict=True):
-        one = one.requires_grad_()
-        torch.testing.assert_close(got, torch.autograd.grad(plain(one, weight, bias).square().sum(), one)[0])
+    gradients = torch.func.vmap(torch.func.grad(lambda x_i: stacked_linear(x_i, weight, bias).square().sum()))(many)
+    for x_i, got in zip(many, gradients, strict=True):
+        x_i = x_i.requires_grad_()
+        torch.testing.assert_close(got, torch.autograd.grad(plain(x_i, weight, bias).square().sum(), x_i)[0])
 
 
 def test_a_matrix_cut_in_two_gets_one_gradient():
@@ -92,14 +92,14 @@ def test_a_matrix_cut_in_two_gets_one_gradient():
 def test_what_is_not_used_of_a_cut_matrix_has_no_gradient():
     flat = torch.randn(3, 7).requires_grad_()
     products, _ = _Cut.apply(flat, 4, torch.bfloat16)
-    (found,) = torch.autograd.grad(products.float().sum(), flat)
-    torch.testing.assert_close(found, torch.cat([torch.ones(3, 4), torch.zeros(3, 3)], 1))
+    (gradient,) = torch.autograd.grad(products.float().sum(), flat)
+    torch.testing.assert_close(gradient, torch.cat([torch.ones(3, 4), torch.zeros(3, 3)], 1))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in its forward mode
 def test_products_have_derivatives_in_forward_mode():
-    given = tensors(2, 3)
-    assert gradcheck(stacked_linear, given, check_forward_ad=True)
+    arguments = tensors(2, 3)
+    assert gradcheck(stacked_linear, arguments, check_forward_ad=True)
     flat = torch.randn(3, 7, dtype=torch.float64).requires_grad_()
     assert gradcheck(lambda matrix: _Cut.apply(matrix, 4, torch.float64), [flat], check_forward_ad=True)
 

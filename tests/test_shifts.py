@@ -37,13 +37,13 @@ def test_corruptions_are_dealt_evenly_and_the_same_every_time():
 
 def test_a_jigsaw_has_the_same_pieces_elsewhere():
     x = pictures(6)
-    found = shifted_datasets.jigsaw(x)
-    assert found.shape == x.shape
-    torch.testing.assert_close(found.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
-    assert not bool((found == x).flatten(1).all(1).any())
+    result = shifted_datasets.jigsaw(x)
+    assert result.shape == x.shape
+    torch.testing.assert_close(result.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
+    assert not bool((result == x).flatten(1).all(1).any())
     pieces = {tuple(p.flatten().tolist()) for p in x[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)}
     again = {
-        tuple(p.flatten().tolist()) for p in found[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)
+        tuple(p.flatten().tolist()) for p in result[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)
     }
     assert pieces == again
     odd = shifted_datasets.jigsaw(pictures(2, 1, 30))
@@ -71,7 +71,7 @@ def test_the_shortcut_is_there_in_training_alone(part, aligned):
     assert torch.equal(groups // 2, y)
     assert float((ground == y).float().mean()) == pytest.approx(aligned, abs=0.03)
     colour = x[:, 2].mean((1, 2)) - x[:, 1].mean((1, 2))
-    assert float(((colour > 0).long() == ground).float().mean()) == 1.0, "the ground can be seen"
+    assert float(((colour > 0).long() == ground).float().mean()) == 1.0, "the ground can be outputs_on_sets"
     assert float(x.min()) >= 0
     assert float(x.max()) <= 1
 
@@ -94,7 +94,7 @@ def test_measures_are_what_they_say():
     targets = torch.randint(5, (50,), generator=generator)
     groups = torch.randint(3, (50,), generator=generator)
     others = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
-    seen = ShiftOutputs(
+    outputs_on_sets = ShiftOutputs(
         outputs,
         targets,
         others,
@@ -105,7 +105,7 @@ def test_measures_are_what_they_say():
         verdict="collusive",
         seconds_per_epoch=1.5,
     )
-    found = values(
+    result = values(
         [
             "accuracy",
             "accuracy_mnist",
@@ -122,40 +122,42 @@ def test_measures_are_what_they_say():
             "disagreeing_mnist",
             "accuracy_unseen",
         ],
-        seen,
+        outputs_on_sets,
     )
     right = outputs.mean(0).argmax(-1) == targets
-    assert found["accuracy"] == pytest.approx(float(right.float().mean()))
-    assert np.isnan(found["accuracy_mnist"]), "nobody is right about classes that are not among theirs"
-    assert np.isnan(found["accuracy_unseen"])
-    assert found["accuracy_corrupted-2"] == pytest.approx(float((outside.mean(0).argmax(-1) == targets).float().mean()))
-    assert found["best_member_accuracy"] == pytest.approx(float((outputs.argmax(-1) == targets).float().mean(1).max()))
-    assert found["worst_group_accuracy"] == pytest.approx(
+    assert result["accuracy"] == pytest.approx(float(right.float().mean()))
+    assert np.isnan(result["accuracy_mnist"]), "nobody is right about classes that are not among theirs"
+    assert np.isnan(result["accuracy_unseen"])
+    assert result["accuracy_corrupted-2"] == pytest.approx(
+        float((outside.mean(0).argmax(-1) == targets).float().mean())
+    )
+    assert result["best_member_accuracy"] == pytest.approx(float((outputs.argmax(-1) == targets).float().mean(1).max()))
+    assert result["worst_group_accuracy"] == pytest.approx(
         min(float(right[groups == g].float().mean()) for g in range(3))
     )
     labels = [0] * 50 + [1] * 50
     pds = torch.cat([x.softmax(-1).amax(0).mean(-1) for x in (outputs, outside)])
-    assert found["auroc_predictive_diversity_mnist"] == pytest.approx(roc_auc_score(labels, pds))
+    assert result["auroc_predictive_diversity_mnist"] == pytest.approx(roc_auc_score(labels, pds))
     energy = torch.cat([-x.logsumexp(-1).mean(0) for x in (outputs, outside)])
-    assert found["auroc_mean_energy_mnist"] == pytest.approx(roc_auc_score(labels, energy))
-    assert found["auroc_best_mnist"] == found["auroc_predictive_diversity_mnist"], "for LDR, PDS alone"
-    assert (found["audit_collusive"], found["audit_healthy"], found["seconds_per_epoch"]) == (1.0, 0.0, 1.5)
+    assert result["auroc_mean_energy_mnist"] == pytest.approx(roc_auc_score(labels, energy))
+    assert result["auroc_best_mnist"] == result["auroc_predictive_diversity_mnist"], "for LDR, PDS alone"
+    assert (result["audit_collusive"], result["audit_healthy"], result["seconds_per_epoch"]) == (1.0, 0.0, 1.5)
     named = outputs.argmax(-1)
-    assert found["distinct_predictions"] == pytest.approx(np.mean([len(set(named[:, n].tolist())) for n in range(50)]))
+    assert result["distinct_predictions"] == pytest.approx(np.mean([len(set(named[:, n].tolist())) for n in range(50)]))
 
 
 def test_points_say_what_is_trained():
-    told = spec.resolved(library.load("ldr/table-2"), "gpu", {}, "")
-    a2d = shift.point_settings(told, {"method": "a2d", "seed": 0})
+    settings = spec.resolved(library.load("ldr/table-2"), "gpu", {}, "")
+    a2d = shift.point_settings(settings, {"method": "a2d", "seed": 0})
     assert (a2d["objective"], a2d["unlabelled"], a2d["members"], a2d["backbone"]) == (
         "a2d",
         "jigsaw",
         5,
         "mobilenet-v2:imagenet",
     )
-    assert shift.point_settings(told, {"method": "single", "seed": 0})["members"] == 1
+    assert shift.point_settings(settings, {"method": "single", "seed": 0})["members"] == 1
     with pytest.raises(spec.SpecError, match="nothing-like-it"):
-        shift.point_settings(told, {"method": "nothing-like-it", "seed": 0})
+        shift.point_settings(settings, {"method": "nothing-like-it", "seed": 0})
 
 
 @pytest.mark.slow
@@ -171,12 +173,14 @@ def test_a_point_may_vary_how_members_are_trained(tmp_path):
 
 
 def test_a_point_may_vary_the_network():
-    told = spec.resolved(library.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, "")
+    settings = spec.resolved(
+        library.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, ""
+    )
     data = StudyData("made", (torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(2, 3, 8, 8), torch.zeros(2)), 2)
     sizes = []
     for widths in ([4, 4], [8, 8]):
-        point = shift.point_settings(told, {"method": "erm", "seed": 0, "widths": widths})
-        sizes.append(sum(p.numel() for p in shift.point_builder(told, point, data)().parameters()))
+        point = shift.point_settings(settings, {"method": "erm", "seed": 0, "widths": widths})
+        sizes.append(sum(p.numel() for p in shift.point_builder(settings, point, data)().parameters()))
     assert sizes[1] > 2 * sizes[0]
 
 

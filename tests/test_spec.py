@@ -15,7 +15,7 @@ NAMES = [f"{path.parent.name}/{path.stem}" for path in FILES]
 every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 
 
-def told(**changes):
+def settings(**changes):
     """A small study as a file would say it."""
     return {
         "title": "A study",
@@ -36,7 +36,7 @@ def told(**changes):
 
 
 def parsed(**changes):
-    return parse(told(**changes), "collusion/figure-2", "a.toml")
+    return parse(settings(**changes), "collusion/figure-2", "a.toml")
 
 
 def message(**changes):
@@ -67,9 +67,9 @@ def test_a_good_file_becomes_a_study():
 
 
 def test_it_does_not_change_what_it_was_given():
-    before, given = told(), told()
-    resolved(parse(given, "collusion/figure-2", "a.toml"), "smoke", {"optimisation.lr": 0.5}, "a.toml")
-    assert given == before
+    before, original = settings(), settings()
+    resolved(parse(original, "collusion/figure-2", "a.toml"), "smoke", {"optimisation.lr": 0.5}, "a.toml")
+    assert original == before
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_word_of_a_closed_list_is_refused_with_the_nearest():
 
 @pytest.mark.parametrize("key", ["title", "reference", "claim", "data"])
 def test_what_must_be_said_is_asked_for(key):
-    given = told()
-    del given[key]
+    original = settings()
+    del original[key]
     with pytest.raises(SpecError, match=rf"a\.toml: key {key} is missing"):
-        parse(given, "collusion/figure-2", "a.toml")
+        parse(original, "collusion/figure-2", "a.toml")
     assert "key members.network is missing" in message(members={"count": 3})
 
 
@@ -181,7 +181,7 @@ def test_a_cost_is_minutes_of_a_processor_per_scale(cost):
 
 def test_a_study_belongs_to_a_paper():
     with pytest.raises(SpecError, match=r"a\.toml: studies lie in a folder of one of collusion, .*; got 'other'"):
-        parse(told(), "other/figure-1", "a.toml")
+        parse(settings(), "other/figure-1", "a.toml")
 
 
 def test_a_scale_says_what_is_otherwise():
@@ -296,8 +296,8 @@ def test_whatever_is_computed_changes_the_digest(change):
 
 
 def test_the_digest_is_of_what_is_said_not_of_how():
-    given = told()
-    turned = {key: given[key] for key in reversed(given)}
+    original = settings()
+    turned = {key: original[key] for key in reversed(original)}
     turned["optimisation"] = {"lr": 0.01, "epochs": 5, "batch_size": 128}
     assert parse(turned, "collusion/figure-2", "b.toml").digest() == parsed().digest()
     assert (
@@ -306,7 +306,7 @@ def test_the_digest_is_of_what_is_said_not_of_how():
 
 
 def test_a_study_of_another_name_has_another_digest():
-    assert parse(told(), "collusion/figure-3", "a.toml").digest() != parsed().digest()
+    assert parse(settings(), "collusion/figure-3", "a.toml").digest() != parsed().digest()
 
 
 @every_file

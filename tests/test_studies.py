@@ -62,8 +62,8 @@ def quick(tmp_path):
 
 
 def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
-    seen = []
-    folder = quick(on_study=lambda text, share: seen.append((text, share)))
+    reported = []
+    folder = quick(on_study=lambda text, share: reported.append((text, share)))
     resolved = spec.resolved(library.load(STUDY), "smoke", QUICK, "x")
     assert folder == tmp_path / STUDY / f"smoke-{resolved.digest()}"
     assert {path.name for path in folder.iterdir()} >= {"spec.toml", "report.json", "DONE", "made-table-seed-0"}
@@ -74,12 +74,12 @@ def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
     assert {(row["beta"], row["seed"]) for row in report["rows"]} == {(0.0, 0), (1.0, 0), (0.0, 1), (1.0, 1)}
     assert report["made"]["networks"] == 8
     assert {"version", "python", "packages", "hardware", "seeds", "seconds", "peak_mib", "data"} <= set(report["made"])
-    assert [share for _, share in seen] == sorted(share for _, share in seen)
+    assert [share for _, share in reported] == sorted(share for _, share in reported)
     unit = folder / "made-table-seed-1"
     outputs, targets = np.load(unit / "outputs-001.npy"), np.load(unit / "targets.npy")
     row = next(row for row in report["rows"] if (row["seed"], row["run"]) == (1, 1))
-    found = measures.error(torch.from_numpy(outputs), torch.from_numpy(targets), "mse", "score")
-    assert row["measures"]["error"] == pytest.approx(found)
+    result = measures.error(torch.from_numpy(outputs), torch.from_numpy(targets), "mse", "score")
+    assert row["measures"]["error"] == pytest.approx(result)
 
 
 def test_a_second_run_does_nothing_and_the_same_seeds_give_the_same_numbers(quick, tmp_path):
@@ -133,10 +133,10 @@ def test_trials_of_all_seeds_are_one_sweep_and_each_seed_finds_what_it_finds_alo
     assert {(point["fold"], point["seed"]) for point in sweeps[0]} == {(0, 0), (1, 1)}
     for seed in (0, 1):
         alone = runner.run(STUDY, "smoke", changes={**SEARCHED, "grid.seed": [seed]}, root=tmp_path / f"{seed}")
-        found, expected = trials_of(both, seed), trials_of(alone, seed)
-        assert [trial["params"] for trial in found] == [trial["params"] for trial in expected]
-        assert [trial["value"] for trial in found] == pytest.approx([trial["value"] for trial in expected], rel=1e-4)
-        assert [trial["epochs"] for trial in found] == [trial["epochs"] for trial in expected]
+        result, expected = trials_of(both, seed), trials_of(alone, seed)
+        assert [trial["params"] for trial in result] == [trial["params"] for trial in expected]
+        assert [trial["value"] for trial in result] == pytest.approx([trial["value"] for trial in expected], rel=1e-4)
+        assert [trial["epochs"] for trial in result] == [trial["epochs"] for trial in expected]
 
 
 @pytest.mark.slow
@@ -144,11 +144,11 @@ def test_an_interrupted_search_goes_on_after_its_last_whole_batch(tmp_path, monk
     whole = runner.run(STUDY, "smoke", changes=SEARCHED, root=tmp_path / "whole")
     calls = []
 
-    def breaks(*told, sweep=search.sweep, **options):
+    def breaks(*arguments, sweep=search.sweep, **options):
         calls.append(len(options["grid"]))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return sweep(*told, **options)
+        return sweep(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(search, "sweep", breaks)
@@ -211,28 +211,30 @@ class Enough(Exception):
     pass
 
 
-def settings_received(data, told):
+def settings_received(data, arguments):
     """The arguments of `fit` or `sweep` in the words of a spec."""
     sizes = [
         len(part.dataset if isinstance(part, DataLoader) else part[1])
         for part in (data if isinstance(data, list) else [data])
     ]
-    held, batch_size = told["validation"], told.get("batch_size")
+    held, batch_size = arguments["validation"], arguments.get("batch_size")
     if isinstance(held, list | DataLoader):
         away = len(held.dataset) if isinstance(held, DataLoader) else len(held[0][1])
         sizes = [size + away for size in sizes]
-        held = round(away / sizes[0], 1 if isinstance(told["validation"], list) else 2)
+        held = round(away / sizes[0], 1 if isinstance(arguments["validation"], list) else 2)
     if isinstance(data, DataLoader):
         batch_size = data.batch_size
-    epochs = torch.arange(float(told["epochs"]))
-    plain = {name: told[name] for name in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "patience", "keep")}
-    rates = [round(rate, 6) for rate in told["schedule"](epochs, told["epochs"]).tolist()]
+    epochs = torch.arange(float(arguments["epochs"]))
+    plain = {
+        name: arguments[name] for name in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "patience", "keep")
+    }
+    rates = [round(rate, 6) for rate in arguments["schedule"](epochs, arguments["epochs"]).tolist()]
     return {
         **plain,
         "batch_size": batch_size,
         "rates": rates,
         "validation": held,
-        "augment": told["augment"].args[0],
+        "augment": arguments["augment"].args[0],
         "examples": sizes[0],
     }
 
@@ -258,11 +260,11 @@ def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, ot
     calls = []
 
     def recorded(original):
-        def called(first, data, objective, **told):
-            calls.append((data, told))
+        def called(first, data, objective, **arguments):
+            calls.append((data, arguments))
             if len(calls) == call:
                 raise Enough
-            return original(first, data, objective, **told)
+            return original(first, data, objective, **arguments)
 
         return called
 
@@ -279,9 +281,9 @@ def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
     received = {}
     for module in (search, train):
 
-        def kept(build, data, objective, *, sweep=module.sweep, module=module, **told):
-            received[module.__name__] = told
-            return sweep(build, data, objective, **told)
+        def kept(build, data, objective, *, sweep=module.sweep, module=module, **arguments):
+            received[module.__name__] = arguments
+            return sweep(build, data, objective, **arguments)
 
         monkeypatch.setattr(module, "sweep", kept)
     changes = {
@@ -341,8 +343,8 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
         unit = folder / "made-folder-seed-0"
         outputs = torch.from_numpy(np.load(unit / f"outputs-{row['run']:03d}.npy"))
         assert outputs.shape == (row["members"], 36, 3)
-        found = measures.accuracy(outputs, torch.from_numpy(np.load(unit / "targets.npy")), "", "probability")
-        assert row["measures"]["accuracy"] == pytest.approx(found)
+        result = measures.accuracy(outputs, torch.from_numpy(np.load(unit / "targets.npy")), "", "probability")
+        assert row["measures"]["accuracy"] == pytest.approx(result)
     some = datasets.load_streamed(
         "made-folder",
         spec.resolved(
@@ -367,8 +369,8 @@ def test_methods_are_compared_with_pairs_and_calibration_to_draw(tmp_path):
     for row in rows:
         outputs = torch.from_numpy(np.load(folder / "made-images" / f"outputs-{row['run']:03d}.npy"))
         assert len(row["pairs"]) == math.comb(members[row["method"]], 2)
-        found = float(np.mean([pair[1] for pair in row["pairs"]])) if row["pairs"] else 0.0
-        assert row["measures"]["normalised_disagreement"] == pytest.approx(found, rel=1e-4)
+        result = float(np.mean([pair[1] for pair in row["pairs"]])) if row["pairs"] else 0.0
+        assert row["measures"]["normalised_disagreement"] == pytest.approx(result, rel=1e-4)
         assert row["measures"]["ece"] == pytest.approx(measures.ece(outputs, targets, "", "probability"))
         share, sure, right = (row["curves"][key] for key in ("share", "confidence", "accuracy"))
         gaps = [s * abs(c - a) for s, c, a in zip(share, sure, right, strict=True) if s]
@@ -437,8 +439,8 @@ def test_processes_share_the_work_and_change_nothing(quick, tmp_path):
     alone = json.loads((quick() / "report.json").read_text())["rows"]
     folder = runner.run(STUDY, "smoke", changes=QUICK, root=tmp_path / "jobs", jobs=2)
     together = json.loads((folder / "report.json").read_text())["rows"]
-    for own, other in zip(together, alone, strict=True):
-        assert own["measures"] == pytest.approx(other["measures"], rel=1e-4)
+    for shared, single in zip(together, alone, strict=True):
+        assert shared["measures"] == pytest.approx(single["measures"], rel=1e-4)
 
 
 def linger(folder):
@@ -483,8 +485,8 @@ def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):
     assert base.parent.name == "figure-2"
     (first, *_) = report["rows"]
     outputs = torch.from_numpy(np.load(base / f"made-table-seed-{first['seed']}" / f"outputs-{first['run']:03d}.npy"))
-    found = measures.constant_bias(outputs, torch.zeros(1), "mse", "score")
-    assert first["measures"]["bias_share"] == pytest.approx(found)
+    result = measures.constant_bias(outputs, torch.zeros(1), "mse", "score")
+    assert first["measures"]["bias_share"] == pytest.approx(result)
 
 
 def test_curves_and_gap(tmp_path):
@@ -512,7 +514,7 @@ def test_curves_and_gap(tmp_path):
 
 def runnable():
     resolved = [(name, spec.resolved(library.load(name), "smoke", {}, name)) for name in library.names()]
-    return [name for name, told in resolved if not missing(told)]
+    return [name for name, resolved_spec in resolved if not missing(resolved_spec)]
 
 
 @pytest.fixture(scope="module")
@@ -567,24 +569,24 @@ def test_wrong_words_are_refused_with_the_nearest(tmp_path):
         ('network = "mlp"', 'network = "mpl"', "key 'members.network' is 'mpl', .* Did you mean 'mlp'"),
         ('name = "augmented"', 'name = "augmentd"', "Did you mean 'augmented'"),
         ('data = ["abalone"', 'data = ["abalon"', "key 'data' is 'abalon', .* Did you mean 'abalone'"),
-        ("title = ", "title ", "own.toml: this is no TOML"),
+        ("title = ", "title ", "mine.toml: this is no TOML"),
     ):
-        (folder / "own.toml").write_text(text.replace(old, new, 1))
+        (folder / "mine.toml").write_text(text.replace(old, new, 1))
         with pytest.raises(spec.SpecError, match=message):
-            library.load(str(folder / "own.toml"))
+            library.load(str(folder / "mine.toml"))
 
 
 @pytest.mark.parametrize("name", ["made-table", "made-images", "diabetes", "digits"])
 def test_problems_are_split_by_the_seed_and_scaled_on_training_rows(name):
-    told = spec.resolved(library.load(STUDY), "smoke", {}, "x")
-    first, same, other = (datasets.load(name, seed, told) for seed in (0, 0, 1))
+    settings = spec.resolved(library.load(STUDY), "smoke", {}, "x")
+    first, same, other = (datasets.load(name, seed, settings) for seed in (0, 0, 1))
     assert torch.equal(first.test[0], same.test[0])
     if datasets.is_split_by_seed(name):
         assert not torch.equal(first.test[0], other.test[0])
     if name in ("made-table", "diabetes"):
         torch.testing.assert_close(first.train[0].mean(0), torch.zeros(first.shape), atol=1e-5, rtol=0)
         assert first.test[0].mean(0).abs().max() > 1e-3
-        searching = datasets.load(name, 0, told, searching=True)
+        searching = datasets.load(name, 0, settings, searching=True)
         assert searching.held_out is not None
         rows = len(searching.train[0]) + len(searching.held_out[0])
         assert rows == len(first.train[0])
@@ -619,8 +621,8 @@ def test_commands_list_show_run_and_report(command):
     assert "adp/table-1" not in listed
     assert "adp/table-1" in command("study", "list", "adp")
     space = "{lr = [0.01, 0.003], members = [2], width = [4], depth = [1]}"
-    told = {**QUICK, "search.space": space, "data": '["made-table"]'}
-    settings = [f"--set={key}={value}" for key, value in told.items()]
+    changes = {**QUICK, "search.space": space, "data": '["made-table"]'}
+    settings = [f"--set={key}={value}" for key, value in changes.items()]
     ran = command("study", "run", STUDY, "--scale", "smoke", *settings)
     assert "at scale smoke, 2 seeds" in ran
     assert "Results are in" in ran
@@ -674,11 +676,11 @@ def test_the_command_of_a_result_is_the_one_that_made_it():
 def test_shipped_results_are_of_studies_that_exist_and_are_small():
     for file in sorted(SHIPPED.rglob("*.json")):
         name, scale, _ = file.relative_to(SHIPPED).as_posix().rsplit(".", 2)
-        told = json.loads(file.read_text())
-        assert (told["study"], told["scale"]) == (name, scale)
+        stored = json.loads(file.read_text())
+        assert (stored["study"], stored["scale"]) == (name, scale)
         assert scale in library.load(name).scales
         assert file.stat().st_size < 200_000
-        assert told["made"]["seconds"] > 0
+        assert stored["made"]["seconds"] > 0
 
 
 def test_sources_and_problems_know_the_same_names():
@@ -690,7 +692,7 @@ def test_sources_and_problems_know_the_same_names():
 def test_show_tells_many_points_in_rows_and_measures_in_as_many_tables_as_fit(columns, command, monkeypatch):
     monkeypatch.setattr("dissensus.cli.screen.console.width", columns)
     shown = command("study", "show", "adp/table-4")
-    told = shown[shown.index("means over seeds") :]
-    assert told.count("pgd, baseline") == (3 if columns == 80 else 1)
+    tables = shown[shown.index("means over seeds") :]
+    assert tables.count("pgd, baseline") == (3 if columns == 80 else 1)
     for words in ("FGSM 0.04", "APGD 0.02", "collusive 1"):
-        assert words in told
+        assert words in tables

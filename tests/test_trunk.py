@@ -189,8 +189,8 @@ def test_features_may_be_computed_at_every_step():
     kept, anew = (SharedTrunk(backbone, heads(144, backend="loop")) for _ in range(2))
     ds.fit(kept.heads, (kept.features(x), y), objective, epochs=2, batch_size=8)
     ds.fit(anew.heads, (x, y), objective, epochs=2, batch_size=8, augment=lambda x, _: anew.features(x))
-    for one, two in zip(kept.heads.parameters(), anew.heads.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    for first, two in zip(kept.heads.parameters(), anew.heads.parameters(), strict=True):
+        torch.testing.assert_close(first, two, rtol=1e-4, atol=1e-5)
 
 
 def test_a_backbone_that_someone_else_puts_into_training_is_still_evaluated():
@@ -242,7 +242,7 @@ def test_wrong_trunks_are_refused(unchecked):
         SharedTrunk(backbone, heads(), cut="")
     with pytest.raises(ValueError, match="calls; got 'unused'"):
         SharedTrunk(backbone, heads(), cut="unused")(images())
-    with pytest.raises(TypeError, match="gives one tensor; got a tuple"):
+    with pytest.raises(TypeError, match="returns one tensor; got a tuple"):
         SharedTrunk(nn.Sequential(nn.LSTM(6, 4), nn.Flatten()), heads(), cut="0")(torch.randn(B, 2, 6))
     with pytest.raises(TypeError, match="`backbone` must return one tensor; got a tuple"):
         SharedTrunk(nn.LSTM(6, 4), heads())(torch.randn(B, 2, 6))
@@ -278,13 +278,13 @@ def test_the_pieces_compute_what_the_network_computes(build, shape, cut, batched
     trunk = last_layers(network, cut, members=2)
     trunk.heads.body.backend = "loop"
     with torch.no_grad():
-        expected, given = network(x), x.clone()
+        expected, copied = network(x), x.clone()
         outputs = trunk(x)
         features = trunk.features(x)
         kept = features.clone()
         trunk.heads(features)
     torch.testing.assert_close(features, kept, rtol=0, atol=0, msg="heads write into the features they share")
-    torch.testing.assert_close(x, given, rtol=0, atol=0)
+    torch.testing.assert_close(x, copied, rtol=0, atol=0)
     for output in outputs:
         torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     if batched:
@@ -321,9 +321,9 @@ def test_heads_train_from_copies_or_afresh():
     other = last_layers(network, "2", members=M, seed=6, start="fresh")
     weight = "body.network.3.weight"
     assert (copied.training, fresh.heads.training, fresh.heads.seed) == (True, True, 5)
-    assert all(torch.equal(own, network[3].weight) for own in copied.heads.state_dict()[weight])
+    assert all(torch.equal(head, network[3].weight) for head in copied.heads.state_dict()[weight])
     drawn = fresh.heads.state_dict()[weight]
-    assert not any(torch.equal(own, network[3].weight) for own in drawn)
+    assert not any(torch.equal(head, network[3].weight) for head in drawn)
     assert not torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn, more.heads.state_dict()[weight][:M]), "a member depends on M"
     assert not torch.equal(drawn, other.heads.state_dict()[weight])
@@ -331,7 +331,7 @@ def test_heads_train_from_copies_or_afresh():
     before = copy.deepcopy(copied.backbone.state_dict())
     ds.fit(copied.heads, (copied.features(x), y), objective, epochs=1, batch_size=8, lr=0.1)
     trained = copied.heads.state_dict()[weight]
-    assert not any(torch.equal(own, network[3].weight) for own in trained)
+    assert not any(torch.equal(head, network[3].weight) for head in trained)
     assert not torch.equal(trained[0], trained[1]), "dropout is each member's own"
     same_state(before, copied.backbone.state_dict())
 

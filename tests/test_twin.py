@@ -37,9 +37,9 @@ def weights(ensemble):
     return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def same(one, other):
-    own, expected = weights(one), weights(other)
-    return own.keys() == expected.keys() and all(torch.equal(own[name], expected[name]) for name in own)
+def same(ensemble, other):
+    actual, expected = weights(ensemble), weights(other)
+    return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
 def check_twin(objective, reference, data, *, make=fresh, main=(), twin=True, **options):
@@ -48,13 +48,13 @@ def check_twin(objective, reference, data, *, make=fresh, main=(), twin=True, **
     ensemble, without, expected = make(), make(), make()
     history = ds.fit(ensemble, data, objective, twin=twin, **settings, **dict(main))
     ds.fit(without, data, objective, **settings, **dict(main))
-    told = ds.fit(expected, data, reference, **settings)
+    expected_history = ds.fit(expected, data, reference, **settings)
     assert same(ensemble, without), "the twin changed its sibling"
     assert same(ensemble.twin, expected), "the twin is not what independent training gives"
     assert not same(ensemble, ensemble.twin)
     assert history.twin is ensemble.twin
-    assert history.twin_history.column("loss") == told.column("loss")
-    assert history.twin_history.best_epoch == told.best_epoch
+    assert history.twin_history.column("loss") == expected_history.column("loss")
+    assert history.twin_history.best_epoch == expected_history.best_epoch
     return ensemble, history
 
 
@@ -114,9 +114,9 @@ def test_losses_of_classes_agree_to_rounding_whatever_the_pool(loss, pool):
     data, options = (X.double(), LABELS), {"epochs": 3, "batch_size": 7}
     ds.fit(ensemble, data, partial(OBJECTIVES.joint, loss=loss, pool=pool), twin=True, **options)
     ds.fit(expected, data, partial(alone, loss=loss), **options)
-    own, other = weights(ensemble.twin), weights(expected)
+    actual, other = weights(ensemble.twin), weights(expected)
     for name in other:
-        torch.testing.assert_close(own[name], other[name], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(actual[name], other[name], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("objective", WITHOUT_TWIN.values(), ids=WITHOUT_TWIN)
@@ -233,9 +233,9 @@ def test_other_backends_agree_to_rounding(backend):
     data, options = (X.double(), VALUES.double()), {"epochs": 3, "batch_size": 7}
     history = ds.fit(ensemble, data, augmented, twin=True, **options)
     ds.fit(expected, data, alone, **options)
-    own, other = weights(ensemble.twin), weights(expected)
+    actual, other = weights(ensemble.twin), weights(expected)
     for name in other:
-        torch.testing.assert_close(own[name], other[name], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(actual[name], other[name], rtol=1e-8, atol=1e-10)
     assert history.twin_history.backend == history.backend
     assert ensemble.twin.backend == backend
 
@@ -277,8 +277,8 @@ def test_a_twin_follows_the_same_settings(name):
 def test_an_iterable_of_frozen_members_is_for_both():
     ensemble, start = fresh("mlp"), fresh("mlp")
     ds.fit(ensemble, (X, VALUES), augmented, epochs=2, twin=True, frozen=(i for i in (0, 2)))
-    for each in (ensemble, ensemble.twin):
-        now, before = weights(each), weights(start)
+    for trained in (ensemble, ensemble.twin):
+        now, before = weights(trained), weights(start)
         moved = [any(not torch.equal(now[n][m], before[n][m]) for n in now) for m in range(M)]
         assert moved == [False, True, False]
 
@@ -293,9 +293,9 @@ def test_validation_judges_both_by_the_same_pool():
     objective = partial(OBJECTIVES.joint, loss="cross_entropy", pool="score")
     ensemble, pair = fresh("mlp"), (X, LABELS)
     history = ds.fit(ensemble, pair, objective, epochs=2, lr=0.1, validation=pair, keep="last", twin=True)
-    for each, told in ((ensemble, history), (ensemble.twin, history.twin_history)):
-        pooled = ds.diversity.decompose(each.predict(X), LABELS, loss="cross_entropy", pool="score").ensemble.mean()
-        assert told.column("validation")[-1] == pytest.approx(float(pooled), rel=1e-5)
+    for trained, record in ((ensemble, history), (ensemble.twin, history.twin_history)):
+        pooled = ds.diversity.decompose(trained.predict(X), LABELS, loss="cross_entropy", pool="score").ensemble.mean()
+        assert record.column("validation")[-1] == pytest.approx(float(pooled), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -358,21 +358,21 @@ def test_what_is_drawn_for_one_is_drawn_for_the_other(kind):
 
     def trained(objective, **more):
         torch.manual_seed(7)
-        own = torch.Generator().manual_seed(8)
+        generator = torch.Generator().manual_seed(8)
         source = data
         if kind in ("global", "own"):
-            shuffled = {"shuffle": True, "generator": own if kind == "own" else None}
+            shuffled = {"shuffle": True, "generator": generator if kind == "own" else None}
             source = DataLoader(TensorDataset(X, VALUES), 7, **shuffled)
         ensemble = make()
         ds.fit(ensemble, source, objective, **settings, **more)
-        after.append((torch.get_rng_state(), own.get_state()))
+        after.append((torch.get_rng_state(), generator.get_state()))
         return ensemble
 
     both, main, twin = trained(augmented, twin=True), trained(augmented), trained(alone)
     assert same(both, main)
     assert same(both.twin, twin)
     assert not same(both, both.twin)
-    assert all(torch.equal(one, other) for one, other in zip(after[0], after[1], strict=True)), "generators went on"
+    assert all(torch.equal(first, other) for first, other in zip(after[0], after[1], strict=True)), "generators went on"
 
 
 # What keeps it
@@ -458,10 +458,10 @@ def test_a_second_twin_starts_where_its_sibling_does():
 def test_the_history_tells_of_both():
     _, history = twinned()
     _, plain = None, ds.fit(fresh(), (X, VALUES), augmented, epochs=2)
-    told = json.loads(history.to_json())
-    assert told["twin_history"]["epochs"] == history.twin_history.epochs
-    assert "twin" not in told
-    assert set(json.loads(plain.to_json())) == set(told) - {"twin_history"}
+    stored = json.loads(history.to_json())
+    assert stored["twin_history"]["epochs"] == history.twin_history.epochs
+    assert "twin" not in stored
+    assert set(json.loads(plain.to_json())) == set(stored) - {"twin_history"}
     assert "; twin: 2 epochs" in str(history)
     assert "twin" not in str(plain)
     assert (plain.twin, plain.twin_history) == (None, None)
@@ -487,11 +487,11 @@ def test_a_twin_that_diverges_leaves_its_sibling_trained():
         ds.TrainingDiverged, match="training of the independent twin met NaN or infinity at step 5"
     ) as e:
         ds.fit(ensemble, (X, VALUES), augmented, twin=breaking_at(6), **options)
-    told = ds.fit(expected, (X, VALUES), augmented, **options)
+    expected_history = ds.fit(expected, (X, VALUES), augmented, **options)
     assert same(ensemble, expected)
     assert ensemble.twin is None
     assert e.value.twin
-    assert e.value.history.column("loss") == told.column("loss")
+    assert e.value.history.column("loss") == expected_history.column("loss")
     assert len(e.value.history.twin_history.epochs) == 1
 
 
@@ -528,7 +528,7 @@ def test_an_interrupted_training_goes_on_with_its_twin(at, same_ensemble, source
     saving = {**options, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     torch.manual_seed(5)
     expected = fresh()
-    told = ds.fit(expected, data(), augmented, **options)
+    expected_history = ds.fit(expected, data(), augmented, **options)
     torch.manual_seed(5)
     ensemble = fresh()
     with pytest.raises(Interrupted):
@@ -539,8 +539,8 @@ def test_an_interrupted_training_goes_on_with_its_twin(at, same_ensemble, source
     history = ds.fit(resumed, data(), augmented, resume=True, **saving)
     assert same(resumed, expected)
     assert same(resumed.twin, expected.twin)
-    assert history.column("loss") == told.column("loss")
-    assert history.twin_history.column("validation") == told.twin_history.column("validation")
+    assert history.column("loss") == expected_history.column("loss")
+    assert history.twin_history.column("validation") == expected_history.twin_history.column("validation")
     again = fresh()
     ds.fit(again, data(), augmented, resume=True, **saving)  # done already
     assert same(again, expected)
@@ -559,7 +559,7 @@ def test_checkpoints_of_another_training_are_refused_before_anything_is_trained(
     untouched, before = fresh(), dict(fresh().named_parameters())
     with pytest.raises(ValueError, match="belongs to a training without a twin"):
         ds.fit(untouched, (X, VALUES), augmented, epochs=2, checkpoint=tmp_path / "plain", resume=True, twin=True)
-    assert all(torch.equal(own, before[name]) for name, own in untouched.named_parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in untouched.named_parameters())
     for old in tmp_path.glob("step-*"):
         old.rename(tmp_path / f"moved-{old.name}")
     with pytest.raises(ValueError, match="twin holds a checkpoint already"):

@@ -51,23 +51,23 @@ def trained(runs):
 def subject(trained, tmp_path_factory):
     """The ADP ensemble of the first seed, as it takes images."""
     row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
-    own = settings_of("adp/table-1")
+    settings = settings_of("adp/table-1")
     problem = datasets.load_unscaled("made-images", train_examples=64, test_examples=24)
-    model = attack.stored_model(own, problem, typed(own, row), trained / "made-images")
+    model = attack.stored_model(settings, problem, typed(settings, row), trained / "made-images")
     return AttackedEnsemble(model, *problem.test, folder=tmp_path_factory.mktemp("attacks"), examples={}, batch_size=16)
 
 
 class TestSpec:
     def test_some_data_may_be_otherwise(self):
-        own = library.load("adp/table-1")
-        here = spec.on_data(spec.resolved(own, "paper", {}, "x"), "mnist")
+        settings = library.load("adp/table-1")
+        here = spec.on_data(spec.resolved(settings, "paper", {}, "x"), "mnist")
         assert (here.optimisation.epochs, here.optimisation.cut_at, here.optimisation.augment) == (
             40,
             [0.375, 0.75],
             [],
         )
-        assert here.optimisation.lr == own.optimisation.lr
-        assert spec.on_data(own, "cifar10") is own
+        assert here.optimisation.lr == settings.optimisation.lr
+        assert spec.on_data(settings, "cifar10") is settings
 
     def test_what_is_changed_by_hand_is_changed_for_all_data(self):
         changed = spec.resolved(library.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
@@ -101,10 +101,10 @@ class TestSpec:
             library.load(str(file))
 
     def test_a_study_takes_over_trainings_and_not_measures_nor_scales(self):
-        own = library.load("adp/table-3")
-        assert "gpu" not in own.scales
-        assert "error_rate" not in spec.resolved(own, "laptop", {}, "x").evaluation.measures
-        assert spec.resolved(own, "laptop", {}, "x").members.network == "cnn"
+        settings = library.load("adp/table-3")
+        assert "gpu" not in settings.scales
+        assert "error_rate" not in spec.resolved(settings, "laptop", {}, "x").evaluation.measures
+        assert spec.resolved(settings, "laptop", {}, "x").members.network == "cnn"
 
     def test_a_study_that_uses_trainings_says_nothing_of_its_own_on_them(self, tmp_path):
         (tmp_path / "adp").mkdir()
@@ -115,8 +115,8 @@ class TestSpec:
             library.load(str(file))
 
     def test_what_a_study_computes_depends_on_it(self):
-        own = library.load("adp/table-1")
-        assert replace(own, by_data={}).digest() != own.digest()
+        settings = library.load("adp/table-1")
+        assert replace(settings, by_data={}).digest() != settings.digest()
 
 
 class TestTraining:
@@ -135,12 +135,12 @@ class TestTraining:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
     def test_rows_stand_under_their_method(self, trained):
-        found = [(row["method"], row["seed"]) for row in rows_of(trained)]
-        assert found == [(method, seed) for method in METHODS for seed in (0, 1)]
+        result = [(row["method"], row["seed"]) for row in rows_of(trained)]
+        assert result == [(method, seed) for method in METHODS for seed in (0, 1)]
 
     def test_methods_of_other_networks_are_sweeps_of_their_own(self):
-        own = library.load("masksembles/figure-2")
-        described = [methods.method_of(own, name) for name in own.grid["method"]]
+        settings = library.load("masksembles/figure-2")
+        described = [methods.method_of(settings, name) for name in settings.grid["method"]]
         assert len({method.sweep_key for method in described}) == len(described)
         assert not any(method.numbers for method in described)
 
@@ -154,12 +154,12 @@ class TestTraining:
             "b": {**same, "strength": 2.0},
             "c": {**same, "strength": 2.0, "weight": "inverse"},
         }
-        own = settings_of("adp/table-1", **{"objective.options.methods": described})
-        a, b, c = (methods.method_of(own, name) for name in "abc")
+        settings = settings_of("adp/table-1", **{"objective.options.methods": described})
+        a, b, c = (methods.method_of(settings, name) for name in "abc")
         assert a.sweep_key == b.sweep_key != c.sweep_key
         assert (c.numbers, c.fixed) == ({"strength": 2.0}, {"weight": "inverse"})
         logits, labels = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-        ours = methods.method_objective(own, c)(logits, labels, **c.numbers)
+        ours = methods.method_objective(settings, c)(logits, labels, **c.numbers)
         theirs = ds.objectives.ldr(logits, labels, strength=2.0, weight="inverse")
         torch.testing.assert_close(ours.total, theirs.total)
         assert not torch.isclose(ours.total, ds.objectives.ldr(logits, labels, strength=2.0).total)
@@ -230,19 +230,19 @@ class TestMeasures:
         ],
     )
     def test_accuracy_under_attack_is_that_of_the_attack_by_hand(self, subject, name, by_hand):
-        found = by_hand(subject.model, subject.x, subject.y)
-        assert attack_measures.value(name, subject) == pytest.approx(float((~found.success).double().mean()))
+        result = by_hand(subject.model, subject.x, subject.y)
+        assert attack_measures.value(name, subject) == pytest.approx(float((~result.success).double().mean()))
 
     def test_an_attack_may_be_run_on_fewer(self, subject, tmp_path):
         few = replace(subject, examples={"fgsm": 7}, folder=tmp_path, adversarials={}, drawn={})
-        found = attacks.fgsm(subject.model, subject.x[:7], subject.y[:7], epsilon=0.02)
-        expected = float((~found.success).double().mean())
+        result = attacks.fgsm(subject.model, subject.x[:7], subject.y[:7], epsilon=0.02)
+        expected = float((~result.success).double().mean())
         assert attack_measures.value("accuracy_fgsm_0.02", few) == pytest.approx(expected)
 
     def test_how_many_examples_a_measure_looks_at_is_known(self, subject):
         attacked = {"fgsm": 7, "adaptive": 50, "transfer": 9}
         many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), examples=attacked)
-        told = {
+        expected_counts = {
             "accuracy_fgsm_0.1": 7,
             "auroc_nonmaximal_volume_fgsm": 7,
             "accuracy_bim_0.1": 2400,
@@ -255,7 +255,7 @@ class TestMeasures:
             "transfer_pgd_0.05": 9,
             "features_similarity": 1000,
         }
-        assert {name: attack_measures.examples_of(name, many) for name in told} == told
+        assert {name: attack_measures.examples_of(name, many) for name in expected_counts} == expected_counts
 
     def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
         few = replace(subject, examples={"standard": 4}, folder=tmp_path, adversarials={}, drawn={})
@@ -266,11 +266,11 @@ class TestMeasures:
 
     def test_detection_is_the_area_of_clean_against_what_was_turned(self, subject, tmp_path):
         fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
-        found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.1)
+        result = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.1)
         with torch.no_grad():
-            clean, after = (subject.model(x) for x in (subject.x, found.inputs))
+            clean, after = (subject.model(x) for x in (subject.x, result.inputs))
         right = clean.softmax(-1).mean(0).argmax(-1) == subject.y
-        turned = found.success & right
+        turned = result.success & right
         assert attack_measures.value("fooled_fgsm", fresh) == pytest.approx(float(turned.sum() / right.sum()))
         truth = np.r_[np.zeros(len(subject.x)), np.ones(int(turned.sum()))]
         ed = [diversity.nonmaximal_volume(part, log=True) for part in (clean, after[:, turned])]
@@ -290,10 +290,10 @@ class TestMeasures:
 
     def test_detection_may_be_tried_on_stronger_attacks(self, subject, tmp_path):
         strong = replace(subject, strengths={"fgsm": 0.3}, folder=tmp_path, adversarials={}, drawn={})
-        found = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.3)
+        result = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.3)
         with torch.no_grad():
             right = subject.model(subject.x).softmax(-1).mean(0).argmax(-1) == subject.y
-        share = float((found.success & right).sum() / right.sum())
+        share = float((result.success & right).sum() / right.sum())
         assert attack_measures.value("fooled_fgsm", strong) == pytest.approx(share)
         assert list(strong.adversarials) == ["fgsm-0.3"]
         assert strong.strength("pgd") == attack_measures.STRENGTHS["pgd"]
@@ -306,9 +306,9 @@ class TestMeasures:
     def test_rates_are_the_curve_at_its_highest(self):
         draw = torch.Generator().manual_seed(3)
         inside, outside = torch.randint(8, (50,), generator=draw), torch.randint(3, 12, (40,), generator=draw)
-        found = true_positive_rates(inside.double(), outside.double())
+        result = true_positive_rates(inside.double(), outside.double())
         false, true, _ = roc_curve(np.r_[np.zeros(50), np.ones(40)], np.r_[inside, outside])
-        for i, rate in enumerate(found):
+        for i, rate in enumerate(result):
             assert rate == pytest.approx(true[false <= i / 100 + 1e-9].max())
 
     def test_transfer_is_the_mean_over_pairs_of_different_members(self, subject, tmp_path):
@@ -322,28 +322,28 @@ class TestMeasures:
         assert value == pytest.approx(sum(pairs) / 6)
 
     def test_targets_are_never_the_label(self, subject, tmp_path, monkeypatch):
-        seen = {}
+        received = {}
 
         def caught(model, x, y, *, target, **_):
-            seen["target"] = target
+            received["target"] = target
             return attacks.Transfer(torch.zeros(4, 4), torch.zeros(4, 4))
 
         monkeypatch.setattr(attacks, "transfer_matrix", caught)
         fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
         attack_measures.value("transfer_targeted_pgd_0.05", fresh)
-        assert (seen["target"] != subject.y).all()
-        assert seen["target"].min() >= 0
-        assert seen["target"].max() < 10
+        assert (received["target"] != subject.y).all()
+        assert received["target"].min() >= 0
+        assert received["target"].max() < 10
 
     def test_the_histogram_counts_every_example(self):
         outputs = torch.randn(3, 40, 10, generator=torch.Generator().manual_seed(1)) * 4
         outputs[:, 0] = outputs[:1, 0]  # members alike: far out on the left
         targets = torch.arange(40) % 10
-        found = train.histogram(outputs, targets)
-        assert (len(found), sum(found)) == (60, 40)
+        result = train.histogram(outputs, targets)
+        assert (len(result), sum(result)) == (60, 40)
         logs = diversity.nonmaximal_volume(outputs, targets, log=True)
-        assert found[10] == int(((logs >= -25) & (logs < -24.5)).sum())
-        assert sum(found[:20]) == int((logs < -20).sum()) >= 1
+        assert result[10] == int(((logs >= -25) & (logs < -24.5)).sum())
+        assert sum(result[:20]) == int((logs < -20).sum()) >= 1
 
 
 class TestRunning:
@@ -424,9 +424,9 @@ class TestHardened:
         }
         folder = runner.run("adp/table-4", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
-        own = settings_of("adp/table-4")
+        settings = settings_of("adp/table-4")
         problem = datasets.load_unscaled("made-images", train_examples=64, test_examples=24)
-        model = attack.stored_model(own, problem, typed(own, row), Path(folder) / "made-images-seed-0")
+        model = attack.stored_model(settings, problem, typed(settings, row), Path(folder) / "made-images-seed-0")
         with torch.no_grad():
             outputs = model(problem.test[0])
         pooled = outputs.softmax(-1).mean(0).argmax(-1)

@@ -1,6 +1,6 @@
-"""The axis alphabet, and the records that every room hands on.
+"""Names of axes, and types that the whole package shares.
 
-Axes always come in this order, and every shape in this package is written in these letters:
+Axes always come in this order, and every shape in this package is written with these letters:
 
 | letter | meaning |
 |---|---|
@@ -27,10 +27,10 @@ PerExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class LossParts(NamedTuple):
-    """What an objective returns: the number to minimise, and the numbers a person wants to see.
+    """The result of an objective: the number to minimise, and numbers to report.
 
     ``total`` sums over members and averages over the batch. ``parts`` maps names to scalars, or to one number per
-    member (``[M]``); they carry no meaning for training.
+    member (``[M]``). Parts do not affect training.
     """
 
     total: Float[Tensor, ""]

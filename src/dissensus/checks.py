@@ -1,7 +1,7 @@
-"""Every check of user input. One message format: name, requirement, what came, the likely fix.
+"""Checks of user input. Every message has the form: name, requirement, actual value, likely fix.
 
-Checks of shapes and dtypes are free of values, so they run under ``vmap`` and inside captured graphs. Checks of values
-look at concrete numbers only: a Python number, or a tensor on the CPU that no transform has wrapped.
+Checks of shapes and dtypes read no values, so that they run under ``vmap`` and inside captured graphs. Checks of values
+read concrete numbers only: Python numbers, and tensors on the CPU outside of any transform.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 def refuse(name: str, requirement: str, got: object, fix: str = "", error: type[Exception] = ValueError) -> NoReturn:
-    """Raise the one kind of message users see.
+    """Raise an error in the format of all messages.
 
     >>> refuse("labels", "have shape [B=128]", "[128, 10]", "One-hot? Use labels.argmax(-1).")
     Traceback (most recent call last):
@@ -36,7 +36,7 @@ def shape_text(shape: Sequence[int], letters: str = "") -> str:
 
 
 def one_of(name: str, value: object, options: Iterable[str]) -> None:
-    """Refuse a word that is not in ``options``, and point at the nearest one that is."""
+    """Refuse a value that is not in ``options``, and suggest the nearest option."""
     options = list(options)
     if value in options:
         return
@@ -44,13 +44,13 @@ def one_of(name: str, value: object, options: Iterable[str]) -> None:
 
 
 def nearest(word: str, known: Iterable[object], otherwise: str = "") -> str:
-    """Ask whether the nearest known word was meant, or say something else where none is near.
+    """A question that suggests the nearest known word, or ``otherwise`` if none is near.
 
-    >>> nearest("strems", ["loop", "streams"]), nearest("x", ["loop"], "There is but loop.")
-    ("Did you mean 'streams'?", 'There is but loop.')
+    >>> nearest("strems", ["loop", "streams"]), nearest("x", ["loop"], "Only loop is known.")
+    ("Did you mean 'streams'?", 'Only loop is known.')
     """
-    found = difflib.get_close_matches(word, [str(k) for k in known], n=1)
-    return f"Did you mean {found[0]!r}?" if found else otherwise
+    matches = difflib.get_close_matches(word, [str(k) for k in known], n=1)
+    return f"Did you mean {matches[0]!r}?" if matches else otherwise
 
 
 def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, int]:
@@ -82,7 +82,7 @@ def member_axes(outputs: Tensor, name: str = "outputs") -> None:
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Half precision as float32, and any other type as it is: what sums, logarithms and shares are computed in.
+    """Half precision converted to float32, and any other type unchanged.
 
     >>> full_precision(torch.ones(1, dtype=torch.bfloat16)).dtype, full_precision(torch.ones(1).double()).dtype
     (torch.float32, torch.float64)
@@ -93,18 +93,18 @@ def full_precision(values: Tensor) -> Tensor:
 def member_probs(
     probs: Tensor, name: str = "probs", fix: str = "Logits? Use logits.softmax(-1)."
 ) -> tuple[int, int, int]:
-    """The sizes (M, B, C) of members' probabilities; of concrete ones the first example's must sum to one."""
+    """The sizes (M, B, C) of members' probabilities. Concrete ones must sum to one on the first example."""
     sizes = member_outputs(probs, name)
     if is_concrete(probs) and sizes[1]:
         first = probs[:, 0].double()
         if bool(((first.sum(-1) - 1).abs() > 1e-2).any() | (first < -1e-6).any()):
-            got = f"a sum of {float(first.sum(-1)[0]):.3g}, and {float(first.min()):.3g} as the least"
+            got = f"a sum of {float(first.sum(-1)[0]):.3g} and a minimum of {float(first.min()):.3g}"
             refuse(name, "be probabilities, which sum to one over classes", got, fix)
     return sizes
 
 
 def are_probabilities(outputs: Tensor) -> bool:
-    """Whether all rows over the last axis are probabilities: two numbers or more, none below zero, with a sum of one.
+    """Whether all rows over the last axis are probabilities: at least two non-negative numbers with a sum of one.
 
     >>> are_probabilities(torch.tensor([[0.2, 0.8]])), are_probabilities(torch.tensor([[0.2, 0.8], [0.0, 3.0]]))
     (True, False)
@@ -117,7 +117,7 @@ def are_probabilities(outputs: Tensor) -> bool:
 def member_logits(
     logits: Tensor, name: str = "logits", fix: str = "Use kind='probabilities', or their logarithm."
 ) -> tuple[int, int, int]:
-    """The sizes (M, B, C) of members' logits of two classes or more; concrete ones must not all be probabilities."""
+    """The sizes (M, B, C) of members' logits, C ≥ 2. If they are concrete, they must not all be probabilities."""
     sizes = member_outputs(logits, name)
     if sizes[2] < 2:
         fix = f"One logit f of the second class? Use torch.cat([torch.zeros_like({name}), {name}], -1)."
@@ -168,24 +168,24 @@ def value_targets(targets: Tensor, batch: int, width: int) -> Tensor:
 
 
 def is_concrete(tensor: Tensor) -> bool:
-    """Whether the tensor's values may be read without a device sync and outside any transform."""
+    """Whether values of a tensor can be read: it is on the CPU and no transform has wrapped it."""
     return tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
 
 
 def member_weights(weights: Tensor | Sequence[float] | None, members: int, like: Tensor) -> Tensor:
-    """Weights ``[M]``, non-negative, with sum one, in the dtype of ``like``; None gives equal weights."""
+    """Weights ``[M]``, non-negative, with sum one, in the dtype of ``like``. None gives equal weights."""
     if weights is None:
         return like.new_full((members,), 1.0 / members)
-    given = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-    if tuple(given.shape) != (members,):
-        refuse("weights", f"have shape [M={members}]", shape_text(given.shape))
-    if is_concrete(given):
-        if not bool((given >= 0).all()):
-            refuse("weights", "be non-negative numbers", given.tolist())
-        total = float(given.sum())
+    weights = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+    if tuple(weights.shape) != (members,):
+        refuse("weights", f"have shape [M={members}]", shape_text(weights.shape))
+    if is_concrete(weights):
+        if not bool((weights >= 0).all()):
+            refuse("weights", "be non-negative numbers", weights.tolist())
+        total = float(weights.sum())
         if not math.isclose(total, 1.0, abs_tol=1e-4):
             refuse("weights", "sum to 1", f"a sum of {total:g}", "Divide them by their sum.")
-    return given
+    return weights
 
 
 def number(name: str, value: float, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False) -> float:
@@ -200,7 +200,7 @@ def number(name: str, value: float, low: float = -math.inf, high: float = math.i
 
 
 def count(name: str, value: int, low: int = 1) -> int:
-    """A whole number of at least ``low``, numpy's too; as Python's."""
+    """A whole number of at least ``low``, from Python or NumPy, as an ``int``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
         refuse(name, f"be a whole number of at least {low}", repr(value))
     return int(value)

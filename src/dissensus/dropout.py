@@ -1,4 +1,4 @@
-"""Dropout whose masks are keyed by run, member, layer and step, so that every backend drops the same units."""
+"""Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from dissensus.randomness import Use, derived_seed, keep_mask
 class KeyedDropout(nn.Dropout):
     """Dropout with a counter instead of a global generator.
 
-    ``key`` says whose mask it is (run, member and layer), ``step`` counts the training passes. Both are buffers that
-    ``state_dict`` leaves out, so a network with this layer loads weights of the same network with ordinary dropout.
+    ``key`` identifies run, member and layer, and ``step`` counts training passes. Both are buffers that ``state_dict``
+    leaves out, so that a network with this layer loads weights of the same network with ordinary dropout.
     """
 
     key: Tensor
@@ -36,18 +36,18 @@ class KeyedDropout(nn.Dropout):
 
 
 def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
-    """Zero what is not kept and rescale the rest; ``p=1`` drops everything."""
+    """Set units to zero that are not kept, and rescale the rest. ``p=1`` drops everything."""
     if p == 1:
         return x * keep
-    return torch.where(keep, x / (1 - p), 0.0)  # not times 1/(1−p), which rounding to bf16 would bias
+    return torch.where(keep, x / (1 - p), 0.0)  # a product with 1/(1−p), rounded to bf16, would be biased
 
 
 _CHANNEL_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
 def keyed(network: nn.Module) -> nn.Module:
-    """Replace every dropout layer of a network by a keyed one, in place; other random layers stay as they are."""
-    replaced: dict[int, KeyedDropout] = {}  # a layer that hangs in several places stays one layer
+    """Replace every dropout layer of a network by a keyed one, in place. Other random layers do not change."""
+    replaced: dict[int, KeyedDropout] = {}  # a layer that is used in several places stays one layer
     for parent in list(network.modules()):
         for name, child in parent._modules.items():
             if (
@@ -57,12 +57,12 @@ def keyed(network: nn.Module) -> nn.Module:
                 layer = KeyedDropout(child.p, _CHANNEL_AXES[type(child)]).train(child.training)
                 parent._modules[name] = replaced.setdefault(id(child), layer)
     if type(network) in _CHANNEL_AXES:
-        raise TypeError("a network that is nothing but a dropout layer has no member to train")
+        raise TypeError("a network that is only a dropout layer has nothing to train")
     return network
 
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
-    """Key stacked dropout layers, one row per owner (run seed, member), and set their counters back."""
+    """Key stacked dropout layers, one row per owner (run seed, member), and reset their counters."""
     layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
     for index, layer in enumerate(layers):
         keys = [derived_seed(seed, Use.DROPOUT, member, index) for seed, member in owners]

@@ -9,9 +9,9 @@ Each entry of `LOSSES` states which kind of output it takes:
 | `margin` | C real scores whose sign is the decision | −1 or +1, `[B, C]` |
 | `log_rate` | logarithms of C expected counts | counts `[B, C]` |
 
-With one output, targets ``[B]`` serve as ``[B, 1]``. Log-probabilities are logits, so what `pooling` returns for
-classes can be passed on as it is. NaN in an example's outputs or targets gives NaN for that example. Outputs in half
-precision are taken as float32, and so is the loss.
+With one output, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that results of
+`pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that example. Outputs
+in half precision are converted to float32, and the loss is float32.
 """
 
 from typing import Literal, NamedTuple, NoReturn
@@ -48,24 +48,24 @@ def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Ten
     _check_classes(logits)
     log_probs = _checked(logits, "logits").log_softmax(-1)
     if checks.class_targets(targets, *logits.shape[-2:]):
-        # 0 · log 0 is 0: a class without label mass may have no probability either.
+        # 0 · log 0 is 0: a class with a soft label of zero may have a probability of zero.
         return -torch.where(targets == 0, 0.0, targets * log_probs).sum(-1)
     return -at_label(log_probs, targets)
 
 
 def divergence(logits: Float[Tensor, "*S B C"], others: Float[Tensor, "*S B C"]) -> Float[Tensor, "*S B"]:
-    """KL(p ‖ q) of predictions p from others q, both given as logits, in nats. A class that p rules out adds nothing.
+    """KL(p ‖ q) of predictions p from others q, both as logits, in nats. A class of probability zero in p adds nothing.
 
     >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([0.])
     """
-    own, other = (_checked(some, name, 1).log_softmax(-1) for some, name in ((logits, "logits"), (others, "others")))
-    none = own == -torch.inf
-    return torch.where(none, 0.0, own.exp() * (own.masked_fill(none, 0.0) - other.masked_fill(none, 0.0))).sum(-1)
+    log_p, log_q = _checked(logits, "logits", 1).log_softmax(-1), _checked(others, "others", 1).log_softmax(-1)
+    zero = log_p == -torch.inf
+    return torch.where(zero, 0.0, log_p.exp() * (log_p.masked_fill(zero, 0.0) - log_q.masked_fill(zero, 0.0))).sum(-1)
 
 
 def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """Brier score, ‖p − y‖², summed over classes: from 0 to 2. Takes ``logits``.
+    """Brier score, ‖p − y‖², summed over classes, from 0 to 2. Takes ``logits``.
 
     >>> brier(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
     tensor([0.5000])
@@ -78,15 +78,15 @@ def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S
 
 
 def zero_one(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """One where the first choice is wrong, else zero; ties go to the lowest class. Takes ``logits`` (or votes).
+    """One if the predicted class is wrong, else zero. Ties go to the lowest class. Takes ``logits`` (or votes).
 
     >>> zero_one(torch.tensor([[0.2, 0.1], [0.2, 0.1], [0.2, float("nan")]]), torch.tensor([0, 1, 0]))
     tensor([0., 1., nan])
     """
     logits = _checked(logits, "logits")
     checks.class_targets(targets, *logits.shape[-2:], soft=False)
-    named, unknown = pooling.first_choices(logits)
-    return (named != targets).to(logits.dtype).masked_fill(unknown, torch.nan)
+    predicted, unknown = pooling.first_choices(logits)
+    return (predicted != targets).to(logits.dtype).masked_fill(unknown, torch.nan)
 
 
 def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
@@ -96,12 +96,12 @@ def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     tensor([6.9315e-01, 1.0000e+04])
     """
     margin = _checked(margin, "margin")
-    # softplus would jump by 2e-9 at 20, where torch goes over to a straight line.
+    # Not softplus, which is off by 2e-9 above 20, where torch switches to a straight line.
     return -F.logsigmoid(as_values(margin, targets) * margin).sum(-1)
 
 
 def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """Exponential loss, exp(−y f), y in {−1, +1}: overflows to infinity, not to NaN. Takes ``margin``.
+    """Exponential loss, exp(−y f), y in {−1, +1}. Overflows to infinity, not to NaN. Takes ``margin``.
 
     >>> exponential(torch.tensor([[2.0]]), torch.tensor([-1.0]))
     tensor([7.3891])
@@ -121,7 +121,7 @@ def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor,
 
 
 def _checked(outputs: Tensor, name: str, leading: int = 2) -> Tensor:
-    """Outputs ``[..., B, C]`` with at most so many axes before the batch (runs and members), in full precision."""
+    """Outputs ``[..., B, C]`` in full precision, with at most ``leading`` axes before the batch (runs and members)."""
     if not 2 <= outputs.ndim <= 2 + leading:
         wanted = "have shape [B, C] or [M, B, C]"
         fix = "One class per pixel or token? Move the classes last and flatten the other axes of a batch into one."
@@ -169,15 +169,15 @@ def check_trainable(loss: str | PerExampleLoss) -> None:
 
 
 def check_target_values(loss: str | PerExampleLoss, targets: Tensor, width: int) -> None:
-    """Refuse targets outside the range of a named loss, where their values can be read."""
+    """Refuse targets outside the range of a named loss, if their values can be read."""
     if isinstance(loss, str) and checks.is_concrete(targets):
         check_targets(loss, targets, width)
 
 
 def check_targets(loss: str, targets: Tensor, width: int | None = None, name: str = "targets") -> None:
-    """Refuse targets outside the range of a named loss; their values are read, on whatever device they are.
+    """Refuse targets outside the range of a named loss. Values are read from any device.
 
-    ``width`` is the number of outputs C, or None where it is not known yet: labels have no upper end then.
+    ``width`` is the number of outputs C, or None if it is not known yet. Labels then have no upper bound.
     """
     takes = named(loss).takes
     if not targets.numel():
@@ -187,8 +187,8 @@ def check_targets(loss: str, targets: Tensor, width: int | None = None, name: st
         if width == 1:
             _refuse_one_class()
         if low < 0 or (width is not None and high >= width):
-            wanted = "be labels from 0 on" if width is None else f"be labels from 0 to {width - 1}"
-            checks.refuse(name, wanted, f"labels from {low} to {high}")
+            requirement = "be labels from 0 on" if width is None else f"be labels from 0 to {width - 1}"
+            checks.refuse(name, requirement, f"labels from {low} to {high}")
     elif takes == "logits" and targets.ndim == 2:
         off = float((targets.sum(-1, dtype=_summed_in(targets)) - 1).abs().max())
         if off > max(1e-3, 2 * torch.finfo(targets.dtype).eps) or float(targets.min()) < 0:
@@ -196,8 +196,8 @@ def check_targets(loss: str, targets: Tensor, width: int | None = None, name: st
     elif takes == "margin":
         values = targets.float() if targets.dtype == torch.bool else targets
         if not bool((values.abs() == 1).all()):
-            found = values.unique().tolist()[:3]
-            checks.refuse(name, "be -1 or +1", f"values such as {found}", "Labels 0 and 1? Use 2 * targets - 1.")
+            examples = values.unique().tolist()[:3]
+            checks.refuse(name, "be -1 or +1", f"values such as {examples}", "Labels 0 and 1? Use 2 * targets - 1.")
     elif takes == "log_rate" and float(targets.min()) < 0:
         checks.refuse(name, "be counts of at least 0", float(targets.min()))
 
@@ -207,7 +207,7 @@ def _summed_in(targets: Tensor) -> torch.dtype:
 
 
 def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targets: Tensor) -> Float[Tensor, "M B"]:
-    """Every member's loss on every example; a user's callable sees one batch ``[M·B, C]``, no loop over members."""
+    """Every member's loss on every example. A user's callable is called once, with a batch ``[M·B, C]``."""
     if isinstance(loss, str):
         return named(loss).function(outputs, targets)
     members, batch = outputs.shape[:2]
@@ -216,7 +216,7 @@ def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targ
 
 
 def custom(loss: PerExampleLoss, outputs: Float[Tensor, "B C"], targets: Tensor) -> Float[Tensor, " B"]:
-    """A user's loss, held to its promise of one number per example."""
+    """The values of a user's loss, which must be one number per example."""
     values = loss(outputs, targets)
     if tuple(values.shape) != (outputs.shape[0],):
         fix = "Leave out the mean over the batch (reduction='none')." if values.ndim == 0 else ""
@@ -225,11 +225,11 @@ def custom(loss: PerExampleLoss, outputs: Float[Tensor, "B C"], targets: Tensor)
 
 
 def at_label(values: Float[Tensor, "*S B C"], labels: Tensor) -> Float[Tensor, "*S B"]:
-    """Pick each example's entry at its label, for all leading axes at once."""
+    """Each example's entry at its label, for all leading axes."""
     index = labels.long().expand(values.shape[:-1]).unsqueeze(-1)
     return values.gather(-1, index).squeeze(-1)
 
 
 def as_values(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Real targets, checked and ready to be set against outputs: ``[B]`` serves as ``[B, 1]``."""
+    """Real targets in the shape and dtype of outputs. With one output, ``[B]`` becomes ``[B, 1]``."""
     return checks.value_targets(targets, *outputs.shape[-2:]).to(outputs.dtype)

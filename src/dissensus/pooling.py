@@ -1,9 +1,9 @@
-"""Members become one prediction: ``[M, B, C] -> [B, C]``, in log space.
+"""Pooling of members into one prediction: ``[M, B, C] -> [B, C]``, in log space.
 
-Three ways, and their words: ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, ``"vote"``
-counts each member's first choice. Every one takes weights ``[M]`` that sum to one. A member of weight zero is absent:
-its infinities and NaN reach neither values nor gradients. Any other NaN makes its example's result NaN. Outputs in half
-precision are pooled in float32.
+The pool ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, and ``"vote"`` counts each member's
+predicted class. All take weights ``[M]`` that sum to one. A member of weight zero is ignored: its infinities and NaN
+reach neither values nor gradients. Any other NaN makes the result of its example NaN. Outputs in half precision are
+pooled in float32.
 """
 
 import math
@@ -21,8 +21,8 @@ Weights = Tensor | Sequence[float] | None
 def mean_probability(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
     """Log of the mean probability, p̄ = Σ_j w_j softmax(f_j) (collusion paper, section 4.2, case 2).
 
-    Log-mean-exp over members of each member's log-softmax, so nothing underflows: finite for logits of ±1e4. M=1 gives
-    that member's log-probabilities, and identical members give theirs.
+    Log-mean-exp over members of each member's log-softmax, so that nothing underflows: finite for logits of ±1e4. One
+    member, or identical members, give their log-probabilities.
 
     >>> logits = torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]])
     >>> mean_probability(logits).exp()
@@ -39,9 +39,9 @@ def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights 
     members = member_log_probs.shape[0]
     if weights is None:
         return member_log_probs.logsumexp(0) - math.log(members)
-    given = _beside(checks.member_weights(weights, members, member_log_probs), member_log_probs)
-    absent = given == 0
-    log_weights = torch.where(absent, 1.0, given).log()
+    column = _as_column(checks.member_weights(weights, members, member_log_probs), member_log_probs)
+    absent = column == 0
+    log_weights = torch.where(absent, 1.0, column).log()
     return torch.where(absent, -torch.inf, member_log_probs + log_weights).logsumexp(0)
 
 
@@ -59,7 +59,7 @@ def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float
 
 
 def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Float[Tensor, "*S"]:
-    """The weighted mean of raw outputs, f̄ = Σ_j w_j f_j: a regression ensemble's prediction. Takes any further axes.
+    """The weighted mean of raw outputs, f̄ = Σ_j w_j f_j: the prediction of a regression ensemble. Takes any axes.
 
     >>> mean_output(torch.tensor([[[1.0]], [[3.0]]]), weights=[0.25, 0.75])
     tensor([[2.5000]])
@@ -67,12 +67,12 @@ def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Floa
     outputs = checks.full_precision(outputs)
     if weights is None:
         return outputs.mean(0)
-    given = checks.member_weights(weights, outputs.shape[0], outputs)
-    return torch.tensordot(given, weighed_only(outputs, given), 1)
+    weights = checks.member_weights(weights, outputs.shape[0], outputs)
+    return torch.tensordot(weights, weighed_only(outputs, weights), 1)
 
 
 def vote_share(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
-    """The share of members whose first choice is each class; its ``argmax`` is the majority, ties to the lowest class.
+    """The share of members that predict each class. Its ``argmax`` is the majority, with ties to the lowest class.
 
     >>> logits = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]])
     >>> vote_share(logits)
@@ -83,19 +83,19 @@ def vote_share(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float
 
 
 def ballots(logits: Float[Tensor, "*S C"]) -> Float[Tensor, "*S C"]:
-    """One at the class with the largest logit, zero elsewhere; all NaN where one of the logits is.
+    """One at the class with the largest logit, zero elsewhere. All NaN if one of the logits is NaN.
 
     >>> ballots(torch.tensor([[0.5, 2.0], [float("nan"), 2.0]]))
     tensor([[0., 1.],
             [nan, nan]])
     """
-    named, unknown = first_choices(logits)
-    hot = torch.nn.functional.one_hot(named, logits.shape[-1]).to(checks.full_precision(logits).dtype)
+    predicted, unknown = first_choices(logits)
+    hot = torch.nn.functional.one_hot(predicted, logits.shape[-1]).to(checks.full_precision(logits).dtype)
     return hot.masked_fill(unknown.unsqueeze(-1), torch.nan)
 
 
 def first_choices(logits: Float[Tensor, "*S C"]) -> tuple[Int[Tensor, "*S"], Bool[Tensor, "*S"]]:
-    """The class with the largest logit, ties to the lowest class; and where that is unknown, since one of them is NaN.
+    """The class with the largest logit, with ties to the lowest class; and whether it is unknown because of a NaN.
 
     >>> first_choices(torch.tensor([[0.5, 2.0], [float("nan"), 2.0]]))
     (tensor([1, 0]), tensor([False,  True]))
@@ -104,20 +104,20 @@ def first_choices(logits: Float[Tensor, "*S C"]) -> tuple[Int[Tensor, "*S"], Boo
 
 
 def weighed_only(outputs: Float[Tensor, "M *S"], weights: Weights) -> Float[Tensor, "M *S"]:
-    """Outputs with zeros in place of members of weight zero, so that 0 · ∞ never arises, nor in a backward pass."""
+    """Outputs with zeros for members of weight zero, so that neither values nor gradients contain 0 · ∞."""
     if weights is None:
         return outputs
-    given = checks.member_weights(weights, outputs.shape[0], outputs)
-    return outputs.masked_fill(_beside(given, outputs) == 0, 0.0)
+    weights = checks.member_weights(weights, outputs.shape[0], outputs)
+    return outputs.masked_fill(_as_column(weights, outputs) == 0, 0.0)
 
 
 def absent_detached(outputs: Float[Tensor, "M *S"], weights: Weights) -> Float[Tensor, "M *S"]:
-    """Outputs as they are, where members of weight zero get no gradient, whatever is computed of theirs."""
+    """Outputs unchanged, but without a gradient for members of weight zero."""
     if weights is None:
         return outputs
-    given = checks.member_weights(weights, outputs.shape[0], outputs)
-    return torch.where(_beside(given, outputs) == 0, outputs.detach(), outputs)
+    weights = checks.member_weights(weights, outputs.shape[0], outputs)
+    return torch.where(_as_column(weights, outputs) == 0, outputs.detach(), outputs)
 
 
-def _beside(weights: Float[Tensor, " M"], outputs: Tensor) -> Tensor:
+def _as_column(weights: Float[Tensor, " M"], outputs: Tensor) -> Tensor:
     return weights.view(-1, *[1] * (outputs.ndim - 1))

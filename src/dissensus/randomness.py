@@ -1,6 +1,6 @@
-"""Randomness is explicit: seeds are derived from a seed, the name of a use and its numbers; masks from counters.
+"""Explicit randomness: seeds derived from a seed, a named use and numbers, and masks derived from counters.
 
-A mask that depends on (key, step, position) alone is the same whether members run in a loop, under ``vmap`` or as one
+A mask that depends only on (key, step, position) is the same whether members run in a loop, under ``vmap`` or as one
 batched product, in any order, on any device.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Use(StrEnum):
-    """What a derived seed is for. Streams of different uses never meet, whatever their numbers are."""
+    """Uses of derived seeds. Streams of different uses are separate, whatever their numbers."""
 
     INITIAL_WEIGHTS = "initial weights"
     DROPOUT = "dropout"
@@ -49,9 +49,9 @@ class Use(StrEnum):
 
 
 def derived_seed(seed: int, use: Use, *numbers: int | str) -> int:
-    """A seed of 63 bits that depends on ``seed``, its use and all numbers (or names), and on nothing else.
+    """A seed of 63 bits that depends only on ``seed``, its use and all numbers (or names).
 
-    The words are hashed in an encoding that is injective: how many there are, and each with its type and length.
+    The words are hashed in an injective encoding, each with its type and length.
 
     >>> derived_seed(0, Use.SHUFFLE, 1) == derived_seed(0, Use.SHUFFLE, 1)
     True
@@ -63,7 +63,7 @@ def derived_seed(seed: int, use: Use, *numbers: int | str) -> int:
 
 
 def encoded(*words: int | str) -> bytes:
-    """Words as bytes, no two lists of words alike.
+    """Words as bytes. Different lists of words have different bytes.
 
     >>> encoded(1, 0) == encoded(1), encoded(1, 2) == encoded(1 + (2 << 32)), encoded(1) == encoded("1")
     (False, False, False)
@@ -74,7 +74,7 @@ def encoded(*words: int | str) -> bytes:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a block under a seed and put the global generators back as they were."""
+    """Run a block under a seed, and restore the global generators of torch afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
@@ -107,7 +107,7 @@ class HostGenerators(NamedTuple):
 
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
-    """A block that leaves torch's, Python's and numpy's global generators as they were."""
+    """Run a block, and restore the global generators of torch, Python and NumPy afterwards."""
     before = HostGenerators.now()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -121,9 +121,9 @@ def keep_mask(
 ) -> Bool[Tensor, "..."]:
     """Masks ``[*K, *shape]`` that keep each position with probability 1 − ``drop``, from a counter-based hash.
 
-    ``key`` and ``step`` may be batched by ``vmap``; nothing is read on the host. A compiler sees one opaque operator:
-    it must neither fuse the hash, whose integers wrap around, nor compute it again in the backward pass, when the
-    counter ``step`` has gone on.
+    ``key`` and ``step`` may be batched by ``vmap``. Nothing is read on the host. A compiler sees one opaque operator,
+    since it must neither fuse the hash, whose integers wrap around, nor recompute it in the backward pass, when the
+    counter ``step`` has advanced.
 
     >>> mask = keep_mask((100_000,), 0.3, torch.tensor(7), torch.tensor(1))
     >>> round(mask.float().mean().item(), 2)
@@ -135,7 +135,7 @@ def keep_mask(
 
 
 def _mask(key: Tensor, step: Tensor, shape: Sequence[int], drop: float) -> Tensor:
-    return random_bits(tuple(shape), key, step) > int(drop * 2**31) - 1  # drop = 1 stays within 32 bits this way
+    return random_bits(tuple(shape), key, step) > int(drop * 2**31) - 1  # so that drop = 1 stays within 32 bits
 
 
 @torch.library.custom_op("dissensus::keep_mask", mutates_args=())
@@ -158,16 +158,16 @@ def _(info: Any, in_dims: Any, key: Tensor, step: Tensor, shape: Sequence[int], 
 
 
 def random_bits(shape: tuple[int, ...], key: Int[Tensor, "*K"], step: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
-    """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend on (position, key, step) alone.
+    """Whole numbers from 0 to 2³¹ − 1, ``[*K, *shape]``, that depend only on (position, key, step).
 
-    Two words of 32 bits stand between (key, step) and the positions, in ``int32`` arithmetic that wraps around, so that
-    two streams are the same by chance once in 2⁶⁴ pairs.
+    (key, step) are hashed into two words of 32 bits, in ``int32`` arithmetic that wraps around, so that two streams
+    coincide by chance once in 2⁶⁴ pairs.
     """
     low, high, count = key.to(torch.int32), (key >> 32).to(torch.int32), step.to(torch.int32)
     first = mixed(mixed(low ^ count) + high)
     second = mixed(mixed(high ^ count) + (low ^ 0x3C6EF372))
-    each = (*first.shape, *[1] * len(shape))
-    return _positions(shape, first.view(each), second.view(each)) & 0x7FFFFFFF
+    broadcast = (*first.shape, *[1] * len(shape))
+    return _positions(shape, first.view(broadcast), second.view(broadcast)) & 0x7FFFFFFF
 
 
 def example_keys(x: Float[Tensor, "B *S"], seed: int) -> Int[Tensor, " B"]:
@@ -192,13 +192,13 @@ def uniform(key: Int[Tensor, " B"], shape: Sequence[int]) -> Float[Tensor, "B *S
 
 
 def _positions(shape: tuple[int, ...], first: Int[Tensor, "*K"], second: Int[Tensor, "*K"]) -> Int[Tensor, "..."]:
-    """32 random bits for every position, from a stream's two words."""
+    """32 random bits for every position, from the two words of a stream."""
     position = torch.arange(math.prod(shape), dtype=torch.int32, device=first.device).view(shape)
     return mixed(mixed(position + first) ^ second)
 
 
 def mixed(word: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """One round of a mixer of 32 bits; wraps around."""
+    """One round of a 32-bit mixer, in arithmetic that wraps around."""
     word = (word ^ ((word >> 16) & 0xFFFF)) * 0x21F0AAAD
     word = (word ^ ((word >> 15) & 0x1FFFF)) * 0x735A2D97
     return word ^ ((word >> 15) & 0x1FFFF)

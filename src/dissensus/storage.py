@@ -1,7 +1,7 @@
-"""Folders that hold tensors: safetensors and a JSON manifest. Nothing is ever unpickled.
+"""Folders of tensors: a safetensors file and a JSON manifest. Nothing is unpickled.
 
-A folder's manifest names its weights file, which is named by its own checksum. The weights are written first and the
-manifest is replaced last, in one step, so whatever happens in between, the manifest points at a whole file.
+The manifest names the weights file, whose name is its checksum. The weights are written first, and the manifest is
+replaced last, atomically. At any moment the manifest therefore names a complete file.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
 class StorageError(ValueError):
-    """A stored folder is missing, damaged or not what was expected; the message says which."""
+    """A stored folder is missing, damaged or not the expected one; the message says which."""
 
 
 def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
-    """Write tensors and details as a folder; a save that breaks off leaves the one before it in place."""
+    """Write tensors and details as a folder; an interrupted save leaves the previous contents in place."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; give a folder to save into.")
     folder.mkdir(parents=True, exist_ok=True)
-    before = _previous_weights(folder, kind)
+    previous = _previous_weights(folder, kind)
     temporary = folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
@@ -57,22 +57,22 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     }
     manifest["manifest_sha256"] = _manifest_digest(json.loads(json.dumps(manifest)))
     write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    if before is not None and before != weights:
-        (folder / before).unlink(missing_ok=True)
-    for leftover in folder.iterdir():  # of saves that were killed
+    if previous is not None and previous != weights:
+        (folder / previous).unlink(missing_ok=True)
+    for leftover in folder.iterdir():  # of saves that were interrupted
         if leftover.name.endswith(_TEMPORARY) or (_OUR_NAME.fullmatch(leftover.name) and leftover.name != weights):
             leftover.unlink(missing_ok=True)
 
 
 def _previous_weights(folder: Path, kind: str) -> str | None:
-    """The weights file that the folder's manifest names now; a folder of another kind is refused."""
+    """The weights file that the folder's manifest names; a folder of another kind is refused."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        found, name = manifest["kind"], Path(manifest["weights"]).name
+        stored_kind, name = manifest["kind"], Path(manifest["weights"]).name
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if found != kind:
-        raise StorageError(f"{folder} holds {found!r}; give another folder to save {kind!r} into.")
+    if stored_kind != kind:
+        raise StorageError(f"{folder} holds {stored_kind!r}; give another folder to save {kind!r} into.")
     return name
 
 
@@ -88,7 +88,7 @@ def file_digest(path: Path) -> str:
 
 
 def _to_disk(temporary: Path, path: Path) -> None:
-    """Make sure that a file is on disk, and give it its name in one step."""
+    """Flush a file to disk, and rename it atomically."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -96,9 +96,9 @@ def _to_disk(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder for this process, where the system has such locks; the lock goes with the process.
+    """Lock a folder for this process, if the system supports such locks; the lock ends with the process.
 
-    With ``wait=False`` a folder that is held raises `BlockingIOError`, which says who holds it since when.
+    With ``wait=False``, `BlockingIOError` is raised for a locked folder and says which process holds it since when.
     """
     try:
         import fcntl
@@ -108,9 +108,9 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     with (folder / ".lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as reason:
+        except BlockingIOError as error:
             lock.seek(0)
-            raise BlockingIOError(lock.read().strip() or "another process") from reason
+            raise BlockingIOError(lock.read().strip() or "another process") from error
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         lock.flush()
@@ -118,7 +118,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
-    """Write a file so that readers see the old one or the new one, whole, and never a part."""
+    """Write a file so that readers see either the old or the new contents, never a part."""
     temporary = path.parent / f".{secrets.token_hex(8)}{_TEMPORARY}"
     try:
         temporary.write_bytes(payload)
@@ -129,7 +129,7 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 
 def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of a folder, or `StorageError` that says what is wrong with it."""
+    """Tensors and manifest of a folder; `StorageError` says what is wrong with it."""
     folder = Path(path)
     manifest = _manifest(folder, kind)
     name = str(manifest["weights"])
@@ -144,8 +144,8 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
     if file_digest(file) != manifest["sha256"]:
         raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
     tensors = load_file(file)
-    found = {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()}
-    if found != manifest["tensors"]:
+    listed = {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()}
+    if listed != manifest["tensors"]:
         raise StorageError(f"{file} does not hold the tensors that {MANIFEST} lists.")
     return tensors, manifest
 
@@ -156,18 +156,18 @@ def _manifest(folder: Path, kind: str) -> dict[str, Any]:
         raise StorageError(f"{folder} holds no {MANIFEST}; is it a folder that dissensus saved?")
     try:
         manifest = json.loads(file.read_text())
-        found = (manifest["kind"], manifest["format"])
+        stored_kind, form = manifest["kind"], manifest["format"]
         missing = [key for key in ("weights", "sha256", "bytes", "tensors") if key not in manifest]
-    except (ValueError, KeyError, TypeError) as reason:
-        raise StorageError(f"{file} is damaged: {reason}.") from reason
-    if found[0] != kind:
-        raise StorageError(f"{folder} holds {found[0]!r}, not {kind!r}.")
-    if found[1] != FORMAT:
-        raise StorageError(f"{folder} has format {found[1]}; this version reads format {FORMAT}. Update dissensus.")
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{file} is damaged: {error}.") from error
+    if stored_kind != kind:
+        raise StorageError(f"{folder} holds {stored_kind!r}, not {kind!r}.")
+    if form != FORMAT:
+        raise StorageError(f"{folder} has format {form}; this version reads format {FORMAT}. Update dissensus.")
     if missing:
         raise StorageError(f"{file} is damaged: it lacks {', '.join(missing)}.")
     if manifest.get("manifest_sha256") != _manifest_digest(manifest):
-        raise StorageError(f"{file} was changed after it was saved: its checksum is not its own.")
+        raise StorageError(f"{file} was changed after it was saved: its checksum does not match its contents.")
     return manifest
 
 
@@ -176,12 +176,12 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def check_match(folder: str | Path, stored: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:
-    """Refuse stored tensors whose names or shapes are not those of the network that shall take them."""
+    """Refuse stored tensors whose names or shapes are not those of the network."""
     missing = [name for name in expected if name not in stored]
     extra = [name for name in stored if name not in expected]
     if missing or extra:
-        what = f"lacks {missing[0]!r}" if missing else f"holds {extra[0]!r}, which the network lacks"
-        raise StorageError(f"{folder} does not fit the network: it {what}. Is `build` the one that was saved?")
+        problem = f"lacks {missing[0]!r}" if missing else f"holds {extra[0]!r}, which the network lacks"
+        raise StorageError(f"{folder} does not fit the network: it {problem}. Is `build` the one that was saved?")
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise StorageError(

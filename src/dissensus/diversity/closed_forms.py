@@ -1,9 +1,9 @@
-"""The closed forms that diversity takes for particular losses: oracles, and ways to read the number.
+"""Closed forms of diversity for particular losses.
 
-Each returns ``[B]``, takes weights ``[M]``, is zero for M=1 and for identical members, and equals
-`dissensus.diversity.decompose`'s diversity for the loss and pool that it names, unless it says that it approximates.
-Those that theory has at zero or above are never below it by rounding. NaN outputs give NaN at their own examples; a
-member of weight zero is absent; half precision is taken as float32.
+Each returns ``[B]``, takes weights ``[M]``, is zero for M=1 and for identical members, and equals the diversity of
+`dissensus.diversity.decompose` for the loss and pool that it names, unless it is called an approximation. Values that
+are non-negative in theory are not negative by rounding. An example with a NaN output gives NaN. A member of weight zero
+is ignored. Half precision is computed in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ def ambiguity(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[
 def deviations(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "M B C"]:
     """f_j − f̄, in full precision, and exactly zero for identical members.
 
-    Taken from differences to one member, the one of the largest weight: these are exact where members agree, while the
-    mean of equal numbers need not be that number.
+    Computed from differences to the member of the largest weight. These are exact for identical members, while a
+    floating-point mean of equal numbers need not equal them.
 
     >>> deviations(torch.full((3, 1, 1), 0.1), weights=[0.2, 0.3, 0.5]).flatten()
     tensor([0., 0., 0.])
@@ -44,9 +44,9 @@ def deviations(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float
     if weights is None:
         apart = values - values[:1]
         return apart - apart.mean(0)
-    given = checks.member_weights(weights, len(values), values)
-    apart = values - values.index_select(0, given.argmax().view(1))
-    return apart - pooling.mean_output(apart, given)
+    weights = checks.member_weights(weights, len(values), values)
+    apart = values - values.index_select(0, weights.argmax().view(1))
+    return apart - pooling.mean_output(apart, weights)
 
 
 def score_kl(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
@@ -79,9 +79,9 @@ def probability_log_ratio(
 
 
 def probability_kl_limit(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
-    """Σ_j w_j KL(p̄ ‖ p_j): where theorem 4.3 tends as the pooled prediction tends to the label distribution (C.3).
+    """Σ_j w_j KL(p̄ ‖ p_j): the limit of theorem 4.3 as the pooled prediction tends to the label distribution (C.3).
 
-    Equal to `probability_log_ratio` at soft targets y = p̄, an approximation of it elsewhere.
+    Equal to `probability_log_ratio` at soft targets y = p̄, and an approximation of it elsewhere.
 
     >>> probability_kl_limit(torch.tensor([[[0.0, 2.0]], [[0.0, -2.0]]]))
     tensor([0.4338])
@@ -102,7 +102,7 @@ def probability_variance_approximation(
     _, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
     log_probs = losses.at_label(_present(logits, weights).log_softmax(-1), labels)
-    # The ratio p_j / p̄ in log space: it stays finite where p̄ itself underflows.
+    # The ratio p_j / p̄ in log space stays finite where p̄ itself underflows.
     ratio = (log_probs - pooling.pooled_log_probs(log_probs, weights)).exp()
     return pooling.mean_output((ratio - 1).square(), weights) / 2
 
@@ -110,7 +110,7 @@ def probability_variance_approximation(
 def beta_approximation(mean: Float[Tensor, "*S"], precision: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """Expected diversity if p_j(k*) is Beta with mean p̄ and precision φ: p̄(1 − p̄) / (2 (1 + φ) p̄²) (C.3).
 
-    The smaller φ (the more members differ), the larger the diversity; φ → ∞ gives 0, p̄ → 0 diverges like 1/p̄.
+    Diversity grows as φ falls, that is, as members differ more. φ → ∞ gives 0, and p̄ → 0 diverges as 1/p̄.
 
     >>> beta_approximation(torch.tensor(0.8), torch.tensor(9.0))
     tensor(0.0125)
@@ -129,10 +129,11 @@ def brier_variance(logits: Float[Tensor, "M B C"], weights: Weights = None) -> F
 
 
 def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: Weights = None) -> Float[Tensor, " B"]:
-    """Weight of the members that disagree with the vote, signed: + where the vote is right, − where it is wrong.
+    """Weight of the members that disagree with the vote, with sign + if the vote is right and − if it is wrong.
 
-    0-1 loss with pool ``"vote"``, two classes (section 4.2; with more classes a member may disagree with a wrong vote
-    and be wrong as well, and the expression fails). "Good" and "bad" diversity are its positive and negative values.
+    0-1 loss with pool ``"vote"`` and two classes (section 4.2). With more classes a member may disagree with a wrong
+    vote and be wrong as well, so that the expression does not hold. Positive and negative values are "good" and "bad"
+    diversity.
 
     >>> logits = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]])
     >>> vote_disagreement(logits, torch.tensor([0])), vote_disagreement(logits, torch.tensor([1]))
@@ -143,7 +144,7 @@ def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: W
         checks.refuse("logits", "have C=2 classes", f"C={classes}", "Use decompose(..., loss='zero_one', pool='vote').")
     checks.class_targets(labels, batch, classes, soft=False)
     vote = pooling.vote_share(logits, weights).argmax(-1)
-    disagreeing = pooling.mean_output(losses.zero_one(logits, vote), weights)  # NaN where a member's logits are
+    disagreeing = pooling.mean_output(losses.zero_one(logits, vote), weights)  # NaN if a member's logits are
     return torch.where(vote == labels, disagreeing, -disagreeing)
 
 
@@ -160,9 +161,9 @@ def hessian_form(
     Σ_j w_j ∫₀¹ (1 − t) d_jᵀ H(f̄ + t d_j, y) d_j dt, with d_j = f_j − f̄
 
     Theorem 4.5 of the collusion paper with its remainder in integral form. Differs from the theorem as printed, which
-    holds for points c_j that nobody knows; this form is exact up to Gauss-Legendre quadrature with ``nodes`` points
-    (scores that lie tens of units apart bend the loss sharply and want more of them).
-    Curvature along d_j is a second derivative in t, so no Hessian is ever stored. The result carries no gradient.
+    holds for unknown points c_j. This form is exact up to Gauss-Legendre quadrature with ``nodes`` points; scores that
+    are tens of units apart need more of them. Curvature along d_j is a second derivative in t, so no Hessian is stored.
+    The result carries no gradient.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> hessian_form(outputs, targets, loss="mse")
@@ -189,7 +190,7 @@ def _curvature_times_spread(
     with torch.enable_grad():
         along = function(start + t.unsqueeze(1) * direction, repeated)
         (slope,) = torch.autograd.grad(along.sum(), t, create_graph=True)
-        # A loss that is linear along d_j has a slope without a graph: its curvature is zero.
+        # The slope of a loss that is linear along d_j has no graph, and its curvature is zero.
         curvature = torch.autograd.grad(slope.sum(), t)[0] if slope.requires_grad else torch.zeros_like(t)
     at_node = (curvature * (1 - t.detach())).view(nodes, members, batch)
     return pooling.mean_output(torch.tensordot(node_weights, at_node, 1), weights)
@@ -211,11 +212,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def exponential_family(scores: Float[Tensor, "M B C"], *, family: str, weights: Weights = None) -> Float[Tensor, " B"]:
-    """Σ_j w_j KL(q̄ ‖ p_j) when scores are natural parameters and are averaged (section 4.2, "beyond the softmax").
+    """Σ_j w_j KL(q̄ ‖ p_j) if scores are natural parameters and are averaged (section 4.2, "beyond the softmax").
 
     KL(q̄ ‖ p_j) = A(f_j) − A(f̄) − ⟨∇A(f̄), f_j − f̄⟩ for a family with log-partition A. ``"categorical"`` is
-    cross-entropy, ``"poisson"`` the Poisson loss, ``"gaussian"`` half the squared error; ``"bernoulli"`` treats
-    each score as one log-odds (the logistic loss).
+    cross-entropy, ``"poisson"`` the Poisson loss, ``"gaussian"`` half the squared error. ``"bernoulli"`` treats
+    each score as a log-odds (the logistic loss).
 
     >>> exponential_family(torch.tensor([[[0.0]], [[2.0]]]), family="poisson")
     tensor([1.4762])
@@ -236,5 +237,5 @@ def _mean_kl(pooled_log_probs: Tensor, logits: Tensor, weights: Tensor | Sequenc
 
 
 def _present(outputs: Tensor, weights: Weights) -> Tensor:
-    """Outputs in full precision, without those of members of weight zero."""
+    """Outputs in full precision, with zeros for members of weight zero."""
     return pooling.weighed_only(checks.full_precision(outputs), weights)

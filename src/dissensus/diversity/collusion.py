@@ -21,17 +21,16 @@ _NUMBERS_AT_ONCE = 2**24
 def debias(
     outputs: Float[Tensor, "M B C"], weights: Weights = None, *, pool: Literal["score", "probability"] = "score"
 ) -> Float[Tensor, "M B C"]:
-    """Take each member's constant bias away; the ensemble's mean prediction stays as it is.
+    """Remove the constant bias of each member. The mean prediction of the ensemble does not change.
 
     f_j(x_i) − b_j, with b_j = 1/N Σ_i (f_j(x_i) − f̄(x_i))
 
-    (collusion paper, appendix C.1: of all constants that cancel in the mean, these leave the least diversity.) Give it
-    all examples at once: the bias is a mean over them. It acts on what is averaged: with ``pool="score"`` on outputs as
-    they are (values, or logits), with ``"probability"`` on the softmax of logits, and gives probabilities back. Those
-    still sum to one but may leave [0, 1], which is logged; measure them by their spread (the Brier score's
-    `ambiguity`), not by a logarithm.
+    (Collusion paper, appendix C.1: of all constants that cancel in the mean, these leave the least diversity.) Pass all
+    examples at once, since the bias is a mean over them. With ``pool="score"`` it acts on outputs as they are (values,
+    or logits), with ``"probability"`` on the softmax of logits, and returns probabilities. Those still sum to one but
+    may leave [0, 1], which is logged. Measure them by their spread (`ambiguity`), not by a logarithm.
 
-    M=1 and identical members come back unchanged.
+    M=1 and identical members are returned unchanged.
 
     >>> debias(torch.tensor([[[1.0], [2.0]], [[3.0], [6.0]]])).squeeze(-1)
     tensor([[2.5000, 3.5000],
@@ -40,12 +39,12 @@ def debias(
     checks.member_outputs(outputs)
     checks.one_of("pool", pool, ("score", "probability"))
     averaged = _averaged(outputs, pool)
-    found = averaged - deviations(averaged, weights).mean(1, keepdim=True)
+    debiased = averaged - deviations(averaged, weights).mean(1, keepdim=True)
     if pool == "probability":
-        beyond = int(((found < 0) | (found > 1)).sum())
-        if beyond:
-            log.info("debiasing took %d of %d probabilities beyond [0, 1]", beyond, found.numel())
-    return found
+        outside = int(((debiased < 0) | (debiased > 1)).sum())
+        if outside:
+            log.info("debiasing took %d of %d probabilities beyond [0, 1]", outside, debiased.numel())
+    return debiased
 
 
 def bias_share(
@@ -53,9 +52,9 @@ def bias_share(
 ) -> Float[Tensor, ""]:
     """Share of the members' spread that `debias` removes: 1 − DIV_debiased / DIV (collusion paper, Figure 3).
 
-    Spread is squared distance (`ambiguity`): equation 1's diversity for values, the Brier score's for probabilities.
-    From 0 to 1; zero where there is no spread, whatever the weights. With d_j = f_j − f̄, what is removed is
-    Σ_j w_j ‖mean_i d_j(x_i)‖², of Σ_j w_j mean_i ‖d_j(x_i)‖². NaN where any output of a member with weight is NaN.
+    Spread is squared distance (`ambiguity`): the diversity of equation 1 for values, and of the Brier score for
+    probabilities. From 0 to 1, and zero without spread. With d_j = f_j − f̄, the removed part is
+    Σ_j w_j ‖mean_i d_j(x_i)‖² of Σ_j w_j mean_i ‖d_j(x_i)‖². NaN if any output of a member with weight is NaN.
 
     >>> bias_share(torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]]))
     tensor(1.)
@@ -70,7 +69,7 @@ def bias_share(
 
 
 def _averaged(outputs: Tensor, pool: str) -> Tensor:
-    """What the pool averages: outputs as they are, or probabilities; in full precision."""
+    """The outputs that the pool averages, as they are or as probabilities, in full precision."""
     outputs = checks.full_precision(outputs)
     return outputs.softmax(-1) if pool == "probability" else outputs
 
@@ -86,14 +85,14 @@ def codependence(
     per: Literal["example", "batch"] = "example",
     seed: int = 0,
 ) -> Float[Tensor, " B"]:
-    """How much the ensemble's loss rises, per example, when a share of members is dropped at random.
+    """The rise of the ensemble's loss, per example, when a share of members is dropped at random.
 
-    (Collusion paper, section 6.1, Figure 4; members weigh equally.) ``int(M · drop)`` members are dropped, a fresh
-    choice for every example and repeat (``per="example"``, as in the paper) or for every repeat (``"batch"``), and the
-    mean over repeats is returned. For squared error no sampling is needed: with K of M members kept, the expected rise
-    is DIV · (M − K) / (K (M − 1)), exactly, whichever way they are drawn.
+    (Collusion paper, section 6.1, Figure 4; equal weights.) ``int(M · drop)`` members are dropped, drawn anew for every
+    example and repeat (``per="example"``, as in the paper) or for every repeat (``"batch"``). The mean over repeats is
+    returned. Squared error needs no sampling: with K of M members kept, the expected rise is exactly
+    DIV · (M − K) / (K (M − 1)) either way.
 
-    Dropping fewer than one member gives zeros; so do identical members. NaN at examples with a NaN output.
+    Zero if fewer than one member is dropped, and for identical members. NaN at examples with a NaN output.
 
     >>> outputs, targets = torch.tensor([[[0.0]], [[2.0]], [[4.0]]]), torch.tensor([2.0])
     >>> codependence(outputs, targets, loss="mse", pool="score", drop=0.4)
@@ -119,9 +118,9 @@ def codependence(
     for start in range(0, repeats, at_once):
         count = min(at_once, repeats - start)
         draws = torch.rand(members, count, batch if per == "example" else 1, generator=generator)
-        kept_ones = draws.to(outputs.device).argsort(0)[:kept].expand(-1, -1, batch).flatten(1)
-        chosen = kept_ones.unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
-        subset = outputs.repeat(1, count, 1).gather(0, chosen)
+        kept_members = draws.to(outputs.device).argsort(0)[:kept].expand(-1, -1, batch).flatten(1)
+        index = kept_members.unsqueeze(-1).expand(-1, -1, outputs.shape[-1])
+        subset = outputs.repeat(1, count, 1).gather(0, index)
         repeated = targets.repeat(count, *[1] * (targets.ndim - 1))
         _, reduced = member_and_ensemble_loss(subset, repeated, loss=loss, pool=pool, weights=None)
         total += reduced.view(count, batch).sum(0)

@@ -1,4 +1,4 @@
-"""How members err, alone and together: what diversity is to be judged against."""
+"""Errors of members, alone and together, to which diversity is compared."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from dissensus.diversity.decomposition import decompose, member_and_ensemble_los
 def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M B C"]:
     """Signed errors of members: f_j − y for ``"mse"``, p_j − y with y one-hot for ``"brier"``.
 
-    Their squared length is the loss. The Brier form is what stands for errors of classifiers.
+    Their squared length is the loss. The Brier form serves as the errors of classifiers.
 
     >>> errors(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])).flatten()
     tensor([-1.5000,  0.5000])
@@ -25,19 +25,19 @@ def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse
     if loss == "mse":
         return outputs - losses.as_values(outputs, targets)
     soft = checks.class_targets(targets, batch, classes)
-    wanted = targets if soft else torch.nn.functional.one_hot(targets, classes)
-    return outputs.softmax(-1) - wanted.to(outputs.dtype)
+    label_probs = targets if soft else torch.nn.functional.one_hot(targets, classes)
+    return outputs.softmax(-1) - label_probs.to(outputs.dtype)
 
 
 def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
-    """E[⟨e_i, e_j⟩] over examples: members' own mean losses on the diagonal, how they err together beside it.
+    """E[⟨e_i, e_j⟩] over examples: mean losses of members on the diagonal, and joint errors of pairs off it.
 
-    Moments about zero, as squared error has them, so that with V the mean of the diagonal and c the mean beside it
+    Moments are about zero, as in squared error. With V the mean of the diagonal and c the mean of the other entries,
 
     ERR = V/M + (M − 1)c/M    and    DIV/ERR = (M − 1)(V − c)/(V + (M − 1)c)
 
-    hold exactly. DIV/ERR is M − 1 for uncorrelated errors, and above that only where errors *cancel*, c < 0, which
-    independent training does not bring about.
+    hold exactly. DIV/ERR is M − 1 for uncorrelated errors. It is larger only if errors *cancel*, c < 0, which
+    independent training does not cause.
 
     >>> error_covariance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]))
     tensor([[ 2.2500, -0.7500],
@@ -49,9 +49,9 @@ def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: 
 
 
 def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
-    """`error_covariance` scaled to ones on the diagonal; 0 beside a member that never errs.
+    """`error_covariance` scaled to ones on the diagonal. Entries off the diagonal are 0 for a member without errors.
 
-    NaN in the row and column of a member with a NaN output, the diagonal included.
+    NaN in the row and column of a member with a NaN output, including the diagonal.
 
     >>> error_correlation(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]))
     tensor([[ 1., -1.],
@@ -60,27 +60,26 @@ def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss:
     covariance = error_covariance(outputs, targets, loss=loss)
     scale = covariance.diagonal().sqrt()
     product = scale.unsqueeze(0) * scale.unsqueeze(1)
-    found = torch.where(product <= 0, 0.0, covariance / product.clamp_min(torch.finfo(product.dtype).tiny))
-    itself = torch.eye(len(found), dtype=torch.bool, device=found.device)
-    return torch.where(itself & ~found.isnan(), 1.0, found)
+    correlation = torch.where(product <= 0, 0.0, covariance / product.clamp_min(torch.finfo(product.dtype).tiny))
+    diagonal = torch.eye(len(correlation), dtype=torch.bool, device=correlation.device)
+    return torch.where(diagonal & ~correlation.isnan(), 1.0, correlation)
 
 
 def mean_covariance(covariance: Float[Tensor, "M M"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """V and c: the mean of a covariance's diagonal, and of what lies beside it (0 for one member).
+    """V and c: the mean of a covariance's diagonal, and of its other entries (0 for one member).
 
     >>> mean_covariance(torch.tensor([[2.25, -0.75], [-0.75, 0.25]]))
     (tensor(1.2500), tensor(-0.7500))
     """
     members = len(covariance)
-    own = covariance.diagonal().mean()
-    beside = (covariance.sum() - covariance.diagonal().sum()) / max(members * (members - 1), 1)
-    return own, beside
+    off_diagonal = (covariance.sum() - covariance.diagonal().sum()) / max(members * (members - 1), 1)
+    return covariance.diagonal().mean(), off_diagonal
 
 
 def relative_diversity(
     outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
 ) -> Float[Tensor, ""]:
-    """DIV/ERR over all examples, to be judged against M − 1 (see `error_covariance`), never against a fixed number.
+    """DIV/ERR over all examples. Compare it to M − 1 (see `error_covariance`), not to a fixed number.
 
     >>> relative_diversity(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]), loss="mse", pool="score")
     tensor(4.)
@@ -90,7 +89,7 @@ def relative_diversity(
 
 
 class Gap(NamedTuple):
-    """Test less training, of every part of the decomposition (means over examples)."""
+    """Test minus training, for every part of the decomposition (means over examples)."""
 
     ensemble: Float[Tensor, ""]
     individual: Float[Tensor, ""]
@@ -98,10 +97,10 @@ class Gap(NamedTuple):
 
 
 def generalisation_gap(train: Decomposition, test: Decomposition) -> Gap:
-    """How the ensemble's loss, the members' and diversity differ between training and test data.
+    """Differences of the ensemble's loss, the members' loss and diversity between training and test data.
 
-    ensemble = individual − diversity, for gaps as for losses: it tells whether members overfit, or whether diversity
-    that was there in training is missing in test. At epoch ends, `dissensus.History` holds all six numbers.
+    ensemble = individual − diversity holds for gaps as for losses. The gaps show whether members overfit, or whether
+    diversity on training data is missing on test data. `dissensus.History` holds all six numbers after every epoch.
 
     >>> half = Decomposition(*(torch.tensor([v]) for v in (0.5, 1.0, 0.5)))
     >>> whole = Decomposition(*(torch.tensor([v]) for v in (1.0, 1.25, 0.25)))
@@ -114,9 +113,9 @@ def generalisation_gap(train: Decomposition, test: Decomposition) -> Gap:
 def dominance(
     outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
 ) -> Float[Tensor, ""]:
-    """Spread of members' own losses: their standard deviation over their mean; 0 where all are equally good.
+    """Spread of members' losses: their standard deviation divided by their mean. 0 if all are equal.
 
-    NaN where an output is NaN.
+    NaN if an output is NaN.
 
     >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="mse", pool="score")
     tensor(0.)
@@ -124,7 +123,7 @@ def dominance(
     checks.member_outputs(outputs)
     outputs = checks.full_precision(outputs)
     member, _ = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
-    own = member.mean(-1)
-    mean = own.mean()
-    spread = own.std(correction=0)
+    member_loss = member.mean(-1)
+    mean = member_loss.mean()
+    spread = member_loss.std(correction=0)
     return torch.where(mean <= 0, 0.0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny))

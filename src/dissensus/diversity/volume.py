@@ -1,4 +1,4 @@
-"""The volume that members' non-maximal predictions span: the ADP paper's ensemble diversity."""
+"""The volume spanned by members' non-maximal predictions: the ensemble diversity of the ADP paper."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from dissensus import checks
 from dissensus.pooling import mean_probability
 
 LEAST = -1e5
-"""What the logarithm of a probability of zero is read as: who leaves nothing to other classes points evenly."""
+"""Lower bound of log-probabilities. A member that gives nothing to other classes gets a uniform direction."""
 JITTER = 1e-6
-"""Added to the diagonal of the Gram matrix, as the paper's code does: what identical members are told apart by."""
+"""Added to the diagonal of the Gram matrix, as in the paper's code, so that its logarithm is always finite."""
 
 
 def nonmaximal_volume(
@@ -20,16 +20,16 @@ def nonmaximal_volume(
 ) -> Float[Tensor, " B"]:
     """ED (ADP paper, equations 2 to 4): the squared volume of members' unit vectors of non-maximal predictions.
 
-    Each member's probabilities lose the class y and are brought to length one; det(MᵀM) of these is 1 where members put
-    the rest of their belief on different classes, and 0 where two of them agree on it. From log-probabilities, in
-    logarithms until lengths are one, and in float64 from there on, with `JITTER` on the diagonal: finite for identical
-    members, for more members than other classes, and for logits that lie 10⁴ apart. With K members the least value is
-    about K · JITTER^(K − 1). NaN at examples with a NaN output.
+    The class y is removed from each member's probabilities, and the rest is scaled to length one. det(MᵀM) of these
+    vectors is 1 if members put the rest of their probability on different classes, and 0 if two of them are parallel.
+    Vectors are normalised in log space and then computed in float64, with `JITTER` on the diagonal. The result is
+    finite for identical members, for more members than other classes, and for logits that differ by 10⁴. The smallest
+    value for K members is about K · JITTER^(K − 1). NaN at examples with a NaN output.
 
     Args:
-        log_probs: Of members (logits do as well: what they are normalised by falls out).
-        labels: y of each example; by default the class that the ensemble's mean probabilities name.
-        log: Return the logarithm, in which small volumes can be told apart.
+        log_probs: Of members. Logits give the same result, since normalisation cancels.
+        labels: y of each example. By default the class with the largest mean probability.
+        log: Return the logarithm, which distinguishes small volumes.
 
     >>> apart = torch.tensor([[[0.6, 0.4, 0.0]], [[0.6, 0.0, 0.4]]]).log()
     >>> alike = torch.tensor([[[0.6, 0.3, 0.1]], [[0.8, 0.15, 0.05]]]).log()
@@ -55,16 +55,16 @@ def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[
 
 
 def log_determinant(matrix: Float[Tensor, "B M M"]) -> Float[Tensor, " B"]:
-    """Of positive definite matrices, by elimination: M steps of plain products, which a CUDA graph can hold.
+    """Log-determinant of positive definite matrices, by elimination in M steps, which a CUDA graph can hold.
 
-    The inverse falls out of the same steps and is the gradient, so that a backward pass is one product. Exact for a
-    diagonal of about one, which Gram matrices of unit vectors have; where it is large, the inverse loses digits.
+    The same steps compute the inverse, which is the gradient, so that a backward pass is one product. Accurate for a
+    diagonal of about one, as in Gram matrices of unit vectors. The inverse loses digits if the diagonal is large.
 
     >>> round(log_determinant(torch.tensor([[[4.0, 2.0], [2.0, 3.0]]])).exp().item(), 4)
     8.0
     """
-    found, _ = _LogDeterminant.apply(matrix)
-    return found
+    value, _ = _LogDeterminant.apply(matrix)
+    return value
 
 
 class _LogDeterminant(torch.autograd.Function):
@@ -85,19 +85,19 @@ class _LogDeterminant(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
         (inverse,) = ctx.saved_tensors
         of_value, of_inverse = grads
-        turned = inverse.transpose(-2, -1)
-        found = None if of_value is None else of_value.unsqueeze(-1).unsqueeze(-1) * turned
+        transposed = inverse.transpose(-2, -1)
+        grad = None if of_value is None else of_value.unsqueeze(-1).unsqueeze(-1) * transposed
         if of_inverse is None:
-            return found
-        through = -turned @ of_inverse @ turned  # second derivatives: of the inverse itself
-        return through if found is None else found + through
+            return grad
+        through_inverse = -transposed @ of_inverse @ transposed  # for second derivatives
+        return through_inverse if grad is None else grad + through_inverse
 
 
 def _eliminated(matrix: Float[Tensor, "B M M"]) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M M"]]:
-    """The logarithm of the determinant and the inverse, by Gauss and Jordan without a choice of pivots.
+    """The logarithm of the determinant and the inverse, by Gauss-Jordan elimination without pivoting.
 
-    Step k takes (a_k − e_k)(aᵏ + e_k)ᵀ / a_kk off the matrix, for its column a_k and row aᵏ: that one product clears
-    the column everywhere else and leaves the inverse's column and row in its place.
+    Step k subtracts (a_k − e_k)(aᵏ + e_k)ᵀ / a_kk from the matrix, with its column a_k and row aᵏ. This product clears
+    the column elsewhere and leaves the column and row of the inverse in its place.
     """
     pivots = []
     for k, unit in enumerate(torch.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)):

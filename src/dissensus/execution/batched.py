@@ -1,7 +1,7 @@
 """Networks of linear layers, plain convolutions, pooling and pointwise functions as batched products over all members.
 
 A convolution becomes one product per layer over all members' patches. Grouped convolutions, which `torch.vmap` makes of
-it, are slow for the few channels of small networks; large ones have other backends.
+it, are slow for the few channels of small networks. Large networks have other backends.
 """
 
 import operator
@@ -83,7 +83,7 @@ Step = Callable[[list[Any]], Any]
 
 
 def batched_plan(skeleton: Skeleton) -> list[Step]:
-    """The network as steps that each read earlier values and give one more; the input is the first value."""
+    """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
     if reason:
@@ -120,7 +120,7 @@ def _function_step(node: fx.Node, place: dict[fx.Node, int]) -> Step:
 
 
 def unsupported(network: nn.Module, graph: fx.Graph) -> str:
-    """Why the network has no place here; empty where it has."""
+    """The reason why the network cannot run in this backend; empty if it can."""
     layers = dict(network.named_modules(remove_duplicate=False))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
@@ -180,29 +180,28 @@ def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.numel() < LARGE or weight.is_complex() or weight.is_meta:
         y = _products(flat, weight, bias)
     else:
-        y = _Products.apply(*(None if given is None else _as_autocast_does(given) for given in (flat, weight, bias)))
+        y = _Products.apply(*(None if tensor is None else _autocast(tensor) for tensor in (flat, weight, bias)))
     return y if x.ndim == 3 else y.view(*x.shape[:-1], -1)
 
 
 LARGE = 2**20
-"""Numbers in a layer's weights from which on their gradient is worth an `autograd.Function`: its Python costs more than
-it saves in small layers."""
+"""The size of a weight above which an `autograd.Function` pays; in small layers its Python code costs more time."""
 
 
-def _as_autocast_does(given: Tensor) -> Tensor:
-    """In the precision that autocast, where it is on, would give a product's inputs: it leaves doubles alone."""
-    device = given.device.type
-    lowered = torch.is_autocast_enabled(device) and given.dtype != torch.float64
-    return given.to(torch.get_autocast_dtype(device)) if lowered else given
+def _autocast(tensor: Tensor) -> Tensor:
+    """An input of a product in the precision of autocast, if it is enabled; float64 does not change."""
+    device = tensor.device.type
+    lowered = torch.is_autocast_enabled(device) and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype(device)) if lowered else tensor
 
 
 def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    turned = weight.transpose(1, 2)
-    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+    transposed = weight.transpose(1, 2)
+    return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
 
 
 class _Products(torch.autograd.Function):
-    """`_products`, with a gradient of the weight that lies as the weight does: autograd's is turned, and copied."""
+    """`_products`, whose weight gradient has the weight's memory layout; autograd's is transposed and copied."""
 
     generate_vmap_rule = True
 
@@ -225,8 +224,8 @@ class _Products(torch.autograd.Function):
             None if of_weight is None else torch.bmm(x, of_weight.transpose(1, 2)),
             None if of_bias is None else of_bias.unsqueeze(1),
         ]
-        told = [part for part in parts if part is not None]
-        return sum(told[1:], told[0]) if told else None
+        terms = [part for part in parts if part is not None]
+        return sum(terms[1:], terms[0]) if terms else None
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -244,7 +243,7 @@ def stacked_convolution(
 ) -> Tensor:
     """``x [M, B, C, H, W]`` through M convolutions ``[M, out, C, h, w]``: one product of patches and kernels.
 
-    What comes out lies channels last, so that the next layer's patches are copied in runs of ``w · C`` numbers.
+    The result is channels last, so that patches of the next layer are copied in runs of ``w · C`` numbers.
     """
     assert not isinstance(padding, str)
     members, out, _, height, width = weight.shape

@@ -24,11 +24,11 @@ from dissensus.storage import write_atomically
 log = logging.getLogger("dissensus")
 
 MOST_MEASURED = 64
-"""Members that are measured: what is fastest for these is fastest for more."""
+"""The largest number of members that is measured; the backend that is fastest for them is used for more."""
 
 
 class Choice(NamedTuple):
-    """What was chosen, and why."""
+    """The chosen backend, and the measurements behind the choice."""
 
     backend: str
     milliseconds: dict[str, float]
@@ -45,7 +45,7 @@ Mode = tuple[object, ...]
 
 
 class Choices(dict[Mode, Choice]):
-    """What was chosen so far, by mode of use.
+    """Choices so far, by mode of use.
 
     Two measurements of one computation may choose differently, and backends differ in last bits. So a training that
     may be interrupted keeps its choices in a file (`keep_in`), and uses them again when it goes on.
@@ -56,9 +56,9 @@ class Choices(dict[Mode, Choice]):
     network = ""
 
     def keep_in(self, file: Path, network: str) -> None:
-        """Take the choices that a file holds for a network (`StackedMembers.identity`), and write every new one there.
+        """Read the choices that a file holds for a network (`StackedMembers.identity`), and write new ones there.
 
-        A file that is damaged, or of another network, is written anew: choices decide about speed and last bits only.
+        A file that is damaged or belongs to another network is overwritten: choices affect speed and rounding only.
         """
         try:
             stored = json.loads(file.read_text())
@@ -85,7 +85,7 @@ class Choices(dict[Mode, Choice]):
 
 
 class _Pass(NamedTuple):
-    """A pass as it will be used, on copies of the buffers: measuring leaves no trace in statistics and counters."""
+    """A pass as it will be used, on copies of the buffers, so that measuring does not change them."""
 
     skeleton: Skeleton
     weights: Weights
@@ -94,12 +94,12 @@ class _Pass(NamedTuple):
     per_member: bool
 
     def outputs(self, run: Run) -> tuple[Tensor, Tensors]:
-        """Outputs, and what the pass made of the buffers."""
+        """Outputs, and the buffers after the pass."""
         copies = {name: tensor.clone() for name, tensor in self.buffers.items()}
         return run(self.skeleton, self.weights, copies, self.x, self.per_member), copies
 
     def whole(self, run: Run) -> None:
-        """Forward, and backward where gradients are on: as far as the inputs, whatever they were computed from."""
+        """Forward pass, and backward pass to weights and inputs if gradients are enabled."""
         x = self.x.detach().requires_grad_(self.x.requires_grad)  # a captured pass must not lead out of its graph
         output, _ = self._replace(x=x).outputs(run)
         leaves = [*self.weights.leaves(), *([x] if x.requires_grad else [])]
@@ -118,11 +118,11 @@ def chosen(
     by_rule: bool = False,
     rounds: int = 5,
 ) -> Choice:
-    """Choose among the backends that give the loop's outputs: the quickest, or the loop where it is as good.
+    """The fastest of the backends whose outputs are the loop's, or the loop if none is 5 % faster.
 
-    One pass is measured as it will be used: forward and backward where gradients are on, forward alone otherwise, and
-    replayed from a CUDA graph where that is what will happen. Rounds are interleaved, so that a disturbance of the
-    machine hits every candidate. A backend must beat the loop by 5 %.
+    A pass is measured as it will be used: forward and backward if gradients are enabled, otherwise forward alone, and
+    replayed from a CUDA graph if it will be. Rounds are interleaved, so that a disturbance of the machine affects every
+    candidate.
 
     ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
     loop. The same computation then always runs in the same way.
@@ -131,13 +131,13 @@ def chosen(
     if members < len(weights):
         weights, x = weights.first(members), x[:members] if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
-    each = _Pass(skeleton, weights, buffers, x, per_member)
+    trial = _Pass(skeleton, weights, buffers, x, per_member)
     milliseconds: dict[str, float] = {}
     with generators_kept(x.device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
-        candidates, refused = _candidates(each)
+        candidates, refused = _candidates(trial)
         if not by_rule and len(candidates) > 1:
-            milliseconds = _measured(each, candidates, refused, replayed, rounds)
+            milliseconds = _measured(trial, candidates, refused, replayed, rounds)
     if by_rule:
         best = _ruled(skeleton, candidates, replayed)
     else:
@@ -156,22 +156,22 @@ def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
     return "streams" if replayed and "streams" in candidates else LOOP.name
 
 
-def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
+def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
     """Backends that give the loop's outputs, and the reasons of the others.
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
     """
     with torch.no_grad(), tf32(on=False):
-        (reference, buffers), (again, _) = each.outputs(LOOP.run), each.outputs(LOOP.run)
-        repeatable = torch.equal(reference, again)
+        (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
+        repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cuda_only and not each.x.is_cuda):
+            if backend is LOOP or (backend.on_cuda_only and not trial.x.is_cuda):
                 continue
             try:
-                output, written = each.outputs(backend.run)
-            except Exception as reason:  # the loop has run, so the network itself is sound
-                refused[name] = first_line(reason)
+                output, written = trial.outputs(backend.run)
+            except Exception as error:  # the loop has run, so the network itself is sound
+                refused[name] = first_line(error)
                 continue
             if repeatable and not _close(output, reference):
                 refused[name] = "its outputs differ from the loop's"
@@ -183,34 +183,34 @@ def _candidates(each: _Pass) -> tuple[list[str], dict[str, str]]:
 
 
 def _measured(
-    each: _Pass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
+    trial: _Pass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
 ) -> dict[str, float]:
     if replayed:
-        return _replays(each, candidates, refused, rounds)
+        return _replays(trial, candidates, refused, rounds)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     started = time.perf_counter()
     for turn in range(rounds + 1):
         for name in candidates:
-            elapsed = _timed(functools.partial(each.whole, BACKENDS[name].run), each.x)
+            elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), trial.x)
             if turn:  # the first turn warms up
                 times[name].append(elapsed)
         if turn >= 2 and time.perf_counter() - started > 2.0:
             break
-    return {name: 1e3 * median(found) for name, found in times.items() if found}
+    return {name: 1e3 * median(seconds) for name, seconds in times.items() if seconds}
 
 
-def _replays(each: _Pass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
+def _replays(trial: _Pass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
-        one = functools.partial(each.whole, BACKENDS[name].run)
+        run_pass = functools.partial(trial.whole, BACKENDS[name].run)
         try:
-            one()  # libraries set themselves up
-            replay = captured(one)
-        except RuntimeError as reason:
-            refused[name] = first_line(reason)
+            run_pass()  # libraries set themselves up
+            replay = captured(run_pass)
+        except RuntimeError as error:
+            refused[name] = first_line(error)
             continue
-        times[name] = 1e3 * median([_timed(replay, each.x) for _ in range(rounds + 1)][1:])
+        times[name] = 1e3 * median([_timed(replay, trial.x) for _ in range(rounds + 1)][1:])
         del replay
     return times
 
@@ -225,11 +225,11 @@ def _close(output: Tensor, reference: Tensor) -> bool:
     )
 
 
-def _timed(one: Callable[[], None], x: Tensor) -> float:
+def _timed(function: Callable[[], None], x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     start = time.perf_counter()
-    one()
+    function()
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start

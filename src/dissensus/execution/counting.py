@@ -1,7 +1,7 @@
-"""Batch norm's count of batches, kept on the host while members run one by one.
+"""The batch counters of batch norm, counted on the host while members run in turn.
 
-A layer adds one to its counter at every training pass, on the device: M × layers kernels that do next to nothing. The
-value is used only where ``momentum`` is None; elsewhere calls are tallied and added to all members at once.
+A layer increments its counter on the device at every training pass: M × layers kernels with almost no work. The value
+is used only if ``momentum`` is None. Otherwise calls are counted on the host and added for all members at once.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from dissensus.execution.skeleton import Skeleton, Tensors
 _LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class Tally:
-    """Stands where a counter hangs."""
+class CallCounter:
+    """Replaces a counter in a network and counts calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -28,7 +28,7 @@ class Tally:
 
 
 def counters(skeleton: Skeleton) -> list[str]:
-    """Names of the counters whose value no pass reads."""
+    """Names of counters whose values no pass reads."""
     return [
         f"{path}.num_batches_tracked" if path else "num_batches_tracked"
         for path, layer in skeleton.network.named_modules()
@@ -38,19 +38,19 @@ def counters(skeleton: Skeleton) -> list[str]:
 
 @contextmanager
 def tallied(skeleton: Skeleton, buffers: Tensors, members: int) -> Iterator[list[dict[str, Any]]]:
-    """For each member its buffers, with tallies in place of counters; afterwards the counters have gone on."""
+    """The buffers of each member, with call counters in place of counters, which are incremented afterwards."""
     names = [name for name in skeleton.once(counters) if name in buffers] if skeleton.network.training else []
-    tallies = [{name: Tally() for name in names} for _ in range(members)]
+    tallies = [{name: CallCounter() for name in names} for _ in range(members)]
     held = {name: tensor for name, tensor in buffers.items() if name not in names}
     yield [{**{name: tensor[i] for name, tensor in held.items()}, **tallies[i]} for i in range(members)]
     if not names:
         return
     calls = {name: [tally[name].calls for tally in tallies] for name in names}
-    if all(len(set(each)) == 1 for each in calls.values()):
-        for often in {each[0] for each in calls.values()} - {0}:
-            alike = [buffers[name] for name in names if calls[name][0] == often]
-            torch._foreach_add_(alike, often)  # pyright: ignore[reportPrivateImportUsage]  # one kernel for all layers
-    else:  # members that take different ways through their network
-        for name, each in calls.items():
+    if all(len(set(counts)) == 1 for counts in calls.values()):
+        for number in {counts[0] for counts in calls.values()} - {0}:
+            tensors = [buffers[name] for name in names if calls[name][0] == number]
+            torch._foreach_add_(tensors, number)  # pyright: ignore[reportPrivateImportUsage]  # one kernel for all layers
+    else:  # members that run different layers
+        for name, counts in calls.items():
             counter: Tensor = buffers[name]
-            counter.add_(torch.tensor(each, device=counter.device))
+            counter.add_(torch.tensor(counts, device=counter.device))

@@ -1,4 +1,4 @@
-"""Members one by one, in turn or side by side: takes every network."""
+"""Members as separate passes, in turn or on CUDA streams; works for every network."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,13 @@ def run_loop(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, 
 
 
 def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
-    """Run members side by side, each on a CUDA stream of its own; in turn where there are no streams.
+    """Run members concurrently, each on its CUDA stream; in turn on a CPU.
 
     The backward pass of a member runs on its stream too. The host still launches every kernel, so this pays inside a
-    captured graph, where no host is needed.
+    captured graph, which needs no host.
     """
     if x.requires_grad:
-        x = x.view_as(x)  # so that its gradients are added up on the current stream, not on whichever comes last
+        x = x.view_as(x)  # its gradients are then summed on the current stream, not on a member's
     with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
         return torch.stack(side_by_side(jobs, x.device))
 
@@ -37,18 +37,18 @@ def _jobs(
     skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool
 ) -> Iterator[list[Callable[[], Tensor]]]:
     """One pass per member."""
-    own = weights.members()
+    parameters = weights.members()
 
-    def one(index: int) -> Tensor:
-        with skeleton.lending(own(index), state[index]):
+    def member_outputs(index: int) -> Tensor:
+        with skeleton.lending(parameters(index), state[index]):
             return skeleton.passed(x[index] if per_member else x)
 
     with tallied(skeleton, buffers, len(weights)) as state:
-        yield [functools.partial(one, index) for index in range(len(weights))]
+        yield [functools.partial(member_outputs, index) for index in range(len(weights))]
 
 
 def side_by_side(jobs: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
-    """What every job gives; on a GPU each runs on a stream, and the current stream waits for all."""
+    """Results of all jobs; on a GPU, jobs run on streams, and the current stream waits for all of them."""
     if device.type != "cuda":
         return [job() for job in jobs]
     current = torch.cuda.current_stream(device)

@@ -1,7 +1,7 @@
-"""Activation checkpointing inside members: recognised, and refused.
+"""Activation checkpointing inside members is detected and refused.
 
-It runs part of the forward pass again in the backward pass. By then the weights that were lent to the network for the
-forward pass are gone, so it would compute with others.
+It repeats part of the forward pass in the backward pass. By then the weights that were lent to the network for the
+forward pass have been taken back, so it would use other weights.
 """
 
 import threading
@@ -24,11 +24,11 @@ MESSAGE = (
     "fit(max_memory=...), which takes members in groups. Without gradients (torch.no_grad, predict) it does no harm."
 )
 ENTRIES = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
-"""What both kinds of `torch.utils.checkpoint.checkpoint` go on to; users may have imported `checkpoint` itself."""
+"""What both kinds of `torch.utils.checkpoint.checkpoint` call; users may have imported `checkpoint` itself."""
 
 
 def refuse_recomputation(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> None:
-    """Run members with gradients, on copies of their buffers, and refuse them where they recompute activations."""
+    """Run members with gradients, on copies of their buffers, and refuse them if they recompute activations."""
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.enable_grad(), generators_kept(x.device), recomputation_refused():
         run_loop(skeleton, weights, copies, x, per_member)
@@ -82,5 +82,5 @@ class _Guard:
         return self._unless_refused(self.original, *args, **kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """As an autograd function is called."""
+        """Call an autograd function."""
         return self._unless_refused(self.original.apply, *args, **kwargs)

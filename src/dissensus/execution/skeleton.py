@@ -1,4 +1,4 @@
-"""One network whose weights can be lent to it for the length of a call."""
+"""A network that runs with weights which are lent to it for the duration of a call."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +19,8 @@ class Unsupported(Exception):
 class Skeleton:
     """The structure of a network, apart from its weights.
 
-    ``network``'s own tensors are stacked (``[M, ...]``) and never used in a forward pass: they are swapped for one
-    member's (or, under ``vmap``, for all members') by `lending`. Differs from ``torch.func.functional_call`` in speed
+    The tensors of ``network`` are stacked (``[M, ...]``) and never used in a forward pass: `lending` replaces them by
+    those of a member (or, under ``vmap``, of all members). Differs from ``torch.func.functional_call`` in speed
     only: the places where tensors hang are looked up once, not at every call. A tensor that hangs in several places
     (shared parameters) has one name, that of its first place.
     """
@@ -45,55 +45,55 @@ class Skeleton:
                         self._empty[name] = (store, key)
 
     def __getstate__(self) -> nn.Module:
-        return self.network  # a copy finds its own places: ours hang on our network
+        return self.network  # the places refer to this network, so a copy looks them up again
 
     def __setstate__(self, network: nn.Module) -> None:
         self.__init__(network)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every parameter and buffer that hangs in the network now, by name, shared ones once."""
+        """Parameters and buffers of the network by name; shared tensors occur once."""
         hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
         return {name: tensor for name, tensor in hanging.items() if tensor is not None}
 
     @contextmanager
     def lending(self, *tensors: Tensors) -> Iterator[nn.Module]:
-        """Lend tensors to the network, by name; what hung there before comes back afterwards."""
+        """Lend tensors to the network, by name; the tensors from before are restored afterwards."""
         lent = {name: tensor for group in tensors for name, tensor in group.items()}
-        own = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
+        before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
         self.hang(lent)
         try:
             yield self.network
             self._refuse_filled()
             self._keep_reassigned(lent)
         finally:
-            self.hang(own)
+            self.hang(before)
 
     def passed(self, x: Tensor) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.
 
-        Members share their input, and it is the user's: a network that writes into it (``nn.ReLU(inplace=True)`` in
-        front, ``x.sub_(mean)``) gets a copy. Whether it does is seen in the first pass of a mode, made on a copy.
+        Members share the user's input. A network that writes into it (an initial ``nn.ReLU(inplace=True)``,
+        ``x.sub_(mean)``) gets a copy. The first pass of each mode runs on a copy and shows whether the network does.
         """
         mode = self.network.training
         if not self._writes.get(mode, True):
             return checked_output(self.network(x))
-        own = x.clone()
-        if mode in self._writes or torch.compiler.is_compiling() or own.is_inference():  # which has no version
-            return checked_output(self.network(own))
-        memory = _innermost(own)
+        copy = x.clone()
+        if mode in self._writes or torch.compiler.is_compiling() or copy.is_inference():  # which has no version
+            return checked_output(self.network(copy))
+        memory = _innermost(copy)
         version = memory._version
-        output = checked_output(self.network(own))
+        output = checked_output(self.network(copy))
         self._writes[mode] = memory._version != version
         return output
 
     def hang(self, tensors: Mapping[str, Tensor | None]) -> None:
-        """Hang tensors at every place of their names, for good."""
+        """Assign tensors to every place of their names."""
         for name, tensor in tensors.items():
             for store, key in self._places[name]:
                 store[key] = tensor
 
     def _refuse_filled(self) -> None:
-        """A buffer that the first pass makes would be one member's, and every other member would use it."""
+        """Refuse a buffer that the first pass creates: it would be one member's, and all members would use it."""
         filled = [name for name, (store, key) in self._empty.items() if store[key] is not None]
         for name in filled:
             store, key = self._empty[name]
@@ -113,17 +113,17 @@ class Skeleton:
                 tensor.copy_(now)
 
     def once(self, make: Callable[["Skeleton"], Made]) -> Made:
-        """What ``make`` gives for this skeleton in its mode (train or eval), made at the first call in that mode."""
+        """The result of ``make`` for this skeleton, computed once for each mode (train or eval)."""
         key = (make, self.network.training)
         if key not in self._made:
             self._made[key] = make(self)
         return self._made[key]
 
     def trace(self) -> fx.Graph:
-        """The network's graph of operations in its mode, or `Unsupported` where its forward pass cannot be traced.
+        """The network's graph of operations in its mode; raises `Unsupported` if its forward pass cannot be traced.
 
-        A tracer runs the network's code. It sees tensors without values in place of weights and buffers, so that a pass
-        cannot write to them, nor go one way or the other by what they hold.
+        A tracer runs the network's code. Weights and buffers are replaced by tensors without values, so that a pass can
+        neither write to them nor branch on their values.
         """
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
@@ -139,11 +139,11 @@ class Skeleton:
             return graph
         except Unsupported:
             raise
-        except Exception as reason:  # a tracer runs foreign code: anything may come out of it
-            raise Unsupported(f"its forward pass cannot be traced ({first_line(reason)})") from reason
+        except Exception as error:  # a tracer runs foreign code, which may raise anything
+            raise Unsupported(f"its forward pass cannot be traced ({first_line(error)})") from error
         finally:
-            vars(tracer).clear()  # it is part of a cycle, and would keep the weights until that is collected
-            for module, attributes, buffers in before:  # a pass that keeps something has kept a tracer's stand-in
+            vars(tracer).clear()  # it is part of a reference cycle that would keep the weights in memory
+            for module, attributes, buffers in before:  # a pass may have stored the tracer's placeholders
                 vars(module).clear()
                 vars(module).update(attributes)
                 module._buffers.clear()
@@ -161,24 +161,24 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _innermost(tensor: Tensor) -> Tensor:
-    """The tensor inside those of ``vmap`` and ``grad``: only it counts what is written to a batch."""
+    """The tensor inside the wrappers of ``vmap`` and ``grad``; only its version counts in-place writes."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
 
 
 def checked_output(output: object) -> Tensor:
-    """Refuse what a member's forward pass may not return."""
+    """The output of a member's forward pass, which must be a tensor."""
     if not isinstance(output, Tensor):
         raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
     return output
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for notices of one line."""
+    """The first line of an error's message, for log lines."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def members_inside(network: nn.Module) -> bool:
-    """Whether a network is an ensemble itself, with outputs ``[N, B, ...]``, as one with masks is."""
+    """Whether a network is an ensemble itself, with outputs ``[N, B, ...]``, such as a network with masks."""
     return bool(getattr(network, "members_inside", False))

@@ -1,4 +1,4 @@
-"""TF32, the matrix units' way with float32 on a GPU: ten bits of a product's operands, where float32 has 23."""
+"""TF32: float32 products on a GPU's matrix units with 10 mantissa bits of their operands instead of 23."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ import torch
 
 
 def _switches() -> list[tuple[Any, str, Any, Any]]:
-    """Where TF32 is switched, for convolutions and products: torch's newer switches where it has them.
+    """The switches of TF32 for convolutions and products, as (object, attribute, value for off, value for on).
 
-    Once the newer ones have been used, torch refuses to read the older.
+    PyTorch's newer switches are used if they exist: after that, PyTorch refuses to read the older ones.
     """
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
@@ -21,7 +21,7 @@ def _switches() -> list[tuple[Any, str, Any, Any]]:
 
 @contextmanager
 def tf32(on: bool | None) -> Iterator[None]:
-    """Switch it on or off, or leave it (None), and put it back in any case."""
+    """Enable or disable TF32 for a block; None leaves it as it is."""
     before = [getattr(place, name) for place, name, _, _ in _switches()]
     try:
         if on is not None:

@@ -10,9 +10,9 @@ from dissensus.execution.weights import Weights
 def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
     """Run members under ``vmap``."""
 
-    def one(own: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        with skeleton.lending(own, state):
+    def member_outputs(params: dict[str, Tensor], state: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        with skeleton.lending(params, state):
             return skeleton.passed(inputs)
 
     in_dims = (0, 0, 0 if per_member else None)
-    return torch.func.vmap(one, in_dims=in_dims, randomness="different")(weights.stacked(), dict(buffers), x)
+    return torch.func.vmap(member_outputs, in_dims, randomness="different")(weights.stacked(), dict(buffers), x)

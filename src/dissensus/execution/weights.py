@@ -1,4 +1,4 @@
-"""Where the parameters of a pass come from: stacked tensors, or one matrix ``[M, P]`` that holds all of them."""
+"""The parameters of a pass: stacked tensors, or a matrix ``[M, P]`` that holds all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dissensus.execution.skeleton import Skeleton, Tensors
 
 
 def check_one_dtype(params: Tensors) -> None:
-    """Refuse parameters that one matrix cannot hold as they are: of several precisions, or complex ones."""
+    """Refuse parameters that a matrix cannot hold: complex ones, or those of several dtypes."""
     names = {str(tensor.dtype).removeprefix("torch."): name for name, tensor in reversed(list(params.items()))}
     if any(tensor.is_complex() for tensor in params.values()):
         name = next(name for name, tensor in params.items() if tensor.is_complex())
@@ -25,11 +25,11 @@ def check_one_dtype(params: Tensors) -> None:
 
 
 Member = Callable[[int], dict[str, Tensor]]
-"""A member's parameters, by its index; to be called where its pass runs, for views made there."""
+"""``index -> parameters`` of a member. It is called on the stream of the member's pass, where it creates the views."""
 
 
 class Hanging:
-    """Stacked parameters as they hang in a network."""
+    """Stacked parameters as they are stored in a network."""
 
     def __init__(self, tensors: Tensors, count: int) -> None:
         self.tensors, self.count = dict(tensors), count
@@ -50,30 +50,30 @@ class Hanging:
         return lambda index: {name: tensors[index] for name, tensors in unbound.items()}
 
     def leaves(self) -> list[Tensor]:
-        """The tensors that want a gradient."""
+        """The tensors that require a gradient."""
         return [tensor for tensor in self.tensors.values() if tensor.requires_grad]
 
     def first(self, members: int) -> "Hanging":
-        """The first so many members, as leaves of their own: a graph cannot lead back to tensors from before it."""
+        """The first members, as new leaves: a captured graph cannot lead back to tensors from before it."""
         cut = {n: t.detach()[:members].requires_grad_(t.requires_grad) for n, t in self.tensors.items()}
         return Hanging(cut, min(members, self.count))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one member's parameters lie in a row of the matrix ``[M, P]``.
+    """The order of a member's parameters in a row of the matrix ``[M, P]``.
 
-    Weights of convolutions and linear layers come first, so that one cast brings all of them to a lower precision;
-    with ``channels_last`` a convolution's weight lies as ``[out, height, width, in]``, so that none is rearranged
-    at every pass.
+    Weights of convolutions and linear layers come first, so that a single cast lowers their precision. With
+    ``channels_last``, weights of convolutions are stored as ``[out, height, width, in]``, so that passes need not
+    rearrange them.
     """
 
     shapes: dict[str, torch.Size]
-    """Of one member, in the order of columns."""
+    """Shapes of a member's parameters, in the order of columns."""
     products: int
-    """How many of them are weights of convolutions and linear layers."""
-    turned: frozenset[str]
-    """Weights that lie channels last: those of plain 2-D convolutions, which nothing looks at but the convolution."""
+    """The number of parameters that are weights of convolutions and linear layers."""
+    channels_last: frozenset[str]
+    """Weights that are stored channels last: those of plain 2-D convolutions, which nothing else reads."""
 
     @classmethod
     def of(cls, skeleton: Skeleton, params: Tensors, channels_last: bool) -> "Layout":
@@ -83,31 +83,31 @@ class Layout:
         order = sorted(params, key=lambda name: id(params[name]) not in held)  # stable: otherwise as they come
         shapes = {name: params[name].shape[1:] for name in order}
         plain = {id(layer.weight) for layer in layers if type(layer) is nn.Conv2d}
-        turned = frozenset(name for name in order if channels_last and id(params[name]) in plain)
-        return cls(shapes, sum(id(params[name]) in held for name in order), turned)
+        last = frozenset(name for name in order if channels_last and id(params[name]) in plain)
+        return cls(shapes, sum(id(params[name]) in held for name in order), last)
 
     def packed(self, params: Tensors) -> Tensor:
         """The matrix ``[M, P]`` of stacked parameters."""
-        laid = [params[name].detach() for name in self.shapes]
-        turned = [t.movedim(2, -1) if name in self.turned else t for name, t in zip(self.shapes, laid, strict=True)]
-        return torch.cat([t.reshape(len(t), -1) for t in turned], 1)
+        tensors = {name: params[name].detach() for name in self.shapes}
+        stored = [t.movedim(2, -1) if name in self.channels_last else t for name, t in tensors.items()]
+        return torch.cat([t.reshape(len(t), -1) for t in stored], 1)
 
     def views(self, rows: Tensor, names: list[str] | None = None) -> dict[str, Tensor]:
-        """Parameters as views of ``[M, P]``, or of one row ``[P]``; of some of them, if they are named."""
+        """Parameters, all or those named, as views of ``[M, P]`` or of a row ``[P]``."""
         shapes = {name: self.shapes[name] for name in names} if names is not None else self.shapes
         pieces = rows.split([shape.numel() for shape in shapes.values()], -1)
         return {name: self._shaped(name, piece) for name, piece in zip(shapes, pieces, strict=True)}
 
     def _shaped(self, name: str, piece: Tensor) -> Tensor:
         shape = self.shapes[name]
-        if name in self.turned:
+        if name in self.channels_last:
             out, into, height, width = shape
             return piece.unflatten(-1, (out, height, width, into)).movedim(-1, -3)
         return piece.unflatten(-1, shape) if shape else piece.squeeze(-1)
 
 
 class Packed:
-    """Parameters as views of one matrix; those of products in the precision that autocast would give them."""
+    """Parameters as views of a matrix; weights of products in the precision of autocast."""
 
     def __init__(self, layout: Layout, flat: Tensor, dtype: torch.dtype | None) -> None:
         self.layout, self.flat, self.dtype = layout, flat, dtype
@@ -116,7 +116,7 @@ class Packed:
         return len(self.flat)
 
     def _sections(self) -> list[tuple[Tensor, list[str]]]:
-        """The matrix, with the names of its columns; cut in two where weights of products are cast."""
+        """The matrix and the names of its parameters; two matrices if weights of products are cast."""
         names, count = list(self.layout.shapes), self.layout.products
         if self.dtype is None or not count:
             return [(self.flat, names)]
@@ -125,11 +125,11 @@ class Packed:
         return [(products, names[:count]), (rest, names[count:])]
 
     def stacked(self) -> dict[str, Tensor]:
-        """Every parameter, ``[M, ...]``: one split, whose gradient is one concatenation."""
+        """Every parameter, ``[M, ...]``, by a single split, whose gradient is a single concatenation."""
         return {n: view for matrix, names in self._sections() for n, view in self.layout.views(matrix, names).items()}
 
     def members(self) -> Member:
-        """Each member's parameters: views of its row, so that its gradient is one row too."""
+        """Each member's parameters as views of its row, so that its gradient is a row too."""
         unbound = [(matrix.unbind(0), names) for matrix, names in self._sections()]
         return lambda index: {
             n: view for rows, names in unbound for n, view in self.layout.views(rows[index], names).items()
@@ -140,13 +140,13 @@ class Packed:
         return [self.flat] if self.flat.requires_grad else []
 
     def first(self, members: int) -> "Packed":
-        """The first so many members, as a leaf of their own."""
+        """The first members, as a new leaf."""
         flat = self.flat.detach()[:members].requires_grad_(self.flat.requires_grad)
         return Packed(self.layout, flat, self.dtype)
 
 
 class _Cut(torch.autograd.Function):
-    """Columns of a matrix in another precision, and the rest of it; their gradients are written into one matrix."""
+    """The first columns of a matrix in another precision, and the rest; gradients are written into a single matrix."""
 
     generate_vmap_rule = True
 
@@ -172,4 +172,4 @@ class _Cut(torch.autograd.Function):
 
 
 Weights = Hanging | Packed
-"""The parameters of M members, for one pass."""
+"""The parameters of M members for a pass."""

@@ -2,6 +2,7 @@
 
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dissensus import checks
 from dissensus.data import common_datasets, folders, sources, tables
 from dissensus.data.batches import split_rows
 from dissensus.data.folders import ImageFiles
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.randomness import Use, derived_seed
 from dissensus.studies.spec import Spec
 
@@ -48,20 +50,20 @@ GENERATED = (
     "audit-sizes",
 )
 TABLES = (
-    *(name for name, info in sources.DATASETS.items() if info.kind == "table" and not info.parts),
+    *(name for name, info in DATASETS.items() if info.kind == "table" and not info.parts),
     *common_datasets.TABLES,
     "facebook-leaky",
     "made-table",
 )
 IMAGES = (
-    *(name for name, info in sources.DATASETS.items() if info.kind == "images"),
+    *(name for name, info in DATASETS.items() if info.kind == "images"),
     "made-images",
     "made-groups",
     "cifar10-six",
     "fashion-mnist-six",
     "made-images-six",
 )
-FOLDERS = (*(name for name, info in sources.DATASETS.items() if info.kind == "folders"), "made-folder")
+FOLDERS = (*(name for name, info in DATASETS.items() if info.kind == "folders"), "made-folder")
 """Images that are read one at a time."""
 NAMES = (*TABLES, *IMAGES, *FOLDERS, *SYNTHETIC_SIZED, *GROUPS)
 
@@ -98,23 +100,33 @@ def available(name: str) -> bool:
 
 
 def is_split_by_seed(name: str) -> bool:
-    """Whether every seed has its own split: tables have no fixed test set."""
-    return name in (*TABLES, *SYNTHETIC_SIZED, "digits")
+    """Whether every seed has its own split: tables have no fixed test set. Data from outside is loaded seed by seed."""
+    return name in (*TABLES, *SYNTHETIC_SIZED, "digits") or name not in NAMES
 
 
-def load(name: str, seed: int, spec: Spec, *, searching: bool = False) -> StudyData:
+def load(
+    name: str,
+    seed: int,
+    spec: Spec,
+    *,
+    searching: bool = False,
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
+) -> StudyData:
     """A data set, split by the seed where it has no fixed test set.
 
     With ``searching``, part of the training rows is held out, and the scaling is fitted to the rest alone.
+    ``catalogue`` describes data from outside: a table or images, with the parts ``train`` and ``test`` or none.
     """
-    checks.one_of("data", name, NAMES)
+    checks.one_of("data", name, [*NAMES, *catalogue])
+    if name not in NAMES:
+        return _from_outside(catalogue[name], seed, spec, searching)
     assert name not in FOLDERS
     assert name not in GROUPS
     if name in SYNTHETIC_SIZED:
         assert not searching
         return _synthetic(name, seed, spec)
     if is_split_by_seed(name):
-        return _split(name, seed, spec, searching)
+        return _split(name, *_table(name), seed, spec, searching)
     (x, y, _), (test_x, test_y, _) = images(name, "train"), images(name, "test")
     x, y = x[: spec.optimisation.examples], y[: spec.optimisation.examples]
     test_x, test_y = test_x[: spec.evaluation.examples], test_y[: spec.evaluation.examples]
@@ -173,17 +185,34 @@ def _generated_folder(folder: Path, seed: int, count: int = 12) -> ImageFiles:
     return folders.by_class(folder, size=16)
 
 
-def _split(name: str, seed: int, spec: Spec, searching: bool) -> StudyData:
-    x, y = _table(name)
-    kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, derived_seed(seed, Use.TEST_SPLIT))
+def _from_outside(info: DatasetInfo, seed: int, spec: Spec, searching: bool) -> StudyData:
+    if info.kind not in ("images", "table") or set(info.parts) not in (set(), {"train", "test"}):
+        got = f"{info.kind} with the parts {info.parts}"
+        checks.refuse(info.name, "be images or a table, with the parts 'train' and 'test' or none", got)
+    if not info.parts:
+        return _split(info.name, *sources.load(info), seed, spec, searching)
+    (x, y), (test_x, test_y) = (sources.load(info, part) for part in ("train", "test"))
+    together = torch.cat([x, test_x]), torch.cat([y, test_y])
+    return _split(info.name, *together, seed, spec, searching, fixed_test=len(test_x))
+
+
+def _split(
+    name: str, x: Tensor, y: Tensor, seed: int, spec: Spec, searching: bool, *, fixed_test: int | None = None
+) -> StudyData:
+    """Split rows by the seed, or keep the last ``fixed_test`` rows as the test set, and scale them."""
+    if fixed_test is None:
+        kept, test = split_rows(len(x), spec.evaluation.test_fraction or 0.2, derived_seed(seed, Use.TEST_SPLIT))
+    else:
+        kept, test = torch.arange(len(x)).split([len(x) - fixed_test, fixed_test])
     kept = kept[: spec.optimisation.examples]
     held = None
     if searching and spec.search is not None:
         rest, part = split_rows(len(kept), spec.search.validation or 0.2, derived_seed(seed, Use.SEARCH_SPLIT))
         kept, held = kept[rest], kept[part]
     parts = [rows for rows in (kept, test, held) if rows is not None]
-    if name == "digits":
-        pairs = [((x[rows] / 16).float().view(-1, 1, 8, 8), y[rows]) for rows in parts]
+    if x.ndim == 4:
+        brightest = 16 if name == "digits" else 255
+        pairs = [((x[rows] / brightest).float(), y[rows]) for rows in parts]
     elif not y.is_floating_point():
         scaled = tables.scaled(x, y.double().unsqueeze(1), *parts)
         pairs = [(features, y[rows]) for (features, _), rows in zip(scaled, parts, strict=True)]
@@ -321,11 +350,11 @@ def two_attributes(part: str, examples: int = 2000) -> tuple[Tensor, Tensor, Ten
     return x.clamp(0, 1), y, 2 * y + background
 
 
-def describe(name: str) -> dict[str, Any]:
+def describe(name: str, catalogue: Mapping[str, DatasetInfo] = DATASETS) -> dict[str, Any]:
     """Name, source and terms of data, for a report."""
     if name in GENERATED:
         return {"name": name, "source": "generated"}
-    source = sources.DATASETS[source_of(name)]
+    source = catalogue[source_of(name)] if name in NAMES else catalogue[name]
     if name in GROUPS:
         return {"name": name, "source": f"{source.description}: {', '.join(GROUPS[name])}", "terms": source.terms}
     return {"name": name, "source": source.description, "terms": source.terms}

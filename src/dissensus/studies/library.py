@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dissensus import checks
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.spec import Spec, SpecError, merged, parse
@@ -29,27 +30,36 @@ def _order(name: str) -> tuple[str, str, int]:
     return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
 
 
-def load(name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
+def load(
+    name: str,
+    procedures: Mapping[str, Procedure] = PROCEDURES,
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
+) -> Spec:
     """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
     path = Path(name)
     if path.suffix == ".toml" and path.exists():
-        return read(path, f"{path.parent.name}/{path.stem}", procedures)
+        return read(path, f"{path.parent.name}/{path.stem}", procedures, catalogue)
     known = names()
     if name not in known:
         same = next((n for n in known if n.endswith(f"/{name}")), name)  # without its paper
         hint = checks.nearest(same, known, "`dissensus study list` shows all.")
         raise SpecError(f"there is no study {name!r}. {hint}")
-    return read(SPECS / f"{name}.toml", name, procedures)
+    return read(SPECS / f"{name}.toml", name, procedures, catalogue)
 
 
-def read(path: Path, name: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> Spec:
+def read(
+    path: Path,
+    name: str,
+    procedures: Mapping[str, Procedure] = PROCEDURES,
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
+) -> Spec:
     """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
     settings = _toml(path)
     if "uses" in settings:
         base = _toml(SPECS / f"{settings['uses']}.toml")
         settings = merged(_inherited(base, settings, path.name), settings)
     spec = parse(settings, name, path.name)
-    check(spec, path.name, procedures)
+    check(spec, path.name, procedures, catalogue)
     return spec
 
 

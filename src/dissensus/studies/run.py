@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import dissensus
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint
 from dissensus.storage import locked, write_atomically
 from dissensus.studies import datasets, library
@@ -55,6 +56,7 @@ def run(
     on_study: OnProgress | None = None,
     procedures: Mapping[str, Procedure] = PROCEDURES,
     measures: Mapping[str, OutputMeasure] = MEASURES,
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
 ) -> Path:
     """Run a study at a scale, or continue it; return its folder.
 
@@ -68,16 +70,17 @@ def run(
         on_study: Called with a text and the share of the study that is done.
         procedures: Procedures by name: the built-in ones, and those from outside.
         measures: Measures of member outputs by name: the built-in ones, and those from outside.
+        catalogue: Data sets by name: the built-in ones, and those from outside (tables and images to train on).
     """
-    spec = study if isinstance(study, Spec) else library.load(study, procedures)
+    spec = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
     spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
     for data in spec.data:
-        check(on_data(spec, data), f"{spec.name}.toml", procedures)
+        check(on_data(spec, data), f"{spec.name}.toml", procedures, catalogue)
     lacks = missing(spec, procedures, measures)
     if lacks:
         raise SpecError(f"{spec.name} cannot be run yet: it waits for {', '.join(lacks)}.")
     root = runs_folder() if root is None else root
-    foreign = foreign_fingerprint(spec, procedures, measures)
+    foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign)
     if read_state(folder).stage == "done":
         return folder
@@ -94,23 +97,32 @@ def run(
             on_study=on_study,
             procedures=procedures,
             measures=measures,
+            catalogue=catalogue,
         )
     folder.mkdir(parents=True, exist_ok=True)
-    context = Context(spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress)
+    context = Context(spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue)
     with alone(folder, spec.name):
         if read_state(folder).stage != "done":
             _run(context, procedures[spec.procedure], scale, jobs, foreign, changes or {})
     return folder
 
 
-def foreign_fingerprint(spec: Spec, procedures: Mapping[str, Procedure], measures: Mapping[str, OutputMeasure]) -> str:
-    """A checksum of the procedure and measures of a study that are not built in; empty where all are."""
+def foreign_fingerprint(
+    spec: Spec,
+    procedures: Mapping[str, Procedure],
+    measures: Mapping[str, OutputMeasure],
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
+) -> str:
+    """A checksum of the procedure, measures and data of a study that are not built in; empty where all are."""
     parts: dict[str, object] = {}
     if procedures[spec.procedure] is not PROCEDURES.get(spec.procedure):
         parts[spec.procedure] = procedures[spec.procedure]
     for name in spec.evaluation.measures:
         if name in measures and measures[name] is not MEASURES.get(name):
             parts[name] = measures[name]
+    for name in spec.data:
+        if name in catalogue and name not in DATASETS:
+            parts[f"data {name}"] = catalogue[name]
     return fingerprint(parts) if parts else ""
 
 
@@ -280,7 +292,7 @@ def _provenance(
         searched_networks=_searched_networks(context.base),
         seconds=seconds,
         peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else _peak_mib(),
-        data=[datasets.describe(name) for name in spec.data],
+        data=[datasets.describe(name, context.catalogue) for name in spec.data],
         device=device.type,
         changes=changes,
         fingerprint=settings,

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 
 from dissensus import checks, objectives
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.diversity.decomposition import check_pool
 from dissensus.studies.datasets import NAMES
 from dissensus.studies.measures import MEASURES, OutputMeasure
@@ -25,7 +26,12 @@ def missing(
     return procedures[spec.procedure].missing(spec, measures)
 
 
-def check(spec: Spec, file: str, procedures: Mapping[str, Procedure] = PROCEDURES) -> None:
+def check(
+    spec: Spec,
+    file: str,
+    procedures: Mapping[str, Procedure] = PROCEDURES,
+    catalogue: Mapping[str, DatasetInfo] = DATASETS,
+) -> None:
     """Refuse names that nothing has, and options that nothing takes."""
     if spec.members is not None:
         _check_network(file, "members.network", spec.members.network)
@@ -36,10 +42,11 @@ def check(spec: Spec, file: str, procedures: Mapping[str, Procedure] = PROCEDURE
         _check_network(file, "grid.network", name)
     for name in spec.optimisation.augment:
         _check_name(file, "optimisation.augment", name, list(AUGMENTATIONS))
+    data_names = [*NAMES, *(name for name in catalogue if name not in DATASETS)]
     for name in spec.data:
-        _check_name(file, "data", name, NAMES)
+        _check_name(file, "data", name, data_names)
     for name in spec.by_data:
-        _check_name(file, "by_data", name, NAMES)
+        _check_name(file, "by_data", name, data_names)
     _check_grid(spec, file)
     if spec.optimisation.momentum and spec.optimisation.optimizer != "sgd":
         optimizer = spec.optimisation.optimizer

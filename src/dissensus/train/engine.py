@@ -43,8 +43,10 @@ _STRIDE = 0x2545F4914F6CDD1D
 class CapturedSteps(Protocol):
     """Steps that are replayed from graphs; see `dissensus.train.capture`."""
 
-    given_up: bool
-    """Whether steps run eagerly from now on, because none could be captured."""
+    @property
+    def given_up(self) -> bool:
+        """Whether steps run eagerly from now on, because none could be captured."""
+        ...
 
     def steps(self, engine: "Engine", factors: Tensor) -> Iterator[int]:
         """Do the remaining steps of an epoch; yield the number of examples of each."""

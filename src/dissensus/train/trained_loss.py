@@ -56,7 +56,7 @@ def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
     return TrainedLoss(loss, pool if pool in POOLS else natural, weights, vouched)
 
 
-def _by_name(loss: Any) -> Any:
+def _by_name(loss: Any) -> str | PerExampleLoss | None:
     """The name of a loss function of `dissensus.losses`; any other value as it is."""
     names = [name for name, known in losses.LOSSES.items() if loss is known.function]
     return names[0] if names else loss

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec, on_data
@@ -42,6 +43,8 @@ class Context:
     measures: Mapping[str, OutputMeasure] = field(default_factory=lambda: MEASURES)
     """Measures of member outputs by name."""
     progress: OnProgress = no_progress
+    catalogue: Mapping[str, DatasetInfo] = field(default_factory=lambda: DATASETS)
+    """Data sets by name."""
 
     def on_data(self, data: str) -> "Context":
         """The same, with the settings that the study has for one of its data sets."""

@@ -118,7 +118,7 @@ def _build_monte_carlo(build: Callable[[], nn.Module], count: int, rate: float) 
 def _train_methods(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
     """Train every method for all seeds; ensembles are left in the folder."""
     spec = context.spec
-    data = datasets.load(unit.data, unit.seeds[0], spec)
+    data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
     groups: dict[str, list[Method]] = {}
     for name in spec.grid["method"]:
         method = method_of(spec, name)

@@ -52,7 +52,7 @@ _SWEEP_ARGUMENTS = ("lr", "batch_size", "weight_decay", "members", "epochs")
 def _train_grid(unit: TrainingUnit, context: Context, folder: Path) -> list[Row]:
     spec = context.spec
     chosen = search.best(folder / TRIALS) if spec.search is not None else {}
-    data = datasets.load(unit.data, unit.seeds[0], spec)
+    data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
     swept = _sweep(unit, context, data, chosen, folder)
     rows: list[Row] = []
     for i, point in enumerate(swept.points):
@@ -147,7 +147,10 @@ def _search(units: Sequence[TrainingUnit], context: Context) -> None:
     name, spec = units[0].data, context.spec
     search.search(
         spec,
-        [(unit.seeds[0], datasets.load(name, unit.seeds[0], spec, searching=True)) for unit in units],
+        [
+            (unit.seeds[0], datasets.load(name, unit.seeds[0], spec, searching=True, catalogue=context.catalogue))
+            for unit in units
+        ],
         [context.folder / unit.name / TRIALS for unit in units],
         context.device,
         lambda trial, trials: context.progress(f"{name}: search {trial}/{trials}", trial / trials),
