@@ -33,13 +33,13 @@ def write_outputs(folder: Path, members: int, examples: int, classes: int) -> No
     np.save(folder / "targets.npy", labels)
     step = max(1, 2**24 // classes)
     for member in range(members):
-        outputs = np.lib.format.open_memmap(folder / f"member-{member}.npy", "w+", np.float16, (examples, classes))
+        held = np.lib.format.open_memmap(folder / f"member-{member}.npy", "w+", np.float16, (examples, classes))
         for start in range(0, examples, step):
             rows = slice(start, min(start + step, examples))
             part = rng.standard_normal((rows.stop - rows.start, classes), dtype=np.float32)
             part[np.arange(len(part)), labels[rows]] += 4.0
-            outputs[rows] = part
-        outputs.flush()
+            held[rows] = part
+        held.flush()
 
 
 def audited(folder: Path, members: int) -> dict[str, Any]:

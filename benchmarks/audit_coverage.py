@@ -70,18 +70,18 @@ def main() -> None:
         truth = {
             name: figure.value for name, figure in figures(task, *drawn(task, members, TRUTH, generator), 0).items()
         }
-        counts = dict.fromkeys(truth, 0)
+        held = dict.fromkeys(truth, 0)
         for audit in range(options.audits):
             estimated = figures(task, *drawn(task, members, examples, generator), audit)
             for name, figure in estimated.items():
-                counts[name] += figure.low <= truth[name] <= figure.high
+                held[name] += figure.low <= truth[name] <= figure.high
         rows.append(
             {
                 "task": task,
                 "members": members,
                 "examples": examples,
                 "audits": options.audits,
-                "held": {name: count / options.audits for name, count in counts.items()},
+                "held": {name: count / options.audits for name, count in held.items()},
             }
         )
         print(task, members, examples, {name: round(share, 3) for name, share in rows[-1]["held"].items()}, flush=True)

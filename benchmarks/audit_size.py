@@ -99,10 +99,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     start = time.perf_counter()
-    earlier = (
-        json.loads(options.json.read_text()) if options.json and options.json.exists() else {"rows": [], "made": {}}
-    )
-    rows = [row for row in earlier["rows"] if row["kind"] not in options.kinds]
+    held = json.loads(options.json.read_text()) if options.json and options.json.exists() else {"rows": [], "made": {}}
+    rows = [row for row in held["rows"] if row["kind"] not in options.kinds]
     for kind in options.kinds:
         for members in options.members:
             for dimensions in options.dimensions:
@@ -110,7 +108,7 @@ def main() -> None:
                 print(rows[-1], flush=True)
     made = {
         "command": command_line(),
-        "seconds": time.perf_counter() - start + earlier["made"].get("seconds", 0.0),
+        "seconds": time.perf_counter() - start + held["made"].get("seconds", 0.0),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         **library(),
