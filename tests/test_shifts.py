@@ -230,5 +230,6 @@ def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
     scores = [one["disagreement"] for one in shown[0]]
     assert min(scores[: shift.SHOWN]) >= max(scores[shift.SHOWN :])
     drawn = figures(library.load("ldr/figure-3"), summarise(read_report(folder)))
-    assert len(drawn) == 1
-    assert "ldr" in drawn[0][1]
+    ((figure, title),) = drawn
+    assert "ldr" in title
+    assert figure.axes[0].get_title(loc="left") == f"{title}: most disagreement", "a page has no other title for it"

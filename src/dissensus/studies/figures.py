@@ -98,7 +98,8 @@ def _gallery(settings: FigureSection, point: Point, title: str) -> Any:  # noqa:
 
     pictures = [picture(entry) for entry in point.pictures or []]
     half = len(pictures) // 2
-    return charts.gallery([("most disagreement", pictures[:half]), ("least disagreement", pictures[half:])])
+    rows = [(f"{title}: most disagreement", pictures[:half]), ("least disagreement", pictures[half:])]
+    return charts.gallery(rows)
 
 
 def _line(name: str, curve: Curve) -> charts.Line:
