@@ -208,6 +208,21 @@ def test_a_sweep_is_known_by_all_its_settings(tmp_path):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 
 
+def test_what_another_version_wrote_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
+    swept = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 1, "checkpoint": tmp_path / "sweep", "resume": True}
+    fitted = {"epochs": 1, "checkpoint": tmp_path / "fit", "resume": True}
+    with monkeypatch.context() as older:
+        older.setattr("dissensus.train.checkpoint.FORMAT", 1)
+        older.setattr("dissensus.train.sweeping.FORMAT", 1)
+        ds.fit(ds.Ensemble(build, 2), data(), mse, **fitted)
+        ds.sweep(build, data(), objective, **swept)
+    with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
+        ds.fit(ds.Ensemble(build, 2), data(), mse, **fitted)
+    with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
+        ds.sweep(build, data(), objective, **swept)
+
+
 def test_parts_with_a_slash_in_their_name_come_back(tmp_path):
     def objective(outputs, targets):
         total, parts = mse(outputs, targets)

@@ -1,7 +1,7 @@
 """A study, measure, procedure and data set from outside the package are passed as arguments; no table is changed."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -155,6 +155,13 @@ def test_a_spec_is_taken_as_well_as_its_file(study, tmp_path):
     file = study("mine", STUDY)
     by_file = runner.run(file, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
     assert runner.run(library.load(file), "smoke", root=tmp_path / "runs", measures=MORE_MEASURES) == by_file
+
+
+def test_a_spec_without_a_paper_is_refused_before_it_runs(study, tmp_path):
+    spec = replace(library.load(study("mine", STUDY)), name="elsewhere/mine")
+    with pytest.raises(SpecError, match="`study` must have a name PAPER/NAME; got 'elsewhere/mine'"):
+        runner.run(spec, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_measure_from_outside_that_changes_is_another_run(study, tmp_path):

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import tarfile
@@ -983,3 +984,8 @@ def test_weights_are_not_data_and_are_verified(data):
     (folder / catalogue.MOBILENET).write_bytes(b"0" * 14_212_972)
     with pytest.raises(sources.DataError, match=r"be the expected file of mobilenet-v2"):
         sources.weights("mobilenet-v2")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_entry_can_be_sent_to_a_worker_process(name):
+    assert pickle.loads(pickle.dumps(DATASETS[name])).name == name

@@ -11,6 +11,7 @@ listed only where it was computed from the file itself.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -208,20 +209,16 @@ def _read_svhn(files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor
     return formats.svhn(files[0])
 
 
-def _read_sklearn(loader: str) -> Read:
-    """A reader of a data set that scikit-learn contains: digits as images, other sets as tables."""
-
-    def read(_files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
-        try:
-            from sklearn import datasets
-        except ImportError as reason:
-            raise ImportError("this data ships with scikit-learn: pip install 'dissensus[data]'") from reason
-        x, y = (torch.from_numpy(array) for array in getattr(datasets, loader)(return_X_y=True))
-        if loader == "load_digits":
-            return x.to(torch.uint8).view(-1, 1, 8, 8), y.long()
-        return x.double(), y.double().unsqueeze(-1) if y.is_floating_point() else y.long()
-
-    return read
+def _read_sklearn(loader: str, _files: Sequence[Path], _part: str | None) -> tuple[Tensor, Tensor]:
+    """Read a data set that scikit-learn contains: digits as images, other sets as tables."""
+    try:
+        from sklearn import datasets
+    except ImportError as reason:
+        raise ImportError("this data ships with scikit-learn: pip install 'dissensus[data]'") from reason
+    x, y = (torch.from_numpy(array) for array in getattr(datasets, loader)(return_X_y=True))
+    if loader == "load_digits":
+        return x.to(torch.uint8).view(-1, 1, 8, 8), y.long()
+    return x.double(), y.double().unsqueeze(-1) if y.is_floating_point() else y.long()
 
 
 _TABLES = (
@@ -518,7 +515,7 @@ _PACKAGES = (
         "Digits: 1,797 handwritten digits, 8×8, grey",
         f"{CC_BY}; ships with scikit-learn",
         package="sklearn",
-        read=_read_sklearn("load_digits"),
+        read=partial(_read_sklearn, "load_digits"),
     ),
     DatasetInfo(
         "diabetes",
@@ -526,7 +523,7 @@ _PACKAGES = (
         "Diabetes: progression of the disease in 442 patients, from 10 measurements",
         "Efron et al. 2004; ships with scikit-learn",
         package="sklearn",
-        read=_read_sklearn("load_diabetes"),
+        read=partial(_read_sklearn, "load_diabetes"),
     ),
     DatasetInfo(
         "wine",
@@ -534,7 +531,7 @@ _PACKAGES = (
         "Wine: 178 wines of three growers, by 13 measurements",
         f"{CC_BY}; ships with scikit-learn",
         package="sklearn",
-        read=_read_sklearn("load_wine"),
+        read=partial(_read_sklearn, "load_wine"),
     ),
     DatasetInfo(
         "breast-cancer",
@@ -542,7 +539,7 @@ _PACKAGES = (
         "Breast cancer: 569 tumours, malignant or not, by 30 measurements",
         f"{CC_BY}; ships with scikit-learn",
         package="sklearn",
-        read=_read_sklearn("load_breast_cancer"),
+        read=partial(_read_sklearn, "load_breast_cancer"),
     ),
 )
 """Data sets that a Python package contains."""

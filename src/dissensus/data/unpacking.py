@@ -120,19 +120,21 @@ def unpack_table(member: str, name: str, *, names: Sequence[str] | None = None, 
         names: Column names, where the table has none.
         required: A column; rows in which it is empty are dropped.
     """
+    return partial(_convert_table, member, name, names, required)
 
-    def convert(archives: Sequence[Path], folder: Path) -> None:
-        raw = folder / "raw.csv"
-        unpack_files(renamed={member: raw.name})(archives, folder)
-        columns = _separated_columns(raw, names)
-        raw.unlink()
-        if required is not None and required not in columns:
-            refuse(member, f"have a column {required!r}", list(columns))
-        rows = list(zip(*columns.values(), strict=True))
-        kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
-        _write_csv(folder / name, list(columns), kept)
 
-    return convert
+def _convert_table(
+    member: str, name: str, names: Sequence[str] | None, required: str | None, archives: Sequence[Path], folder: Path
+) -> None:
+    raw = folder / "raw.csv"
+    unpack_files(renamed={member: raw.name})(archives, folder)
+    columns = _separated_columns(raw, names)
+    raw.unlink()
+    if required is not None and required not in columns:
+        refuse(member, f"have a column {required!r}", list(columns))
+    rows = list(zip(*columns.values(), strict=True))
+    kept = [row for i, row in enumerate(rows) if required is None or columns[required][i]]
+    _write_csv(folder / name, list(columns), kept)
 
 
 def _separated_columns(path: Path, names: Sequence[str] | None) -> dict[str, list[str]]:
@@ -167,18 +169,18 @@ class RawTable:
 
 def unpack_tables(tables: Mapping[str, RawTable]) -> Unpack:
     """Convert tables to CSV with commas and a line of column names: ``{name of the CSV file: table}``."""
+    return partial(_convert_tables, tables)
 
-    def convert(archives: Sequence[Path], folder: Path) -> None:
-        files = {member: f"{i}.raw" for i, member in enumerate(m for raw in tables.values() for m in raw.members)}
-        unpack_files(renamed=files)(archives, folder)
-        for name, raw in tables.items():
-            parts = [_raw_columns(folder / files[member], member, raw) for member in raw.members]
-            rows = [row for part in parts for row in zip(*part.values(), strict=True)]
-            _write_csv(folder / name, list(parts[0]), rows)
-        for file in files.values():
-            (folder / file).unlink()
 
-    return convert
+def _convert_tables(tables: Mapping[str, RawTable], archives: Sequence[Path], folder: Path) -> None:
+    files = {member: f"{i}.raw" for i, member in enumerate(m for raw in tables.values() for m in raw.members)}
+    unpack_files(renamed=files)(archives, folder)
+    for name, raw in tables.items():
+        parts = [_raw_columns(folder / files[member], member, raw) for member in raw.members]
+        rows = [row for part in parts for row in zip(*part.values(), strict=True)]
+        _write_csv(folder / name, list(parts[0]), rows)
+    for file in files.values():
+        (folder / file).unlink()
 
 
 def _raw_columns(path: Path, member: str, raw: RawTable) -> dict[str, list[str]]:

@@ -34,7 +34,7 @@ from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
 from dissensus.studies.results import Provenance, Report, Row
 from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_folder, write_state
-from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
+from dissensus.studies.spec import PAPERS, Spec, SpecError, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
 
 _MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
@@ -73,6 +73,9 @@ def run(
         catalogue: Data sets by name: the built-in ones, and those from outside (tables and images to train on).
     """
     spec = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
+    if spec.paper not in PAPERS:
+        fix = f"A name begins with one of {', '.join(PAPERS)}."
+        raise SpecError(f"`study` must have a name PAPER/NAME; got {spec.name!r}. {fix}")
     spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
     for data in spec.data:
         check(on_data(spec, data), f"{spec.name}.toml", procedures, catalogue)

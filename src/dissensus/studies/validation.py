@@ -36,7 +36,7 @@ def check(
     if spec.members is not None:
         _check_network(file, "members.network", spec.members.network)
     if spec.objective is not None:
-        _check_name(file, "objective.name", spec.objective.name, list(objectives.__all__))
+        _check_name(file, "objective.name", spec.objective.name, list(objectives.OBJECTIVES))
     _check_name(file, "procedure", spec.procedure, list(procedures))
     for name in spec.grid.get("network", []):
         _check_network(file, "grid.network", name)

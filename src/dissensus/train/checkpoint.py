@@ -25,6 +25,8 @@ from dissensus.train.settings import CheckpointSettings
 log = logging.getLogger("dissensus")
 
 KIND = "dissensus.checkpoint"
+FORMAT = 2
+"""Of checkpoints and plans of sweeps; one with another format was written by another version."""
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0
 
@@ -69,7 +71,12 @@ class Checkpointer:
         start, state = time.perf_counter(), engine.state
         if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
-        details = {"fingerprint": self.fingerprint, "facts": state.facts(), "threads": torch.get_num_threads()}
+        details = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "facts": state.facts(),
+            "threads": torch.get_num_threads(),
+        }
         path = self.folder / f"step-{state.steps:09d}-{state.epoch:06d}"
         storage.write_folder(path, KIND, state.tensors(), details)
         kept = self.checkpoints()[-2:]
@@ -96,6 +103,7 @@ class Checkpointer:
             except storage.StorageError as reason:
                 log.warning("checkpoint skipped, trying the one before it: %s", reason)
                 continue
+            check_format(manifest, path)
             self._check(manifest["fingerprint"], path)
             self._restore(engine, tensors, manifest)
             return True
@@ -116,6 +124,14 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         engine.restore(tensors, manifest["facts"])
         log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
+
+
+def check_format(stored: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint, or the plan of a sweep, that another version of this package has written."""
+    if stored.get("format") != FORMAT:
+        raise storage.StorageError(
+            f"{path} was written by another version of dissensus, and this one cannot continue it. Give another folder."
+        )
 
 
 def train(engine: Engine) -> None:

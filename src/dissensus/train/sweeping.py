@@ -18,7 +18,7 @@ from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
 from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, write_atomically
-from dissensus.train.checkpoint import train
+from dissensus.train.checkpoint import FORMAT, check_format, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -207,7 +207,9 @@ def _planned(recipe: Recipe) -> list[list[int]]:
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"fingerprint": recipe.fingerprint, "parts": parts}).encode())
+        write_atomically(
+            file, json.dumps({"format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts}).encode()
+        )
     return parts
 
 
@@ -236,10 +238,11 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
     plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
-    stored = plan.get("fingerprint", {})
-    names = differing(stored, fingerprint)
+    check_format(plan, file.parent)
+    names = differing(plan["fingerprint"], fingerprint)
     if names:
-        raise StorageError(f"{file.parent} belongs to another sweep: {', '.join(map(repr, names))} differ.")
+        differ = ", ".join(map(repr, names))
+        raise StorageError(f"{file.parent} belongs to another sweep: {differ} differ. Give another folder.")
     return plan["parts"]
 
 
