@@ -545,6 +545,17 @@ def test_the_interval_of_a_mean_is_a_bootstrap_t():
     assert held >= 270, "Student's t holds it 85 % of the time"
 
 
+def test_two_errors_among_many_examples_do_not_widen_an_interval_without_end():
+    y = torch.arange(4).repeat(50)
+    logits = 8.0 * torch.nn.functional.one_hot(y, 4).double() + 0.1 * normal(5, 200, 4)
+    logits[:, :2] = logits[:, :2].roll(1, -1)  # two examples that all members have wrong
+    audit = ds.audit(logits, y, task="classification", kind="logits")
+    accuracy, kappa = audit.test["accuracy"], audit.test["kappa"]
+    assert accuracy.value == pytest.approx(0.99)
+    assert 0.93 < accuracy.low < 0.975  # Wilson's interval begins at 0.964
+    assert kappa.low > 0.9
+
+
 def test_few_units_have_wider_intervals():
     assert expanded_confidence(20) > expanded_confidence(100) > 0.95
     z = stats.norm.ppf((1 + expanded_confidence(20)) / 2)

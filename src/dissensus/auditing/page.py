@@ -1,5 +1,6 @@
 """The audit's page and its figure: the verdict, the charts, and every number behind them."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -320,7 +321,8 @@ def _losses(audit: AuditRecord, axes: Any) -> None:
         axes.axhline(loss.value, color=colour, linestyle=dash, label=label)
         axes.axhspan(loss.low, loss.high, color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="member", ylabel="loss")
-    axes.set_ylim(bottom=0)
+    highest = max(axes.get_ylim()[1], *losses)
+    axes.set_ylim(0, 1.06 * highest if math.isfinite(highest) else None)  # room for the dot of the worst member
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 

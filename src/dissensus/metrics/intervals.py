@@ -29,6 +29,9 @@ from torch import Tensor
 SURE = 2.0
 """Standard errors from a kink at which an estimate counts as away from it."""
 
+_LEAST_SPREAD = 0.25
+"""Of a resample's standard error, as a share of that of the data."""
+
 
 class Interval(NamedTuple):
     """A number and its confidence interval, of 95 % unless stated otherwise."""
@@ -56,7 +59,8 @@ def studentised(
     A smooth figure changes with its units as a mean of their influences u_k = (K − 1)(mean_j θ₍ⱼ₎ − θ₍ₖ₎) does, to
     first order, where θ₍ₖ₎ is the figure without unit k. Resamples of the influences give the distribution of
     (mean* − mean) / error*, whose quantiles replace those of Student's t: they are not symmetric where units are
-    skewed.
+    skewed. Where a few units matter alone, such as two errors among 200 examples, some resamples draw none of them and
+    their error* is next to nothing, so error* is at least a quarter of the error of the data.
 
     Args:
         value: Estimate of the data.
@@ -80,9 +84,7 @@ def studentised(
     share = (weights / weights.sum(-1, keepdim=True)).double()
     mean = share @ influence
     spread = ((share @ influence.square() - mean.square()).clamp_min(0.0) / (units - 1)).sqrt()
-    t = (mean / spread)[spread > 1e-12 * error]
-    if not len(t):
-        return Interval(value, math.nan, math.nan)
+    t = mean / spread.clamp_min(_LEAST_SPREAD * error)
     low, high = (value - _quantile(t, confidence, end) * error for end in (1, -1))
     return _around(value, low, high)
 
