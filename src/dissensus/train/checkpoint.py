@@ -72,7 +72,7 @@ class Checkpointer:
         if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
         details = {
-            "format": FORMAT,
+            "checkpoint_format": FORMAT,
             "fingerprint": self.fingerprint,
             "facts": state.facts(),
             "threads": torch.get_num_threads(),
@@ -128,7 +128,7 @@ class Checkpointer:
 
 def check_format(stored: Mapping[str, Any], path: Path) -> None:
     """Refuse a checkpoint, or the plan of a sweep, that another version of this package has written."""
-    if stored.get("format") != FORMAT:
+    if stored.get("checkpoint_format") != FORMAT:
         raise storage.StorageError(
             f"{path} was written by another version of dissensus, and this one cannot continue it. Give another folder."
         )

@@ -208,7 +208,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(
-            file, json.dumps({"format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts}).encode()
+            file, json.dumps({"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts}).encode()
         )
     return parts
 
