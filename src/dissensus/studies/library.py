@@ -1,5 +1,6 @@
 """The library of studies: their names, and a study by its name or file."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dissensus import checks
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
-from dissensus.studies.spec import Spec, SpecError, merged, parse
+from dissensus.studies.spec import Spec, SpecError, checked_value, merged, parse
 from dissensus.studies.validation import check
 
 SPECS = Path(__file__).parent / "specs"
@@ -37,7 +38,7 @@ def load(
 ) -> Spec:
     """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
     path = Path(name)
-    if path.suffix == ".toml" and path.exists():
+    if path.suffix == ".toml" and os.path.exists(path):  # no error for a name that is too long
         return read(path, f"{path.parent.name}/{path.stem}", procedures, catalogue)
     known = names()
     if name not in known:
@@ -55,7 +56,8 @@ def read(
 ) -> Spec:
     """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
     settings = _toml(path)
-    if "uses" in settings:
+    if settings.get("uses", "") != "":
+        check_uses(settings["uses"], path.name)
         base = _toml(SPECS / f"{settings['uses']}.toml")
         settings = merged(_inherited(base, settings, path.name), settings)
     spec = parse(settings, name, path.name)
@@ -63,17 +65,24 @@ def read(
     return spec
 
 
+def check_uses(name: object, file: str) -> None:
+    """Refuse a study to use that the library does not have."""
+    if name not in names():
+        hint = checks.nearest(str(name), names(), "`dissensus study list` shows all.")
+        raise SpecError(f"{file}: key 'uses' must name a study; got {name!r}. {hint}")
+
+
 def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dict[str, Any]:
     """How another study trains, at the scales that this one has; not what it measures."""
+    checked_value(settings.get("scales", {}), dict[str, dict[str, Any]], "scales", file)
     for section in ("members", "optimisation", "search"):
         if section in settings:
             raise SpecError(f"{file}: key {section!r} is that of {settings['uses']}, whose trainings this study uses.")
     excluded = (*_NOT_INHERITED, "evaluation", "scales", "by_data")
     inherited = {key: value for key, value in base.items() if key not in excluded}
     for key in ("scales", "by_data"):
-        sections = {
-            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in settings[key]
-        }
+        scales = settings.get("scales", {})
+        sections = {name: section for name, section in base.get(key, {}).items() if key != "scales" or name in scales}
         inherited[key] = {
             name: {inner: value for inner, value in section.items() if inner != "evaluation"}
             for name, section in sections.items()
@@ -83,8 +92,12 @@ def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dic
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as reason:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
         raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
+    except RecursionError as reason:
+        raise SpecError(f"{path.name}: this is no TOML of a study: lists or tables are nested too deeply.") from reason
     except FileNotFoundError as reason:
         raise SpecError(f"{path.name}: there is no such file.") from reason
+    except OSError as reason:
+        raise SpecError(f"{path.name} cannot be read: {reason.strerror or reason}.") from reason

@@ -34,7 +34,7 @@ from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
 from dissensus.studies.results import Provenance, Report, Row
 from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_folder, write_state
-from dissensus.studies.spec import PAPERS, Spec, SpecError, on_data, resolved, to_toml
+from dissensus.studies.spec import PAPERS, Spec, SpecError, changed_file, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
 
 _MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
@@ -76,12 +76,13 @@ def run(
     if spec.paper not in PAPERS:
         fix = f"A name begins with one of {', '.join(PAPERS)}."
         raise SpecError(f"`study` must have a name PAPER/NAME; got {spec.name!r}. {fix}")
+    file = changed_file(f"{spec.name}.toml", changes or {})
     spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
     for data in spec.data:
-        check(on_data(spec, data), f"{spec.name}.toml", procedures, catalogue)
+        check(on_data(spec, data, file), file, procedures, catalogue)
     lacks = missing(spec, procedures, measures)
     if lacks:
-        raise SpecError(f"{spec.name} cannot be run yet: it waits for {', '.join(lacks)}.")
+        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign)
@@ -89,6 +90,7 @@ def run(
         return folder
     base = folder
     if spec.uses:
+        library.check_uses(spec.uses, file)
         passed_on = {key: value for key, value in (changes or {}).items() if not _MEASURING.match(key)}
         base = run(
             spec.uses,
