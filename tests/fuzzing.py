@@ -4,6 +4,7 @@ import copy
 import datetime
 import math
 import random
+import re
 import shutil
 import tomllib
 from dataclasses import dataclass, field
@@ -17,9 +18,12 @@ from typer.testing import CliRunner
 import dissensus as ds
 from dissensus.cli import app
 from dissensus.data import sources
+from dissensus.objectives import OBJECTIVES
 from dissensus.studies import datasets
 from dissensus.studies.library import SPECS
-from dissensus.studies.registry import maker
+from dissensus.studies.measures import MEASURES
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.registry import NETWORKS, maker
 from dissensus.studies.spec import SCALES, merged, to_toml, toml_value
 from dissensus.train.engine import Engine
 
@@ -32,6 +36,23 @@ VALUES = (
 )
 """Values of all types of TOML, at the edges of their ranges."""
 KEYS = ("", "β", "foo", "a b", "seed", "name", "options", "methods", "network", "loss", "data", "measures", "x" * 200)
+
+
+WORDS = (
+    *datasets.NAMES[:60:3],
+    *("digits", "diabetes", "made-images", "made-table", "made-folder", "made-groups", "friedman", "audit-design"),
+    *NETWORKS,
+    *("heads", "masksembles", "mc-dropout", "timm:resnet18", "torchvision:resnet18"),
+    *OBJECTIVES,
+    *PROCEDURES,
+    *("cross_entropy", "mse", "brier", "zero_one", "gaussian_nll", "probability", "score", "vote"),
+    *MEASURES,
+    *("codependence_0.2", "accuracy_pgd_0.1", "auroc_mean_energy_corrupted-1", "gap", "standard_0.1", "soup_accuracy"),
+    *("features_similarity", "transfer_pgd_0.1", "worst_group_accuracy", "equivalent_alpha", "seconds_per_epoch"),
+    *("adamw", "sgd", "flips", "crops", "corrupted-1", "unseen", "validation", "confidence-below-0.5", "none", "fgsm"),
+    *("collusion/figure-2", "adp/table-1", "ldr/table-1", "beta", "method", "seed", "members", "greater", "last"),
+)
+"""Words that are right somewhere."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,9 @@ def outcome(mistake: Mistake, folder: Path) -> Outcome:
     return Outcome("refused" if _is_clear(result, mistake) else "unclear", result.exit_code, message)
 
 
+_KEY = re.compile(r"key'?[a-z_]+|of'[a-z_.]+'|'members\\.options|section'objective'")
+
+
 def _is_clear(result, mistake: Mistake) -> bool:
     """Whether an error is one message that names the key, the flag or the file."""
     plain = "".join(c for c in result.stderr if c not in "│╭╰─╮╯ \n")
@@ -84,7 +108,8 @@ def _is_clear(result, mistake: Mistake) -> bool:
     is_usage = result.exit_code == 2 and "Usage" in result.stderr
     if not is_usage and result.stderr.count("error:") != 1:
         return False
-    return is_usage or any(word.replace(" ", "") in plain for word in mistake.words)
+    names_a_key = mistake.files and any(name.split("/")[-1][:-5] in plain for name in mistake.files) and _KEY.search(plain)
+    return is_usage or bool(names_a_key) or any(word.replace(" ", "") in plain for word in mistake.words)
 
 
 def stop_before_training(monkeypatch) -> None:
@@ -147,18 +172,25 @@ def _paths(settings: object, before: tuple = ()) -> list[tuple]:
     return found
 
 
+_WORDS_ONLY = ("expect", "scales", "title", "note", "claim", "reference", "figure", "cost")
+"""Sections that change nothing that is computed."""
+
+
 def _change(draw: random.Random, settings: dict) -> list[str]:
     """Make one change; the words are those of its path."""
     paths = _paths(settings)
-    sections = [path for path in paths if path[0] not in ("expect", "scales", "title", "note", "figure", "cost")]
+    sections = [path for path in paths if path[0] not in _WORDS_ONLY]
     path = draw.choice(sections if draw.random() < 0.7 and sections else paths)
     place: dict | list = settings
     for part in path[:-1]:
         place = place[part]
     key, value = path[-1], place[path[-1]]
     words = [str(part) for part in path if isinstance(part, str)]
-    kind = draw.choice(("value", "value", "value", "remove", "misspell", "wrap", "table", "unwrap", "add", "negate"))
-    if kind == "value":
+    kind = draw.choice((*["value"] * 3, *["word"] * 3, "remove", "misspell", "wrap", "table", "unwrap", "add", "negate"))
+    if kind == "word" and isinstance(value, str):
+        place[key] = draw.choice(WORDS)
+        words.append(place[key])
+    elif kind in ("value", "word"):
         place[key] = copy.deepcopy(draw.choice(VALUES))
     elif kind == "remove":
         del place[key]
@@ -228,10 +260,10 @@ def set_mistake(seed: int) -> Mistake:
     draw = random.Random(f"set {seed}")
     path = draw.choice(sorted(SPECS.rglob("*.toml")))
     settings = tomllib.loads(path.read_text())
-    merged = {**settings, **settings["scales"].get("smoke", {})}
+    at_smoke = _at_smoke(settings)
     words, expressions = set(), []
     for _ in range(draw.choice((1, 1, 1, 2))):
-        key = _dotted_key(draw, merged)
+        key = _dotted_key(draw, at_smoke)
         expressions += ["--set", f"{key}{draw.choice('=======+') if draw.random() < 0.1 else '='}{_set_value(draw)}"]
         words |= {key, *key.split(".")}
     name = f"{path.parent.name}/{path.stem}"
@@ -252,7 +284,8 @@ EXPRESSIONS = (
 
 def _dotted_key(draw: random.Random, settings: dict) -> str:
     paths = [path for path in _paths(settings) if all(isinstance(part, str) for part in path)]
-    key = ".".join(draw.choice(paths))
+    effective = [path for path in paths if path[0] not in _WORDS_ONLY]
+    key = ".".join(draw.choice(effective if draw.random() < 0.9 else paths))
     other = (key, key, key, key, key, f"{key}.{draw.choice(KEYS)}", _misspelt(draw, key), f"{key}.", f".{key}", "", ".")
     return draw.choice(other) if draw.random() < 0.6 else draw.choice(EXPRESSIONS).partition("=")[0]
 
@@ -260,6 +293,9 @@ def _dotted_key(draw: random.Random, settings: dict) -> str:
 def _set_value(draw: random.Random) -> str:
     if draw.random() < 0.3:
         return draw.choice(EXPRESSIONS).partition("=")[2]
+    if draw.random() < 0.3:
+        word = draw.choice(WORDS)
+        return draw.choice((word, toml_value([word])))
     value = draw.choice(VALUES)
     return value if isinstance(value, str) else toml_value(value)
 

@@ -37,7 +37,7 @@ from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_
 from dissensus.studies.spec import PAPERS, Spec, SpecError, changed_file, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
 
-_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
+_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure|uses)\b")
 """Changed settings that a study does not pass on to the study whose trainings it uses."""
 
 

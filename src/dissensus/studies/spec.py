@@ -231,10 +231,14 @@ def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
         _section(merged(settings, other) | {"name": name}, Spec, file, f"scales.{scale}")
     for data, other in spec.by_data.items():
         _section(merged(settings, other) | {"name": name}, Spec, file, f"by_data.{data}")
+    _check_cost(spec, file)
+    return spec
+
+
+def _check_cost(spec: Spec, file: str) -> None:
     for scale, minutes in spec.cost.items():
         if scale not in SCALES or not minutes.keys() <= {"cpu", "gpu"}:
             raise SpecError(f"{file}: key 'cost.{scale}' must be minutes such as {{cpu = 5}}; got {_shown(minutes)}.")
-    return spec
 
 
 def changed_file(file: str, changes: Mapping[str, Any]) -> str:
@@ -262,6 +266,8 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
     for key, value in changes.items():
         if key.split(".")[0] in ("name", "scales"):
             raise SpecError(f"{file}: key {key!r} cannot be changed by --set; change it in a file of your own.")
+        if not all(key.split(".")):
+            raise SpecError(f"{file}: --set {key}: a part of the key is empty; write section.key=value.")
         place = settings
         *path, last = key.split(".")
         for part in path:
@@ -271,7 +277,9 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
         place[last] = value
         _remove_by_data(settings, [*path, last])
     settings.pop("scales", None)
-    return _section({**settings, "name": spec.name}, Spec, file, "")
+    changed = _section({**settings, "name": spec.name}, Spec, file, "")
+    _check_cost(changed, file)
+    return changed
 
 
 def _paths(settings: dict[str, Any]) -> Iterator[list[str]]:
