@@ -108,7 +108,9 @@ def _is_clear(result, mistake: Mistake) -> bool:
     is_usage = result.exit_code == 2 and "Usage" in result.stderr
     if not is_usage and result.stderr.count("error:") != 1:
         return False
-    names_a_key = mistake.files and any(name.split("/")[-1][:-5] in plain for name in mistake.files) and _KEY.search(plain)
+    names_a_key = (
+        mistake.files and any(name.split("/")[-1][:-5] in plain for name in mistake.files) and _KEY.search(plain)
+    )
     return is_usage or bool(names_a_key) or any(word.replace(" ", "") in plain for word in mistake.words)
 
 
@@ -186,7 +188,9 @@ def _change(draw: random.Random, settings: dict) -> list[str]:
         place = place[part]
     key, value = path[-1], place[path[-1]]
     words = [str(part) for part in path if isinstance(part, str)]
-    kind = draw.choice((*["value"] * 3, *["word"] * 3, "remove", "misspell", "wrap", "table", "unwrap", "add", "negate"))
+    kind = draw.choice(
+        (*["value"] * 3, *["word"] * 3, "remove", "misspell", "wrap", "table", "unwrap", "add", "negate")
+    )
     if kind == "word" and isinstance(value, str):
         place[key] = draw.choice(WORDS)
         words.append(place[key])
@@ -353,12 +357,12 @@ FILES = (
     *("objects.npy", "all.npz", "packed.npz", "other.npz", "empty.npz", "objects.npz", "member.csv", "all.safetensors"),
     *("junk.npy", "junk.npz", "junk.safetensors", "junk.csv", "junk.parquet", "zero-bytes.npy", "zero-bytes.npz"),
     *("zero-bytes.csv", "cut.npy", "words.csv", "ragged.csv", "x.txt", "note.toml", "cut.npz", "header.npy"),
-    *("folder.npy", "empty-folder", "kept", "damaged", "absent.npy", "absent/x.npy", "x.txt/y.npy", ".", "/", "", "~"),
-    *("a\x00b.npy", "β.npy", "x" * 300 + ".npy", "-", "/dev/null", "[red].npy"),
+    *("folder.npy", "empty-folder", "kept", "damaged", "absent.npy", "absent/x.npy", "x.txt/y.npy", ".", ""),
+    *("a\x00b.npy", "β.npy", "x" * 300 + ".npy", "-", "[red].npy"),
 )
 NUMBERS = ("0", "1", "2", "-1", "0.5", "1e400", "nan", "inf", "-inf", "", "foo", "1e3", "10", "8/0", "8/255", "0x10")
 NAMES = ("foo", "", "β", "classification", "regression", "logits", "probabilities", "labels", "mse", "vote", "score")
-PLACES = ("o.json", "new/o.json", "x.txt/o.json", ".", "/", "", "o.html", "o.png", "a\x00b", "β.svg", "/dev/null")
+PLACES = ("o.json", "new/o.json", "x.txt/o.json", ".", "", "o.html", "o.png", "a\x00b", "β.svg")
 COMMANDS = {
     ("audit", "in.npy"): {
         "--task": ("classification", "regression", *NAMES),
@@ -426,7 +430,7 @@ COMMANDS = {
     ("study", "report"): {
         "": ("ldr/figure-2", "foo", *FILES),
         "--out": PLACES,
-        "--figures": ("figures", "x.txt", "", "/dev/null"),
+        "--figures": ("figures", "x.txt", ""),
         "--format": ("svg", *NAMES),
     },
 }

@@ -200,16 +200,20 @@ def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words", [f"{OOD} --figure", f"{AUDIT} --targets labels.npy --page"])
-def test_folders_above_a_place_are_made(words, command, tmp_path):
-    np.save(tmp_path / "labels.npy", np.arange(40) % 4)
-    code, _, said = command(f"{words} other/o.svg --json new/deep/o.json")
-    assert code == 0, said
-    assert json.loads((tmp_path / "new/deep/o.json").read_text())
+def test_folders_above_a_place_are_not_made(words, command, tmp_path):
+    code, _, said = command(f"{words} other/o.svg")
+    assert (code, said.count("error:")) == (2, 1)
+    assert "other/o.svg: there is no folder other; make it first" in said
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "other").mkdir()
+    assert command(f"{words} other/o.svg --json other/o.json")[0] == 0
+    assert json.loads((tmp_path / "other/o.json").read_text())
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
 
 
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     code, _, said = command(f"{OOD} --json ~/o.json")
     assert code == 0, said
     assert (tmp_path / "home" / "o.json").exists()
@@ -217,8 +221,8 @@ def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
 
 
 def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
-    code, _, _ = command("ood absent.npy --outside near=near.npy --json new/o.json")
-    assert code == 1
+    code, _, _ = command("demo --out new --foo")
+    assert code == 2
     assert not (tmp_path / "new").exists()
 
 
@@ -226,7 +230,7 @@ def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, c
     def full(path, payload):
         raise OSError(28, "No space left on device", str(tmp_path / ".0123.unfinished"))
 
-    monkeypatch.setattr(screen, "write_atomically", full)
+    monkeypatch.setattr(screen, "write_output", full)
     with pytest.raises(screen.typer.Exit):
         screen.write_file(tmp_path / "o.json", b"")
     said = capsys.readouterr().err

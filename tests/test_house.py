@@ -15,6 +15,7 @@ FLOORS = [
     "randomness",
     "fingerprint",
     "storage",
+    "output_files",
     "pooling",
     "losses",
     "diversity",

@@ -58,12 +58,20 @@ def read_array(path: str | Path) -> Any:
         try:
             return np.load(file, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as reason:
-            raise ReadingError(f"{file} is no plain array of numbers (pickles are not opened): {reason}") from reason
+            raise ReadingError(
+                f"{file} is no plain array of numbers (pickles are not opened){_detail(reason)}"
+            ) from reason
     if file.suffix == ".csv":
         return _csv(file)
     if file.suffix == ".parquet":
         return _parquet(file)
     raise ReadingError(f"{file} holds several arrays or none; give a .npy, .csv or .parquet file")
+
+
+def _detail(reason: Exception) -> str:
+    """What a reader said of a file, without NumPy's advice to open pickles."""
+    text = str(reason)
+    return "" if "pickle" in text else f": {text}"
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def _npz(file: Path) -> dict[str, Any]:
             arrays = {name: _mapped(file, entries[name]) for name in loaded.files if _is_plain(entries[name])}
             arrays |= {name: loaded[name] for name in loaded.files if name not in arrays}
     except (ValueError, EOFError, zipfile.BadZipFile) as reason:
-        raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
+        raise ReadingError(f"{file} cannot be read (pickles are not opened){_detail(reason)}") from reason
     return _with_outputs(file, arrays)
 
 

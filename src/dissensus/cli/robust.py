@@ -25,6 +25,9 @@ from dissensus.cli.screen import (
 )
 
 OPTIONS = {
+    "network": "--network",
+    "data": "--data",
+    "part": "--data",
     "epsilon": "--epsilon",
     "suite": "--suite",
     "attacks": "--attack",

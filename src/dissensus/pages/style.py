@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from dissensus.output_files import write_output
+
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
 COLOURS = ("#149398", "#dc5568", "#8d70d4", "#c98a1b", "#5a7fb8", "#6f9a3c", "#b04f9b", "#7a6a5a")
@@ -95,7 +97,11 @@ def add_legend(figure: Any, names: Sequence[str]) -> None:
 
 def save(figure: Any, file: Path) -> None:
     """Write a figure on white as PDF, PNG or SVG, by the file's ending."""
-    figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
+    buffer = io.BytesIO()
+    figure.savefig(
+        buffer, format=file.suffix.removeprefix(".").lower(), facecolor="white", bbox_inches="tight", dpi=200
+    )
+    write_output(file, buffer.getvalue())
 
 
 def as_png(figure: Any) -> bytes:
