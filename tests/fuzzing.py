@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import functools
 import math
 import random
 import re
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import typer.testing
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.cli import app
 from dissensus.data import sources
+from dissensus.execution import StackedMembers
 from dissensus.objectives import OBJECTIVES
 from dissensus.studies import datasets
 from dissensus.studies.library import SPECS
@@ -120,7 +123,9 @@ def stop_before_training(monkeypatch) -> None:
     def stop(*args, **kwargs):
         raise TrainingReached
 
+    monkeypatch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))  # for speed
     monkeypatch.setattr(Engine, "train", stop)
+    monkeypatch.setattr(StackedMembers, "_chosen_backend", lambda *args: "loop")  # nothing is measured
     monkeypatch.setattr(sources, "_fetch_from_mirrors", lambda *args: False)
 
 

@@ -98,8 +98,8 @@ class Robustness:
             notes.append("* not bound by ε: what it finds counts for the worst case only where it lies within ε.")
         if not self.clean.value:
             notes.append(
-                "No example is classified correctly without an attack, so there was nothing to attack. Are the network, "
-                "its options and the scaling of the images those of the training?"
+                "No example is classified correctly without an attack, so there was nothing to attack. Are the "
+                "network, its options and the scaling of the images those of the training?"
             )
         elif self.worst == self.clean:
             notes.append("No attack broke anything, so checks that compare attacks with each other say little.")
