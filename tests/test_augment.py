@@ -245,9 +245,9 @@ def test_a_chain_applies_one_after_another():
     x = images((6, 3, 10, 10))
     generator = seeded()
     expected = rotations(crops(flips(x, generator), generator), generator)
-    both = chain(flips, crops, rotations)
-    assert torch.equal(both(x, seeded()), expected)
-    assert torch.equal(pickle.loads(pickle.dumps(both))(x, seeded()), expected)
+    chained = chain(flips, crops, rotations)
+    assert torch.equal(chained(x, seeded()), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(chained))(x, seeded()), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "a chain"])

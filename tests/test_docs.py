@@ -45,9 +45,9 @@ def test_lock_pins_every_package_exactly():
     assert "torch==2.13.0" in lines
 
 
-def render_tables(folder, *words):
+def render_tables(folder, *arguments):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "docs/tables", *words]
+    command = [sys.executable, "docs/tables", *arguments]
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, check=False)
 
 

@@ -38,7 +38,7 @@ def by_namespace(x):
 
 
 def through_another(x):
-    return [by_global(each) for each in x]
+    return [by_global(row) for row in x]
 
 
 def closing(strength):
@@ -46,8 +46,8 @@ def closing(strength):
 
 
 def defaulting(strength):
-    def function(x, by=strength):
-        return by * x
+    def function(x, factor_by_default=strength):
+        return factor_by_default * x
 
     return function
 
@@ -91,9 +91,11 @@ def changed(change):
 
 
 def class_of(body, name="Net"):
-    made = {}
-    exec(f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, made)
-    return made[name]
+    namespace = {}
+    exec(
+        f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, namespace
+    )
+    return namespace[name]
 
 
 def sequential(*names):
@@ -112,9 +114,9 @@ def with_attribute(value):
 
 
 def documented(text):
-    made = {}
-    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, made)
-    return made["function"]
+    namespace = {}
+    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, namespace)
+    return namespace["function"]
 
 
 class Setting(enum.Enum):
@@ -318,9 +320,9 @@ def indexing(entries, factor):
 
 
 def through_default(entries, factor):
-    def function(x, calls=entries, by=factor):
+    def function(x, calls=entries, factor_by_default=factor):
         calls.append(x)
-        return by * x
+        return factor_by_default * x
 
     return function
 
@@ -360,9 +362,9 @@ class CountingNetwork(nn.Module):
 
 
 def loss_of(calls, factor):
-    made = Counter(0, factor)
-    made.calls = calls
-    return made.loss
+    counter = Counter(0, factor)
+    counter.calls = calls
+    return counter.loss
 
 
 PROGRESS = {
@@ -398,8 +400,8 @@ def test_differences_are_named_by_setting():
     settings = {"lr": 0.1, "objective": closing(2), "grid": {"a": [1]}}
     stored = json.loads(json.dumps(fingerprints(settings)))
     assert differing(stored, fingerprints(settings)) == []
-    other = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
-    assert differing(stored, fingerprints(other)) == ["lr", "objective", "seed"]
+    changed_settings = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
+    assert differing(stored, fingerprints(changed_settings)) == ["lr", "objective", "seed"]
     assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
 
 
@@ -442,8 +444,10 @@ def test_passes_do_not_change_what_a_network_is():
         before = fingerprint(model)
         model(torch.rand(5, 3))
         assert fingerprint(model) == before
-    plain = network()
-    assert fingerprint(torch.compile(plain, backend="eager")) != fingerprint(torch.compile(network(1), backend="eager"))
+    model_without_pass = network()
+    assert fingerprint(torch.compile(model_without_pass, backend="eager")) != fingerprint(
+        torch.compile(network(1), backend="eager")
+    )
 
 
 def test_what_cannot_be_looked_into_is_refused():

@@ -165,11 +165,15 @@ def test_what_it_uses_is_there_at_the_same_points(name):
     assert settings.uses in REQUIRED
     assert not study(settings.uses).uses
     for scale in study(name).scales:
-        mine, other = at_scale(name, scale), at_scale(settings.uses, scale)
-        assert set(mine.data) <= set(other.data), scale
-        assert mine.grid == other.grid, scale
-        ours, theirs = mine.objective, other.objective
-        assert (ours.name, ours.loss, ours.pool) == (theirs.name, theirs.loss, theirs.pool)
+        settings_at_scale, used = at_scale(name, scale), at_scale(settings.uses, scale)
+        assert set(settings_at_scale.data) <= set(used.data), scale
+        assert settings_at_scale.grid == used.grid, scale
+        objective, used_objective = settings_at_scale.objective, used.objective
+        assert (objective.name, objective.loss, objective.pool) == (
+            used_objective.name,
+            used_objective.loss,
+            used_objective.pool,
+        )
 
 
 @every_scale
@@ -230,8 +234,8 @@ def test_what_it_expects_can_be_measured(name):
                 assert axis in paper.grid or axis in BESIDE_THE_GRID, (e.says, axis)
                 grids = [grid for scale in settings.scales if axis in (grid := at_scale(name, scale).grid)]
                 assert not grids or any(value in grid[axis] for grid in grids), (e.says, axis, value)
-        known = {data for scale in study(name).scales for data in at_scale(name, scale).data}
-        assert set(e.data) <= known, e.says
+        data_names = {data for scale in study(name).scales for data in at_scale(name, scale).data}
+        assert set(e.data) <= data_names, e.says
 
 
 @every_scale
@@ -267,8 +271,8 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
 @every_study
 def test_what_is_expected_is_said_once_and_with_the_number_it_carries(name):
     settings = study(name)
-    said = [e.says for e in settings.expect]
-    assert len(said) == len(set(said))
+    claims = [e.says for e in settings.expect]
+    assert len(claims) == len(set(claims))
     for e in settings.expect:
         if e.paper is None:
             continue

@@ -73,7 +73,7 @@ def test_it_does_not_change_what_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "near"),
+    ("changes", "key", "suggestion"),
     [
         ({"titel": "x"}, "'titel'", "'title'"),
         ({"optimisation": {"epoch": 3}}, "'optimisation.epoch'", "'epochs'"),
@@ -83,11 +83,11 @@ def test_it_does_not_change_what_it_was_given():
         ({"scales": {"smoke": {"optimisation": {"epoch": 3}}}}, "'scales.smoke.optimisation.epoch'", "'epochs'"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, near):
+def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, suggestion):
     text = message(**changes)
     assert text.startswith("a.toml: ")
     assert f"key {key} is not known" in text
-    assert f"Did you mean {near}?" in text
+    assert f"Did you mean {suggestion}?" in text
 
 
 def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
@@ -97,7 +97,7 @@ def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "wanted", "came"),
+    ("changes", "key", "expected_type", "received"),
     [
         ({"title": 3}, "'title'", "text", "a whole number 3"),
         ({"data": "diabetes"}, "'data'", "a list", "text 'diabetes'"),
@@ -111,9 +111,9 @@ def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
         ({"scales": {"smoke": {"title": 3}}}, "'scales.smoke.title'", "text", "a whole number 3"),
     ],
 )
-def test_a_wrong_type_is_refused_with_file_key_and_value(changes, key, wanted, came):
+def test_a_wrong_type_is_refused_with_file_key_and_value(changes, key, expected_type, received):
     text = message(**changes)
-    assert text == f"a.toml: key {key} must be {wanted}; got {came}."
+    assert text == f"a.toml: key {key} must be {expected_type}; got {received}."
 
 
 @pytest.mark.parametrize("section", ["members", "objective", "optimisation", "evaluation", "figure", "search"])
@@ -235,7 +235,7 @@ def test_changes_leave_the_study_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "texts",
     [
         {"title": "Another"},
         {"reference": "Table 9"},
@@ -246,10 +246,10 @@ def test_changes_leave_the_study_as_it_was():
         {"figure": {"x": "seed"}},
         {"scales": {"smoke": {}, "paper": {}, "laptop": {}}},
     ],
-    ids=lambda words: next(iter(words)),
+    ids=lambda texts: next(iter(texts)),
 )
-def test_words_do_not_change_the_digest(words):
-    assert parsed(**words).digest() == parsed().digest()
+def test_words_do_not_change_the_digest(texts):
+    assert parsed(**texts).digest() == parsed().digest()
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_a_file_of_the_library_survives_being_written_and_read(path):
     raw = tomllib.loads(path.read_text())
     assert tomllib.loads(to_toml(raw)) == raw
     study = library(path)
-    again = parse({k: v for k, v in tomllib.loads(to_toml(study.to_dict())).items() if k != "name"}, study.name, "b")
-    assert again == study
-    assert again.digest() == study.digest()
+    restored = parse({k: v for k, v in tomllib.loads(to_toml(study.to_dict())).items() if k != "name"}, study.name, "b")
+    assert restored == study
+    assert restored.digest() == study.digest()
 
 
 @pytest.mark.slow(cases=["adp/*", "ldr/*"])
@@ -324,10 +324,10 @@ def test_a_file_of_the_library_survives_being_written_and_read(path):
 def test_a_resolved_study_survives_being_written_and_read(path):
     study = library(path)
     for scale in study.scales:
-        once = resolved(study, scale, {}, str(path))
-        again = tomllib.loads(to_toml(once.to_dict()))
-        assert again.pop("name") == study.name
-        assert parse(again, study.name, "spec.toml") == once
+        resolved_study = resolved(study, scale, {}, str(path))
+        restored = tomllib.loads(to_toml(resolved_study.to_dict()))
+        assert restored.pop("name") == study.name
+        assert parse(restored, study.name, "spec.toml") == resolved_study
 
 
 @pytest.mark.parametrize(
