@@ -1,5 +1,6 @@
 """README and documentation: the code in them runs, and what they point at exists."""
 
+import importlib
 import json
 import os
 import re
@@ -66,6 +67,20 @@ def test_stale_tables_are_named_and_written(tmp_path):
     assert render_tables(tmp_path).returncode == 0
     assert page.read_text() == (ROOT / "docs" / "speed.md").read_text()
     assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check]")
+
+
+def test_a_section_without_a_result_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "tables")
+    layout, speed = (importlib.import_module(name) for name in ("layout", "speed"))
+    for module in (layout, speed):
+        monkeypatch.setattr(module, "BENCHMARKS", tmp_path)
+    assert speed.TABLES["attacks-gpu"]() == ""
+    rows = [{"attack": "PGD", "members": 5, "milliseconds": {"eager": 30.0, "captured": 10.0}}]
+    content = {"made": {"device": "a GPU", "command": "python benchmarks/attacks_gpu.py"}, "rows": rows}
+    (tmp_path / "attacks_gpu.json").write_text(json.dumps(content))
+    text = speed.TABLES["attacks-gpu"]()
+    assert text.startswith("## Attacks, on a GPU\n\nMilliseconds of a whole call")
+    assert "| PGD | 5 | 30 | 10 | 3.0× |" in text
 
 
 def test_the_readmes_figure_is_the_benchmarks():
