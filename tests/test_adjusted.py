@@ -75,7 +75,7 @@ def test_inverses_invert_on_their_domains(share, members):
     assert objectives.gamma_from_alpha(members, alpha) == pytest.approx(share, abs=1e-9)
 
 
-def test_what_has_no_inverse_is_refused(unchecked):
+def test_parameters_outside_their_range_are_refused(unchecked):
     with pytest.raises(ValueError, match="`beta` must be below 1"):
         objectives.alpha_from_beta(1.0)
     with pytest.raises(ValueError, match="`members` must be at least 2"):

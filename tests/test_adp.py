@@ -22,7 +22,7 @@ def random_case(members=3, batch=4, classes=7, seed=0, scale=2.0, dtype=torch.fl
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (2.0, 0.0), (0.7, 0.5), (2.0, 1.3)])
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_it_is_the_papers_objective(members, alpha, beta):
+def test_adp_equals_the_papers_objective(members, alpha, beta):
     logits, labels = random_case(members)
     assert float(ds.objectives.adp(logits, labels, alpha=alpha, beta=beta).total) == pytest.approx(
         *oracles.adp(logits.numpy(), labels.numpy(), alpha=alpha, beta=beta), rel=1e-9
@@ -52,7 +52,7 @@ def test_elimination_is_the_determinant():
 
 
 @pytest.mark.parametrize("members", [1, 2, 5, 20])
-def test_its_gradient_is_the_inverse(members):
+def test_the_gradient_of_the_log_determinant_is_the_inverse(members):
     square = torch.randn(4, members, members, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     matrix = (square @ square.transpose(1, 2) + 0.1 * torch.eye(members, dtype=torch.float64)).requires_grad_()
     weights = torch.tensor([1.0, -2.0, 0.0, 0.5], dtype=torch.float64)

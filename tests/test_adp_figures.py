@@ -339,7 +339,7 @@ def test_measures_have_words(name, label):
     assert labels.measure_label(name) == label
 
 
-def test_the_page_tells_of_flags(monkeypatch, tmp_path):
+def test_the_page_shows_flags(monkeypatch, tmp_path):
     raised = {
         "baseline": {"standard_0.01": [], "adaptive_0.01": []},
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
@@ -374,7 +374,7 @@ def test_the_page_says_what_is_left_at_the_worst_case():
     assert not study_page.worst_cases(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
-def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_the_worst():
+def test_the_page_lists_many_ensembles_in_rows_and_very_many_by_best_and_worst():
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))

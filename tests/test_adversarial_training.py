@@ -68,7 +68,7 @@ def crafted(networks, x, y, steps, against, epsilon=EPSILON):
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm"])
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_it_takes_the_steps_of_a_loop_by_hand(name, steps, against, backend):
+def test_adversarial_training_equals_a_loop_by_hand(name, steps, against, backend):
     pair = classes(NETWORKS[name][1])
     attack = Attack(EPSILON, steps=steps, random_start=False, against=against)
     ensemble, reference = ensemble_of(name, backend), ensemble_of(name)
@@ -184,7 +184,7 @@ def test_share_zero_is_plain_training_and_epsilon_zero_too():
 
 
 @pytest.mark.slow
-def test_it_makes_members_harder_to_attack():
+def test_adversarial_training_makes_members_harder_to_attack():
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(2, (300,), generator=generator)
     x = torch.full((300, 40), 0.5) + 0.03 * (2 * y.unsqueeze(1) - 1)  # many weak hints
@@ -231,7 +231,7 @@ def test_wrong_settings_are_refused(options, match):
         Attack(**options)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_conflicting_settings_are_refused():
     pair = classes()
     with pytest.raises(ValueError, match="trades"):
         ds.fit(ensemble_of(), pair, independent, epochs=1, adversarial=Attack(0.1, beside=True))

@@ -633,7 +633,7 @@ def test_nan_gradients_are_reported(caplog):
     assert not result.success.any()
 
 
-def test_a_model_without_gradients_is_told_to_use_square():
+def test_models_without_gradients_are_refused_in_favour_of_square():
     x, y = right_only(Steady(), *images(8))
     model = lambda z: Steady()(z).detach()  # noqa: E731
     with pytest.raises(ValueError, match="differentiable with respect to its inputs.*`square`"):
@@ -674,7 +674,7 @@ def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
         ({"model": lambda x: (x.flatten(1),)}, ValueError, "got tuple"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change, error, message, ensemble, unchecked):
+def test_invalid_arguments_are_refused(change, error, message, ensemble, unchecked):
     x, y = images()
     call = {"model": ensemble, "x": x, "y": y, "epsilon": 0.1}
     for name, value in change.items():
@@ -708,7 +708,7 @@ def test_settings_of_single_attacks_are_checked(call, message, unchecked):
 # --- Square -----------------------------------------------------------------------------------------------------------
 
 
-def test_square_asks_as_often_as_it_says(ensemble):
+def test_square_counts_its_queries(ensemble):
     x, y = images()
     result, queries = attacks.counted_square(ensemble, x, y, epsilon=0.1, queries=40)
     misclassified = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
@@ -891,7 +891,7 @@ def test_the_bare_loop_is_the_attack(ensemble):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_inputs_come_back_to_their_device(ensemble):
+def test_results_are_on_the_device_of_the_inputs(ensemble):
     x, y = images()
     expected = attacks.bim(ensemble, x, y, epsilon=0.1)
     result = attacks.bim(ds.Ensemble.from_modules([ensemble.member(i) for i in range(3)]).cuda(), x, y, epsilon=0.1)
@@ -920,7 +920,7 @@ class Times(nn.Module):
         return self.factor * self.network(x)
 
 
-def test_a_folder_tells_models_apart_by_more_than_their_weights(tmp_path):
+def test_a_folder_distinguishes_models_with_equal_weights(tmp_path):
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)

@@ -227,7 +227,7 @@ def test_rows_that_are_set_aside_are_restored(capture):
         assert set(sizes) == {35, 18, 9}, "halves of the first run, in all runs"
 
 
-def test_graphs_are_made_for_kinds_that_come_often_and_shared_by_runs():
+def test_frequent_kinds_of_steps_are_captured_and_shared_by_runs():
     captures = []
 
     def capture(function, generators):

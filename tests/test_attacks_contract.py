@@ -234,7 +234,7 @@ def test_misclassified_examples_are_successes_at_distance_zero(row, ensemble):
 
 
 @every_attack
-def test_failures_come_back_clean(row):
+def test_failed_examples_are_returned_unchanged(row):
     """Other libraries return black images here, which may even count as successes."""
     model = nn.Sequential(nn.Flatten(), linear(torch.eye(2, 9), torch.tensor([100.0, 0.0])))
     x, y = torch.rand(3, 1, 3, 3), torch.zeros(3, dtype=torch.long)
@@ -545,7 +545,7 @@ def test_further_attacks_run_after_the_suite(ensemble):
 
 
 @pytest.mark.slow
-def test_points_of_an_unbounded_attack_count_where_they_lie_within_epsilon(ensemble):
+def test_points_of_an_unbounded_attack_count_within_epsilon(ensemble):
     x, y = images(40)
     attack = functools.partial(toward_black, epsilon=0.9)
     setting = attacks.Setting("far", lambda m, x, y: attack(m, x, y).inputs.clamp_min(0), bounded=False)
@@ -556,7 +556,7 @@ def test_points_of_an_unbounded_attack_count_where_they_lie_within_epsilon(ensem
     assert dark.worst.value < dark.clean.value, "black is within ε of dark images"
 
 
-def test_what_an_attack_from_outside_returns_is_checked(ensemble):
+def test_results_of_custom_attacks_are_checked(ensemble):
     x, y = images(12)
     for attack, message in (
         (lambda m, x, y: x[:2], r"`craft` must return inputs \[\d+, 1, 6, 6\]"),

@@ -174,7 +174,7 @@ def test_slices_change_nothing(monkeypatch):
     assert sliced.test["accuracy"].low == pytest.approx(expected.test["accuracy"].low)
 
 
-def test_outputs_come_as_they_are(tmp_path):
+def test_outputs_may_be_maps_lists_or_tensors(tmp_path):
     logits, labels = classifier()
     expected = values(ds.audit(logits, labels, **CLASSES))
     np.save(tmp_path / "o.npy", logits.numpy())
@@ -386,7 +386,7 @@ def test_verdicts_on_ensembles_whose_state_is_known():
     assert "one member" in single.sentence
 
 
-def test_what_test_outputs_cannot_tell_a_reference_or_training_outputs_do():
+def test_a_reference_or_training_outputs_show_what_test_outputs_hide():
     f, y = regressor(members=20, examples=800, noise=0.3)
     hidden = 0.9 * torch.randn(20, 800, 2, dtype=torch.float64)
     outputs = f + hidden - hidden.mean(0)
@@ -439,7 +439,7 @@ def test_roc_area_is_scikit_learns_and_its_interval_covers():
     assert 180 <= covered <= 199
 
 
-def test_what_disagreement_is_worth_for_detection():
+def test_disagreement_is_measured_for_detection():
     logits, labels = classifier(scale=0.3)
     shifted = 3 * torch.randn(4, 200, 3, dtype=torch.float64)
     audit = ds.audit(logits, labels, ood=shifted, **CLASSES)
@@ -761,7 +761,7 @@ def test_outputs_that_are_no_better_than_guessing_are_unskilled():
     assert ds.audit(learnt, labels, task="classification", kind="logits").verdict == "healthy"
 
 
-def test_shares_of_members_that_leave_nobody_out_are_not_told():
+def test_shares_that_leave_out_no_member_are_not_reported():
     outputs, labels = torch.randn(3, 200, 4), torch.randint(4, (200,))
     audit = ds.audit(outputs, labels, task="classification", kind="logits")
     assert {name for name in audit.test if name.startswith("codependence")} == {"codependence_0.4", "codependence_0.6"}

@@ -259,7 +259,7 @@ def test_networks_are_trained_as_their_name_says(trained, name, objective, pool)
     assert not np.allclose(case.reference, trained.networks["alone"].test)
 
 
-def test_only_what_is_asked_for_is_trained(trained):
+def test_only_requested_materials_are_trained(trained):
     assert set(trained.networks) == {"alone", "jointly, probabilities", *audit_cases.LDR, ADP}
     assert set(trained.twins) == {"alone"}
 

@@ -168,7 +168,7 @@ def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     assert float(members / (members - pool)) == pytest.approx(beta, abs=1e-9)
 
 
-def test_members_that_have_seen_parts_of_the_data_are_asked_about_those_parts():
+def test_ownership_uses_the_examples_that_members_were_fitted_to():
     y = normal(400, 1)
     in_bag = torch.rand(5, 400, generator=draw(2)) < 0.6
     outputs = torch.where(in_bag.unsqueeze(-1), y, y + 1.5 * normal(5, 400, 1, seed=3))  # they know what they have seen
@@ -337,7 +337,7 @@ def test_least_squares_on_shards_is_sound(train):
         assert ds.audit(outputs[:, 300:], y[300:], task="regression", **options).verdict == "healthy"
 
 
-def test_offsets_under_label_noise_are_told():
+def test_offsets_under_label_noise_are_reported():
     f = normal(600)
     y = f + normal(600, seed=1)
     audit = ds.audit(torch.stack([f + 0.45, f - 0.45]), y, task="regression")
@@ -406,7 +406,7 @@ def test_sound_members_are_never_accused():
 # What a verdict tells
 
 
-def test_every_verdict_tells_its_evidence():
+def test_every_verdict_reports_its_evidence():
     y = normal(300, 1)
     audit = ds.audit(y + 0.5 * normal(300, 1, seed=2) + 0.4 * normal(5, 300, 1, seed=1), y, task="regression")
     assert audit.verdict == "healthy"

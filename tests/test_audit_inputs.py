@@ -182,7 +182,7 @@ def test_votes_in_every_form(votes_as, labels_as):
     assert_same_audit(ds.audit(votes_as(votes), labels_as(labels), **extra, **VOTES), expected)
 
 
-def test_a_class_that_nobody_names_is_there_when_it_is_said():
+def test_a_class_without_examples_is_known_by_classes():
     votes, labels = votes_and_labels()
     audit = ds.audit(NAMES[votes], NAMES[labels], classes=[*NAMES, "dog"], **VOTES)
     assert audit.facts["outputs"] == 4
@@ -486,7 +486,7 @@ def shares(text):
     return float(text.split("%")[0].split(":")[-1]) / 100
 
 
-def test_what_the_model_does_otherwise_is_told(tmp_path):
+def test_differences_from_the_models_prediction_are_reported(tmp_path):
     x, x_test, y, y_test = classes_data(names=True)
     members = [("a", stump(1)), ("b", neighbors.KNeighborsClassifier(3)), ("c", stump(6))]
     soft = ensemble.VotingClassifier(members, voting="soft", weights=[8, 1, 1]).fit(x, y)
@@ -518,7 +518,7 @@ def forest(x, y):
 
 
 @pytest.mark.parametrize("cv", [2, "prefit"])
-def test_a_stack_is_told_from_the_mean_of_its_members(cv):
+def test_a_stack_is_distinguished_from_the_mean_of_its_members(cv):
     x, x_test, y, y_test = classes_data(names=True)
     base = [("a", stump(1)), ("b", stump(5))]
     if cv == "prefit":
@@ -618,7 +618,7 @@ def test_lists_of_estimators():
     assert_same_audit(ds.audit_estimator(several, x_test, y_test), ds.audit(values, y_test, task="regression"))
 
 
-def test_a_class_beyond_the_models_own_is_a_column_when_it_is_said(unchecked):
+def test_classes_unknown_to_the_model_become_columns_on_request(unchecked):
     x, x_test, y, y_test = classes_data(names=True)
     y_test = np.where(np.arange(80) < 3, "dog", y_test)
     model = clone(PLAIN["forest"]).fit(x, y)
@@ -712,7 +712,7 @@ def test_an_ensemble_and_its_twin():
     assert mean.facts["kind"] == "values"
 
 
-def test_what_is_no_ensemble_is_refused(unchecked):
+def test_models_without_members_are_refused(unchecked):
     x, x_test, y, y_test = classes_data()
     two = np.stack([y, y], 1)
     fitted, unfitted = forest(x, y), ensemble.RandomForestClassifier(3)

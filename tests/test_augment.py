@@ -274,7 +274,7 @@ def test_other_settings_are_refused(unchecked):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ALL)
-def test_they_can_be_captured(name):
+def test_augmentations_can_be_captured(name):
     x = images((16, 3, 32, 32)).cuda()
     generator = torch.Generator("cuda").manual_seed(0)
     expected = [ALL[name](x, generator) for _ in range(2)]

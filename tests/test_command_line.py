@@ -174,7 +174,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), REFUSED)
-def test_what_cannot_work_is_refused_in_words_on_stderr(arguments, code, message, command):
+def test_invalid_commands_are_refused_on_stderr(arguments, code, message, command):
     exit_code, printed, errors = command(arguments)
     assert exit_code == code
     assert message in errors
@@ -222,7 +222,7 @@ def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, capsys):
+def test_write_errors_name_the_file_of_the_user(tmp_path, monkeypatch, capsys):
     def full(path, payload):
         raise OSError(28, "No space left on device", str(tmp_path / ".0123.unfinished"))
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, c
     assert "unfinished" not in errors
 
 
-def test_arrays_with_examples_first_are_seen(command):
+def test_arrays_with_examples_first_are_noticed(command):
     code, printed, errors = command("ood examples-first.npy --outside far=examples-first.npy --repeats 5")
     assert code == 0
     assert "40 members, 4 classes, examples: 3 within, 3 far" in printed
@@ -327,5 +327,5 @@ def test_attacks_say_how_images_are_given_to_the_ensemble(
     assert datasets.is_split_by_seed(data) == (data == "digits")
 
 
-def test_the_help_tells_of_batch_norm(command):
+def test_the_help_mentions_batch_norm(command):
     assert "batch_norm=false" in "".join(command("robust --help", COLUMNS="300")[1].split())

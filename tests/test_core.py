@@ -408,7 +408,7 @@ def test_outputs_with_more_axes_are_refused(name):
         FUNCTIONS[name][0](dense)
 
 
-def test_dense_outputs_are_told_what_to_do():
+def test_dense_outputs_are_refused_with_a_fix():
     dense, labels = torch.randn(3, 5, 4, 2, 2), torch.randint(4, (5, 2, 2))
     with pytest.raises(ValueError, match=r"got \[3, 5, 4, 2, 2\].*movedim\(2, -1\).flatten\(1, -2\)"):
         ds.pooling.mean_probability(dense)
@@ -618,7 +618,7 @@ WEIGHTED = {
 
 @pytest.mark.parametrize("name", WEIGHTED)
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, 1e300], ids=["inf", "-inf", "nan", "overflow"])
-def test_a_member_of_weight_zero_is_absent_whatever_it_says(name, odd):
+def test_outputs_of_a_member_of_weight_zero_do_not_count(name, odd):
     call = WEIGHTED[name]
     present = random_outputs()[[0, 2]].requires_grad_()
     outputs = random_outputs()
@@ -635,7 +635,7 @@ def test_a_member_of_weight_zero_is_absent_whatever_it_says(name, odd):
     assert (gradient[1] == 0).all()
 
 
-def test_the_loss_of_a_member_of_weight_zero_is_still_told():
+def test_the_loss_of_a_member_of_weight_zero_is_still_reported():
     outputs = random_outputs()
     outputs[1] = math.inf
     parts = ds.objectives.independent(outputs, REALS, loss="mse", weights=ABSENT).parts

@@ -172,12 +172,12 @@ def test_members_that_say_the_same_share_all_information():
         (lambda f, y: ldr(f, y, strength=1.0, disagreement="a2e"), "Did you mean 'a2d'"),
     ],
 )
-def test_what_cannot_disagree_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call(*logits())
 
 
-def test_sweeps_over_the_strength_equal_lone_fits():
+def test_sweeps_over_the_strength_equal_single_runs():
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(40, 4, generator=generator, dtype=torch.float64), torch.randint(3, (40,), generator=generator)
     build = lambda: ds.nets.mlp(4, 3, (8,))  # noqa: E731

@@ -230,7 +230,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_told_apart(name):
+def test_different_objects_have_different_fingerprints(name):
     first, second = DIFFERENT[name]
     assert fingerprint(first) != fingerprint(second)
     assert fingerprint(first) == fingerprint(first)
@@ -277,7 +277,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_alike_is_the_same(name):
+def test_equal_objects_have_equal_fingerprints(name):
     first, second = SAME[name]
     assert fingerprint(first) == fingerprint(second)
 
@@ -385,7 +385,7 @@ PROGRESS = {
 
 
 @pytest.mark.parametrize("name", PROGRESS)
-def test_what_a_call_changes_can_be_left_out(name):
+def test_attributes_that_a_call_changes_can_be_left_out(name):
     """A training that ran is recognised by its settings, though its objective has counted calls."""
     make = PROGRESS[name]
     progress = functools.partial(fingerprint, skip_progress=True)
@@ -409,7 +409,7 @@ def test_differences_are_named_by_setting():
     assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
 
 
-def test_what_cannot_be_inspected_may_count_by_its_type():
+def test_opaque_objects_may_be_identified_by_type():
     opaque = functools.partial(fingerprint, allow_opaque=True)
     assert opaque(closing(i for i in range(3))) == opaque(closing(i for i in range(4)))
     assert opaque(closing(i for i in range(3))) != opaque(closing(open))
@@ -454,7 +454,7 @@ def test_passes_do_not_change_what_a_network_is():
     )
 
 
-def test_what_cannot_be_looked_into_is_refused():
+def test_opaque_objects_are_refused():
     with pytest.raises(TypeError, match="must be taken of things that can be inspected; got builtins.generator"):
         fingerprint(closing(i for i in range(3)))
 
@@ -484,7 +484,7 @@ print(fingerprint([Net(), attack, lambda x: x in WORDS, WORDS]))
 
 
 @pytest.mark.slow
-def test_it_is_the_same_in_every_process():
+def test_fingerprints_are_equal_in_every_process():
     printed = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -1028,7 +1028,7 @@ VALUES = {
 
 @pytest.mark.slow(fast=["channels last", "expanded"])
 @pytest.mark.parametrize("layout", IMAGES)
-def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
+def test_inputs_and_targets_may_have_any_memory_layout(layout, tmp_path):
     build, shape = NETWORKS["cnn_batch_norm"]
     x, y = regression(shape)
     x, y = IMAGES[layout](x), VALUES[layout](y)

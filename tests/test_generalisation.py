@@ -650,7 +650,7 @@ def test_outputs_without_labels_are_looked_at_as_well(measure, outputs, message,
         (lambda: high_loss(OUTPUTS, LABELS, share=0.5, threshold=1.0), "`threshold` must stand alone"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         call()
 

@@ -119,7 +119,7 @@ def test_groups_are_captured_unless_members_draw_from_torchs_own_generator(monke
     assert any("not captured" in r.getMessage() and "own generator" in r.getMessage() for r in caplog.records)
 
 
-def test_a_failure_in_groups_is_told_with_step_part_and_members(at_once):
+def test_a_failure_in_groups_names_step_part_and_members(at_once):
     at_once(2)
     x, y = data()
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], M).double()

@@ -83,7 +83,7 @@ def test_outputs_go_to_a_file_whole_or_not_at_all(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
-def test_a_loader_that_gives_other_than_it_says_is_refused():
+def test_a_loader_with_a_wrong_length_is_refused():
     class Lies(torch.utils.data.SequentialSampler):
         def __len__(self):
             return self.said
@@ -127,7 +127,7 @@ OUT_OF_ORDER = {
 
 
 @pytest.mark.parametrize("kind", OUT_OF_ORDER)
-def test_rows_out_of_order_come_with_their_targets_or_not_at_all(kind):
+def test_rows_out_of_order_are_refused_without_their_targets(kind):
     ensemble = ensemble_of()
     named = kind.partition(" in ")[0].partition(" without ")[0]
     with pytest.raises(ValueError, match=f"`data` must keep the order of its data set; got {named}. Use shuffle=False"):
@@ -164,7 +164,7 @@ class Dicts(Dataset):
         return torch.stack([e["x"] for e in examples]), torch.tensor([e["y"] for e in examples])
 
 
-def test_targets_of_every_source_lie_beside_the_outputs(tmp_path, unchecked):
+def test_targets_of_every_source_are_returned_with_the_outputs(tmp_path, unchecked):
     ensemble = ensemble_of()
     expected = ensemble.predict(X)
     for source in ((X, torch.arange(23)), LABELLED, DataLoader(LABELLED, 5), Dicts()):
@@ -189,7 +189,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_inputs_may_lie_in_memory_in_any_way(layout):
+def test_inputs_may_have_any_memory_layout(layout):
     ensemble = ensemble_of("cnn_batch_norm")
     x = LAYOUTS[layout](torch.randn(12, *NETWORKS["cnn_batch_norm"][1], dtype=torch.float64))
     expected = ensemble.predict(x.contiguous(), 5)
@@ -211,7 +211,7 @@ def test_bad_sources_are_refused(unchecked):
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
-def test_passes_of_a_shape_that_comes_again_are_replayed(name, backend):
+def test_passes_of_a_repeated_shape_are_replayed(name, backend):
     counts, ensemble = Captures(), ensemble_of(name, backend).eval()
     with torch.no_grad():
         passes = inference.Passes(ensemble, torch.device("cpu"), counts)

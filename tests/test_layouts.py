@@ -809,7 +809,7 @@ def test_expanded_tensors_are_like_written_out_ones(name, axis, tmp_path):
     assert_same(call_without_writes(call, views, "expanded"), expected, kind, "expanded")
 
 
-def test_arrays_that_lie_backwards_are_audited_alike():
+def test_the_audit_takes_arrays_of_any_memory_layout():
     arrays = [LOGITS.numpy(), LABELS.numpy()]
     expected = audited(*arrays, task="classification", kind="logits")
     for with_layout in (

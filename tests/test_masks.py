@@ -161,7 +161,7 @@ def test_a_hundred_thousand_channels():
         (lambda: masks.iou(torch.ones(1, 3).bool()), "two masks or more"),
     ],
 )
-def test_what_cannot_be_is_refused(call, message):
+def test_impossible_masks_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -229,7 +229,7 @@ def test_the_public_packages_layer_gives_the_same(name):
     assert torch.equal(layer(golden[f"{name}.x"]), golden[f"{name}.y"])
 
 
-def test_it_compiles(unchecked):
+def test_masks_compile(unchecked):
     masked = masks.convert(ds.nets.mlp(3, 2, (8,)), 4, 2.0, seed=0).eval()
     x = torch.randn(5, 3)
     torch.testing.assert_close(torch.compile(masked, backend="eager", fullgraph=True)(x), masked(x))
@@ -308,7 +308,7 @@ def test_masks_in_place_of_dropout():
         masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, where="dropout")
 
 
-def test_masks_where_one_says():
+def test_masks_at_named_layers():
     network = ds.nets.resnet20()
     masked = masks.convert(network, 4, 2.0, where=["layer2.0.bn1"], seed=0).eval()
     assert sum(isinstance(layer, masks.Masksembles) for layer in masked.modules()) == 1
@@ -524,7 +524,7 @@ UNPLACED = {
 
 
 @pytest.mark.parametrize("name", UNPLACED)
-def test_an_activation_that_gets_no_mask_is_told(name, caplog):
+def test_an_activation_without_a_mask_is_reported(name, caplog):
     way, reason = UNPLACED[name]
     with caplog.at_level(logging.WARNING, "dissensus"):
         masked = masks.convert(Flattened(way, HALVED).double(), 4, 2.0, seed=0).eval()
@@ -537,7 +537,7 @@ def test_an_activation_that_gets_no_mask_is_told(name, caplog):
         torch.testing.assert_close(masked.member(index)(x), masked(x)[index], rtol=1e-9, atol=1e-11)
 
 
-def test_dropout_that_gets_no_mask_is_told(caplog):
+def test_dropout_without_a_mask_is_reported(caplog):
     network = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 2)
     )
@@ -549,7 +549,7 @@ def test_dropout_that_gets_no_mask_is_told(caplog):
         masks.convert(network, 4, 2.0, where=["1", "4"], seed=0)
 
 
-def test_masks_that_have_no_place_on_a_residual_stream_are_told_quietly(caplog):
+def test_masks_left_out_on_a_residual_stream_are_logged(caplog):
     with caplog.at_level(logging.INFO, "dissensus"):
         masks.convert(ds.nets.resnet20(), 4, 2.0, seed=0)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
@@ -642,7 +642,7 @@ class Branches(nn.Module):
         (lambda: masks.convert(ds.nets.mlp(2, 2, (2,)), 4, 2.0), "`width` must be at least 4"),
     ],
 )
-def test_what_cannot_be_masked_is_refused(call, message, unchecked):
+def test_networks_that_cannot_be_masked_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -713,7 +713,7 @@ def test_fit_trains_a_module_in_place_as_the_ensemble_of_it():
     torch.testing.assert_close(masked.eval()(digits()[0]), ensemble.eval()(digits()[0]))
 
 
-def test_sweeps_of_masked_networks_have_masks_of_their_own_and_equal_lone_fits():
+def test_sweeps_of_masked_networks_equal_single_fits():
     network = ds.nets.mlp(6, 3, (16,))
     build = partial(masks.convert, network, 4, 2.0)
     options = {"epochs": 2, "batch_size": 32, "lr": 0.02}
@@ -937,7 +937,7 @@ def test_networks_that_differ_between_modes_or_move_examples_are_refused():
         assert not network.first.training, "a look at it leaves its mode alone"
 
 
-def test_what_has_no_examples_is_not_tiled():
+def test_tensors_without_examples_are_not_tiled():
     network = Placed().double().eval()
     masked = masks.convert(network, 3, 2.0, seed=0)
     x = torch.randn(5, 7, 6, dtype=torch.float64)
@@ -1031,7 +1031,7 @@ def test_the_mode_and_the_assignment_are_the_networks():
     assert monte_carlo(torch.zeros(5, 6)).shape == (3, 5, 2)
 
 
-def test_interaction_without_common_examples_is_told(caplog):
+def test_interaction_without_common_examples_is_reported(caplog):
     masked = masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, seed=0)
     joint = partial(ds.objectives.joint, loss="cross_entropy", pool="probability")
     ds.fit(masked, digits(), joint, epochs=1)

@@ -189,7 +189,7 @@ def test_a_threshold_keeps_to_its_false_alarms():
         (lambda: threshold(torch.zeros(3), 1.5), "false_alarms"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -202,7 +202,7 @@ def stored(folder, name, scale, seed):
     return outputs.double()
 
 
-def test_the_command_tells_sets_from_outside_apart(tmp_path):
+def test_the_command_compares_several_outside_sets(tmp_path):
     inside = stored(tmp_path, "in", 1.0, 0)
     near_outputs, far_outputs = stored(tmp_path, "near", 0.6, 1), stored(tmp_path, "far", 0.0, 2)
     arguments = [

@@ -554,7 +554,7 @@ def test_an_objective_from_outside_has_a_twin():
 
 @pytest.mark.usefixtures("tables_unchanged")
 @pytest.mark.parametrize("declared", [True, False])
-def test_members_come_in_groups_with_or_without_a_declaration(declared):
+def test_members_are_processed_in_groups_if_declared_separable(declared):
     """A separable objective is called for a part of the members; one that declares nothing for all at once."""
     calls = []
 

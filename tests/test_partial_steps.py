@@ -276,7 +276,7 @@ def test_batch_norm_counts_labelled_and_unlabelled_passes():
     assert all(bool((count == 2).all()) for count in counts)
 
 
-def test_unlabelled_data_comes_in_many_forms():
+def test_unlabelled_data_may_have_any_form():
     pair, unlabelled = classes()
     dummies = torch.zeros(len(unlabelled))
     trained = []
@@ -354,7 +354,7 @@ def test_unlabelled_data_must_match_the_inputs(unlabelled):
         ds.fit(ensemble_of(), classes()[0], a2d, epochs=1, unlabelled=unlabelled)
 
 
-def test_an_objective_that_takes_no_unlabelled_data_says_so():
+def test_unlabelled_data_for_another_objective_is_refused():
     pair, unlabelled = classes()
     with pytest.raises(ValueError, match=r"objectives\.a2d"):
         ds.fit(ensemble_of(), pair, independent, epochs=1, unlabelled=unlabelled)

@@ -91,7 +91,7 @@ def test_a_matrix_cut_in_two_gets_one_gradient():
     assert (products.dtype, remainder.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_what_is_not_used_of_a_cut_matrix_has_no_gradient():
+def test_unused_parts_of_a_cut_matrix_have_no_gradient():
     flat = torch.randn(3, 7).requires_grad_()
     products, _ = _Cut.apply(flat, 4, torch.bfloat16)
     (gradient,) = torch.autograd.grad(products.float().sum(), flat)
@@ -127,7 +127,7 @@ def test_complex_weights_have_the_gradient_that_autograd_finds():
 
 
 @pytest.mark.parametrize(("of_x", "of_weight"), [(True, False), (False, True)])
-def test_what_no_gradient_needs_is_not_kept(of_x, of_weight):
+def test_tensors_that_no_gradient_needs_are_not_saved(of_x, of_weight):
     x, weight, bias = tensors(3, 4)
     x, weight = x.detach().requires_grad_(of_x), weight.detach().requires_grad_(of_weight)
     pointers = []

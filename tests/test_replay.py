@@ -53,7 +53,7 @@ def test_only_the_first_keys_get_a_graph():
     assert [run(cache, torch.ones(size))[1] for size in (1, 2, 3, 1, 2)] == [True, True, False, True, True]
 
 
-def test_what_does_not_pay_is_not_captured_yet():
+def test_runs_are_captured_only_when_it_pays():
     cache = cache_with(warm_up=1)
     x = torch.ones(2)
     pays = [False, False, False, True, False]

@@ -182,7 +182,7 @@ def test_an_overtrained_network_has_a_saturated_loss_that_hides_nothing(overtrai
 
 @pytest.mark.slow(fast=["('perceptron', 0)-30"])
 @pytest.mark.parametrize("factor", [30, 100, 1000])
-def test_a_saturated_loss_that_hides_the_truth_is_told(overtrained, factor):
+def test_a_saturated_loss_that_hides_weakness_is_flagged(overtrained, factor):
     """Logits times a number: the same predictions, and cross-entropy without a gradient."""
     _, data = digits()
     result = quick(WithOutputs(overtrained, lambda z: factor * z), data, epsilon=0.1)
@@ -218,7 +218,7 @@ def test_a_saturated_loss_counts_where_others_find_more(saturated, ce, logits, s
         (53, 25, 3, True),
     ],
 )
-def test_noise_says_something_where_the_attack_leaves_something(clean, noise, unbroken, raised_flag):
+def test_noise_is_compared_with_what_the_attack_breaks(clean, noise, unbroken, raised_flag):
     probes = AttackDiagnostics(
         100, clean, noise, 0, {10: unbroken}, unbroken, unbroken, unbroken, 0, unbroken, 0, 0, None, {}, {}
     )
@@ -429,7 +429,7 @@ def test_the_adaptive_suite_has_the_standard_one_in_it(network, other_network):
     assert "Square" not in flat, "in L2 it needs images"
 
 
-def test_what_is_crafted_on_members_is_judged_as_members_are_pooled(network, other_network):
+def test_attacks_on_members_are_judged_by_the_pooled_prediction(network, other_network):
     x, y = images()
     pair = [network, WithOutputs(other_network, lambda z: 5 * z)]
     settings = suites.quick(suites.Terms(EPSILON, pool="score", classes=C, members=2)).settings[2:5]
@@ -534,7 +534,7 @@ def test_json_and_back(masked):
     assert [row[0] for row in rows] == ["no attack", *(row.name for row in result.attacks), "worst case"]
 
 
-def test_what_a_weak_suite_missed_is_said(network):
+def test_examples_that_a_weak_suite_missed_are_reported(network):
     def weak(terms):
         return suites.Suite(suites.paper(terms).settings[:1], False, suites.quick(terms).budget, "quick")
 
@@ -641,7 +641,7 @@ def test_the_command(tmp_path, unchecked):
         assert message in " ".join(failed.output.split())
 
 
-def test_the_page_tells_every_attack_and_check(masked):
+def test_the_page_lists_every_attack_and_check(masked):
     text = pages.html(robustness_page(masked, "a masked <model>"))
     for row in masked.attacks:
         assert row.name in text

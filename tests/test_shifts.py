@@ -76,7 +76,7 @@ def test_the_shortcut_is_there_in_training_alone(part, aligned):
     assert float(x.max()) <= 1
 
 
-def test_names_of_measures_are_taken_apart_by_the_longest_set():
+def test_names_of_measures_are_parsed_by_the_longest_set():
     assert Measure.parse("auroc_model_average_fashion-mnist").dataset == "fashion-mnist"
     assert Measure.parse("accuracy_mnist").dataset == "mnist"
     assert is_shift_measure("auroc_pairwise_kl_unseen")
@@ -224,7 +224,7 @@ def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypat
     assert 0 <= json.loads((first / "report.json").read_text())["rows"][0]["measures"]["accuracy"] <= 1
 
 
-def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
+def test_examples_of_most_and_least_disagreement_are_shown(tmp_path):
     folder = runner.run("ldr/figure-3", "smoke", root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     galleries = [row["shown"] for row in report["rows"] if row.get("shown")]

@@ -66,7 +66,7 @@ def test_a_good_file_becomes_a_study():
     assert study.optimisation.batch_size == 128, "what is not said has its default"
 
 
-def test_it_does_not_change_what_it_was_given():
+def test_parsing_does_not_change_its_input():
     before, original = settings(), settings()
     resolved(parse(original, "collusion/figure-2", "a.toml"), "smoke", {"optimisation.lr": 0.5}, "a.toml")
     assert original == before
@@ -90,7 +90,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, suggestio
     assert f"Did you mean {suggestion}?" in text
 
 
-def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
+def test_a_key_like_no_other_is_refused_with_all_known_keys():
     text = message(search={"zzz": 1})
     assert "'search.zzz'" in text
     assert "It may be one of trials, space" in text
@@ -163,7 +163,7 @@ def test_a_word_of_a_closed_list_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize("key", ["title", "reference", "claim", "data"])
-def test_what_must_be_said_is_asked_for(key):
+def test_missing_keys_are_refused(key):
     original = settings()
     del original[key]
     with pytest.raises(SpecError, match=rf"a\.toml: key {key} is missing"):
@@ -184,7 +184,7 @@ def test_a_study_belongs_to_a_paper():
         parse(settings(), "other/figure-1", "a.toml")
 
 
-def test_a_scale_says_what_is_otherwise():
+def test_a_scale_overrides_settings():
     smoke, paper = (resolved(parsed(), scale, {}, "a.toml") for scale in ("smoke", "paper"))
     assert smoke.optimisation == spec.Optimisation(epochs=2, lr=0.01), "a section is changed key by key"
     assert smoke.grid == {"beta": [1.0]}, "a grid is replaced whole"
@@ -289,13 +289,13 @@ def test_words_do_not_change_the_digest(texts):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_whatever_is_computed_changes_the_digest(change):
+def test_settings_of_the_computation_change_the_digest(change):
     study = parsed()
     before = resolved(study, "paper", {}, "a.toml").digest()
     assert resolved(study, "paper", change, "a.toml").digest() != before
 
 
-def test_the_digest_is_of_what_is_said_not_of_how():
+def test_the_digest_does_not_depend_on_notation():
     original = settings()
     turned = {key: original[key] for key in reversed(original)}
     turned["optimisation"] = {"lr": 0.01, "epochs": 5, "batch_size": 128}

@@ -50,7 +50,7 @@ def test_mixed_and_subset_round_trips(tmp_path):
     torch.testing.assert_close(loaded(x), part(x))
 
 
-def test_manifest_tells_what_is_stored(tmp_path):
+def test_the_manifest_lists_what_is_stored(tmp_path):
     _, path = saved(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["members"] == 3

@@ -281,7 +281,7 @@ def test_no_setting_of_the_optimisation_is_lost(module, study, changes, call, ot
     assert settings_received(*calls[-1]) == {**RECEIVED, **otherwise}
 
 
-def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
+def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypatch):
     received = {}
     for module in (search, train):
 
@@ -320,7 +320,7 @@ def test_what_a_search_tries_is_what_is_trained_after_it(tmp_path, monkeypatch):
         (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
     ],
 )
-def test_what_a_procedure_would_leave_out_is_refused(study, changes, missing, tmp_path):
+def test_settings_that_a_procedure_ignores_are_refused(study, changes, missing, tmp_path):
     with pytest.raises(spec.SpecError, match=missing):
         runner.run(study, "smoke", changes=changes, root=tmp_path)
 
@@ -421,7 +421,7 @@ def hold(folder, locked, release):
 
 
 @pytest.mark.slow
-def test_two_at_once_are_told_apart(quick, tmp_path):
+def test_a_second_process_on_a_run_is_refused(quick, tmp_path):
     folder = runner.folder_of(spec.resolved(library.load(STUDY), "smoke", QUICK, "x"), "smoke", tmp_path)
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("spawn")
@@ -548,7 +548,7 @@ def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     assert figures(library.load(name), summary) or "table" in name
 
 
-def test_what_cannot_be_run_yet_says_what_it_missing():
+def test_studies_that_cannot_be_run_name_what_is_missing():
     changes = {"evaluation.measures": ["accuracy_foo_0.1"]}
     with pytest.raises(spec.SpecError, match="adp/table-2 cannot be run yet: it waits for the measure 'accuracy_foo"):
         runner.run("adp/table-2", "smoke", changes=changes)
@@ -690,7 +690,7 @@ def test_sources_and_problems_know_the_same_names():
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_show_tells_many_points_in_rows_and_measures_in_as_many_tables_as_fit(columns, command, monkeypatch):
+def test_show_lists_points_in_rows_of_tables_that_fit_the_screen(columns, command, monkeypatch):
     monkeypatch.setattr("dissensus.cli.screen.console.width", columns)
     output = command("study", "show", "adp/table-4")
     tables = output[output.index("means over seeds") :]

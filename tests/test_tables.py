@@ -144,7 +144,7 @@ def test_only_training_rows_are_learnt_from():
     assert after[1][0].isfinite().all(), "the log goes on below zero"
 
 
-def test_targets_come_back():
+def test_scaled_targets_are_restored():
     x, y = rows(100)
     scaler = TableScaler.fit(x, y)
     torch.testing.assert_close(scaler.inverse_transform(scaler.transform(x, y)[1]), y)

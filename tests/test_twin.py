@@ -159,7 +159,7 @@ def visible(outputs, targets, *, loss="mse"):
     return ds.LossParts(shy(outputs, targets).total, dict(independent(outputs, targets, loss=loss).parts))
 
 
-def test_a_loss_that_nobody_sees_asks_for_the_twins_objective():
+def test_a_hidden_loss_requires_the_twins_objective():
     for hidden in (shy, lambda outputs, targets: augmented(outputs, targets)):
         with pytest.raises(ValueError, match="`twin` must be an objective if .*; got True. Pass twin=partial"):
             ds.fit(fresh(), (X, VALUES), hidden, epochs=1, twin=True)
@@ -171,7 +171,7 @@ def test_a_parameter_named_loss_makes_it_visible():
 
 
 @pytest.mark.parametrize("twin", ["independent", 1, None])
-def test_what_is_no_objective_is_refused(twin, unchecked):
+def test_invalid_twins_are_refused(twin, unchecked):
     with pytest.raises(TypeError, match="`twin` must be True, False, or an objective; got"):
         ds.fit(fresh(), (X, VALUES), augmented, epochs=1, twin=twin)
 
@@ -350,7 +350,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["global", "own", "data set", "network"])
-def test_what_is_drawn_for_one_is_drawn_for_the_other(kind):
+def test_ensemble_and_twin_draw_the_same_random_numbers(kind):
     settings, make, data = {"epochs": 3, "lr": 0.01}, fresh, (X, VALUES)
     if kind == "network":
         make = partial(ds.Ensemble, Dropping, M, backend="loop")
@@ -459,7 +459,7 @@ def test_a_second_twin_starts_where_its_sibling_does():
     assert identical(ensemble.twin, expected)
 
 
-def test_the_history_tells_of_both():
+def test_the_history_holds_both_trainings():
     _, history = twinned()
     _, without_twin = None, ds.fit(fresh(), (X, VALUES), augmented, epochs=2)
     stored = json.loads(history.to_json())

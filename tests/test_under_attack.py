@@ -58,7 +58,7 @@ def subject(trained, tmp_path_factory):
 
 
 class TestSpec:
-    def test_some_data_may_be_otherwise(self):
+    def test_settings_may_differ_by_data(self):
         settings = library.load("adp/table-1")
         on_mnist = spec.on_data(spec.resolved(settings, "paper", {}, "x"), "mnist")
         assert (on_mnist.optimisation.epochs, on_mnist.optimisation.cut_at, on_mnist.optimisation.augment) == (
@@ -69,7 +69,7 @@ class TestSpec:
         assert on_mnist.optimisation.lr == settings.optimisation.lr
         assert spec.on_data(settings, "cifar10") is settings
 
-    def test_what_is_changed_by_hand_is_changed_for_all_data(self):
+    def test_changes_by_hand_hold_for_all_data(self):
         changed = spec.resolved(library.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
         on_mnist = spec.on_data(changed, "mnist")
         assert on_mnist.optimisation.epochs == 2
@@ -86,7 +86,7 @@ class TestSpec:
         with pytest.raises(spec.SpecError, match=r"by_data.mnist.optimisation.epoch' is not known.*epochs"):
             spec.parse(content, "adp/table-1", "f.toml")
 
-    def test_what_a_scale_says_holds_for_all_data(self):
+    def test_settings_of_a_scale_hold_for_all_data(self):
         on_mnist = spec.on_data(spec.resolved(library.load("adp/table-1"), "smoke", {}, "x"), "mnist")
         assert on_mnist.optimisation.epochs == 2
         assert on_mnist.optimisation.augment == []
@@ -106,7 +106,7 @@ class TestSpec:
         assert "error_rate" not in spec.resolved(settings, "laptop", {}, "x").evaluation.measures
         assert spec.resolved(settings, "laptop", {}, "x").members.network == "cnn"
 
-    def test_a_study_that_uses_trainings_says_nothing_of_its_own_on_them(self, tmp_path):
+    def test_a_study_that_uses_trainings_must_not_change_them(self, tmp_path):
         (tmp_path / "adp").mkdir()
         file = tmp_path / "adp" / "mine.toml"
         header = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\nuses = "adp/table-1"\n'
@@ -114,7 +114,7 @@ class TestSpec:
         with pytest.raises(spec.SpecError, match="key 'members' is that of adp/table-1, whose trainings this study"):
             library.load(str(file))
 
-    def test_what_a_study_computes_depends_on_it(self):
+    def test_the_digest_depends_on_settings_by_data(self):
         settings = library.load("adp/table-1")
         assert replace(settings, by_data={}).digest() != settings.digest()
 
@@ -147,7 +147,7 @@ class TestTraining:
     def test_every_ensemble_is_audited(self, trained):
         assert all(row["audit"]["verdict"] for row in rows_of(trained))
 
-    def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
+    def test_settings_that_no_sweep_can_vary_are_bound_and_separate_sweeps(self):
         shared = {"objective": "ldr"}
         described = {
             "a": {**shared, "strength": 1.0},
@@ -168,7 +168,7 @@ class TestTraining:
         with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):
             methods.method_of(settings_of("adp/table-1"), "adp-3")
 
-    def test_what_is_left_gives_the_outputs_of_the_training(self, subject, trained):
+    def test_stored_members_give_the_outputs_of_the_training(self, subject, trained):
         row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
         with torch.no_grad():
             outputs = subject.model(subject.x)
@@ -207,7 +207,7 @@ class TestMeasures:
             settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
         )
 
-    def test_what_cannot_be_attacked_is_said_before_anything_is_trained(self):
+    def test_impossible_attacks_are_refused_before_training(self):
         def first(**changes):
             return missing(settings_of("adp/table-2", **changes))[0]
 
@@ -358,7 +358,7 @@ class TestRunning:
         with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):
             runner.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
 
-    def test_a_training_that_failed_is_told_and_not_attacked(self, runs):
+    def test_a_failed_training_is_reported_and_not_attacked(self, runs):
         changes = {**SMALL, "optimisation.lr": 1e30, "grid.seed": [0], "grid.method": ["baseline"]}
         folder = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)

@@ -121,7 +121,7 @@ def test_ranges(compared, expected):
     assert result.paper == "0.3 to 0.7"
 
 
-def test_what_was_not_run_is_said_so():
+def test_expectations_without_rows_are_not_run():
     expectation = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
     for rows in ([], rows_of([1.0], beta=1.0), rows_of([math.nan], beta=0.5)):
         result = verdict(expectation, rows)
