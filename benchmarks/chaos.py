@@ -13,10 +13,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from attempts import children
+from attempts import children, study_runs
 from attempts.cases import Settings, machine, read, run
 from attempts.table import COMMANDS, GPU_COMMANDS
 
+FEW = 2
+"""Attempts up to which it does not pay to import everything beforehand."""
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
 
 
@@ -34,6 +36,8 @@ def main() -> None:
         summary(options.json)
         return
     names = [name for name in COMMANDS if name not in GPU_COMMANDS] if options.command == "all" else [options.command]
+    if options.count > FEW:
+        study_runs.preload()
     failed = 0
     for name in names:
         device = "cuda" if name in GPU_COMMANDS else options.device

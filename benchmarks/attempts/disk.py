@@ -21,7 +21,6 @@ import torch
 import dissensus as ds
 from attempts import children, study_runs, trainings
 from attempts.cases import Case, Outcome, Settings
-from attempts.trainings import Training
 
 MUST = "the work ends well or in a sentence, old data is as it was, and with more space it works again"
 
@@ -42,8 +41,6 @@ class Work:
 def disk(settings: Settings) -> Iterator[Case]:
     """Full disks."""
     del settings
-    children.preload(Training("mlp", "vmap").fit)
-    study_runs.preload()
     for work in WORKS:
         yield Case(work.name, MUST, functools.partial(_full, work))
 

@@ -17,7 +17,6 @@ from typing import Any
 import dissensus as ds
 from attempts import children, trainings
 from attempts.cases import Case, Outcome, Settings
-from attempts.trainings import Training
 
 SOURCE = """
 import functools
@@ -186,7 +185,6 @@ PAIRS = (
 def identity(settings: Settings) -> Iterator[Case]:
     """Pairs of trainings."""
     del settings
-    children.preload(Training("mlp", "vmap").fit)
     for pair in PAIRS:
         if pair.same:
             must = "the same training is resumed"

@@ -26,7 +26,6 @@ EQUAL = "the resumed training ends equal to the uninterrupted one, to the bit"
 
 def kills(settings: Settings) -> Iterator[Case]:
     """Trainings killed at random moments."""
-    children.preload(Training("mlp", "vmap").fit)
     if settings.device == "cuda":
         subjects = [
             Training(network, backend, "cuda", epochs=200, checkpoint_seconds=seconds)
@@ -50,7 +49,6 @@ def kills(settings: Settings) -> Iterator[Case]:
 
 def kills_sweep(settings: Settings) -> Iterator[Case]:
     """Sweeps killed at random moments."""
-    children.preload(Training("mlp", "vmap").fit)
     for backend in ("vmap", "loop"):
         yield _series(f"normalised, {backend}", Training.sweep, Training("normalised", backend, settings.device))
 
@@ -92,7 +90,6 @@ def _series(name: str, train: Callable[..., Any], subject: Training) -> Case:
 
 def loads(settings: Settings) -> Iterator[Case]:
     """Loaded and resumed in one process: equal to the bit without any kill."""
-    children.preload(Training("mlp", "vmap").fit)
     subjects = [(network, backend) for network in ("mlp", "cnn") for backend in ("loop", "vmap")]
     for network, backend in subjects:
         yield Case(
@@ -149,7 +146,6 @@ def _columns(subject: Training, rng: random.Random, folder: Path) -> Outcome:
 def kills_study(settings: Settings) -> Iterator[Case]:
     """`study run --jobs 2` ended by signals."""
     del settings
-    study_runs.preload()
     must = "no worker lives on, and the same command then ends with the rows of an uninterrupted run"
     for when, number in (
         ("early", signal.SIGKILL),
@@ -266,7 +262,6 @@ def _interrupted_import(rng: random.Random, folder: Path) -> Outcome:
 def leftovers(settings: Settings) -> Iterator[Case]:
     """Bytes that killed saves leave behind."""
     del settings
-    children.preload(Training("mlp", "vmap").fit)
     must = "after the next save there are no bytes but those of that save"
     for name, function in (
         ("Ensemble.save", _save_wide),

@@ -72,7 +72,6 @@ KEYS = (
 def specs(settings: Settings) -> Iterator[Case]:
     """Mutated files of studies."""
     del settings
-    study_runs.preload()
     yield Case("values, run", SENTENCE, functools.partial(_spec, "run", _changed_value))
     yield Case("keys, run", SENTENCE, functools.partial(_spec, "run", _changed_key))
     yield Case("text, run", SENTENCE, functools.partial(_spec, "run", None))
@@ -82,7 +81,6 @@ def specs(settings: Settings) -> Iterator[Case]:
 def sets(settings: Settings) -> Iterator[Case]:
     """Expressions of `--set`."""
     del settings
-    study_runs.preload()
     yield Case("one expression", SENTENCE, functools.partial(_set, 1))
     yield Case("two expressions", SENTENCE, functools.partial(_set, 2))
 
@@ -90,7 +88,6 @@ def sets(settings: Settings) -> Iterator[Case]:
 def commands(settings: Settings) -> Iterator[Case]:
     """Mutated commands."""
     del settings
-    study_runs.preload()
     for name in COMMANDS:
         yield Case(name, SENTENCE, functools.partial(_command, name))
 

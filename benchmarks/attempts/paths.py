@@ -23,7 +23,6 @@ AUDIT = "audit outputs.npz --task classification --kind logits"
 def paths(settings: Settings) -> Iterator[Case]:
     """Names with ``..``, absolute names, links, devices, FIFOs."""
     del settings
-    study_runs.preload()
     for name in (
         "../../evil",
         "collusion/../../../evil",

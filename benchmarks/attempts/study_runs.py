@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attempts import children
+from attempts.trainings import Training
 
 TINY = """\
 title = "Tiny"
@@ -104,7 +105,8 @@ def _without_times(value: Any) -> Any:
 
 
 def preload() -> None:
-    """Import here what commands import in children."""
+    """Import here what trainings and commands import in children."""
+    children.preload(Training("mlp", "vmap").fit)
     children.preload(_small_run)
 
 

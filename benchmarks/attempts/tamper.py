@@ -26,8 +26,6 @@ WHOLE = "damage is refused in a sentence, or the result is that of undamaged fil
 
 def tamper(settings: Settings) -> Iterator[Case]:
     """Files of every kind, changed in every way."""
-    children.preload(Training("mlp", "vmap").fit)
-    study_runs.preload()
     fit, sweep = Training("mlp", "vmap", settings.device, epochs=3), Training("normalised", "vmap", epochs=3)
     subjects = [
         Subject("saved ensemble", _save_ensemble, _read_ensemble),

@@ -20,8 +20,6 @@ RACED = "each process succeeds or is refused in a sentence, and what lies there 
 
 def writers(settings: Settings) -> Iterator[Case]:
     """Second writers."""
-    children.preload(Training("mlp", "vmap").fit)
-    study_runs.preload()
     yield Case("two saves into one folder", RACED, _two_saves)
     yield Case("loading during an overwrite", "a reader sees the old or the new ensemble", _load_during_saves)
     subject = Training("mlp", "vmap", settings.device)

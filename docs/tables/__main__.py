@@ -12,6 +12,7 @@ import audit
 import detection
 import diversity
 import masks
+import reliability
 import robustness
 import speed
 from layout import DOCS
@@ -21,6 +22,7 @@ PAGES = {
     "detection.md": detection.TABLES,
     "diversity.md": diversity.TABLES,
     "masks.md": masks.TABLES,
+    "reliability.md": reliability.TABLES,
     "robustness.md": robustness.TABLES,
     "speed.md": speed.TABLES,
 }
