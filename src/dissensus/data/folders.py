@@ -133,10 +133,17 @@ def _binary(table: Path, column: str, texts: Sequence[str]) -> Int64[Tensor, " N
 def _files_within(table: Path, names: Sequence[str]) -> list[Path]:
     """Paths of files that a table names; a name that leads out of the table's folder is refused."""
     root = Path(os.path.realpath(table.parent))
+    parents: dict[Path, Path] = {}
     for name in names:
-        plain = PurePosixPath(name)
-        inside = bool(plain.parts) and not plain.is_absolute() and not {"..", "\0"} & {*plain.parts, *name}
-        if not inside or not Path(os.path.realpath(root / plain)).is_relative_to(root):
+        inner = PurePosixPath(name)
+        inside = bool(inner.parts) and not inner.is_absolute() and ".." not in inner.parts and "\0" not in name
+        if inside:
+            file = root / inner
+            if file.parent not in parents:
+                parents[file.parent] = Path(os.path.realpath(file.parent))
+            target = Path(os.path.realpath(file)) if os.path.islink(file) else parents[file.parent]
+            inside = target.is_relative_to(root)
+        if not inside:
             refuse(table, "name files within its own folder", repr(name), "Remove that row, or get the data set again.")
     return [table.parent / name for name in names]
 

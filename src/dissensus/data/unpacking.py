@@ -23,6 +23,7 @@ import torch
 
 from dissensus.data.formats import (
     AGAIN,
+    DECOMPRESSED_LIMIT,
     DataError,
     cifar_sheet,
     csv_columns,
@@ -32,22 +33,22 @@ from dissensus.data.formats import (
     spaced_columns,
 )
 
-LIMIT = 1 << 30
-"""Bytes that archives of unknown content may give, if nothing else is said."""
+
+class LimitPassedError(Exception):
+    """Archives gave more bytes than they may."""
 
 
 class Budget:
     """Bytes that may still come out of archives."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = self.left = limit
+        self.left = limit
 
     def spend(self, count: int) -> None:
-        """Count bytes; `DataError` is raised where the limit is passed."""
+        """Count bytes; `LimitPassedError` is raised where there are too many."""
         self.left -= count
         if self.left < 0:
-            fix = "It is not the expected archive. For your own data, state `download` or the `bytes` of its files."
-            raise DataError(f"an archive must give at most {self.limit} bytes once unpacked; got more. {fix}")
+            raise LimitPassedError
 
 
 @runtime_checkable
@@ -83,17 +84,20 @@ _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, err
 """Errors of the system, which say nothing about an archive."""
 
 
-def unpack(method: Unpack, archives: Sequence[Path], folder: Path, *, limit: int = LIMIT) -> None:
+def unpack(method: Unpack, archives: Sequence[Path], folder: Path, *, limit: int = DECOMPRESSED_LIMIT) -> None:
     """Write the files of a data set into a folder.
 
     Archives that are damaged, or that give more than ``limit`` bytes, are refused.
     """
+    names = ", ".join(archive.name for archive in archives)
     try:
         method(archives, folder, Budget(limit))
+    except LimitPassedError:
+        fix = "It is not the expected archive. For data of your own, state `download` or the `bytes` of its files."
+        refuse(names, f"give at most {limit} bytes once unpacked", "more", fix)
     except _DAMAGE as reason:
         if isinstance(reason, OSError) and reason.errno in _SYSTEM:
             raise
-        names = ", ".join(archive.name for archive in archives)
         refuse(names, "be whole", str(reason) or type(reason).__name__, AGAIN)
 
 
