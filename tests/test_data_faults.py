@@ -138,16 +138,16 @@ def test_a_folder_of_images_is_verified_as_a_whole(data, tmp_path):
     top = tmp_path / "made" / "top"
     digest = folders.tree_digest(top, [*(top / name for name in names), top / "metadata.csv"])
     tree = ImageTree(folders.waterbirds, ("metadata.csv",), digest=digest)
-    known = {f"top/{name}": (top / name).read_bytes() for name in [*names, "metadata.csv"]}
+    files = {f"top/{name}": (top / name).read_bytes() for name in [*names, "metadata.csv"]}
     archive = tmp_path / "made" / "birds.tar.gz"
     where = mirror("here", f"file:{archive}", unpack=unpacking.unpack_tree)
     info = dataclasses.replace(DATASETS["waterbirds"], name="birds", files=(), tree=tree, mirrors=(where,))
     info = dataclasses.replace(info, files=(File("metadata.csv"),))
-    archive.write_bytes(tgz({**known, "top/bird/3.png": known["top/bird/4.png"]}))
+    archive.write_bytes(tgz({**files, "top/bird/3.png": files["top/bird/4.png"]}))
     with pytest.raises(DataError, match="must be the expected files when they come from here; got 7 files"):
         sources.get(info)
     assert sources.state(info) == "absent"
-    archive.write_bytes(tgz(known))
+    archive.write_bytes(tgz(files))
     assert len(sources.dataset(info, "train")) == 2
     assert sources.check(info)[-1] == ("all files", True, "7 files have the published digest")
     picture(data / "birds" / "bird" / "3.png", 77)
