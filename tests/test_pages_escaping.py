@@ -178,7 +178,7 @@ def poisoned(value, keep=()):
 
 
 STUDIES = ("adp/figure-2", "adp/figure-3", "adp/figure-4", "adp/figure-5", "adp/table-2", "ldr/figure-5")
-"""Studies with figures of all kinds: maps, matrices, ROC curves, counts; tables of attacks; a gallery."""
+"""Studies with maps, matrices, ROC curves, counts, tables of attacks, and lines."""
 
 
 @pytest.fixture
