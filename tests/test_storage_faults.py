@@ -99,7 +99,7 @@ def test_a_layout_that_would_waste_memory_is_not_stored(tmp_path):
 
 
 def test_folders_of_earlier_releases_have_no_layout(tmp_path):
-    ensemble = ds.Ensemble(build, 2)
+    ensemble = ds.Ensemble(build, 2, backend="loop")
     ensemble.save(tmp_path)
     manifest = storage.read_record(tmp_path / storage.MANIFEST)
     del manifest["layout"]
@@ -411,3 +411,206 @@ def test_a_forged_layout_is_refused(tmp_path):
         storage.write_record(tmp_path / storage.MANIFEST, {**record, "layout": layout})
         with pytest.raises(ds.StorageError, match="is damaged"):
             storage.read_folder(tmp_path, "test")
+
+
+# Checkpoints
+
+
+def values():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 6, generator=generator)
+    return x, x[:, :1] * x[:, 1:2]
+
+
+def small():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def fit(folder, epochs=2, **options):
+    ensemble = ds.Ensemble(small, 2, backend="loop")
+    settings = {"epochs": epochs, "batch_size": 16, "checkpoint": folder, "resume": True, "checkpoint_seconds": 0.0}
+    ds.fit(ensemble, values(), partial(mse, beta=0.5), **{**settings, **options})
+    return ensemble
+
+
+def sweep(folder, **options):
+    """Two runs, in a part each."""
+    return ds.sweep(
+        small,
+        values(),
+        mse,
+        grid={"beta": [0.0, 0.9]},
+        members=2,
+        epochs=1,
+        batch_size=16,
+        backend="loop",
+        max_memory=5_000,
+        checkpoint=folder,
+        resume=True,
+        checkpoint_seconds=0.0,
+        **options,
+    )
+
+
+def weights_of(result):
+    bodies = [group.body for group in result.groups] if isinstance(result, ds.Sweep) else [result.body]
+    return [tensor.detach().clone() for body in bodies for tensor in body.tensors().values()]
+
+
+def equal(result, other):
+    return all(torch.equal(a, b) for a, b in zip(weights_of(result), weights_of(other), strict=True))
+
+
+@pytest.mark.slow(cases=["sweep"])
+@pytest.mark.parametrize("train", [fit, sweep], ids=["fit", "sweep"])
+def test_a_second_training_in_one_folder_is_refused_and_harms_nothing(tmp_path, train):
+    attempts = []
+
+    def second(_):
+        if not attempts:
+            attempts.append(in_child(train, tmp_path))
+
+    trained = train(tmp_path, progress=second)
+    ((error, text),) = attempts
+    assert error == "StorageError"
+    assert text.startswith(f"{tmp_path} is in use by another training, of process {os.getpid()} on ")
+    assert equal(trained, train(tmp_path / "alone"))
+    assert equal(train(tmp_path), trained), "the folder is whole, and free again"
+
+
+def test_trainings_that_start_at_once_in_one_folder(tmp_path):
+    """One of them trains; the others end with one sentence, or find it done."""
+    results = FORK.Queue()
+    start = FORK.Barrier(3)
+
+    def attempt():
+        torch.set_num_threads(1)
+        start.wait(60)
+        try:
+            fit(tmp_path, epochs=4)
+            results.put("trained")
+        except ds.StorageError as reason:
+            results.put("refused" if "is in use by another training" in str(reason) else str(reason))
+        except BaseException as reason:
+            results.put(repr(reason))
+
+    processes = [FORK.Process(target=attempt) for _ in range(3)]
+    for process in processes:
+        process.start()
+    ends = sorted(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert set(ends) <= {"trained", "refused"}
+    assert "trained" in ends
+    assert equal(fit(tmp_path, epochs=4), fit(None, epochs=4, resume=False))
+
+
+@pytest.mark.slow(cases=["sweep"])
+@pytest.mark.parametrize("train", [fit, sweep], ids=["fit", "sweep"])
+def test_a_relative_folder_does_not_follow_the_working_directory(tmp_path, monkeypatch, train):
+    (tmp_path / "start").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "start")
+    train("kept", progress=lambda _: os.chdir(tmp_path / "other"))
+    assert list((tmp_path / "other").iterdir()) == []
+    folder = tmp_path / "start" / "kept"
+    assert list(folder.glob("step-*" if train is fit else "part-*/step-*"))
+    stopped = {"progress": lambda _: pytest.fail("it is trained already")}
+    monkeypatch.chdir(tmp_path / "start")
+    train("kept", **stopped)
+
+
+def test_a_resumed_training_has_its_tensors_where_an_uninterrupted_one_has_them(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(progress):
+        if progress.step >= 4:
+            raise Stop
+
+    options = {"epochs": 3, "batch_size": 3, "checkpoint_seconds": 0.0}
+    whole, resumed = (ds.Ensemble(build, 2, backend="loop") for _ in range(2))
+    ds.fit(whole, images(), cross_entropy, **options, checkpoint=tmp_path / "whole")
+    with pytest.raises(Stop):
+        ds.fit(resumed, images(), cross_entropy, **options, checkpoint=tmp_path / "kept", progress=stop)
+    again = ds.Ensemble(build, 2, backend="loop")
+    ds.fit(again, images(), cross_entropy, **options, checkpoint=tmp_path / "kept", resume=True)
+    assert places(again) == places(whole)
+    assert equal(again, whole)
+
+
+def test_swapped_parts_and_a_changed_plan_are_refused(tmp_path):
+    sweep(tmp_path)
+    parts = sorted(tmp_path.glob("part-*"))
+    first, second = parts
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'part' differ"):
+        sweep(tmp_path)
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    plan = tmp_path / "plan.json"
+    whole = plan.read_bytes()
+    record = storage.read_record(plan)
+    parts = record["parts"]
+    plan.write_text(json.dumps({**record, "parts": parts[::-1]}))
+    with pytest.raises(ds.StorageError, match=r"plan.json was changed after it was saved.* Give another folder\."):
+        sweep(tmp_path)
+    storage.write_record(plan, {**record, "parts": parts[::-1]})  # with a checksum to match
+    with pytest.raises(ds.StorageError, match="belongs to another training: 'part' differ"):
+        sweep(tmp_path)
+    storage.write_record(plan, {**record, "parts": [parts[0], parts[0]]})
+    with pytest.raises(ds.StorageError, match="does not list every run of the sweep once"):
+        sweep(tmp_path)
+    plan.write_bytes(whole)
+    sweep(tmp_path)
+
+
+@pytest.mark.slow(cases=["many"])
+@pytest.mark.parametrize("count", [pytest.param(6, id="few"), pytest.param(80, id="many")])
+def test_damage_to_a_stored_sweep_is_refused_or_does_not_count(tmp_path, count):
+    expected = sweep(tmp_path)
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file() and path.name != storage.LOCK]
+    whole = {path: path.read_bytes() for path in files}
+    damages = [(file, damaged) for n, file in enumerate(files) for damaged in mutations(whole[file], n, 20)]
+    plans = [(file, damaged) for file, damaged in damages if file.name == "plan.json"]
+    refused = 0
+    draw = random.Random(1)
+    for file, damaged in draw.sample(damages, count // 2) + draw.sample(plans, min(len(plans), count // 2)):
+        file.write_bytes(damaged)
+        try:
+            assert equal(sweep(tmp_path), expected), f"another result with a damaged {file.name}"
+        except ds.StorageError:
+            refused += 1
+        for path in {path for path in tmp_path.rglob("*") if path.is_file()} - whole.keys():
+            path.unlink()
+        for path, content in whole.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    assert refused >= count // 8
+    assert equal(sweep(tmp_path), expected)
+
+
+@pytest.mark.slow
+def test_a_damaged_choice_of_backends_is_made_anew(tmp_path, caplog):
+    ensemble = ds.Ensemble(small, 2)
+    ds.fit(ensemble, values(), partial(mse, beta=0.5), epochs=1, checkpoint=tmp_path / "auto")
+    file = tmp_path / "auto" / "choices.json"
+    content = json.loads(file.read_bytes())
+    content["choices"][0][1][0] = "loop" if content["choices"][0][1][0] != "loop" else "vmap"
+    file.write_text(json.dumps(content))
+    ds.fit(ensemble, values(), partial(mse, beta=0.5), epochs=1, checkpoint=tmp_path / "auto", resume=True)
+    assert "backends are chosen anew" in caplog.text
+
+
+def test_the_beginning_of_another_twin_is_refused(tmp_path):
+    options = {"epochs": 1, "twin": True, "resume": True}
+    for name, lr in (("one", 0.1), ("two", 0.2)):
+        ensemble = ds.Ensemble(small, 2, backend="loop")
+        ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / name, lr=lr, **options)
+    (tmp_path / "two" / "twin" / "beginning").rename(tmp_path / "aside")
+    (tmp_path / "one" / "twin" / "beginning").rename(tmp_path / "two" / "twin" / "beginning")
+    with pytest.raises(ds.StorageError, match="beginning belongs to another training"):
+        ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / "two", lr=0.2, **options)
