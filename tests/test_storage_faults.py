@@ -612,5 +612,152 @@ def test_the_beginning_of_another_twin_is_refused(tmp_path):
         ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / name, lr=lr, **options)
     (tmp_path / "two" / "twin" / "beginning").rename(tmp_path / "aside")
     (tmp_path / "one" / "twin" / "beginning").rename(tmp_path / "two" / "twin" / "beginning")
-    with pytest.raises(ds.StorageError, match="beginning belongs to another training"):
+    with pytest.raises(ds.StorageError, match="beginning belongs to another training: 'lr' differ"):
         ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / "two", lr=0.2, **options)
+
+
+# Predictions
+
+
+def test_a_prediction_on_a_full_disk_is_one_sentence_and_leaves_the_old_file(tmp_path):
+    ensemble, file = ds.Ensemble(small, 2, backend="loop"), tmp_path / "outputs.npy"
+    before = ensemble.predict(torch.zeros(10, 6), file=file).clone()
+    error, text = in_child(limited, lambda: ensemble.predict(torch.zeros(50_000, 6), file=file).shape)
+    assert error == "_NotWritten"
+    assert "could not be written: File too large. What was there before is unchanged." in text
+    assert list(tmp_path.iterdir()) == [file]
+    assert torch.equal(ensemble.predict(torch.zeros(10, 6)), before)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_space_is_reserved_before_outputs_are_written(tmp_path, monkeypatch, code):
+    """Without a reservation, the file has holes, and writing to one on a full disk ends the process by SIGBUS."""
+
+    def full(*_):
+        raise OSError(code, os.strerror(code))
+
+    ensemble = ds.Ensemble(small, 2, backend="loop")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=f"could not be written: {os.strerror(code)}") as caught:
+        ensemble.predict(torch.zeros(10, 6), file=tmp_path / "outputs.npy")
+    assert caught.value.errno == code
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "posix_fallocate", partial(full_with, errno.EOPNOTSUPP))
+    array = storage.new_array(tmp_path / "array.npy", torch.zeros(0).numpy().dtype, (3, 400_000))
+    assert float(array.sum()) == 0.0
+    status = (tmp_path / "array.npy").stat()
+    assert status.st_blocks * 512 >= status.st_size, "no holes where the system cannot reserve"
+
+
+def full_with(code, *_):
+    raise OSError(code, os.strerror(code))
+
+
+def test_the_next_prediction_removes_what_a_killed_one_left(tmp_path):
+    ensemble, file = ds.Ensemble(small, 2, backend="loop"), tmp_path / "outputs.npy"
+
+    class Killing(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.zeros(6)
+
+    assert in_child(lambda: ensemble.predict(Killing(), 2, file=file)) == ["signal", signal.SIGKILL]
+    (leftover,) = tmp_path.iterdir()
+    assert leftover.name.endswith(".unfinished")
+    with storage.temporary_beside(tmp_path / "outputs.npy") as live:
+        assert not leftover.exists()
+        outputs = ensemble.predict(torch.zeros(8, 6), file=file)
+        assert live.exists()
+    assert list(tmp_path.iterdir()) == [file]
+    assert outputs.data_ptr() % ALIGNED == 0
+
+
+def test_a_prediction_returns_its_outputs_even_if_another_replaces_the_file(tmp_path, monkeypatch):
+    ensemble, file = ds.Ensemble(small, 2, backend="loop"), tmp_path / "outputs.npy"
+    x = values()[0]
+    expected = ensemble.predict(x)
+    replace = Path.replace
+
+    def replaced(self, target):
+        result = replace(self, target)
+        Path(target).write_bytes(b"another prediction")
+        return result
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    outputs = ensemble.predict(x, file=file)
+    monkeypatch.undo()
+    assert outputs.shape == expected.shape
+
+
+def test_a_relative_file_does_not_follow_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Moving(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            os.chdir(tmp_path / "other")
+            return torch.zeros(6)
+
+    ds.Ensemble(small, 2, backend="loop").predict(Moving(), 2, file="outputs.npy")
+    assert (tmp_path / "outputs.npy").exists()
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+# Memory that runs out
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+    MemoryError(),
+]
+
+
+class Exhausting(nn.Module):
+    """A network whose passes run out of memory."""
+
+    error: BaseException = ERRORS[0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, x):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_prediction_that_runs_out_of_memory_says_what_helps(error, monkeypatch):
+    monkeypatch.setattr(Exhausting, "error", error)
+    ensemble = ds.Ensemble(Exhausting, 3, backend="loop")
+    advice = (
+        r"prediction ran out of memory on cpu with 3 members and batches of 64 examples\. What helps: batch_size=32"
+    )
+    with pytest.raises(ds.OutOfMemory, match=advice + r".*file=\"outputs.npy\".*fewer members"):
+        ensemble.predict(torch.zeros(100, 6), 64)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_sweep_that_runs_out_of_memory_says_what_helps(error, monkeypatch, tmp_path):
+    monkeypatch.setattr(Exhausting, "error", error)
+    options = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 1, "batch_size": 16, "backend": "loop"}
+    with pytest.raises(
+        ds.OutOfMemory, match=r"training ran out of memory on cpu .*2 members. What helps: .*batch \(now 16"
+    ):
+        ds.sweep(Exhausting, values(), mse, checkpoint=tmp_path / "kept", **options)
+    assert not (tmp_path / "kept").exists(), "nothing was trained"
+    swept = ds.sweep(small, values(), mse, **options)
+
+    def exhausted(*_, **__):
+        raise error
+
+    monkeypatch.setattr(swept.groups[0].body, "run", exhausted)
+    with pytest.raises(ds.OutOfMemory, match="prediction ran out of memory on cpu with 4 members"):
+        swept.outputs(values()[0])

@@ -135,14 +135,15 @@ class Checkpointer:
                 log.warning("checkpoint skipped, trying the one before it: %s", reason)
                 continue
             check_format(manifest, path)
-            self._check(manifest["fingerprint"], path)
+            self.check(manifest["fingerprint"], path)
             self._restore(engine, tensors, manifest)
             return True
         if paths:
             raise storage.StorageError(f"no checkpoint in {self.folder} is whole; give another folder to start anew.")
         return False
 
-    def _check(self, stored: Mapping[str, Any], path: Path) -> None:
+    def check(self, stored: object, path: Path) -> None:
+        """Refuse a folder with another fingerprint."""
         keys = differing(stored, self.fingerprint)
         if keys:
             raise storage.StorageError(

@@ -148,8 +148,7 @@ class Twin:
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "
                     "Give another folder."
                 ) from reason
-            if manifest.get("fingerprint") != checkpointer.fingerprint:
-                raise storage.StorageError(f"{beginning} belongs to another training. Give another folder.")
+            checkpointer.check(manifest.get("fingerprint"), beginning)
             self._restore(beginning, stored)
 
     def _tensors(self) -> dict[str, Tensor]:
