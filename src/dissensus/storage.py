@@ -49,10 +49,6 @@ class StorageError(ValueError):
     """A stored folder is missing, damaged or not the expected one; the message says which."""
 
 
-class _NotWritten(OSError):
-    """A file could not be written, because the disk is full or a limit is reached."""
-
-
 def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
     """Write tensors and details as a folder; an interrupted save leaves the previous contents in place.
 
@@ -347,7 +343,7 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 @contextmanager
 def full_disk_told(path: Path) -> Iterator[None]:
-    """A block that writes to a path; its errors about a full disk become one sentence, in an `OSError`."""
+    """A block that writes to a path; its errors about a full disk become one sentence about it, in an `OSError`."""
     try:
         yield
     except SafetensorError as reason:
@@ -356,13 +352,13 @@ def full_disk_told(path: Path) -> Iterator[None]:
             raise StorageError(f"{path} could not be written: {reason}.") from reason
         raise _not_written(path, int(code[1])) from reason
     except OSError as reason:
-        if reason.errno not in _FULL or isinstance(reason, _NotWritten):
+        if reason.errno not in _FULL:
             raise
         raise _not_written(path, reason.errno) from reason
 
 
 def _not_written(path: Path, code: int) -> OSError:
-    error = _NotWritten(
+    error = OSError(
         f"{path} could not be written: {os.strerror(code)}. What was there before is unchanged. Free some space, or "
         "write to another place."
     )
