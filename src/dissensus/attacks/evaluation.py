@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
-from dissensus.attacks.chunks import over
+from dissensus.attacks.chunks import attack_out_of_memory, over
 from dissensus.attacks.diagnostics import attack_diagnostics, model_diagnostics
 from dissensus.attacks.flags import DIFFERENT, SuiteStep, all_flags
 from dissensus.attacks.norms import Ball, NormName, check_reach
@@ -21,6 +22,7 @@ from dissensus.attacks.problem import Adversarial, Attack, attack_problem
 from dissensus.attacks.robustness import AttackResult, CurvePoint, Robustness
 from dissensus.attacks.suites import SUITES, Setting, Suite, SuiteMaker, Terms, as_setting, suite_of, transfers
 from dissensus.attacks.target_model import Model, PoolName
+from dissensus.execution.out_of_memory import advising
 from dissensus.metrics import Interval, wilson
 
 SuiteName = Literal["standard", "adaptive", "paper", "quick"]
@@ -81,9 +83,10 @@ def evaluate(
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
     requested = None if epsilons is None else [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons]
-    clean = _misclassified(model, x, y, pool, batch_size)
     diagnosed = min(DIAGNOSED, batch_size)
-    diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
+    with advising(partial(attack_out_of_memory, batch_size)):
+        clean = _misclassified(model, x, y, pool, batch_size)
+        diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
     terms = Terms(
         float(epsilon),
         norm,
