@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dissensus import objectives, pooling, scores, train
 from dissensus.ensemble import Ensemble
 from dissensus.studies.backbones import head, prepared
+from dissensus.studies.checked_folders import inside, listed_files
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures import requirements, shift_measures
@@ -96,7 +97,7 @@ class _PreparedData:
 
 def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train and measure every point of the grid on a data set."""
-    folder = context.folder / unit.name
+    folder = inside(context.folder, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     context = context.on_data(unit.data).titled(unit.name)
     spec = context.spec
@@ -280,6 +281,7 @@ def _remeasured(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """A unit's rows with this study's measures, from outputs that another study has kept."""
     folder, spec = context.base / unit.name, context.on_data(unit.data).spec
     assert spec.objective is not None
+    stored = listed_files(context.base, unit.name)
     labels = {name: torch.from_numpy(y) for name, y in np.load(folder / _TARGETS).items()}
     sets = shift_measures.sets_of(spec.evaluation.measures)
     methods = spec.grid.get("method")
@@ -293,7 +295,7 @@ def _remeasured(unit: TrainingUnit, context: StudyContext) -> list[Row]:
         others = {
             name: (stored_outputs(folder, row.run, name), labels.get(name))
             for name in sets
-            if outputs_file(folder, row.run, name).exists()  # not all data has all sets
+            if outputs_file(folder, row.run, name).name in stored  # not all data has all sets
         }
         measured = ShiftOutputs(
             outputs,

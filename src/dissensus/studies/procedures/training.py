@@ -15,6 +15,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.execution.inference import Inputs
 from dissensus.storage import write_atomically
 from dissensus.studies import measures
+from dissensus.studies.checked_folders import inside, write_unit_manifest
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import LabelledOutputs
 from dissensus.studies.procedures.base import StudyContext
@@ -110,9 +111,12 @@ def write_targets(folder: Path, targets: Tensor) -> None:
     np.save(folder / TARGETS, targets.numpy())
 
 
-def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write a unit's rows, which marks it as done."""
+def finish_unit(run: Path, unit: str, rows: Sequence[Row]) -> None:
+    """Write a unit's rows and its manifest, which marks it as finished."""
+    folder = inside(run, unit)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ROWS, json.dumps([row.to_json() for row in rows], indent=1).encode())
+    write_unit_manifest(run, unit)
 
 
 def read_rows(folder: Path, spec: Spec) -> list[Row]:
