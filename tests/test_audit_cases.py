@@ -133,6 +133,7 @@ def test_biases_that_no_classifier_can_have_are_no_case():
     assert case_makers.constant_biases(m, size=3.0) is None
 
 
+@pytest.mark.slow
 def test_each_example_is_known_to_one_member_at_chance(classification):
     case = classification["known to one"].case
     right = case.test.argmax(-1) == case.targets

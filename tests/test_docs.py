@@ -56,6 +56,7 @@ def test_tables_are_rendered_from_the_results():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_stale_tables_are_named_and_written(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
     for folder in ("benchmarks/results", "src/dissensus/studies/specs"):

@@ -512,11 +512,6 @@ def test_curves_and_gap(tmp_path):
     assert len(summarise(read_report(folder)).points[0].curves["test_error"].mean) == 3
 
 
-def runnable():
-    resolved = [(name, spec.resolved(library.load(name), "smoke", {}, name)) for name in library.names()]
-    return [name for name, resolved_spec in resolved if not missing(resolved_spec)]
-
-
 @pytest.fixture(scope="module")
 def shared_runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
@@ -530,15 +525,17 @@ def shared_runs(tmp_path_factory):
         "audit/table-1",
         "collusion/figure-2",
         "collusion/figure-8",
-        "collusion/figure-6",
         "ldr/table-3",
         "ldr/table-7",
         "ldr/table-10",
         "masksembles/figure-1",
     ]
 )
-@pytest.mark.parametrize("name", runnable())
+@pytest.mark.parametrize("name", library.names())
 def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
+    lacking = missing(spec.resolved(library.load(name), "smoke", {}, name))
+    if lacking:
+        pytest.skip(f"{name} needs {lacking}")
     folder = runner.run(name, "smoke", root=shared_runs)
     report = json.loads((folder / "report.json").read_text())
     assert all(math.isfinite(value) for row in report["rows"] for value in row["measures"].values())
