@@ -1,6 +1,8 @@
 """`dissensus study`: list, show, run and report studies."""
 
+import errno
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -231,9 +233,19 @@ def run(
                 on_study=lambda text, share: bar.update(name, share, text),
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
-        fail(str(reason))
+        fail(_full_disk(reason) or str(reason))
     _print_summary(summarise(read_report(folder)))
     console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _full_disk(reason: Exception) -> str:
+    """One sentence on a disk that is full, or a limit that is reached; empty for other errors."""
+    from dissensus.studies.run_folders import runs_folder
+
+    if not isinstance(reason, OSError) or reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ""
+    place = f"{runs_folder()} cannot be written to: {os.strerror(reason.errno)}"
+    return f"{place}. What is finished is kept: the same command goes on when there is space again"
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What all trainings of studies share: units, trainers, trained runs and their rows."""
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,7 +109,14 @@ def stored_outputs(folder: Path, run: int, dataset: str = "") -> Tensor:
 
 def write_targets(folder: Path, targets: Tensor) -> None:
     """Write the targets of the test data, for studies that measure the same outputs again."""
-    np.save(folder / TARGETS, targets.numpy())
+    write_array(folder / TARGETS, targets.numpy())
+
+
+def write_array(file: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write an ``.npy`` file so that it is whole or absent, on a full disk too."""
+    content = io.BytesIO()
+    np.save(content, array)
+    write_atomically(file, content.getvalue())
 
 
 def finish_unit(run: Path, unit: str, rows: Sequence[Row]) -> None:
