@@ -23,6 +23,12 @@ FORMAT = 1
 Kind = Literal["dissensus.study.run", "dissensus.study.unit"]
 RUN: Kind = "dissensus.study.run"
 UNIT: Kind = "dissensus.study.unit"
+
+
+class Misplaced(StorageError):
+    """A folder holds what belongs into another one: it was renamed or swapped."""
+
+
 _ENSEMBLES = "ensemble-*"
 _PLAIN_NAME = re.compile(r"\w[\w .,+=@-]*")
 
@@ -116,7 +122,7 @@ def _read_manifest(folder: Path, kind: Kind, of: str) -> dict[str, Any]:
         stored = manifest.get("format")
         raise StorageError(f"{folder} has format {stored}; this version reads format {FORMAT}. Update dissensus.")
     if manifest.get("of") != of:
-        raise StorageError(f"{folder} holds {manifest.get('of')!r}, not {of!r}: it was renamed or swapped.")
+        raise Misplaced(f"{folder} holds {manifest.get('of')!r}, not {of!r}: it was renamed or swapped.")
     return manifest
 
 

@@ -5,6 +5,7 @@ A second run of the same settings does nothing; one that was interrupted or has 
 processes from running the same study at once.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint
 from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import datasets, library
-from dissensus.studies.checked_folders import MANIFEST, check_unit, inside, is_finished, write_run_manifest
+from dissensus.studies.checked_folders import MANIFEST, Misplaced, check_unit, inside, is_finished, write_run_manifest
 from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.procedures.base import OnProgress, Procedure, Step, StudyContext, no_progress
 from dissensus.studies.procedures.builtin import PROCEDURES
@@ -195,9 +196,20 @@ def _discard_damaged(folder: Path, units: Sequence[str]) -> None:
         if is_finished(folder, unit):
             try:
                 check_unit(folder, unit)
+            except Misplaced as reason:
+                aside = _set_aside(folder, unit)
+                log.warning("%s It is in %s now, and the unit %s is computed again.", reason, aside, unit)
             except StorageError as reason:
                 log.warning("%s The unit %s is computed again.", reason, unit)
                 (inside(folder, unit) / MANIFEST).unlink()
+
+
+def _set_aside(folder: Path, unit: str) -> Path:
+    """Move the folder of a unit out of the way, as its checkpoints are those of another unit; return its new path."""
+    place = folder / "misplaced"
+    place.mkdir(exist_ok=True)
+    names = (f"{unit.replace('/', '-')}-{number}" for number in itertools.count(1))
+    return inside(folder, unit).rename(next(path for name in names if not (path := place / name).exists()))
 
 
 def _rows(context: StudyContext, procedure: Procedure, jobs: int) -> list[Row]:
