@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(config, items):
         for mark in [mark for mark in item.own_markers if mark.name == "slow" and mark.kwargs]:
             case, ((kind, patterns),) = item.callspec.id, mark.kwargs.items()
             matching = {pattern for pattern in patterns if fnmatchcase(case, pattern)}
-            left = unmatched.setdefault(item.nodeid.partition("[")[0], set(patterns))
-            left -= matching
+            remaining = unmatched.setdefault(item.nodeid.partition("[")[0], set(patterns))
+            remaining -= matching
             if bool(matching) != {"cases": True, "fast": False}[kind]:
                 item.own_markers.remove(mark)
     unmatched = {test: sorted(patterns) for test, patterns in unmatched.items() if patterns}
