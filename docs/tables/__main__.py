@@ -13,6 +13,7 @@ import audit
 import detection
 import diversity
 import masks
+import reliability
 import robustness
 import speed
 from layout import DOCS
@@ -22,6 +23,7 @@ PAGES = {
     "detection.md": detection.TABLES,
     "diversity.md": diversity.TABLES,
     "masks.md": masks.TABLES,
+    "reliability.md": reliability.TABLES,
     "robustness.md": robustness.TABLES,
     "speed.md": speed.TABLES,
 }
