@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     previous = _previous_weights(folder, kind)
     temporary = folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+        _save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
         checksum, size = file_digest(temporary), temporary.stat().st_size
         weights = f"weights-{checksum[:16]}.safetensors"
         _to_disk(temporary, folder / weights)
@@ -62,6 +63,17 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     for leftover in folder.iterdir():  # of saves that were interrupted
         if leftover.name.endswith(_TEMPORARY) or (_OUR_NAME.fullmatch(leftover.name) and leftover.name != weights):
             leftover.unlink(missing_ok=True)
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file; a full disk is an `OSError`, as it is for other files."""
+    try:
+        save_file(tensors, file)
+    except SafetensorError as reason:
+        code = re.search(r"os error (\d+)", str(reason))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(file.parent)) from reason
 
 
 def _previous_weights(folder: Path, kind: str) -> str | None:
