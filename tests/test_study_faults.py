@@ -185,7 +185,7 @@ def test_a_report_that_this_version_cannot_judge_is_damaged_alone(tmp_path):
     report = json.loads((folder / "report.json").read_text())
     report["rows"][0]["measures"] = {"predictive_diversity": "high"}
     (folder / "report.json").write_text(json.dumps(report))
-    manifest = checked_folders.read_record(folder / "manifest.json")
+    manifest = checked_folders.stored_record(folder / "manifest.json")
     units = [name.removesuffix("/manifest.json") for name in manifest["files"] if "/" in name]
     checked_folders.write_run_manifest(folder, units, {key: manifest[key] for key in ("settings", "version")})
     assert find(FORMULA, tmp_path) is None

@@ -9,14 +9,12 @@ A manifest also says what its folder is of, so that a folder which was renamed o
 and marks a unit as finished. Checkpoints and finished chunks of attacks have manifests of their own.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from dissensus.storage import StorageError, file_digest, write_atomically
+from dissensus.storage import StorageError, file_digest, read_record, write_record
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -115,7 +113,7 @@ def check_units(run: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _read_manifest(folder: Path, kind: Kind, of: str) -> dict[str, Any]:
-    manifest = read_record(folder / MANIFEST)
+    manifest = stored_record(folder / MANIFEST)
     if manifest.get("kind") != kind or not isinstance(manifest.get("files"), dict):
         raise StorageError(f"{folder / MANIFEST} is not the manifest of a {kind.rpartition('.')[2]} of a study.")
     if manifest.get("format") != FORMAT:
@@ -138,25 +136,11 @@ def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
             raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
 
 
-def write_record(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that holds its own checksum, for results that grow while a unit is being run."""
-    plain = json.loads(json.dumps(content))
-    write_atomically(file, (json.dumps({**plain, "sha256": _checksum(plain)}, indent=1) + "\n").encode())
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds its own checksum; `StorageError` where it is missing or not whole."""
+def stored_record(file: Path) -> dict[str, Any]:
+    """The content of a file that `write_record` wrote; `StorageError` where it is missing or not whole."""
     if not file.is_file():
         raise StorageError(f"{file} is missing.")
     try:
-        content = json.loads(file.read_bytes())
-        checksum = content.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
-        raise StorageError(f"{file} is damaged: it is no JSON file with a checksum.") from reason
-    if checksum != _checksum(content):
-        raise StorageError(f"{file} was changed after it was saved: its checksum does not match its contents.")
-    return content
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return read_record(file)
+    except OSError as reason:
+        raise StorageError(f"{file} cannot be read: {reason.strerror}.") from reason

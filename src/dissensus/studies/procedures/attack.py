@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from dissensus.ensemble import Ensemble
-from dissensus.storage import StorageError
+from dissensus.storage import StorageError, write_record
 from dissensus.studies import datasets
-from dissensus.studies.checked_folders import inside, read_record, run_name, write_record
+from dissensus.studies.checked_folders import inside, run_name, stored_record
 from dissensus.studies.datasets import StudyData, is_split_by_seed
 from dissensus.studies.measures import OutputMeasure, is_output_measure
 from dissensus.studies.procedures import adversarial, attack_measures, methods, requirements, train
@@ -122,7 +122,7 @@ def _finished(file: Path, of: str) -> dict[str, Any]:
     if not file.exists():
         return nothing
     try:
-        stored = read_record(file)
+        stored = stored_record(file)
     except StorageError as reason:
         log.warning("%s The measures are taken again.", reason)
         return nothing

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dissensus.randomness import Use, derived_seed
-from dissensus.storage import StorageError
-from dissensus.studies.checked_folders import read_record, write_record
+from dissensus.storage import StorageError, write_record
+from dissensus.studies.checked_folders import stored_record
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.registry import build_of, objective_of
 from dissensus.studies.spec import Search, Spec
@@ -60,7 +60,7 @@ def search(
 
 def read_trials(file: Path) -> list[Trial]:
     """The trials of a seed; `StorageError` where the file is missing, damaged or that of another unit."""
-    record = read_record(file)
+    record = stored_record(file)
     if record.get("of") != _identity(file):
         raise StorageError(f"{file} holds trials of {record.get('of')!r}: it was moved or swapped.")
     return record["trials"]
