@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -268,10 +269,13 @@ def _stored_seconds(folder: Path | None) -> float:
     """Seconds that an attack took in earlier calls; zero if they cannot be read."""
     try:
         return float(json.loads((folder / _SECONDS).read_text())) if folder is not None else 0.0
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return 0.0
 
 
 def _store_seconds(folder: Path | None, seconds: float) -> None:
-    if folder is not None and folder.is_dir():
+    """Store the seconds of an attack, unless the disk is full: they would hide the reason why the attack ended."""
+    if folder is None or not folder.is_dir():
+        return
+    with suppress(OSError):
         storage.write_atomically(folder / _SECONDS, f"{seconds}\n".encode())
