@@ -25,7 +25,7 @@ from dissensus.train.settings import CheckpointSettings
 log = logging.getLogger("dissensus")
 
 KIND = "dissensus.checkpoint"
-FORMAT = 2
+FORMAT = 3
 """Of checkpoints and plans of sweeps; one with another format was written by another version."""
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0

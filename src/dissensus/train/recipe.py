@@ -1,6 +1,7 @@
 """The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +15,13 @@ import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
 from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.recognition import data_fingerprint
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
-from dissensus.fingerprint import fingerprints
+from dissensus.fingerprint import fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
@@ -35,7 +37,6 @@ from dissensus.train.compatibility import (
     check_patience,
     check_unlabelled,
     check_validation,
-    recognised,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
@@ -50,6 +51,8 @@ from dissensus.train.sampling import MemberSampling
 from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
 from dissensus.train.state import RunSettings, TrainState
 from dissensus.train.trained_loss import Targets
+
+log = logging.getLogger("dissensus")
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,13 @@ class Recipe:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The fingerprint of every setting that determines the training, by which checkpoints are recognised."""
+        """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
+
+        A line of the log names settings that hold what cannot be inspected.
+        """
+        opaque: dict[str, list[str]] = {}
+        sources = {"data": self.data, "unlabelled": self.unlabelled, "validation": self.validation}
+        sources = {name: self._source(name, data, opaque) for name, data in sources.items()}
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -184,22 +193,20 @@ class Recipe:
             "optimizer": self.optimizer.name,
             "objective": self.objective,
             **self.initial.identity(),
-            "data": recognised(self.data),
+            **sources,
             "folds": [self.folds, self.validation_folds],
             **(run.optimizer if existing else {}),
             "nesterov": self.optimizer.nesterov,
             "betas": self.optimizer.betas,
             "eps": self.optimizer.eps,
-            "schedule": self._rates(),
+            "schedule": [schedules.resolved(self.optimizer.schedule), self._rates()],
             "frozen": sorted(member % run.members for member in self.frozen),
             "metric": validation.metric,
             "mode": validation.mode or "min",
             "watch": validation.watch,
-            "unlabelled": recognised(self.unlabelled),
             "active_members": self.active_members,
-            "adversarial": None if self.adversarial is None else str(self.adversarial),
-            "freeze": None if self.freeze is None else str(self.freeze),
-            "validation": self.validation if isinstance(self.validation, int | float) else recognised(self.validation),
+            "adversarial": self.adversarial,
+            "freeze": self.freeze,
             "patience": validation.patience,
             "min_delta": validation.min_delta,
             "keep": validation.keep,
@@ -209,7 +216,21 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        return fingerprints(settings, replace=self._without_trained, skip_progress=True, allow_opaque=True)
+        result = fingerprints(settings, replace=self._without_trained, skip_progress=True, opaque=opaque)
+        if opaque:
+            names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items())
+            log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
+        return result
+
+    def _source(self, name: str, data: Any, opaque: dict[str, list[str]]) -> object:
+        """What identifies training, validation or unlabelled data."""
+        if isinstance(data, int | float):
+            return data
+        parts: list[str] = []
+        identity = data_fingerprint(data, parts, self._without_trained)
+        if parts:
+            opaque[name] = parts
+        return identity
 
     def _without_trained(self, value: object) -> object:
         """A value of the fingerprint; weights that are trained are left out, wherever an objective refers to them."""
@@ -254,7 +275,10 @@ class Recipe:
         state = self._state(runs, varying, body, feed)
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
-        identity = {"network": body.identity(), "precision": str(decided)}
+        checkpointer = None
+        if checkpoint is not None:
+            identity = {"network": body.identity(), "frozen parameters": _frozen_parameters(body)}
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity, "precision": str(decided)})
         return Engine(
             state=state,
             feed=feed,
@@ -268,7 +292,7 @@ class Recipe:
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
             memory_limit=limit if len(runs) == 1 else None,
             progress=progress,
-            checkpointer=None if checkpoint is None else Checkpointer(checkpoint, {**self.fingerprint, **identity}),
+            checkpointer=checkpointer,
             capture=graph_steps,
         )
 
@@ -395,6 +419,12 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     if not bool(active.any()):
         checks.refuse("frozen", "leave at least one member to train", "all of them")
     return active.to(device)
+
+
+def _frozen_parameters(body: Body) -> str:
+    """A checksum of the parameters that training does not change."""
+    parameters = {name: t for name, t in body.tensors().items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    return fingerprint(parameters)
 
 
 def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
