@@ -27,7 +27,7 @@ import dissensus as ds
 from dissensus import attacks
 from dissensus.data.recognition import data_fingerprint
 from dissensus.fingerprint import fingerprint
-from dissensus.randomness import HostGenerators
+from dissensus.randomness import GlobalGenerators
 from dissensus.train import schedules
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -309,7 +309,7 @@ def test_a_look_at_data_changes_nothing(unchecked):
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
-    before = HostGenerators.now()
+    before = GlobalGenerators.now()
     missing = []
     assert data_fingerprint(DataLoader(looked_at, 8), missing) == data_fingerprint(DataLoader(looked_at, 8), [])
     assert missing == []

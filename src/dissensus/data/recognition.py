@@ -19,7 +19,7 @@ from dissensus import checks
 from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
 from dissensus.fingerprint import Replace, digest, fingerprint
-from dissensus.randomness import HostGenerators, seeded
+from dissensus.randomness import GlobalGenerators, seeded
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
@@ -234,7 +234,7 @@ class _Contents:
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Run a block with seeded generators, those of the data set included, and restore all of them afterwards."""
-        host, states = HostGenerators.now(), [_state(generator) for generator in self.generators]
+        host, states = GlobalGenerators.now(), [_state(generator) for generator in self.generators]
         try:
             with seeded(0):
                 random.seed(0)

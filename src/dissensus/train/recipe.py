@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,9 @@ from dissensus.train.state import RunSettings, TrainState
 from dissensus.train.trained_loss import Targets
 
 log = logging.getLogger("dissensus")
+
+_RATES = 1024
+"""Epochs whose rates count for the fingerprint, besides the schedule's code."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class Recipe:
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
-            for targets in targets_of(objective, self.runs, self._validation_pair):
+            for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric):
                 targets.check_all(self._pair[1])
 
     @functools.cached_property
@@ -200,7 +204,7 @@ class Recipe:
             "betas": self.optimizer.betas,
             "eps": self.optimizer.eps,
             "schedule": [schedules.resolved(self.optimizer.schedule), self._rates()],
-            "frozen": sorted(member % run.members for member in self.frozen),
+            "frozen": sorted(int(member) % run.members for member in self.frozen),
             "metric": validation.metric,
             "mode": validation.mode or "min",
             "watch": validation.watch,
@@ -240,9 +244,10 @@ class Recipe:
         return "the trained ensemble" if value is ensemble or value is ensemble.body else value
 
     def _rates(self) -> list[float]:
-        """The schedule at the beginning of every epoch, by which checkpoints recognise it."""
+        """The schedule at the beginning of the first epochs, by which checkpoints recognise it."""
         schedule = schedules.resolved(self.optimizer.schedule)
-        return schedule(torch.arange(self.epochs, dtype=torch.float64), float(self.epochs)).tolist()
+        first = torch.arange(min(self.epochs, _RATES), dtype=torch.float64)
+        return schedules.factors(schedule, first, float(self.epochs)).tolist()
 
     def engine(
         self,
@@ -264,9 +269,12 @@ class Recipe:
         device = self.initial.device
         objective = _with_keywords(self.objective, runs[0].words)
         varying, shared = _hyperparameters(runs)
-        targets = Targets.of(objective, None if self._validation_pair is None else self._validation_pair[1])
+        held_out = None if self._validation_pair is None else self._validation_pair[1]
+        targets = Targets.of(_with_keywords(objective, runs[0].hyper), held_out, self.validation_settings.metric)
         rows, validation_rows = self._rows(runs)
         feed = self._feed(runs, rows, targets)
+        schedule = schedules.resolved(self.optimizer.schedule)
+        schedules.check(schedule, len(feed), self.epochs)
         body = self.initial.body(runs, torch.bool if self._pair is None else self._pair[0].dtype)
         decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
@@ -284,7 +292,7 @@ class Recipe:
             feed=feed,
             losses=over_runs(_with_keywords(objective, shared), len(runs)),
             optimizer=self.optimizer.name,
-            schedule=schedules.resolved(self.optimizer.schedule),
+            schedule=schedule,
             epochs=self.epochs,
             numerics=decided,
             targets=targets,
@@ -413,8 +421,8 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     """Members that train, bool ``[M]``."""
     active = torch.ones(members, dtype=torch.bool)
     for index in frozen:
-        if not -members <= index < members:
-            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
+        if isinstance(index, bool) or not isinstance(index, numbers.Integral) or not -members <= index < members:
+            checks.refuse("frozen", f"name members 0 to {members - 1}", repr(index))
         active[index] = False
     if not bool(active.any()):
         checks.refuse("frozen", "leave at least one member to train", "all of them")
