@@ -206,7 +206,7 @@ def fitted(folder, *, build=mlp, data=(X, Y), objective=mse, **options):
     return ds.fit(ensemble, data, objective, **options)
 
 
-@pytest.mark.slow(fast=["data of a loader", "batch size of a loader", "data set", "tensor closed over", "class"])
+@pytest.mark.slow(fast=["data of a loader", "batch size of a loader", "data set", "class"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_training_is_refused(name, tmp_path):
     own_options, other_options = OTHERS[name]

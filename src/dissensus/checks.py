@@ -8,8 +8,9 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -222,6 +223,19 @@ def count(name: str, value: int, low: int = 1) -> int:
     if value > _LARGEST_COUNT:
         refuse(name, f"be a whole number of at least {low} and at most {_LARGEST_COUNT}", "a larger one")
     return int(value)
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """The values of any iterable but a text, as a list; those of an array or tensor as Python numbers.
+
+    >>> listed("at", (1, 2)), listed("at", torch.tensor([3, 4]))
+    ([1, 2], [3, 4])
+    """
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        refuse(name, "be a list of numbers", repr(values), "One number? Put it into a list.", TypeError)
+    return list(values)
 
 
 def is_number_text(text: str) -> bool:

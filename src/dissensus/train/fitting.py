@@ -172,8 +172,7 @@ def fit(
     check_resume(resume, checkpoint)
     seed = checks.count("seed", seed, 0)
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
-    if isinstance(frozen, str) or not isinstance(frozen, Iterable) or (isinstance(frozen, Tensor) and not frozen.ndim):
-        checks.refuse("frozen", "be a list of members", repr(frozen), "One member? Use [0].", TypeError)
+    frozen = checks.listed("frozen", frozen)
     with _as_ensemble(ensemble) as members:
         of_twin = twin_objective(twin, members, objective)
         train_data, held_out = _separated(data, validation, split_seed)
@@ -196,7 +195,7 @@ def fit(
             validation=held_out,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=unlabelled,
-            frozen=tuple(frozen.tolist() if isinstance(frozen, Tensor) else frozen),
+            frozen=tuple(frozen),
             freeze=freeze,
             active_members=active_members,
             adversarial=adversarial,

@@ -26,7 +26,8 @@ def step(at: Sequence[float], factor: float = 0.1) -> Schedule:
     tensor([1.0000, 0.5000, 0.5000, 0.2500])
     """
     checks.number("factor", factor, 0)
-    return lambda epoch, epochs: factor ** sum(((epoch >= e).to(epoch.dtype) for e in at), torch.zeros_like(epoch))  # noqa: ARG005
+    starts = [checks.number("at", epoch, 0) for epoch in checks.listed("at", at)]
+    return lambda epoch, epochs: factor ** sum(((epoch >= e).to(epoch.dtype) for e in starts), torch.zeros_like(epoch))  # noqa: ARG005
 
 
 def cosine(floor: float = 0.0) -> Schedule:

@@ -14,6 +14,8 @@ from dissensus.objectives.declaration import argument, declaration, is_declared
 from dissensus.pooling import Weights
 from dissensus.randomness import generators_kept
 
+_SAID_OF_LABELS = ("out of bounds", "Class values must")
+"""Words of torch's errors about labels out of range, by ``gather`` and ``one_hot``; others are an `IndexError`."""
 _LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
@@ -145,7 +147,7 @@ class Targets:
         try:
             with generators_kept(torch.device("cpu")):
                 function(torch.zeros(self.members, len(outside), width), outside)
-        except IndexError:
-            checks.refuse(name, f"be labels from 0 to {width - 1}", f"labels from {low} to {high}")
-        except Exception:
-            return  # it needs more than outputs and targets: training tells what is wrong
+        except Exception as reason:
+            # Any other error says that it needs more than outputs and targets; training tells what is wrong.
+            if isinstance(reason, IndexError) or any(text in str(reason) for text in _SAID_OF_LABELS):
+                checks.refuse(name, f"be labels from 0 to {width - 1}", f"labels from {low} to {high}")
