@@ -83,7 +83,9 @@ def evaluate(
     checks.number("epsilon", epsilon, 0.0, open_low=True)
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
-    requested = None if epsilons is None else [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons]
+    requested = None
+    if epsilons is not None:
+        requested = [checks.number("epsilons", e, 0.0, open_low=True) for e in checks.listed("epsilons", epsilons)]
     diagnosed = min(DIAGNOSED, batch_size)
     with advising(partial(attack_out_of_memory, batch_size)):
         clean = _misclassified(model, x, y, pool, batch_size)
