@@ -1,5 +1,6 @@
 """Fingerprints: different where anything differs that decides a result, and the same in every process."""
 
+import abc
 import collections
 import copy
 import dataclasses
@@ -38,7 +39,7 @@ def by_namespace(x):
 
 
 def through_another(x):
-    return [by_global(each) for each in x]
+    return [by_global(row) for row in x]
 
 
 def closing(strength):
@@ -46,8 +47,8 @@ def closing(strength):
 
 
 def defaulting(strength):
-    def function(x, by=strength):
-        return by * x
+    def function(x, factor_by_default=strength):
+        return factor_by_default * x
 
     return function
 
@@ -91,9 +92,11 @@ def changed(change):
 
 
 def class_of(body, name="Net"):
-    made = {}
-    exec(f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, made)
-    return made[name]
+    namespace = {}
+    exec(
+        f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, namespace
+    )
+    return namespace[name]
 
 
 def sequential(*names):
@@ -112,9 +115,9 @@ def with_attribute(value):
 
 
 def documented(text):
-    made = {}
-    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, made)
-    return made["function"]
+    namespace = {}
+    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, namespace)
+    return namespace["function"]
 
 
 class Setting(enum.Enum):
@@ -142,6 +145,32 @@ def caught(value):
     return function
 
 
+def of_installed_module(code):
+    function = eval(code)
+    function.__module__ = "dissensus.losses"
+    return function
+
+
+def user_module(factor, **variables):
+    """A module that is not installed."""
+    module = types.ModuleType("users_module")
+    vars(module).update(factor=factor, **variables)
+    return module
+
+
+def through_module(module):
+    return lambda x: module.factor * x
+
+
+def through_package(package):
+    return lambda x: package.factor.factor * x
+
+
+def in_module(kind, module):
+    kind.__module__ = module
+    return kind
+
+
 DIFFERENT = {
     "number": (0.01, 0.5),
     "type of number": (1, 1.0),
@@ -167,6 +196,17 @@ DIFFERENT = {
     "parameter's name": (lambda outputs, *, alpha: outputs, lambda outputs, *, beta: outputs),
     "kind of a parameter": (lambda outputs, factor=1: outputs, lambda outputs, *, factor=1: outputs),
     "class name": (class_of("x"), class_of("x", "Other")),
+    "metaclass": (type("A", (), {}), abc.ABCMeta("A", (), {})),
+    "base of a class": tuple(type("Derived", (class_of(code),), {}) for code in ("x", "2 * x")),
+    "attribute of a class": tuple(type("A", (), {"depth": depth}) for depth in (1, 2)),
+    "tensor of a class": tuple(type("A", (), {"scale": torch.tensor(scale)}) for scale in (1, 2)),
+    "activation of a network": (class_of("torch.relu(x)")(), class_of("torch.tanh(x)")()),
+    "lambda of an installed module": tuple(of_installed_module(code) for code in ("lambda x: x", "lambda x: 2 * x")),
+    "tensor closed over": (closing(torch.tensor(1)), closing(torch.tensor(2))),
+    "tensor as a default": (defaulting(torch.tensor(1)), defaulting(torch.tensor(2))),
+    "tensor as an attribute": (with_attribute(torch.tensor(1)), with_attribute(torch.tensor(2))),
+    "module closed over": tuple(through_module(user_module(factor)) for factor in (2, 3)),
+    "module in a module": tuple(through_package(user_module(user_module(factor))) for factor in (2, 3)),
     "class name of a network": (class_of("x")(), class_of("x", "Other")()),
     "order of layers": (sequential("a", "b"), sequential("b", "a")),
     "list": ([1, [2]], [1, [3]]),
@@ -228,7 +268,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_told_apart(name):
+def test_different_objects_have_different_fingerprints(name):
     first, second = DIFFERENT[name]
     assert fingerprint(first) != fingerprint(second)
     assert fingerprint(first) == fingerprint(first)
@@ -257,8 +297,16 @@ SAME = {
     "sharing": ([1.5, [2.5]], (lambda a: [a[0], [2.5]])([1.5])),
     "name of a function": (eval("lambda x: x"), eval("lambda x: x", {"__name__": "elsewhere"})),
     "docstring and comment": (documented("one"), documented("another")),
-    "compiled": (torch.compile(network(3), backend="eager"), torch.compile(network(3), backend="eager")),
     "class made again": (class_of("x"), class_of("x")),
+    "class of another module": (class_of("x"), in_module(class_of("x"), "elsewhere")),
+    "variable of a module that is not used": (
+        through_module(user_module(2)),
+        through_module(user_module(2, unused=torch.ones(1))),
+    ),
+    "function of another file and line": (
+        eval(compile("lambda x: 2 * x", "a.py", "eval")),
+        eval(compile("\n\n\nlambda x: 2 * x", "b.py", "eval").replace(co_firstlineno=9)),
+    ),
     **{
         f"copy of {name}": (value, copy.deepcopy(value))
         for name, value in {
@@ -276,8 +324,13 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_alike_is_the_same(name):
+def test_equal_objects_have_equal_fingerprints(name):
     first, second = SAME[name]
+    assert fingerprint(first) == fingerprint(second)
+
+
+def test_networks_compiled_twice_are_the_same():
+    first, second = (torch.compile(network(3), backend="eager") for _ in range(2))
     assert fingerprint(first) == fingerprint(second)
 
 
@@ -318,9 +371,9 @@ def indexing(entries, factor):
 
 
 def through_default(entries, factor):
-    def function(x, calls=entries, by=factor):
+    def function(x, calls=entries, factor_by_default=factor):
         calls.append(x)
-        return by * x
+        return factor_by_default * x
 
     return function
 
@@ -360,9 +413,9 @@ class CountingNetwork(nn.Module):
 
 
 def loss_of(calls, factor):
-    made = Counter(0, factor)
-    made.calls = calls
-    return made.loss
+    counter = Counter(0, factor)
+    counter.calls = calls
+    return counter.loss
 
 
 PROGRESS = {
@@ -379,7 +432,7 @@ PROGRESS = {
 
 
 @pytest.mark.parametrize("name", PROGRESS)
-def test_what_a_call_changes_can_be_left_out(name):
+def test_attributes_that_a_call_changes_can_be_left_out(name):
     """A training that ran is recognised by its settings, though its objective has counted calls."""
     make = PROGRESS[name]
     progress = functools.partial(fingerprint, skip_progress=True)
@@ -398,15 +451,61 @@ def test_differences_are_named_by_setting():
     settings = {"lr": 0.1, "objective": closing(2), "grid": {"a": [1]}}
     stored = json.loads(json.dumps(fingerprints(settings)))
     assert differing(stored, fingerprints(settings)) == []
-    other = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
-    assert differing(stored, fingerprints(other)) == ["lr", "objective", "seed"]
+    changed_settings = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
+    assert differing(stored, fingerprints(changed_settings)) == ["lr", "objective", "seed"]
     assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
 
 
-def test_what_cannot_be_inspected_may_count_by_its_type():
-    opaque = functools.partial(fingerprint, allow_opaque=True)
+class Counted(nn.Module):
+    """Counts its objects and its calls in the class."""
+
+    objects = calls = 0
+    depth = 1
+
+    def __init__(self):
+        super().__init__()
+        Counted.objects += 1
+
+    def forward(self, x):
+        type(self).calls += 1
+        return x
+
+    @classmethod
+    def configure(cls, depth):
+        cls.depth = depth
+
+
+def test_a_class_may_count_its_objects(monkeypatch):
+    monkeypatch.setattr(Counted, "objects", 0)
+    monkeypatch.setattr(Counted, "depth", 1)
+    monkeypatch.setattr(Counted, "calls", 0)
+    progress = functools.partial(fingerprint, skip_progress=True)
+    before = progress(Counted)
+    Counted()(torch.ones(1))
+    assert Counted.objects == Counted.calls == 1
+    assert progress(Counted) == before
+    Counted.configure(2)
+    assert progress(Counted) != before, "a setting that another method assigns"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_script_counts_by_its_graph_and_not_by_its_lines(tmp_path, monkeypatch):
+    source = "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return {} * x\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    prints = []
+    for index, (padding, factor) in enumerate((("", 2), ("\n\n\n", 2), ("", 3))):
+        (tmp_path / f"script{index}.py").write_text(padding + source.format(factor))
+        module = importlib.import_module(f"script{index}")
+        prints.append(fingerprint(torch.jit.trace(module.Net(), torch.ones(1))))
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_opaque_objects_may_be_identified_by_type():
+    types_met = []
+    opaque = functools.partial(fingerprint, opaque=types_met)
     assert opaque(closing(i for i in range(3))) == opaque(closing(i for i in range(4)))
     assert opaque(closing(i for i in range(3))) != opaque(closing(open))
+    assert types_met == ["builtins.generator"] * 3
 
 
 def test_a_module_that_is_imported_again_is_the_same(tmp_path, monkeypatch):
@@ -442,11 +541,13 @@ def test_passes_do_not_change_what_a_network_is():
         before = fingerprint(model)
         model(torch.rand(5, 3))
         assert fingerprint(model) == before
-    plain = network()
-    assert fingerprint(torch.compile(plain, backend="eager")) != fingerprint(torch.compile(network(1), backend="eager"))
+    model_without_pass = network()
+    assert fingerprint(torch.compile(model_without_pass, backend="eager")) != fingerprint(
+        torch.compile(network(1), backend="eager")
+    )
 
 
-def test_what_cannot_be_looked_into_is_refused():
+def test_opaque_objects_are_refused():
     with pytest.raises(TypeError, match="must be taken of things that can be inspected; got builtins.generator"):
         fingerprint(closing(i for i in range(3)))
 
@@ -476,7 +577,7 @@ print(fingerprint([Net(), attack, lambda x: x in WORDS, WORDS]))
 
 
 @pytest.mark.slow
-def test_it_is_the_same_in_every_process():
+def test_fingerprints_are_equal_in_every_process():
     printed = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
-from dissensus import nets, objectives
+from dissensus import losses, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import hyperparameters
 from dissensus.studies.datasets import StreamedImages, StudyData
@@ -196,6 +196,18 @@ def maker(name: str, data: AnyData, options: dict[str, Any]) -> Callable[..., nn
         if name.startswith(prefix):
             return partial(make, name.removeprefix(prefix), data, **options)
     return partial(NETWORKS[name], data, **options)
+
+
+def check_task(spec: Spec, data: AnyData) -> None:
+    """Refuse a loss of class labels for data with values, and the other way round."""
+    assert spec.objective is not None
+    labelled = isinstance(data, StreamedImages) or not data.train[1].is_floating_point()
+    loss, takes = spec.objective.loss, losses.named(spec.objective.loss).takes
+    if takes == ("values" if labelled else "logits"):
+        have, fix = ("class labels", "cross_entropy") if labelled else ("values", "mse")
+        raise SpecError(
+            f"{spec.name}: key 'objective.loss' is {loss!r}, but {data.name} has {have}; use a loss such as {fix!r}."
+        )
 
 
 def objective_of(section: Objective) -> Callable[..., LossParts]:
