@@ -95,7 +95,7 @@ def outcome(mistake: Mistake, folder: Path) -> Outcome:
         return Outcome("training", None, message)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         return Outcome("traceback", None, message, result.exception)
-    if result.exit_code in (0, 3):
+    if result.exit_code in (0, 3) or "not whole" in result.stdout:  # as `data check` says of files
         return Outcome("ok", result.exit_code, message)
     return Outcome("refused" if _is_clear(result, mistake) else "unclear", result.exit_code, message)
 
@@ -108,7 +108,7 @@ def _is_clear(result, mistake: Mistake) -> bool:
     plain = "".join(c for c in result.stderr if c not in "│╭╰─╮╯ \n")
     if "Traceback" in result.stderr or result.exit_code not in (1, 2):
         return False
-    is_usage = result.exit_code == 2 and "Usage" in result.stderr
+    is_usage = result.exit_code == 2 and ("Usage" in result.stderr or "─ Error ─" in result.stderr)
     if not is_usage and result.stderr.count("error:") != 1:
         return False
     names_a_key = (
@@ -273,7 +273,8 @@ def set_mistake(seed: int) -> Mistake:
     words, expressions = set(), []
     for _ in range(draw.choice((1, 1, 1, 2))):
         key = _dotted_key(draw, at_smoke)
-        expressions += ["--set", f"{key}{draw.choice('=======+') if draw.random() < 0.1 else '='}{_set_value(draw)}"]
+        value = _near_value(draw, at_smoke, key) if draw.random() < 0.4 else _set_value(draw)
+        expressions += ["--set", f"{key}{draw.choice('=======+') if draw.random() < 0.1 else '='}{value}"]
         words |= {key, *key.split(".")}
     name = f"{path.parent.name}/{path.stem}"
     words = {word for word in words if word} | {"--set"}
@@ -297,6 +298,24 @@ def _dotted_key(draw: random.Random, settings: dict) -> str:
     key = ".".join(draw.choice(effective if draw.random() < 0.9 else paths))
     other = (key, key, key, key, key, f"{key}.{draw.choice(KEYS)}", _misspelt(draw, key), f"{key}.", f".{key}", "", ".")
     return draw.choice(other) if draw.random() < 0.6 else draw.choice(EXPRESSIONS).partition("=")[0]
+
+
+def _near_value(draw: random.Random, settings: dict, key: str) -> str:
+    """A value of the type that a key has, which may be out of its range or of no use there."""
+    value: object = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return toml_value(_near(draw, value))
+
+
+def _near(draw: random.Random, value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return draw.choice((value, -value, 0, 1, value * 2, value / 2, value * 10**6, [value]))
+    if isinstance(value, list) and value:
+        return draw.choice((value[:1], value * 2, [*value, _near(draw, value[0])], [_near(draw, value[0])], value[0]))
+    return draw.choice(WORDS)
 
 
 def _set_value(draw: random.Random) -> str:
@@ -453,13 +472,14 @@ def command_mistake(seed: int) -> Mistake:
     if arguments[-1] == "in.npy" and draw.random() < 0.4:
         arguments[-1] = draw.choice(FILES)
     for option, values in options.items():
-        if draw.random() < (0.97 if option in NEEDED else 0.12):
+        if draw.random() < (0.97 if option in NEEDED else 0.12) or start == ("study", "report"):  # of all takes long
             value = values[0] if draw.random() < 0.7 else draw.choice(values)
             arguments += [option, value] if option else [value]
     if draw.random() < 0.05:
         arguments.append(draw.choice(("--foo", "--json", "-x", "--", "")))
     words = {word for word in arguments[1:] if word}
-    words |= {part for word in words for part in word.split("=") if part}
+    words |= {part for word in words for part in re.split("[=:]", word) if part} | {repr(word)[1:-1] for word in words}
+    words |= {"--targets", "--kind", "NAME", "there is no study", *NOT_HERE, *(["."] if "" in arguments else [])}
     return Mistake(tuple(arguments), frozenset(words))
 
 

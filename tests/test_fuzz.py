@@ -54,7 +54,7 @@ def test_mistakes_end_in_one_clear_message(kind, count, workplace, unchecked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("spec", 900), ("set", 600), ("command", 500)])
+@pytest.mark.parametrize(("kind", "count"), [("spec", 1100), ("set", 700), ("command", 200)])
 def test_thousands_of_mistakes_end_in_one_clear_message(kind, count, workplace, unchecked):
     ends, _ = failures(kind, range(1000, 1000 + count), workplace)
     assert not ends, "\n".join(ends)
@@ -89,6 +89,8 @@ FOUND = [
     ("study run masksembles/figure-1 --scale smoke --set grid={}", "waits for the axis 'scale' of 'grid'"),
     ("study run audit/table-1 --scale smoke --set grid.case=['foo']", "waits for the case 'foo' of 'grid.case'"),
     ("study run adp/table-4 --scale smoke --set grid.method=['foo']", "key 'grid.method[0]' is 'foo'"),
+    (f"{ROBUST} --option width=1e9", "--option: key 'width' must be a whole number; got a number 1000000000.0."),
+    (f"{ROBUST} --option depth=-1", "--option: key 'depth' must be between 0 and 1000; got -1."),
     (f"{ROBUST} --data foo", "--data must be one of 'mnist', "),
     (f"{ROBUST} --network foo", "--network must be one of 'mlp', "),
     ("data get foo", "NAME must be one of 'abalone', "),

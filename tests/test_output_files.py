@@ -127,6 +127,7 @@ AUDIT = "audit in.npy --targets labels.npy --task classification --kind logits"
 OOD = "ood in.npy --outside near=near.npy --repeats 5"
 
 
+@pytest.mark.slow(fast=["audit*--json"])
 @pytest.mark.parametrize("words", [f"{AUDIT} --json", f"{AUDIT} --page", f"{OOD} --json", f"{OOD} --figure"])
 def test_commands_follow_links_and_never_replace_them(words, command, tmp_path):
     (tmp_path / "far").mkdir()

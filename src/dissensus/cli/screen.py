@@ -162,23 +162,34 @@ def check_file(option: str, file: Path | None, endings: tuple[str, ...] = (), *,
     """Refuse a file that could not be written, before the work begins; ``makes_folders``: folders above it are made."""
     if file is None:
         return
+    if endings and file.suffix.lower() not in endings:
+        fail(f"{option} {file} must end in {', '.join(endings[:-1])} or {endings[-1]}", WRONG_USE)
     try:
         path = file.expanduser()
-        if endings and path.suffix.lower() not in endings:
-            fail(f"{option} {file} must end in {', '.join(endings[:-1])} or {endings[-1]}", WRONG_USE)
-        if path.is_dir():
-            fail(f"{option} {file} is a folder; give a file", WRONG_USE)
-        if path.exists() and not os.access(path, os.W_OK):
-            fail(f"{option} {file} may not be written to", WRONG_USE)
-        if not is_replaceable(path):
-            return
+        is_folder = path.is_dir()
+        is_refused = path.exists() and not os.access(path, os.W_OK)
+        replaceable = is_folder or is_replaceable(path)
         target = Path(os.path.realpath(path))
-    except (OSError, RuntimeError, ValueError) as reason:  # no home folder; a character that no name may have
-        fail(f"{option} {file} cannot be written: {getattr(reason, 'strerror', None) or reason}", WRONG_USE)
+    except _UNUSABLE as reason:
+        _refuse_place(option, file, reason)
+    if is_folder:
+        fail(f"{option} {file} is a folder; give a file", WRONG_USE)
+    if is_refused:
+        fail(f"{option} {file} may not be written to", WRONG_USE)
+    if not replaceable:
+        return
     check_folder(option, target.parent if path.is_symlink() else path.parent, file)
     if not makes_folders and not target.parent.is_dir():
         missing = target.parent if path.is_symlink() else file.parent
         fail(f"{option} {file}: there is no folder {missing}; make it first", WRONG_USE)
+
+
+_UNUSABLE = (OSError, RuntimeError, ValueError)
+"""Errors of names that no file can have: too long, of a user without a home folder, with a zero byte."""
+
+
+def _refuse_place(option: str, argument: Path, reason: Exception) -> NoReturn:
+    fail(f"{option} {argument} cannot be written: {getattr(reason, 'strerror', None) or reason}", WRONG_USE)
 
 
 def check_folder(option: str, folder: Path | None, argument: Path | None = None) -> None:
@@ -189,8 +200,8 @@ def check_folder(option: str, folder: Path | None, argument: Path | None = None)
     try:
         folder = folder.expanduser()
         nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
-    except (OSError, RuntimeError, ValueError) as reason:
-        fail(f"{option} {argument} cannot be written: {getattr(reason, 'strerror', None) or reason}", WRONG_USE)
+    except _UNUSABLE as reason:
+        _refuse_place(option, argument, reason)
     if not nearest.is_dir():
         problem = f"{argument} is a file" if nearest == argument else f"{argument}: {nearest} is a file"
         fail(f"{option} {problem}" + ("; give a folder" if argument == folder else ""), WRONG_USE)

@@ -167,16 +167,18 @@ def _check_members(spec: Spec, file: str) -> None:
     """Refuse options that no network takes; networks of other libraries check theirs."""
     if spec.members is None:
         return
-    backbone = checked_value(spec.members.options.get("backbone", ""), str, "members.options.backbone", file)
-    networks = [spec.members.network, backbone]
+    options = spec.members.options
+    types = {"backbone": str, "layers": METHOD_SETTINGS["layers"], "counts": dict[str, MemberCount]}
+    for option in types.keys() & options.keys():
+        checked_value(options[option], types[option], f"members.options.{option}", file)
+    _check_backbones(spec, file)
+    networks = [spec.members.network, options.get("backbone", "")]
     if any(name.startswith(tuple(EXTERNAL)) for name in networks):
         return
-    _check_backbones(spec, file)
-    types = {"backbone": str, "layers": METHOD_SETTINGS["layers"], "counts": dict[str, MemberCount]}
     if "network" not in spec.grid:  # several networks are built without options
         for name in networks:
             types |= option_types(name) if name in NETWORKS else {}
-    for option, value in spec.members.options.items():
+    for option, value in options.items():
         _check_name(file, "members.options", option, sorted(types))
         checked_value(value, types[option], f"members.options.{option}", file)
 
