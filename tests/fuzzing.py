@@ -142,7 +142,7 @@ def spec_mistake(seed: int) -> Mistake:
     draw = random.Random(f"spec {seed}")
     path = draw.choice(sorted(SPECS.rglob("*.toml")))
     paper = path.parent.name
-    settings = tomllib.loads(path.read_text())
+    settings = _shipped(path)
     name = f"{paper}/changed-{seed}.toml"
     words = {f"changed-{seed}"}
     if draw.random() < 0.1:
@@ -160,6 +160,11 @@ def spec_mistake(seed: int) -> Mistake:
     words |= {f"scale {scale!r}", "--scale", *NOT_HERE, *(NEEDS if "uses" in words else ())}
     command = ("study", "show", name) if draw.random() < 0.1 else ("study", "run", name, "--scale", scale)
     return Mistake(command, frozenset(words), {name: content})
+
+
+@functools.cache
+def _shipped(path: Path) -> dict:
+    return tomllib.loads(path.read_text())
 
 
 def _at_smoke(settings: dict) -> dict:
@@ -268,7 +273,7 @@ def set_mistake(seed: int) -> Mistake:
     """A shipped study with settings changed by `--set`."""
     draw = random.Random(f"set {seed}")
     path = draw.choice(sorted(SPECS.rglob("*.toml")))
-    settings = tomllib.loads(path.read_text())
+    settings = _shipped(path)
     at_smoke = _at_smoke(settings)
     words, expressions = set(), []
     for _ in range(draw.choice((1, 1, 1, 2))):

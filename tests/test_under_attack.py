@@ -203,7 +203,7 @@ class TestMeasures:
             "fooled_apgd",
         ]
         assert not any(attack_measures.is_attack_measure(name) for name in unknown_names)
-        assert "the measure 'accuracy_foo_0.1'" in missing(
+        assert "the measure 'accuracy_foo_0.1' of 'evaluation.measures'" in missing(
             settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
         )
 

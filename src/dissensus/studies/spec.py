@@ -5,13 +5,13 @@ the only way from a value of a file to a value of a study; options of networks a
 (`validation`). ``scales`` holds the settings that differ at a scale.
 """
 
-import collections.abc
 import dataclasses
+import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -330,7 +330,7 @@ def _section(settings: object, kind: Any, file: str, key: str) -> Any:
     if not isinstance(settings, dict):
         raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(settings)}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in settings.items():
         at = f"{key}.{name}" if key else name
@@ -364,7 +364,7 @@ def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | N
         hint, *notes = typing.get_args(hint)
         limits = next((note for note in notes if isinstance(note, Limits)), limits)
     limits = limits or Limits()
-    options = [option for option in _options(hint) if _is_plain(option)]
+    options = _plain_options(hint)
     if not options:
         return value
     option = next((option for option in options if _fits(value, option)), None)
@@ -408,7 +408,7 @@ def _check_range(value: float, key: str, file: str, limits: Limits) -> None:
     raise SpecError(f"{file}: key {key!r} must be {words}; got {_shown(value)}.")
 
 
-def _refuse_type(value: Any, options: list[Any], key: str, file: str) -> typing.NoReturn:
+def _refuse_type(value: Any, options: Sequence[Any], key: str, file: str) -> typing.NoReturn:
     words = [word for option in options if typing.get_origin(option) is Literal for word in typing.get_args(option)]
     if words:
         choices = ", ".join(repr(word) for word in words if word)
@@ -429,7 +429,16 @@ _TYPES: dict[Any, str] = {
     dict: "a table",
     list: "a list",
 }
-_LISTS = (list, tuple, collections.abc.Sequence)
+_LISTS = (list, tuple, Sequence)
+
+
+_type_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
+
+
+@functools.cache
+def _plain_options(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation that a file can hold."""
+    return tuple(option for option in _options(hint) if _base(option) is not None)
 
 
 def _options(hint: Any) -> list[Any]:
@@ -438,6 +447,7 @@ def _options(hint: Any) -> list[Any]:
     return [inner for part in typing.get_args(hint) for inner in _options(part)] if is_union else [hint]
 
 
+@functools.cache
 def _base(option: Any) -> Any:
     """The type of TOML that an annotation stands for; None where a file cannot hold it."""
     if typing.get_origin(option) is Annotated:
@@ -450,10 +460,6 @@ def _base(option: Any) -> Any:
     if origin in _LISTS:
         return list
     return origin if origin in (str, int, float, bool, dict) else None
-
-
-def _is_plain(option: Any) -> bool:
-    return _base(option) is not None
 
 
 def _fits(value: Any, option: Any) -> bool:
@@ -473,7 +479,7 @@ def _kind(value: object) -> str:
 _MOST_SHOWN = 100
 
 
-def _shown(value: Any, form: collections.abc.Callable[[Any], str] = repr) -> str:
+def _shown(value: Any, form: Callable[[Any], str] = repr) -> str:
     """A value for a message, cut where it is long."""
     text = form(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -50,10 +50,6 @@ def check(
 ) -> None:
     """Refuse names that nothing has, options that nothing takes, and values of another type than their reader's."""
     _check_name(file, "procedure", spec.procedure, list(procedures))
-    if procedures[spec.procedure].trains:
-        for section in ("members", "objective"):
-            if getattr(spec, section) is None:
-                raise SpecError(f"{file}: key {section} is missing; the procedure {spec.procedure!r} needs it.")
     if spec.members is not None:
         _check_network(file, "members.network", spec.members.network)
     if spec.objective is not None:
@@ -69,6 +65,9 @@ def check(
         optimizer = spec.optimisation.optimizer
         raise SpecError(f"{file}: key 'optimisation.momentum' does nothing with {optimizer}; use sgd, or 0.")
     if procedures[spec.procedure].trains:
+        for section in ("members", "objective"):
+            if getattr(spec, section) is None:
+                raise SpecError(f"{file}: key {section} is missing; the procedure {spec.procedure!r} needs it.")
         _check_objective(spec, file)
         _check_members(spec, file)
     _check_grid(spec, file)

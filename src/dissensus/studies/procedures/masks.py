@@ -16,7 +16,8 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     options = spec.members.options if spec.members is not None else {}
     names = [name for name in ("width", "draws") if not _is_count(options.get(name))]
     lacks = [f"members.options.{name} that is a whole number of at least 1" for name in names]
-    return lacks or [f"the axis {axis!r} of 'grid'" for axis in spec.grid.keys() ^ {"scale"}]
+    lacks += [] if "scale" in spec.grid else ["the axis 'scale' of 'grid'"]
+    return lacks or [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in ("scale", "seed")]
 
 
 def _is_count(value: object) -> bool:

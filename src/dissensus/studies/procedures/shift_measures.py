@@ -106,6 +106,8 @@ def _detection(data: ShiftOutputs, score: str, outside: Tensor) -> float:
 
 
 def _area(inside: Tensor, outside: Tensor, score: str) -> float:
+    if not bool(inside.isfinite().all() & outside.isfinite().all()):
+        return float("nan")  # the training has diverged
     return metrics.auroc(*(scores.of_logits(score, outputs) for outputs in (inside, outside))).value
 
 
