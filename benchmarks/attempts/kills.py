@@ -1,5 +1,6 @@
 """Processes that are killed: trainings, sweeps, studies and saves."""
 
+import contextlib
 import functools
 import os
 import random
@@ -182,15 +183,15 @@ def _killed_study(when: str, number: signal.Signals, rng: random.Random, folder:
     expected = _uninterrupted_rows()
     file = study_runs.write_tiny(folder, seeds=4)
     words = ["study", "run", str(file), "--scale", "smoke", "--jobs", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dissensus", *words],
-        cwd=folder,
-        env=study_runs.environment(folder),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    with (folder / "errors").open("w") as errors:  # a pipe would stay open as long as a worker lives
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dissensus", *words],
+            cwd=folder,
+            env=study_runs.environment(folder),
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
     session, deadline = process.pid, time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         workers = [pid for pid in _session(session) if pid != session]
@@ -200,21 +201,24 @@ def _killed_study(when: str, number: signal.Signals, rng: random.Random, folder:
     time.sleep(rng.uniform(0.0, 2.0 if when == "early" else 0.5))
     process.send_signal(number)
     try:
-        errors = process.communicate(timeout=60)[1]
+        process.wait(timeout=60)
+        problems = []
     except subprocess.TimeoutExpired:
         process.kill()
-        errors = process.communicate()[1]
+        problems = [f"it does not end on {number.name}"]
     deadline = time.monotonic() + GRACE
     while (alive := _session(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
     memory = sum(map(_resident, alive))
     for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-    problems = []
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    text = (folder / "errors").read_text()
     if alive:
         problems.append(f"{len(alive)} workers alive {GRACE:.0f} s later, {memory / 1e6:.0f} MB")
-    if "Traceback" in errors:
-        problems.append(f"a traceback at the end: {errors.strip().splitlines()[-1][:150]}")
+    if "Traceback" in text:
+        problems.append(f"a traceback at the end: {text.strip().splitlines()[-1][:150]}")
     again = children.call(study_runs.invoke, words[:-2], folder)
     if again.value is None or again.value.code:
         problems.append(f"the same command then fails: {again.crash or again.value}")
