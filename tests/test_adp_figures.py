@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.pages import charts, html, style
+from dissensus.pages import charts, html, markup, style
 from dissensus.pages.parts import Page
 from dissensus.studies import labels, library
 from dissensus.studies import page as study_page
@@ -48,7 +48,7 @@ def row(method, seed, measures, **fields):
 def drawn_figures(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
     result = figures(library.load(study), summary(study, rows))
-    return [(figure, title, style.as_svg(figure, title)) for figure, title in result]
+    return [(figure, title, markup.written(style.as_svg(figure, title))) for figure, title in result]
 
 
 def legend_words(figure):

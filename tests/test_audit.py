@@ -719,7 +719,7 @@ def test_the_command(tmp_path):
     assert "collusive" in done.output
     assert json.loads(out.read_text())["verdict"] == "collusive"
     assert page.read_text().count("<figure>") == 4
-    assert "http" not in page.read_text().replace("http://www.w3.org", "")
+    assert "://" not in page.read_text()
     assert run(app, [*arguments, "--fail-on", "collusive"]).exit_code == 3
     assert run(app, [*arguments, "--fail-on", "redundant"]).exit_code == 0
     for wrong_arguments, message in (

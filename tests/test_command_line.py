@@ -149,7 +149,7 @@ REFUSED = [
     (f"audit other.npz --targets labels.npy {SAVED}", 1, "has no array `outputs` [M, N, C]; it has predictions"),
     (f"audit columns.npz --targets labels.npy {SAVED}", 1, "columns.npz cannot be read"),
     (f"audit absent.npy --targets labels.npy {SAVED}", 1, "there is no file absent.npy"),
-    (f"audit folder.npy --targets labels.npy {SAVED}", 1, "there is no file folder.npy"),
+    (f"audit folder.npy --targets labels.npy {SAVED}", 1, "folder.npy is a folder; give a file"),
     (f"audit in.npy --targets binary.csv {SAVED}", 1, "binary.csv cannot be read as text"),
     (f"{OOD} --gallery g.png --pictures within=pictures.npy", 1, "Channels last? Use numpy.moveaxis(images, -1, 1)"),
     (f"{OOD} --gallery g.png --pictures within=two-channels.npy", 1, "of 1 or 3 channels"),

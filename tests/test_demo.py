@@ -111,7 +111,7 @@ def test_page_is_self_contained(report):
     assert text.count("<figure>") == 15
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     assert "<script" not in text
-    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http://www.w3.org", "")
+    assert "://" not in text
     assert dissensus.__version__ in text
 
 

@@ -987,6 +987,8 @@ LEFT_OUT = {
     "objectives.declaration": "takes an objective",
     "scores.select": "takes scores, not outputs",
     "storage.check_match": "looks at shapes",
+    "storage.new_array": "takes a shape and a dtype",
+    "storage.write_record": "takes what JSON can hold",
 }
 """Public functions of tensors that are not in the table, and why."""
 

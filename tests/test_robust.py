@@ -654,7 +654,7 @@ def test_the_page_lists_every_attack_and_check(masked):
     assert f"flags raised: {len(masked.flags)} of 14" in text
     assert "passed" not in text
     assert "a masked &lt;model&gt;" in text
-    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "://" not in text
 
 
 def test_the_page_says_when_no_flag_is_raised(honest):

@@ -133,7 +133,7 @@ def test_a_save_that_breaks_off_leaves_the_old_one(tmp_path, monkeypatch, moment
     loaded = ds.Ensemble.load(path, NETWORKS["mlp"][0])
     assert torch.equal(loaded.body.tensors()["0.weight"], old.body.tensors()["0.weight"])
     new.save(path)
-    assert len(list(path.iterdir())) == 2, "stale files stay behind"
+    assert len(list(path.iterdir())) == 3, "stale files stay behind"  # manifest, weights, lock
 
 
 def test_saving_leaves_what_is_not_its_own(tmp_path):
@@ -142,7 +142,7 @@ def test_saving_leaves_what_is_not_its_own(tmp_path):
     (path / ".0123.unfinished").write_text("of a save that was killed")
     ds.Ensemble(NETWORKS["mlp"][0], 3, seed=9).save(path)
     assert (path / "weights-final.safetensors").read_text() == "mine"
-    assert len(list(path.iterdir())) == 3
+    assert len(list(path.iterdir())) == 4  # with manifest, weights and lock
     with pytest.raises(ds.StorageError, match="holds 'dissensus.ensemble'; give another folder"):
         storage.write_folder(path, "dissensus.sweep", {"a": torch.ones(1)}, {})
 

@@ -17,7 +17,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, split
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
-from dissensus.train.checkpoint import train
+from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
 from dissensus.train.grid import Run
@@ -234,16 +234,19 @@ def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin 
     with settings_kept(ensemble):
         tell_of_split(ensemble.body, recipe.objective)
         engine = recipe.engine(progress=progress, checkpoint=recipe.checkpoint)
-        if twin is not None:
-            twin.keep(engine.checkpointer)
-        before, ensemble.twin = ensemble.twin, None
-        try:
-            train(engine)
-        except BaseException:
-            ensemble.twin = before if engine.state.steps == 0 else None  # weights that did not change keep their twin
-            raise
-        finally:
-            ensemble.body.choices.file = None
+        with reserved(recipe.checkpoint):
+            if twin is not None:
+                twin.keep(engine.checkpointer)
+            before, ensemble.twin = ensemble.twin, None
+            try:
+                train(engine)
+            except BaseException:
+                ensemble.twin = (
+                    before if engine.state.steps == 0 else None
+                )  # weights that did not change keep their twin
+                raise
+            finally:
+                ensemble.body.choices.file = None
     history = replace(engine.history(0), steps=engine.state.steps, seconds=engine.state.elapsed)
     if 0 in engine.state.failures:
         raise TrainingDiverged(engine.state.failures[0], history)

@@ -1,7 +1,6 @@
 """`sweep`: a grid of runs as one training, wherever runs share shapes."""
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,9 +15,10 @@ import dissensus.train.schedules as schedules
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
+from dissensus.execution.out_of_memory import advising
 from dissensus.fingerprint import differing
-from dissensus.storage import StorageError, write_atomically
-from dissensus.train.checkpoint import FORMAT, check_format, train
+from dissensus.storage import StorageError, read_record, write_record
+from dissensus.train.checkpoint import FORMAT, check_format, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -175,13 +175,15 @@ def sweep(
     )
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
-    for part in _parts(recipe):
-        engine = part.engine(recipe, progress)
-        train(engine)
-        engine.body.eval()
-        runs = [recipe.runs[number] for number in part.numbers]
-        groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
-        outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
+    with reserved(recipe.checkpoint):
+        for part in _parts(recipe):
+            with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+                engine = part.engine(recipe, progress)
+            train(engine)
+            engine.body.eval()
+            runs = [recipe.runs[number] for number in part.numbers]
+            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
+            outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
 
 
@@ -204,7 +206,7 @@ class Part:
         if checkpoint is not None:
             folder = checkpoint.folder / f"part-{self.index:04d}"
             choices = checkpoint.folder / f"choices-{self.group:04d}.json"
-            checkpoint = replace(checkpoint, folder=folder, choices=choices)
+            checkpoint = replace(checkpoint, folder=folder, choices=choices, part=tuple(self.numbers))
         if progress is not None:
             progress = functools.partial(_shifted, progress, self.steps_before, self.steps_in_all)
         return recipe.engine(self.numbers, progress=progress, checkpoint=checkpoint, choices=self.choices)
@@ -236,13 +238,11 @@ def _planned(recipe: Recipe) -> list[list[int]]:
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
     for group in grouped(recipe.runs):
-        at_once = _runs_at_once(recipe, group)
+        with advising(functools.partial(_out_of_memory, recipe, group[:1])):
+            at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            file, json.dumps({"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts}).encode()
-        )
+        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts})
     return parts
 
 
@@ -268,15 +268,35 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
 
 
 def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
+    """The plan of a sweep that goes on; one that is damaged, or of another sweep, is refused."""
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
-    plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
+    try:
+        plan = read_record(file)
+    except StorageError as reason:
+        raise StorageError(f"{reason} Give another folder.") from reason
     check_format(plan, file.parent)
-    names = differing(plan["fingerprint"], fingerprint)
+    names = differing(plan["fingerprint"], recipe.fingerprint)
     if names:
         differ = ", ".join(map(repr, names))
         raise StorageError(f"{file.parent} belongs to another sweep: {differ} differ. Give another folder.")
-    return plan["parts"]
+    parts: list[list[int]] = plan["parts"]
+    if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
+        raise StorageError(f"{file} does not list every run of the sweep once. Give another folder.")
+    return parts
+
+
+def _out_of_memory(recipe: Recipe, numbers: list[int]) -> memory.OutOfMemory:
+    """What helps where memory runs out before the training of some runs."""
+    first = recipe.runs[numbers[0]]
+    return memory.Footprint(
+        device=recipe.initial.device,
+        runs=len(numbers),
+        members=first.members,
+        batch_size=first.batch_size,
+        precision=recipe.precision.precision,
+        plan=None,
+    ).advice()
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:
