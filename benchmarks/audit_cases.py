@@ -4,13 +4,14 @@ Usage:
     python benchmarks/audit_cases.py make --sets design --seeds 0 1 --members 5 10 --out FOLDER [--jobs 2] [--cases C]
     python benchmarks/audit_cases.py judge FOLDER/*.npz [--jobs 2] [--json FILE]
     python benchmarks/audit_cases.py run --sets judged --seeds 50 51 --members 5 10 --jobs 16 --json FILE
-    python benchmarks/audit_cases.py summary FILE [FILE ...] --json FILE [--note TEXT]
+    python benchmarks/audit_cases.py summary FILE [FILE ...] --json FILE
 
 `make` writes one file per data set, case, seed and number of members. `judge` audits files in three ways: outputs on
 test data alone, with those on training data, with those of a reference. `run` does both without files. A set is a data
 set of the studies, or `design`, `judged` or `sizes`: those that rules are set on, those that they are judged on, and
-drawn data of 20 to 10⁵ test rows with 2 to 100 members. `summary` counts the verdicts of such runs by the
-numbers of test rows and members.
+drawn data of 20 to 10⁵ test rows with 2 to 100 members. Every row of `judge` and `run` records the command, the machine
+and the versions that made it. `summary` counts the verdicts of such runs by the numbers of test rows and members, and
+collects these records.
 
 A file holds `outputs` [M, N, C], `targets`, `train_outputs`, `train_targets`, `reference` [M, N, C], `fitted_to` [M, K]
 (which training rows each member was fitted to; without it: all), and `meta`, a JSON text with the allowed verdicts.
@@ -22,7 +23,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, fields
 from multiprocessing import get_context
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import command_line
+from provenance import how_made
 
 from dissensus.storage import write_atomically
 from dissensus.studies import audit_cases, library
@@ -134,11 +135,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def gathered(results: Iterator[Any], file: Path | None) -> None:
-    """Print the table of rows as they come to an end, and keep them meanwhile: a run may be broken off."""
+def gathered(results: Iterator[Any], made: Mapping[str, str], file: Path | None) -> None:
+    """Print the table of rows as they come to an end, and keep them meanwhile: a run may be broken off.
+
+    Every row records how it was made.
+    """
     rows: list[dict[str, Any]] = []
     for number, result in enumerate(results):
-        rows += result if isinstance(result, list) else [result]
+        rows += [{**row, "made": made} for row in (result if isinstance(result, list) else [result])]
         if file is not None and number % 20 == 0:
             write_atomically(file, json.dumps(rows).encode())
     rows.sort(key=lambda row: (row["group"], row["data"], row["case"], row["members"], row["seed"]))
@@ -147,9 +151,22 @@ def gathered(results: Iterator[Any], file: Path | None) -> None:
         write_atomically(file, (json.dumps(rows, indent=1) + "\n").encode())
 
 
-def summarise(files: list[Path], note: str) -> dict[str, Any]:
+def collected(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The values of every entry; several values come with the number of ensembles that have them."""
+    values = {name: Counter(record[name] for record in records) for name in records[0]}
+    return {
+        name: next(iter(counts))
+        if len(counts) == 1
+        else "; ".join(f"{value} ({count:,} ensembles)" for value, count in counts.items())
+        for name, counts in values.items()
+    }
+
+
+def summarise(files: list[Path]) -> dict[str, Any]:
     """How often verdicts are right, undecided and wrong, by numbers of examples and members and by truth."""
     rows = [row for file in files for row in json.loads(file.read_text())]
+    if not rows or not all("made" in row for row in rows):
+        raise SystemExit("rows must record how they were made; make them again with `run` or `judge`")
     cells: dict[tuple[int, int, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in rows:
         cell = cells[row["examples"], row["members"], row["truth"]]
@@ -159,8 +176,7 @@ def summarise(files: list[Path], note: str) -> dict[str, Any]:
     made = {
         "seeds": sorted({row["seed"] for row in rows}),
         "data": sorted({row["data"] for row in rows}),
-        "note": note,
-        "command": command_line().split(" summary ")[0] + " run --sets sizes --seeds 52 --members 5 10",
+        **collected([row["made"] for row in rows]),
     }
     counts = [
         {"examples": examples, "members": members, "truth": truth, "outcomes": {by: dict(cell[by]) for by in EVIDENCE}}
@@ -172,8 +188,8 @@ def summarise(files: list[Path], note: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    made, judged, run = (verbs.add_parser(verb) for verb in ("make", "judge", "run"))
-    for command in (made, run):
+    make, judge, run = (verbs.add_parser(verb) for verb in ("make", "judge", "run"))
+    for command in (make, run):
         command.add_argument("--sets", nargs="+", default=["design"])
         command.add_argument("--seeds", nargs="+", type=int, default=[0])
         command.add_argument("--members", nargs="+", type=int, default=[5])
@@ -181,24 +197,24 @@ def main() -> None:
         command.add_argument("--epochs", type=int, default=60)
         command.add_argument("--train", type=int, default=1000)
         command.add_argument("--test", type=int, default=2000)
-    made.add_argument("--out", type=Path, required=True)
-    judged.add_argument("files", type=Path, nargs="+")
-    for command in (judged, run):
+    make.add_argument("--out", type=Path, required=True)
+    judge.add_argument("files", type=Path, nargs="+")
+    for command in (judge, run):
         command.add_argument("--json", type=Path)
-    for command in (made, judged, run):
+    for command in (make, judge, run):
         command.add_argument("--jobs", type=int, default=2)
     summary = verbs.add_parser("summary")
     summary.add_argument("files", type=Path, nargs="+")
     summary.add_argument("--json", type=Path, required=True)
-    summary.add_argument("--note", default="", help="where the runs were made")
     args = parser.parse_args()
     if args.verb == "summary":
-        write_atomically(args.json, (json.dumps(summarise(args.files, args.note), indent=1) + "\n").encode())
+        write_atomically(args.json, (json.dumps(summarise(args.files), indent=1) + "\n").encode())
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that are started
     started = time.perf_counter()
     if args.verb == "judge":
-        gathered(in_parallel(args.jobs, judge_file, [(file,) for file in args.files]), args.json)
+        made = {**how_made(), "command": "python benchmarks/audit_cases.py judge FILES"}  # their names are no setting
+        gathered(in_parallel(args.jobs, judge_file, [(file,) for file in args.files]), made, args.json)
     else:
         spec = spec_of(args)
         units = audit_cases.units(spec)
@@ -207,7 +223,7 @@ def main() -> None:
             count = sum(in_parallel(args.jobs, make_unit, [(spec, unit, args.out) for unit in units]))
             print(f"{count} files in {args.out}")
         else:
-            gathered(in_parallel(args.jobs, audit_rows, [(spec, unit) for unit in units]), args.json)
+            gathered(in_parallel(args.jobs, audit_rows, [(spec, unit) for unit in units]), how_made(), args.json)
     print(f"{time.perf_counter() - started:.0f} seconds")
 
 

@@ -4,8 +4,12 @@ Usage: python benchmarks/provenance.py    (the digest of the library as it lies 
 """
 
 import hashlib
+import os
+import platform
 import sys
 from pathlib import Path
+
+import torch
 
 import dissensus
 
@@ -26,6 +30,17 @@ def library() -> dict[str, str]:
     for file in sorted(root.rglob("*.py")):
         together.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
     return {"dissensus": dissensus.__version__, "source": together.hexdigest()[:12]}
+
+
+def how_made() -> dict[str, str]:
+    """Command, machine and versions of the process that is running."""
+    return {
+        "command": command_line(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **library(),
+    }
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 import os
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("dissensus", "typechecker.checker")
+SOURCE = Path(__file__).parents[1] / "src"
+shaped = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if "from jaxtyping import" in path.read_text()]
+"""Modules with shapes in their annotations. Checked calls are slow, so pyright alone checks the types of the others."""
+jaxtyping.install_import_hook([".".join(path.with_suffix("").parts) for path in shaped], "typechecker.checker")
 
 slow_start = [HealthCheck.too_slow]
 settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True, suppress_health_check=slow_start)
@@ -29,8 +33,8 @@ def pytest_collection_modifyitems(config, items):
         for mark in [mark for mark in item.own_markers if mark.name == "slow" and mark.kwargs]:
             case, ((kind, patterns),) = item.callspec.id, mark.kwargs.items()
             matching = {pattern for pattern in patterns if fnmatchcase(case, pattern)}
-            left = unmatched.setdefault(item.nodeid.partition("[")[0], set(patterns))
-            left -= matching
+            remaining = unmatched.setdefault(item.nodeid.partition("[")[0], set(patterns))
+            remaining -= matching
             if bool(matching) != {"cases": True, "fast": False}[kind]:
                 item.own_markers.remove(mark)
     unmatched = {test: sorted(patterns) for test, patterns in unmatched.items() if patterns}

@@ -61,30 +61,30 @@ def train(kind, folder, resume):
         options = {**options, "epochs": 25, "patience": 3, "backend": "vmap", "max_memory": 150_000}  # two parts
         swept = ds.sweep(build, data(), objective, grid=grid, members=3, **options, **saving)
         bodies, records = [group.body for group in swept.groups], [swept.history(i).epochs for i in range(len(swept))]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for body in bodies:
         for name, tensor in sorted(body.tensors().items()):
-            found.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+            digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
     for entry in (entry for record in records for entry in record):
         entry.pop("seconds")
     record = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
-    return {"weights": found.hexdigest(), "record": record, "parts": len(bodies)}
+    return {"weights": digest.hexdigest(), "record": record, "parts": len(bodies)}
 
 
 def attempt(kind, folder, delay):
     """Train in a child for some seconds; None if it had to be killed."""
-    read, write = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(read)
+        os.close(read_end)
         result = json.dumps(train(kind, folder, resume=True))
-        os.write(write, result.encode())
+        os.write(write_end, result.encode())
         os._exit(0)
-    os.close(write)
+    os.close(write_end)
     deadline = time.monotonic() + delay
     while time.monotonic() < deadline:
         if os.waitpid(child, os.WNOHANG)[0]:
-            return json.loads(os.read(read, 10_000))
+            return json.loads(os.read(read_end, 10_000))
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -97,10 +97,10 @@ def main():
     start = time.monotonic()
     # In a child, as all others: where there is a GPU, no child can run a backward pass after one of its parent's.
     expected = attempt(kind, None, 600.0)
-    alone = time.monotonic() - start
+    duration = time.monotonic() - start
     kills, result = 0, None
     while result is None:
-        result = attempt(kind, folder, random.uniform(0.02, alone / 4) if kills < KILLS else 600.0)
+        result = attempt(kind, folder, random.uniform(0.02, duration / 4) if kills < KILLS else 600.0)
         if result is None:
             kills += 1
         elif kills < KILLS:  # it got to its end too soon: once more, from the beginning

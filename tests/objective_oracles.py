@@ -57,8 +57,8 @@ def gradient_adjusted(outputs, targets, *, alpha, others_only=False):
     members, batch, width = outputs.shape
     total = 0.0
     for i, n, c in itertools.product(range(members), range(batch), range(width)):
-        others = [j for j in range(members) if j != i or not others_only]
-        step = alpha / len(others) * sum(outputs[j, n, c] - targets[n, c] for j in others)
+        averaged = [j for j in range(members) if j != i or not others_only]
+        step = alpha / len(averaged) * sum(outputs[j, n, c] - targets[n, c] for j in averaged)
         total += (outputs[i, n, c] - (targets[n, c] - step)) ** 2 / batch
     return [total]
 
@@ -78,8 +78,8 @@ def negative_correlation(outputs, targets, *, strength, loss="mse"):
 def learner_dropout(outputs, targets, *, drop, loss, pool):
     """Appendix G.7 of the collusion paper: joint training of every possible set of K kept members."""
     members = len(outputs)
-    kept = max(1, members - int(members * drop + 1e-9))
-    subsets = itertools.combinations(range(members), kept)
+    subset_size = max(1, members - int(members * drop + 1e-9))
+    subsets = itertools.combinations(range(members), subset_size)
     return [joint(outputs[list(subset)], targets, loss=loss, pool=pool)[0] for subset in subsets]
 
 
@@ -96,12 +96,12 @@ def adp(logits, labels, *, alpha, beta, temperature=1.0, entropy_drop=0.0):
 def _adp_example(logits, label, alpha, beta, dropped):
     probs = np.array([softmax(scores) for scores in logits])
     fitted = -sum(math.log(p[label]) for p in probs)
-    kept = [c for c in range(probs.shape[1]) if c == label or c not in dropped]
-    mean = probs.mean(0)[kept]
+    kept_classes = [c for c in range(probs.shape[1]) if c == label or c not in dropped]
+    mean = probs.mean(0)[kept_classes]
     mean = mean / mean.sum()
     entropy = -sum(p * math.log(p) for p in mean)
-    rest = np.delete(probs, label, axis=1)
-    units = rest / np.linalg.norm(rest, axis=1, keepdims=True)
+    nonmaximal = np.delete(probs, label, axis=1)
+    units = nonmaximal / np.linalg.norm(nonmaximal, axis=1, keepdims=True)
     volume = np.linalg.det(units @ units.T + JITTER * np.eye(len(probs)))
     return fitted - alpha * entropy - beta * math.log(volume)
 
@@ -133,9 +133,9 @@ def divdis(logits, labels, *, unlabelled, strength, balance):
     pairs = list(itertools.combinations(range(members), 2))
     information = 0.0
     for i, j in pairs:
-        both = sum(np.outer(probs[i, n], probs[j, n]) for n in range(examples)) / examples
-        product = np.outer(both.sum(1), both.sum(0))
-        information += float((both * np.log(both / product)).sum()) / len(pairs)
+        joint_probs = sum(np.outer(probs[i, n], probs[j, n]) for n in range(examples)) / examples
+        product = np.outer(joint_probs.sum(1), joint_probs.sum(0))
+        information += float((joint_probs * np.log(joint_probs / product)).sum()) / len(pairs)
     frequencies = np.maximum(np.bincount(labels, minlength=classes) / len(labels), LEAST_FREQUENCY)
     drift = 0.0
     for m in range(members):

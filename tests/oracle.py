@@ -303,8 +303,8 @@ def kl_bernoulli(f, g):
 
 
 def kl_poisson(f, g):
-    rate, other = math.exp(f), math.exp(g)
-    return rate * math.log(rate / other) - rate + other
+    rate, other_rate = math.exp(f), math.exp(g)
+    return rate * math.log(rate / other_rate) - rate + other_rate
 
 
 def kl_unit_gaussian(f, g):

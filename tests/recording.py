@@ -82,8 +82,8 @@ class Captures:
         self.captures += 1
         replay = self.capture(function, generators)
 
-        def counted():
+        def count_and_replay():
             self.replays += 1
             replay()
 
-        return counted
+        return count_and_replay

@@ -41,8 +41,8 @@ def test_moved_targets_are_the_papers_equations(alpha, others_only):
     result = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only)
     (expected,) = oracles.gradient_adjusted(f.detach().numpy(), y.numpy(), alpha=alpha, others_only=others_only)
     assert float(result.total.detach()) == pytest.approx(expected, rel=1e-12)
-    plain = objectives.augmented(f, y, beta=0.4, loss="mse", pool="score").parts
-    torch.testing.assert_close(dict(result.parts), dict(plain))
+    expected_parts = objectives.augmented(f, y, beta=0.4, loss="mse", pool="score").parts
+    torch.testing.assert_close(dict(result.parts), dict(expected_parts))
 
 
 @pytest.mark.parametrize("others_only", [False, True])
@@ -75,7 +75,7 @@ def test_inverses_invert_on_their_domains(share, members):
     assert objectives.gamma_from_alpha(members, alpha) == pytest.approx(share, abs=1e-9)
 
 
-def test_what_has_no_inverse_is_refused(unchecked):
+def test_parameters_outside_their_range_are_refused(unchecked):
     with pytest.raises(ValueError, match="`beta` must be below 1"):
         objectives.alpha_from_beta(1.0)
     with pytest.raises(ValueError, match="`members` must be at least 2"):
@@ -88,9 +88,9 @@ def test_what_has_no_inverse_is_refused(unchecked):
 
 def test_lemma_d2():
     f, y = values(5, 3, 1)
-    left = ((f.mean(0) - f) * (y - f)).sum(0).squeeze(-1)
+    left_side = ((f.mean(0) - f) * (y - f)).sum(0).squeeze(-1)
     parts = ds.diversity.decompose(f.detach(), y, loss="mse", pool="score")
-    torch.testing.assert_close(left.detach(), 5 * parts.diversity)
+    torch.testing.assert_close(left_side.detach(), 5 * parts.diversity)
 
 
 @pytest.mark.parametrize("case", ["independent", "probability", "score"])
@@ -128,13 +128,15 @@ def test_appendix_f_joint_training_cannot_tell_opposite_constants():
         assert float(parts.diversity.mean()) == pytest.approx(float(c.square().mean()))
         outputs = (f + c).requires_grad_()
         joint = gradient(objectives.joint(outputs, y, loss="mse", pool="score").total, outputs)
-        alone = gradient(objectives.independent(outputs, y, loss="mse").total, outputs)
+        independent = gradient(objectives.independent(outputs, y, loss="mse").total, outputs)
         assert float(joint.abs().max()) < 1e-9
-        assert float(alone.abs().max()) == pytest.approx(2 * size / 2)
+        assert float(independent.abs().max()) == pytest.approx(2 * size / 2)
         if size:
             assert float(ds.diversity.bias_share(f + c)) == pytest.approx(1)
-    far = ds.diversity.decompose(f + c, y + 0.5, loss="mse", pool="score")
-    assert float(far.individual.mean() / far.diversity.mean()) == pytest.approx(1, abs=1e-5), "ERR̄ ≈ DIV as |c| → ∞"
+    shifted = ds.diversity.decompose(f + c, y + 0.5, loss="mse", pool="score")
+    assert float(shifted.individual.mean() / shifted.diversity.mean()) == pytest.approx(1, abs=1e-5), (
+        "ERR̄ ≈ DIV as |c| → ∞"
+    )
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3, 1.0])
@@ -163,9 +165,9 @@ def test_generalised_negative_correlation_takes_the_losses_hessian():
     individual = ds.losses.cross_entropy(f, y).mean()
     torch.testing.assert_close(result.total, 4 * (individual - 0.3 * expected.mean()))
     close = (mean + 1e-3 * (f.detach() - mean)).requires_grad_()
-    near = objectives.negative_correlation(close, y, strength=0.6, loss="cross_entropy").total
+    total = objectives.negative_correlation(close, y, strength=0.6, loss="cross_entropy").total
     approximated = objectives.augmented(close, y, beta=0.6, loss="cross_entropy", pool="score").total
-    torch.testing.assert_close(near, approximated, rtol=1e-9, atol=0)
+    torch.testing.assert_close(total, approximated, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
@@ -185,25 +187,25 @@ def test_members_left_out_get_no_gradient_and_the_rest_train_jointly(drop, left_
     for draw in range(60):
         actual = objectives.learner_dropout(f, y, drop=drop, loss="cross_entropy", pool=pool, draw=draw)
         grad = gradient(actual.total, f)
-        kept = grad.abs().amax((1, 2)) > 0
-        assert int((~kept).sum()) == left_out
-        kept_outputs = f.detach()[kept].requires_grad_()
-        expected = objectives.joint(kept_outputs, y, loss="cross_entropy", pool=pool)
+        active = grad.abs().amax((1, 2)) > 0
+        assert int((~active).sum()) == left_out
+        active_outputs = f.detach()[active].requires_grad_()
+        expected = objectives.joint(active_outputs, y, loss="cross_entropy", pool=pool)
         torch.testing.assert_close(actual.total.detach(), expected.total.detach())
-        torch.testing.assert_close(grad[kept], gradient(expected.total, kept_outputs))
-        whole = ds.diversity.decompose(f.detach(), y, loss="cross_entropy", pool=pool)
-        torch.testing.assert_close(actual.parts["ensemble"].detach(), whole.ensemble.mean())
-        choices.add(tuple(kept.tolist()))
+        torch.testing.assert_close(grad[active], gradient(expected.total, active_outputs))
+        all_members = ds.diversity.decompose(f.detach(), y, loss="cross_entropy", pool=pool)
+        torch.testing.assert_close(actual.parts["ensemble"].detach(), all_members.ensemble.mean())
+        choices.add(tuple(active.tolist()))
     assert len(choices) == math.comb(5, left_out), "every choice comes up"
 
 
 def test_every_example_may_leave_out_others():
     f, y = classes(members=5, batch=200)
     total = objectives.learner_dropout(f, y, drop=0.4, loss="cross_entropy", pool="probability", per="example").total
-    kept = gradient(total, f).abs().amax(-1) > 0
-    assert (kept.sum(0) == 3).all()
-    assert len({tuple(column) for column in kept.T.tolist()}) == 10
-    assert kept.double().mean(1).min() > 0.45
+    active = gradient(total, f).abs().amax(-1) > 0
+    assert (active.sum(0) == 3).all()
+    assert len({tuple(column) for column in active.T.tolist()}) == 10
+    assert active.double().mean(1).min() > 0.45
     single, labels = classes(members=1)
     assert objectives.learner_dropout(single, labels, drop=0.9, loss="brier", pool="probability").total > 0
 
@@ -244,8 +246,8 @@ def test_a_training_that_draws_goes_on_as_it_would_have(tmp_path):
     objective = partial(objectives.learner_dropout, loss="cross_entropy", pool="probability", drop=0.4)
     options = {"epochs": 4, "batch_size": 8, "lr": 0.02, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     build = partial(ds.nets.mlp, 3, 4, (6,))
-    whole, stopped = (ds.Ensemble(build, 5) for _ in range(2))
-    ds.fit(whole, small_data(), objective, **{**options, "checkpoint": None})
+    uninterrupted, stopped = (ds.Ensemble(build, 5) for _ in range(2))
+    ds.fit(uninterrupted, small_data(), objective, **{**options, "checkpoint": None})
 
     class Stop(Exception):
         pass
@@ -256,10 +258,10 @@ def test_a_training_that_draws_goes_on_as_it_would_have(tmp_path):
 
     with pytest.raises(Stop):
         ds.fit(stopped, small_data(), objective, **options, progress=stop)
-    again = ds.Ensemble(build, 5)
-    ds.fit(again, small_data(), objective, **options, resume=True)
-    for name, tensor in whole.body.tensors().items():
-        assert torch.equal(tensor, again.body.tensors()[name]), name
+    resumed = ds.Ensemble(build, 5)
+    ds.fit(resumed, small_data(), objective, **options, resume=True)
+    for name, tensor in uninterrupted.body.tensors().items():
+        assert torch.equal(tensor, resumed.body.tensors()[name]), name
 
 
 def test_an_objective_that_draws_needs_a_default(unchecked):
@@ -282,11 +284,11 @@ def test_error_covariance_explains_error_and_diversity_exactly():
         pool = "score" if loss == "mse" else "probability"
         parts = ds.diversity.decompose(f, y, loss=loss, pool=pool)
         covariance = ds.diversity.error_covariance(f, y, loss=loss)
-        diagonal, beside = ds.diversity.mean_covariance(covariance)
+        diagonal, off_diagonal = ds.diversity.mean_covariance(covariance)
         torch.testing.assert_close(parts.individual.mean(), diagonal)
-        torch.testing.assert_close(parts.ensemble.mean(), diagonal / 5 + 4 * beside / 5)
+        torch.testing.assert_close(parts.ensemble.mean(), diagonal / 5 + 4 * off_diagonal / 5)
         relative = ds.diversity.relative_diversity(f, y, loss=loss, pool=pool)
-        torch.testing.assert_close(relative, 4 * (diagonal - beside) / (diagonal + 4 * beside))
+        torch.testing.assert_close(relative, 4 * (diagonal - off_diagonal) / (diagonal + 4 * off_diagonal))
         errors = ds.diversity.errors(f, y, loss=loss)
         by_hand = torch.stack(
             [torch.stack([(errors[i] * errors[j]).sum(-1).mean() for j in range(5)]) for i in range(5)]
@@ -304,10 +306,10 @@ def test_uncorrelated_errors_give_m_minus_one_and_cancelling_ones_more():
     assert float(ds.diversity.relative_diversity(noise, y, loss="mse", pool="score")) == pytest.approx(5, rel=0.02)
     cancelling = noise - 0.8 * noise.mean(0)
     assert float(ds.diversity.relative_diversity(cancelling, y, loss="mse", pool="score")) > 100
-    _, beside = ds.diversity.mean_covariance(ds.diversity.error_covariance(cancelling, y))
-    assert beside < 0
-    same = noise[:1].expand(6, -1, -1)
-    assert float(ds.diversity.relative_diversity(same, y, loss="mse", pool="score")) == pytest.approx(0)
+    _, off_diagonal = ds.diversity.mean_covariance(ds.diversity.error_covariance(cancelling, y))
+    assert off_diagonal < 0
+    identical = noise[:1].expand(6, -1, -1)
+    assert float(ds.diversity.relative_diversity(identical, y, loss="mse", pool="score")) == pytest.approx(0)
 
 
 def test_edges_of_errors():
@@ -341,18 +343,18 @@ def test_disagreement_and_distinct_predictions_by_hand(monkeypatch):
 def test_codependence_per_batch_by_enumeration():
     f, y = classes(members=5, batch=4)
     f = f.detach()
-    whole = ds.diversity.decompose(f, y, loss="cross_entropy", pool="probability").ensemble
+    ensemble_loss = ds.diversity.decompose(f, y, loss="cross_entropy", pool="probability").ensemble
     subsets = list(itertools.combinations(range(5), 3))
     subset_losses = [
         ds.diversity.decompose(f[list(s)], y, loss="cross_entropy", pool="probability").ensemble for s in subsets
     ]
-    expected = torch.stack(subset_losses).mean(0) - whole
+    expected = torch.stack(subset_losses).mean(0) - ensemble_loss
     options = {"loss": "cross_entropy", "pool": "probability", "drop": 0.4, "repeats": 20_000}
     for per in ("batch", "example"):
         actual = ds.diversity.codependence(f, y, per=per, **options)
         torch.testing.assert_close(actual, expected, atol=0.03, rtol=0.03)
-    once = ds.diversity.codependence(f, y, per="batch", **{**options, "repeats": 1}) + whole
-    assert any(torch.allclose(once, e) for e in subset_losses), "one choice for the whole batch"
+    single_draw = ds.diversity.codependence(f, y, per="batch", **{**options, "repeats": 1}) + ensemble_loss
+    assert any(torch.allclose(single_draw, e) for e in subset_losses), "one choice for the whole batch"
 
 
 def test_debiased_probabilities_tell_when_they_leave_the_simplex(caplog):

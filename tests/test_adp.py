@@ -22,7 +22,7 @@ def random_case(members=3, batch=4, classes=7, seed=0, scale=2.0, dtype=torch.fl
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (2.0, 0.0), (0.7, 0.5), (2.0, 1.3)])
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_it_is_the_papers_objective(members, alpha, beta):
+def test_adp_equals_the_papers_objective(members, alpha, beta):
     logits, labels = random_case(members)
     assert float(ds.objectives.adp(logits, labels, alpha=alpha, beta=beta).total) == pytest.approx(
         *oracles.adp(logits.numpy(), labels.numpy(), alpha=alpha, beta=beta), rel=1e-9
@@ -33,13 +33,13 @@ def test_volume_is_a_squared_volume():
     logits, labels = random_case(3, 5, 6)
     volume = ds.diversity.nonmaximal_volume(logits.log_softmax(-1), labels)
     for n in range(5):
-        rest = np.delete(logits[:, n].softmax(-1).numpy(), int(labels[n]), axis=1)
-        units = rest / np.linalg.norm(rest, axis=1, keepdims=True)
+        nonmaximal = np.delete(logits[:, n].softmax(-1).numpy(), int(labels[n]), axis=1)
+        units = nonmaximal / np.linalg.norm(nonmaximal, axis=1, keepdims=True)
         assert float(volume[n]) == pytest.approx(np.linalg.det(units @ units.T + JITTER * np.eye(3)), rel=1e-9)
     assert bool(((volume >= 0) & (volume <= (1 + JITTER) ** 3)).all())
     of_predictions = ds.diversity.nonmaximal_volume(logits.log_softmax(-1))
-    named = ds.pooling.mean_probability(logits).argmax(-1)
-    torch.testing.assert_close(of_predictions, ds.diversity.nonmaximal_volume(logits.log_softmax(-1), named))
+    predicted = ds.pooling.mean_probability(logits).argmax(-1)
+    torch.testing.assert_close(of_predictions, ds.diversity.nonmaximal_volume(logits.log_softmax(-1), predicted))
     torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels), volume)
     torch.testing.assert_close(ds.diversity.nonmaximal_volume(logits, labels, log=True), volume.log())
 
@@ -52,15 +52,15 @@ def test_elimination_is_the_determinant():
 
 
 @pytest.mark.parametrize("members", [1, 2, 5, 20])
-def test_its_gradient_is_the_inverse(members):
+def test_the_gradient_of_the_log_determinant_is_the_inverse(members):
     square = torch.randn(4, members, members, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     matrix = (square @ square.transpose(1, 2) + 0.1 * torch.eye(members, dtype=torch.float64)).requires_grad_()
     weights = torch.tensor([1.0, -2.0, 0.0, 0.5], dtype=torch.float64)
-    ours, theirs = (
+    actual, expected = (
         torch.autograd.grad((weights * function(matrix)).sum(), matrix)[0]
         for function in (log_determinant, torch.logdet)
     )
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(actual, expected)
     assert torch.autograd.gradgradcheck(log_determinant, (matrix[:2, :3, :3].detach().requires_grad_(),))
 
 
@@ -89,8 +89,10 @@ def test_theorem_2_free_predictions_land_on_equation_7(members, classes, alpha):
     probs = free_optimum(members, classes, alpha, 0.0, steps=2500)
     expected = ds.objectives.adp_confidence(members, classes, alpha)
     torch.testing.assert_close(probs[:, 0], torch.full((members,), expected, dtype=torch.float64), atol=2e-4, rtol=0)
-    others = probs.mean(0)[1:]
-    torch.testing.assert_close(others, torch.full_like(others, (1 - expected) / (classes - 1)), atol=2e-4, rtol=0)
+    other_classes = probs.mean(0)[1:]
+    torch.testing.assert_close(
+        other_classes, torch.full_like(other_classes, (1 - expected) / (classes - 1)), atol=2e-4, rtol=0
+    )
 
 
 @pytest.mark.slow
@@ -102,8 +104,8 @@ def test_corollary_1_members_share_the_other_classes_out():
     owners = probs[:, 1:].argmax(0)
     assert sorted(owners.bincount(minlength=3).tolist()) == [2, 2, 2], "each has two of the six"
     share = members * (1 - expected) / (classes - 1)
-    taken = probs[:, 1:].max(0).values
-    torch.testing.assert_close(taken, torch.full_like(taken, share), atol=5e-3, rtol=0)
+    largest = probs[:, 1:].max(0).values
+    torch.testing.assert_close(largest, torch.full_like(largest, share), atol=5e-3, rtol=0)
 
 
 def test_entropy_weights_of_the_notes():
@@ -112,12 +114,14 @@ def test_entropy_weights_of_the_notes():
     assert ds.objectives.adp_confidence(5, 10, 2.0) == pytest.approx(0.754, abs=5e-4)
     assert ds.objectives.adp_entropy_weight(5, 1000, 0.9) == pytest.approx(0.61, abs=5e-3)
     for members, classes, alpha in ((2, 3, 0.5), (20, 100, 7.0), (3, 10, 2.0)):
-        back = ds.objectives.adp_entropy_weight(members, classes, ds.objectives.adp_confidence(members, classes, alpha))
-        assert back == pytest.approx(alpha, rel=1e-9)
+        recovered = ds.objectives.adp_entropy_weight(
+            members, classes, ds.objectives.adp_confidence(members, classes, alpha)
+        )
+        assert recovered == pytest.approx(alpha, rel=1e-9)
     assert ds.objectives.adp_confidence(3, 10, 0.0) == 1.0
-    for wrong in (0.05, 1.0, 0.1):
+    for confidence in (0.05, 1.0, 0.1):
         with pytest.raises(ValueError, match="confidence"):
-            ds.objectives.adp_entropy_weight(3, 10, wrong)
+            ds.objectives.adp_entropy_weight(3, 10, confidence)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -174,14 +178,14 @@ def test_temperature_divides_logits():
 
 def test_entropy_dropout_leaves_classes_out_and_keeps_the_label():
     logits, labels = random_case(2, 200, 10)
-    plain = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0)
+    without_dropout = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0)
     dropped = [ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.5, draw=d) for d in (0, 3, 4)]
-    assert all(float(part.parts["entropy"]) < float(plain.parts["entropy"]) for part in dropped)
+    assert all(float(part.parts["entropy"]) < float(without_dropout.parts["entropy"]) for part in dropped)
     assert len({float(part.parts["entropy"]) for part in dropped}) == 3
     sure = logits.scatter(2, labels.view(1, -1, 1).expand(2, -1, -1), 50.0)
     assert float(ds.objectives.adp(sure, labels, alpha=1.0, beta=0.0, entropy_drop=0.9).parts["entropy"]) < 1e-6
-    none = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.0, draw=5)
-    torch.testing.assert_close(none.total, plain.total)
+    zero_dropout = ds.objectives.adp(logits, labels, alpha=1.0, beta=0.0, entropy_drop=0.0, draw=5)
+    torch.testing.assert_close(zero_dropout.total, without_dropout.total)
 
 
 def test_a_sweep_over_beta_equals_single_fits():
@@ -272,9 +276,9 @@ def test_a_class_that_no_member_holds_possible_does_no_harm():
     assert torch.isfinite(result.total)
     assert torch.isfinite(logits.grad).all()
     assert (logits.grad[..., 2] == 0).all()
-    without = [c for c in range(logits.shape[-1]) if c != 2]
-    same = ds.objectives.adp(logits.detach()[..., without], labels - (labels > 2).long(), alpha=1.5, beta=0.0)
-    torch.testing.assert_close(result.parts["entropy"].detach(), same.parts["entropy"])
+    other_classes = [c for c in range(logits.shape[-1]) if c != 2]
+    expected = ds.objectives.adp(logits.detach()[..., other_classes], labels - (labels > 2).long(), alpha=1.5, beta=0.0)
+    torch.testing.assert_close(result.parts["entropy"].detach(), expected.parts["entropy"])
 
 
 def test_jensen_shannon_is_mutual_information():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dissensus import Ensemble, nets
-from dissensus.pages import charts, html, style
+from dissensus.pages import charts, html, markup, style
 from dissensus.pages.parts import Page
 from dissensus.studies import labels, library
 from dissensus.studies import page as study_page
@@ -41,14 +41,14 @@ def summary(study, rows):
     return summarise(Report.from_json(report))
 
 
-def row(method, seed, measures, **beside):
-    return {"data": "fashion-mnist", "method": method, "seed": seed, "measures": measures, **beside}
+def row(method, seed, measures, **fields):
+    return {"data": "fashion-mnist", "method": method, "seed": seed, "measures": measures, **fields}
 
 
-def drawn(study, rows):
+def drawn_figures(study, rows):
     """Figures and titles of made-up rows, and the SVG of each, whose words lie within the picture."""
     result = figures(library.load(study), summary(study, rows))
-    return [(figure, title, style.as_svg(figure, title)) for figure, title in result]
+    return [(figure, title, markup.written(style.as_svg(figure, title))) for figure, title in result]
 
 
 def legend_words(figure):
@@ -104,51 +104,54 @@ def test_members_without_a_linear_layer_are_refused():
 def textbook_cka(x, y):
     """HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) with kernels [N, N] that are centred by H = I − 1/N."""
     centre = np.eye(len(x)) - 1 / len(x)
-    first, second = (centre @ (each @ each.T) @ centre for each in (x, y))
+    first, second = (centre @ (features_of_member @ features_of_member.T) @ centre for features_of_member in (x, y))
     return np.trace(first @ second) / math.sqrt(np.trace(first @ first) * np.trace(second @ second))
 
 
 def test_similarity_is_centred_kernel_alignment():
     draw = torch.Generator().manual_seed(0)
-    own = torch.randn(3, 40, 6, generator=draw) + 5
-    own[1] += own[0]
-    pairs = [textbook_cka(own[a].double().numpy(), own[b].double().numpy()) for a, b in combinations(range(3), 2)]
-    assert features.similarity(own) == pytest.approx(np.mean(pairs), rel=1e-9)
-    assert 0 < features.similarity(own) < 1
+    member_features = torch.randn(3, 40, 6, generator=draw) + 5
+    member_features[1] += member_features[0]
+    pairs = [
+        textbook_cka(member_features[a].double().numpy(), member_features[b].double().numpy())
+        for a, b in combinations(range(3), 2)
+    ]
+    assert features.similarity(member_features) == pytest.approx(np.mean(pairs), rel=1e-9)
+    assert 0 < features.similarity(member_features) < 1
 
 
 def test_similarity_sees_neither_rotation_nor_scale_nor_place():
     draw = torch.Generator().manual_seed(1)
-    one, other = torch.randn(2, 30, 5, dtype=torch.float64, generator=draw)
+    first, second = torch.randn(2, 30, 5, dtype=torch.float64, generator=draw)
     rotation = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=draw)).Q
-    assert features.similarity(torch.stack([one, one])) == pytest.approx(1, abs=1e-12)
-    assert features.similarity(torch.stack([one, 1e-3 * one @ rotation + 7])) == pytest.approx(1, abs=1e-9)
-    moved = features.similarity(torch.stack([1e4 * one @ rotation - 2, other]))
-    assert moved == pytest.approx(features.similarity(torch.stack([one, other])), rel=1e-9)
-    assert math.isnan(features.similarity(one.unsqueeze(0)))
-    assert math.isnan(features.similarity(torch.stack([one, torch.ones_like(one)])))
+    assert features.similarity(torch.stack([first, first])) == pytest.approx(1, abs=1e-12)
+    assert features.similarity(torch.stack([first, 1e-3 * first @ rotation + 7])) == pytest.approx(1, abs=1e-9)
+    moved = features.similarity(torch.stack([1e4 * first @ rotation - 2, second]))
+    assert moved == pytest.approx(features.similarity(torch.stack([first, second])), rel=1e-9)
+    assert math.isnan(features.similarity(first.unsqueeze(0)))
+    assert math.isnan(features.similarity(torch.stack([first, torch.ones_like(first)])))
 
 
 def test_maps_keep_classes_together_and_fill_a_square():
     draw = torch.Generator().manual_seed(2)
     labels = torch.arange(60) % 3
-    own = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
-    settings = features.plane_maps(own, labels)
-    assert features.plane_maps(own, labels) == settings, "the seed decides"
-    result = torch.tensor(settings)
-    assert result.shape == (2, 60, 3)
-    assert result[..., 2].long().equal(labels.expand(2, -1))
-    assert result[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
-    for places in result[..., :2]:
-        centres = torch.stack([places[labels == label].mean(0) for label in range(3)])
-        assert torch.cdist(places, centres).argmin(1).equal(labels)
+    member_features = 20 * torch.eye(3, 8)[labels] + torch.randn(2, 60, 8, generator=draw)
+    maps = features.plane_maps(member_features, labels)
+    assert features.plane_maps(member_features, labels) == maps, "the seed decides"
+    coordinates = torch.tensor(maps)
+    assert coordinates.shape == (2, 60, 3)
+    assert coordinates[..., 2].long().equal(labels.expand(2, -1))
+    assert coordinates[..., :2].abs().amax((1, 2)).tolist() == pytest.approx([1, 1])
+    for points in coordinates[..., :2]:
+        centres = torch.stack([points[labels == label].mean(0) for label in range(3)])
+        assert torch.cdist(points, centres).argmin(1).equal(labels)
 
 
 def test_maps_of_few_examples_and_of_dead_features():
-    few = features.plane_maps(
+    maps = features.plane_maps(
         torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
     )
-    assert [point[2] for point in few[0]] == [0, 1, 2, 3]
+    assert [point[2] for point in maps[0]] == [0, 1, 2, 3]
     assert features.plane_maps(torch.ones(1, 5, 8), torch.zeros(5, dtype=torch.long)) == [[[0.0, 0.0, 0]] * 5]
 
 
@@ -187,14 +190,14 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
         "true_positive_rate_pgd": [1.0],
     }
     assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
-    (plain,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})]).to_json()["points"]
-    assert set(plain) == {"data", "method", "measures"}
+    (without_extras,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})]).to_json()["points"]
+    assert set(without_extras) == {"data", "method", "measures"}
 
 
 def test_matrices_are_drawn_in_per_cent_with_members_and_all():
     names = ("pgd_0.05", "targeted_mim_0.05", "mim_0.05")
     matrix = [[0.0, 0.314, 1.0], [0.512, 0.046, 0.2], [0.1, math.nan, 0.91]]
-    result = drawn(
+    result = drawn_figures(
         "adp/figure-3", [row(m, s, {}, matrices=dict.fromkeys(names, matrix)) for m in METHODS for s in (0, 1)]
     )
     assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
@@ -211,24 +214,24 @@ def test_matrices_are_drawn_in_per_cent_with_members_and_all():
         assert first.yaxis_inverted()
         assert (first.get_ylabel(), second.get_ylabel(), third.get_xlabel()) == ("crafted on", "", "tried on")
         assert {axes.collections[0].get_clim() for axes in (first, second, third)} == {(0, 1)}
-        for words in ("targeted MIM 0.05", "crafted on", "tried on", ">31<", ">all<", title):
-            assert words in svg
+        for text_part in ("targeted MIM 0.05", "crafted on", "tried on", ">31<", ">all<", title):
+            assert text_part in svg
         assert_nothing_is_cut(figure)
-    (alone,) = drawn("adp/figure-3", [row("baseline", 0, {}, matrices={"pgd_0.05": [[0.5] * 9] * 9})])
-    assert_nothing_is_cut(alone[0])
+    (large,) = drawn_figures("adp/figure-3", [row("baseline", 0, {}, matrices={"pgd_0.05": [[0.5] * 9] * 9})])
+    assert_nothing_is_cut(large[0])
 
 
 def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
     points = [[[math.sin(i + k), math.cos(i * k), i % 10] for i in range(100)] for k in range(3)]
     rows = [row(m, s, {"features_similarity": 0.5 + s / 10}, map=points) for m in METHODS for s in (0, 1)]
-    result = drawn("adp/figure-2", rows)
+    result = drawn_figures("adp/figure-2", rows)
     assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
     for figure, title, svg in result:
         assert [axes.get_title(loc="left") for axes in figure.axes] == ["member 1", "member 2", "member 3"]
-        for axes, own in zip(figure.axes, points, strict=True):
+        for axes, member_points in zip(figure.axes, points, strict=True):
             assert len(axes.collections) == 10
-            assert axes.collections[4].get_offsets().tolist() == [point[:2] for point in own if point[2] == 4]
-            assert len({tuple(each.get_facecolor()[0]) for each in axes.collections}) == 10
+            assert axes.collections[4].get_offsets().tolist() == [point[:2] for point in member_points if point[2] == 4]
+            assert len({tuple(collection.get_facecolor()[0]) for collection in axes.collections}) == 10
             assert not axes.get_xticks().size
             assert not axes.get_yticks().size
         assert legend_words(figure) == list(labels.CLASSES["fashion-mnist"])
@@ -236,8 +239,8 @@ def test_maps_are_drawn_with_a_square_per_member_and_a_colour_per_class():
         assert ">sneaker<" in svg
         assert len(svg) < 200_000
         assert_nothing_is_cut(figure)
-    many = [[[0.0, 0.0, i] for i in range(100)]] * 4
-    ((figure, _, _),) = drawn("adp/figure-2", [row("baseline", 0, {}, map=many)])
+    many_classes = [[[0.0, 0.0, i] for i in range(100)]] * 4
+    ((figure, _, _),) = drawn_figures("adp/figure-2", [row("baseline", 0, {}, map=many_classes)])
     assert not figure.legends
     assert len([axes for axes in figure.axes if axes.axison]) == 4
 
@@ -256,7 +259,7 @@ def test_curves_of_detection_have_areas_and_the_diagonal():
         for m in METHODS
         for s in (0, 1)
     ]
-    result = drawn("adp/figure-4", rows)
+    result = drawn_figures("adp/figure-4", rows)
     assert [title for _, title, _ in result] == [f"fashion-mnist, {method}" for method in METHODS]
     for figure, _, svg in result:
         (axes,) = figure.axes
@@ -268,12 +271,12 @@ def test_curves_of_detection_have_areas_and_the_diagonal():
         assert "false positive rate" in svg
         assert_nothing_is_cut(figure)
     spoilt = [row("baseline", 0, {"auroc_nonmaximal_volume_fgsm": math.nan})]
-    assert drawn("adp/figure-4", spoilt) == []
+    assert drawn_figures("adp/figure-4", spoilt) == []
 
 
 def test_a_histogram_has_an_outline_per_method_and_medians():
-    def counts(place):
-        return [10.0 * (i == place) for i in range(60)]
+    def counts(position):
+        return [10.0 * (i == position) for i in range(60)]
 
     medians = [-3.26, -7.26, -0.00058]
     rows = [
@@ -281,7 +284,7 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
         for k, m in enumerate(METHODS)
         for s in (0, 1)
     ]
-    ((figure, title, svg),) = drawn("adp/figure-5", rows)
+    ((figure, title, svg),) = drawn_figures("adp/figure-5", rows)
     assert title == "fashion-mnist"
     (axes,) = figure.axes
     outlines = axes.patches[1::2]
@@ -293,7 +296,7 @@ def test_a_histogram_has_an_outline_per_method_and_medians():
     assert "logarithm of ensemble diversity" in svg
     assert "number of test examples" in svg
     assert_nothing_is_cut(figure)
-    assert drawn("adp/figure-5", [row("baseline", 0, {"log_nonmaximal_volume": -3.0})]) == []
+    assert drawn_figures("adp/figure-5", [row("baseline", 0, {"log_nonmaximal_volume": -3.0})]) == []
 
 
 def test_the_legend_of_the_plane_lies_within_the_picture():
@@ -303,7 +306,7 @@ def test_the_legend_of_the_plane_lies_within_the_picture():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "label"),
     [
         ("error_rate", "ensemble's error rate"),
         ("member_error_rate", "members' error rate"),
@@ -332,11 +335,11 @@ def test_the_legend_of_the_plane_lies_within_the_picture():
         ("auroc_predictive_diversity_mnist", "PDS, mnist"),
     ],
 )
-def test_measures_have_words(name, words):
-    assert labels.measure_label(name) == words
+def test_measures_have_words(name, label):
+    assert labels.measure_label(name) == label
 
 
-def test_the_page_tells_of_flags(monkeypatch, tmp_path):
+def test_the_page_shows_flags(monkeypatch, tmp_path):
     raised = {
         "baseline": {"standard_0.01": [], "adaptive_0.01": []},
         "adp-2-0": {"standard_0.01": ["Square stronger"], "adaptive_0.01": ["gradients", "losses far apart"]},
@@ -371,7 +374,7 @@ def test_the_page_says_what_is_left_at_the_worst_case():
     assert not study_page.worst_cases(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]))
 
 
-def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_the_worst():
+def test_the_page_lists_many_ensembles_in_rows_and_very_many_by_best_and_worst():
     rows = []
     for number, method in enumerate("abcdefg"):
         rows.append(row(method, 0, {"accuracy": 0.9, "accuracy_pgd_0.1": 0.5, "standard_0.1": 0.1 + number / 100}))
@@ -381,14 +384,14 @@ def test_the_page_tells_many_ensembles_row_by_row_and_of_very_many_the_best_and_
     assert f'<tr><td class="short">c</td>{shares}</tr>' in text
     assert ">examples</td>" in text
     assert ">all</td>" in text
-    many = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
-    text = html(Page("", study_page.worst_cases(summary("adp/table-2", many))))
+    many_rows = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
+    text = html(Page("", study_page.worst_cases(summary("adp/table-2", many_rows))))
     assert "the worst case leaves 0.0% (m0) to 12.0% (m12)." in text
 
 
 def test_the_page_counts_what_agrees():
-    words = ("agrees", "agrees in direction", "disagrees", "not run")
-    verdicts = [Verdict("a claim", "mnist", word, "", None, None, None, None, 1) for word in words]
+    outcomes = ("agrees", "agrees in direction", "disagrees", "not run")
+    verdicts = [Verdict("a claim", "mnist", outcome, "", None, None, None, None, 1) for outcome in outcomes]
     result = replace(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]), verdicts=verdicts)
     assert study_page.agreement(result) == "2 of 3 agree"
     assert study_page.agreement(None) == ""

@@ -14,8 +14,8 @@ from dissensus.execution.graphs import captured
 from dissensus.train import capture
 
 M, EPSILON = 3, 0.05
-alone = partial(ds.objectives.independent, loss="cross_entropy")
-together = partial(ds.objectives.augmented, beta=0.4, loss="cross_entropy", pool="probability")
+independent = partial(ds.objectives.independent, loss="cross_entropy")
+augmented = partial(ds.objectives.augmented, beta=0.4, loss="cross_entropy", pool="probability")
 Attack = ds.train.AdversarialTraining
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -41,8 +41,8 @@ def assert_same(points, expected, tolerance=1e-8):
         )
 
 
-def pooled_loss(networks, at, y):
-    log_probs = torch.stack([network(at).log_softmax(-1) for network in networks])
+def pooled_loss(networks, point, y):
+    log_probs = torch.stack([network(point).log_softmax(-1) for network in networks])
     return F.nll_loss(log_probs.logsumexp(0), y, reduction="sum")
 
 
@@ -52,13 +52,13 @@ def crafted(networks, x, y, steps, against, epsilon=EPSILON):
         network.eval()
     points = []
     for group in [networks] if against == "ensemble" else [[network] for network in networks]:
-        at = x.clone()
+        point = x.clone()
         for _ in range(steps):
-            at.requires_grad_()
-            (gradient,) = torch.autograd.grad(pooled_loss(group, at, y), at)
-            at = at.detach() + epsilon / steps * gradient.sign()
-            at = torch.minimum(torch.maximum(at, x - epsilon), x + epsilon).clamp(0, 1)
-        points.append(at)
+            point.requires_grad_()
+            (gradient,) = torch.autograd.grad(pooled_loss(group, point, y), point)
+            point = point.detach() + epsilon / steps * gradient.sign()
+            point = torch.minimum(torch.maximum(point, x - epsilon), x + epsilon).clamp(0, 1)
+        points.append(point)
     for network in networks:
         network.train()
     return points
@@ -68,12 +68,12 @@ def crafted(networks, x, y, steps, against, epsilon=EPSILON):
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm"])
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_it_takes_the_steps_of_a_loop_by_hand(name, steps, against, backend):
+def test_adversarial_training_equals_a_loop_by_hand(name, steps, against, backend):
     pair = classes(NETWORKS[name][1])
     attack = Attack(EPSILON, steps=steps, random_start=False, against=against)
-    ours, theirs = ensemble_of(name, backend), ensemble_of(name)
-    ds.fit(ours, pair, together, epochs=2, batch_size=8, lr=0.05, optimizer="sgd", adversarial=attack)
-    networks = [theirs.member(m).train() for m in range(M)]
+    ensemble, reference = ensemble_of(name, backend), ensemble_of(name)
+    ds.fit(ensemble, pair, augmented, epochs=2, batch_size=8, lr=0.05, optimizer="sgd", adversarial=attack)
+    networks = [reference.member(m).train() for m in range(M)]
     steppers = [torch.optim.SGD(network.parameters(), lr=0.05) for network in networks]
     feed = batches(pair, batch_size=8, seed=0, device=torch.device("cpu"))
     for epoch in range(2):
@@ -85,10 +85,10 @@ def test_it_takes_the_steps_of_a_loop_by_hand(name, steps, against, backend):
             outputs = torch.stack([network(batch) for network, batch in zip(networks, inputs, strict=True)])
             for stepper in steppers:
                 stepper.zero_grad()
-            together(outputs, y).total.backward()
+            augmented(outputs, y).total.backward()
             for stepper in steppers:
                 stepper.step()
-    assert_same(weights(ours), weights(ds.Ensemble.from_modules(networks).double()), 1e-7)
+    assert_same(weights(ensemble), weights(ds.Ensemble.from_modules(networks).double()), 1e-7)
 
 
 def test_trades_is_its_formula_step_for_step(monkeypatch):
@@ -96,47 +96,47 @@ def test_trades_is_its_formula_step_for_step(monkeypatch):
     pair = classes()
     attack = Attack(EPSILON, steps=2, beside=True)
     monkeypatch.setattr("dissensus.attacks.norms.Ball.random", lambda self, x, key: (x + 0.01).clamp(0, 1))
-    ours, theirs = ensemble_of(members=2), ensemble_of(members=2)
+    ensemble, reference = ensemble_of(members=2), ensemble_of(members=2)
     objective = partial(ds.objectives.trades, strength=3.0)
-    ds.fit(ours, pair, objective, epochs=1, batch_size=8, lr=0.05, optimizer="sgd", adversarial=attack)
-    networks = [theirs.member(m) for m in range(2)]
+    ds.fit(ensemble, pair, objective, epochs=1, batch_size=8, lr=0.05, optimizer="sgd", adversarial=attack)
+    networks = [reference.member(m) for m in range(2)]
     steppers = [torch.optim.SGD(network.parameters(), lr=0.05) for network in networks]
     feed = batches(pair, batch_size=8, seed=0, device=torch.device("cpu"))
 
-    def moved(at, x):
+    def divergence_from_clean(point, x):
         return sum(
-            F.kl_div(network(at).log_softmax(-1), network(x).softmax(-1).detach(), reduction="sum")
+            F.kl_div(network(point).log_softmax(-1), network(x).softmax(-1).detach(), reduction="sum")
             for network in networks
         )
 
     for x, y in feed.epoch(0):
-        at = (x + 0.01).clamp(0, 1)
+        point = (x + 0.01).clamp(0, 1)
         for _ in range(2):
-            at.requires_grad_()
-            (gradient,) = torch.autograd.grad(moved(at, x), at)
-            at = at.detach() + EPSILON / 2 * gradient.sign()
-            at = torch.minimum(torch.maximum(at, x - EPSILON), x + EPSILON).clamp(0, 1)
+            point.requires_grad_()
+            (gradient,) = torch.autograd.grad(divergence_from_clean(point, x), point)
+            point = point.detach() + EPSILON / 2 * gradient.sign()
+            point = torch.minimum(torch.maximum(point, x - EPSILON), x + EPSILON).clamp(0, 1)
         for network, stepper in zip(networks, steppers, strict=True):
             stepper.zero_grad()
-            clean, hard = network(x), network(at)
-            apart = (
+            clean, hard = network(x), network(point)
+            divergence = (
                 F.kl_div(hard.log_softmax(-1), clean.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
             )
-            (F.cross_entropy(clean, y) + 3.0 * apart).backward()
+            (F.cross_entropy(clean, y) + 3.0 * divergence).backward()
             stepper.step()
-    assert_same(weights(ours), weights(ds.Ensemble.from_modules(networks).double()), 1e-7)
+    assert_same(weights(ensemble), weights(ds.Ensemble.from_modules(networks).double()), 1e-7)
 
 
 def test_crafting_leaves_statistics_dropout_and_gradients_alone():
     pair = classes(NETWORKS["cnn_batch_norm"][1])
     ensemble = ensemble_of("cnn_batch_norm")
-    ds.fit(ensemble, pair, alone, epochs=1, batch_size=11, adversarial=Attack((0.01, 0.1), steps=4))
+    ds.fit(ensemble, pair, independent, epochs=1, batch_size=11, adversarial=Attack((0.01, 0.1), steps=4))
     counts = [t for name, t in ensemble.body.state().items() if name.endswith("num_batches_tracked")]
     assert counts
     assert all(bool((count == 2).all()) for count in counts), "two steps, whatever the attack took"
     assert all(parameter.grad is None for parameter in ensemble.parameters())
     dropped = ensemble_of("two_dropouts")
-    ds.fit(dropped, classes(), alone, epochs=1, batch_size=11, adversarial=Attack(0.1, steps=4))
+    ds.fit(dropped, classes(), independent, epochs=1, batch_size=11, adversarial=Attack(0.1, steps=4))
     steps = [t for name, t in dropped.body.state().items() if name.endswith(".step")]
     assert steps
     assert all(bool((step == 2).all()) for step in steps)
@@ -155,7 +155,12 @@ def test_a_batch_stays_in_its_ball_and_box_and_sizes_are_drawn_anew(monkeypatch)
 
     monkeypatch.setattr(Adversary, "attacked", spying)
     ds.fit(
-        ensemble_of(), classes(), alone, epochs=2, batch_size=22, adversarial=Attack((0.02, 0.06), steps=5, share=0.5)
+        ensemble_of(),
+        classes(),
+        independent,
+        epochs=2,
+        batch_size=22,
+        adversarial=Attack((0.02, 0.06), steps=5, share=0.5),
     )
     sizes = [(points - x).abs().amax(1) for x, points in calls]
     for (_, points), size in zip(calls, sizes, strict=True):
@@ -170,16 +175,16 @@ def test_a_batch_stays_in_its_ball_and_box_and_sizes_are_drawn_anew(monkeypatch)
 
 def test_share_zero_is_plain_training_and_epsilon_zero_too():
     pair = classes()
-    plain = ensemble_of()
-    ds.fit(plain, pair, alone, epochs=2, batch_size=8)
+    expected = ensemble_of()
+    ds.fit(expected, pair, independent, epochs=2, batch_size=8)
     for attack in (Attack(0.1, share=0.0), Attack(0.0)):
-        other = ensemble_of()
-        ds.fit(other, pair, alone, epochs=2, batch_size=8, adversarial=attack)
-        assert_same(weights(other), weights(plain))
+        ensemble = ensemble_of()
+        ds.fit(ensemble, pair, independent, epochs=2, batch_size=8, adversarial=attack)
+        assert_same(weights(ensemble), weights(expected))
 
 
 @pytest.mark.slow
-def test_it_makes_members_harder_to_attack():
+def test_adversarial_training_makes_members_harder_to_attack():
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(2, (300,), generator=generator)
     x = torch.full((300, 40), 0.5) + 0.03 * (2 * y.unsqueeze(1) - 1)  # many weak hints
@@ -188,7 +193,7 @@ def test_it_makes_members_harder_to_attack():
     robust = []
     for attack in (None, Attack(0.06, steps=5, share=1.0)):
         ensemble = ds.Ensemble(partial(ds.nets.mlp, 40, 2, (16,)), 2)
-        ds.fit(ensemble, (x, y), alone, epochs=80, batch_size=50, lr=2e-2, adversarial=attack)
+        ds.fit(ensemble, (x, y), independent, epochs=80, batch_size=50, lr=2e-2, adversarial=attack)
         robust.append(1 - float(ds.attacks.pgd(ensemble, x, y, epsilon=0.06, steps=10).success.float().mean()))
     assert robust[1] > robust[0] + 0.3, robust
 
@@ -203,7 +208,7 @@ def test_captured_steps_attack_as_eager_ones_do(against, device, monkeypatch):
         monkeypatch.setattr("dissensus.train.recipe.graph_steps", graph)
         ensemble = ensemble_of().to(device)
         attack = Attack((0.01, 0.05), steps=3, against=against)
-        ds.fit(ensemble, pair, alone, epochs=4, batch_size=8, adversarial=attack)
+        ds.fit(ensemble, pair, independent, epochs=4, batch_size=8, adversarial=attack)
         points.append(weights(ensemble))
     assert counts.captures == 1, "all batches have one shape"
     assert_same(points[1], points[0], 1e-6)
@@ -226,15 +231,15 @@ def test_wrong_settings_are_refused(options, match):
         Attack(**options)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_conflicting_settings_are_refused():
     pair = classes()
     with pytest.raises(ValueError, match="trades"):
-        ds.fit(ensemble_of(), pair, alone, epochs=1, adversarial=Attack(0.1, beside=True))
+        ds.fit(ensemble_of(), pair, independent, epochs=1, adversarial=Attack(0.1, beside=True))
     with pytest.raises(ValueError, match="box"):
-        ds.fit(ensemble_of(), (3 * pair[0] - 1, pair[1]), alone, epochs=1, adversarial=Attack(0.1))
+        ds.fit(ensemble_of(), (3 * pair[0] - 1, pair[1]), independent, epochs=1, adversarial=Attack(0.1))
     with pytest.raises(ValueError, match="one augmentation for all"):
-        ds.fit(ensemble_of(), pair, alone, epochs=1, adversarial=Attack(0.1), augment=[lambda x, g: x] * M)
+        ds.fit(ensemble_of(), pair, independent, epochs=1, adversarial=Attack(0.1), augment=[lambda x, g: x] * M)
     with pytest.raises(ValueError, match=r"fit\(adversarial"):
         ds.sweep(NETWORKS["mlp"][0], pair, ds.objectives.trades, grid={"strength": [1.0]}, epochs=1)
     with pytest.raises(ValueError, match="against='ensemble'"):
-        ds.fit(ensemble_of(), pair, alone, epochs=1, adversarial=Attack(0.1, against="members"), active_members=2)
+        ds.fit(ensemble_of(), pair, independent, epochs=1, adversarial=Attack(0.1, against="members"), active_members=2)

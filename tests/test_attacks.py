@@ -79,10 +79,10 @@ ALL = IN_BALL | NEAREST
 def test_fgsm_on_a_linear_model_is_its_formula():
     model, x, y, _, normal = two_planes()
     result = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False)
-    away = torch.where(y == 1, -1.0, 1.0).unsqueeze(1)
-    torch.testing.assert_close(result, x + 0.05 * away * normal.sign())
+    signs = torch.where(y == 1, -1.0, 1.0).unsqueeze(1)
+    torch.testing.assert_close(result, x + 0.05 * signs * normal.sign())
     by_length = attacks.perturbed(model, x, y, epsilon=0.05, steps=1, random_start=False, norm="l2")
-    torch.testing.assert_close(by_length, x + 0.05 * away * normal / normal.norm())
+    torch.testing.assert_close(by_length, x + 0.05 * signs * normal / normal.norm())
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -134,16 +134,16 @@ def test_exactly_as_many_updates_as_steps():
     model, x, y, _, normal = two_planes(width=5)
     for steps in (1, 3, 7):
         calls = functools.partial(attacks.perturbed, model, x, y, epsilon=1.0, steps=steps, step_size=0.01)
-        plain = calls(random_start=False)
-        away = torch.where(y == 1, -1.0, 1.0).unsqueeze(1) * normal.sign()
-        torch.testing.assert_close(plain, x + steps * 0.01 * away)
-        torch.testing.assert_close(calls(random_start=False, decay=1.0), plain)
+        flat_model = calls(random_start=False)
+        signs = torch.where(y == 1, -1.0, 1.0).unsqueeze(1) * normal.sign()
+        torch.testing.assert_close(flat_model, x + steps * 0.01 * signs)
+        torch.testing.assert_close(calls(random_start=False, decay=1.0), flat_model)
         passes = Counted(model)
         attacks.carlini_wagner(passes, x, y, steps=steps, search_steps=1, constant=1e-9)
         assert passes.backward == steps
-    counted = Counted(model)
-    attacks.apgd(counted, x, y, epsilon=1e-3, steps=9)
-    assert counted.backward == 1 + 9, "the start, and every update"
+    counted_model = Counted(model)
+    attacks.apgd(counted_model, x, y, epsilon=1e-3, steps=9)
+    assert counted_model.backward == 1 + 9, "the start, and every update"
 
 
 class Counted:
@@ -162,14 +162,14 @@ class Counted:
 def test_momentum_is_the_formula_of_the_paper():
     x, y = images(5)
     model = Steady()
-    at, momentum = x.clone(), torch.zeros_like(x)
+    point, momentum = x.clone(), torch.zeros_like(x)
     for _ in range(4):
-        at.requires_grad_()
-        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(at), y, reduction="sum"), at)
+        point.requires_grad_()
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(model(point), y, reduction="sum"), point)
         momentum = 0.5 * momentum + slope / slope.abs().sum((1, 2, 3), keepdim=True)
-        at = (at.detach() + 0.02 * momentum.sign()).clamp(x - 0.07, x + 0.07).clamp(0, 1)
+        point = (point.detach() + 0.02 * momentum.sign()).clamp(x - 0.07, x + 0.07).clamp(0, 1)
     result = attacks.perturbed(model, x, y, epsilon=0.07, steps=4, step_size=0.02, decay=0.5, random_start=False)
-    torch.testing.assert_close(result, at)
+    torch.testing.assert_close(result, point)
 
 
 def test_checkpoints_are_those_of_the_paper():
@@ -187,14 +187,14 @@ def test_saliency_search_in_pieces_equals_a_search_by_hand(pairs, monkeypatch):
     value, chosen = jsma_module.largest_saliency(gain, loss, room, pairs)
     for b in range(5):
         sets = [(i, j) for i in range(9) for j in range(i + 1, 9)] if pairs else [(i,) for i in range(9)]
-        best, which = 0.0, ()
+        best, best_features = 0.0, ()
         for members in sets:
             members = list(members)
-            up, down = gain[b, members].sum(), loss[b, members].sum()
-            if room[b, members].all() and up > 0 and down > 0 and float(up * down) > best:
-                best, which = float(up * down), members
+            target_gain, label_loss = gain[b, members].sum(), loss[b, members].sum()
+            if room[b, members].all() and target_gain > 0 and label_loss > 0 and float(target_gain * label_loss) > best:
+                best, best_features = float(target_gain * label_loss), members
         assert float(value[b]) == pytest.approx(best)
-        assert chosen[b].nonzero().squeeze(1).tolist() == list(which)
+        assert chosen[b].nonzero().squeeze(1).tolist() == list(best_features)
 
 
 def test_jsma_on_a_linear_model_takes_features_in_the_order_of_their_saliency():
@@ -206,14 +206,14 @@ def test_jsma_on_a_linear_model_takes_features_in_the_order_of_their_saliency():
     assert single.success.all()
     torch.testing.assert_close(single.inputs, torch.tensor([[0.0, 0.6, 0.7, 0.9]]))
     assert single.distance.tolist() == [2.0]
-    down = attacks.jsma(
+    three_features = attacks.jsma(
         linear(weight, torch.tensor([2.6, -2.6])), x, y, preset="adp", step_size=0.5, distortion=1.0
     )  # the third one: features 0 and 3 do the same, and the first of equals goes up
-    torch.testing.assert_close(down.inputs, torch.tensor([[0.5, 0.6, 0.7, 0.9]]))
+    torch.testing.assert_close(three_features.inputs, torch.tensor([[0.5, 0.6, 0.7, 0.9]]))
     pair = attacks.jsma(model, x, y, distortion=0.5)
     torch.testing.assert_close(pair.inputs, torch.tensor([[0.0, 1.0, 1.0, 0.9]]))
-    few = attacks.jsma(model, x, y, distortion=0.49)
-    assert not few.success.any(), "a pair is more than 49 % of four features"
+    too_few = attacks.jsma(model, x, y, distortion=0.49)
+    assert not too_few.success.any(), "a pair is more than 49 % of four features"
 
 
 def test_presets_are_those_of_the_papers():
@@ -237,19 +237,19 @@ def test_losses_are_their_formulas():
         for b in range(6):
             row, label, aim = z[k, b], int(y[b]), int(t[b])
             order = row.sort(descending=True).values
-            others = max(float(row[j]) for j in range(5) if j != label)
-            rest = max(float(row[j]) for j in range(5) if j != aim)
+            largest_other = max(float(row[j]) for j in range(5) if j != label)
+            largest_non_target = max(float(row[j]) for j in range(5) if j != aim)
             expected = {
-                losses.margin: (others - row[label], row[aim] - rest),
+                losses.margin: (largest_other - row[label], row[aim] - largest_non_target),
                 losses.dlr: (
-                    -(row[label] - others) / (order[0] - order[2]),
+                    -(row[label] - largest_other) / (order[0] - order[2]),
                     -(row[label] - row[aim]) / (order[0] - (order[2] + order[3]) / 2),
                 ),
                 losses.cross_entropy: (-row.log_softmax(0)[label], row.log_softmax(0)[aim]),
             }
-            for loss, (away, toward) in expected.items():
-                assert float(loss(z, y)[k, b]) == pytest.approx(float(away))
-                assert float(loss(z, y, t)[k, b]) == pytest.approx(float(toward))
+            for loss, (untargeted, targeted) in expected.items():
+                assert float(loss(z, y)[k, b]) == pytest.approx(float(untargeted))
+                assert float(loss(z, y, t)[k, b]) == pytest.approx(float(targeted))
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -304,17 +304,17 @@ def test_distances_are_those_of_the_attacks(ensemble):
 
 
 def test_broken_examples_stop_costing():
-    asked = []
+    scaled_call = []
 
     def model(x):
-        asked.append(len(x))
+        scaled_call.append(len(x))
         return linear(torch.tensor([[0.0], [1.0]]), torch.tensor([0.0, -0.5]))(x)
 
     x = torch.linspace(0, 0.49, 40).unsqueeze(1)
     attacks.bim(model, x, torch.zeros(40, dtype=torch.long), epsilon=0.6, steps=60)
-    assert asked[0] == 40
-    assert asked[-2] < 10
-    assert sum(asked) < 0.7 * 40 * len(asked)
+    assert scaled_call[0] == 40
+    assert scaled_call[-2] < 10
+    assert sum(scaled_call) < 0.7 * 40 * len(scaled_call)
 
 
 def test_random_numbers_belong_to_the_example():
@@ -322,16 +322,19 @@ def test_random_numbers_belong_to_the_example():
     key = random_numbers.keys(x, 3)
     order = torch.tensor([4, 0, 5, 2, 1, 3])
     assert torch.equal(random_numbers.keys(x[order], 3), key[order])
-    drawn = random_numbers.uniform(key, (1000,), 5)
-    assert torch.equal(random_numbers.uniform(key[2:3], (1000,), 5), drawn[2:3])
-    assert ((drawn > 0) & (drawn < 1)).all()
-    assert drawn.mean().item() == pytest.approx(0.5, abs=0.02)
-    assert drawn.var().item() == pytest.approx(1 / 12, abs=0.005)
-    others = [random_numbers.uniform(key, (1000,), 6), random_numbers.uniform(random_numbers.keys(x, 4), (1000,), 5)]
-    correlations = torch.corrcoef(torch.cat([drawn, *others]))
+    numbers = random_numbers.uniform(key, (1000,), 5)
+    assert torch.equal(random_numbers.uniform(key[2:3], (1000,), 5), numbers[2:3])
+    assert ((numbers > 0) & (numbers < 1)).all()
+    assert numbers.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert numbers.var().item() == pytest.approx(1 / 12, abs=0.005)
+    other_streams = [
+        random_numbers.uniform(key, (1000,), 6),
+        random_numbers.uniform(random_numbers.keys(x, 4), (1000,), 5),
+    ]
+    correlations = torch.corrcoef(torch.cat([numbers, *other_streams]))
     assert (correlations - torch.eye(18)).abs().max() < 0.15
-    assert random_numbers.random_signs(drawn).unique().tolist() == [-1.0, 1.0]
-    assert random_numbers.random_integers(drawn, 5).unique().tolist() == [0, 1, 2, 3, 4]
+    assert random_numbers.random_signs(numbers).unique().tolist() == [-1.0, 1.0]
+    assert random_numbers.random_integers(numbers, 5).unique().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_starts_fill_the_ball():
@@ -350,8 +353,8 @@ def test_stopping_is_never_weaker_than_the_last_point(ensemble):
     x, y = images(48)
     first, last = (attacks.bim(ensemble, x, y, epsilon=0.1, stop=stop) for stop in (True, False))
     assert (first.success >= last.success).all()
-    both = last.success & (last.distance > 0)
-    assert (first.distance[both] <= last.distance[both] + 1e-7).all()
+    moved = last.success & (last.distance > 0)
+    assert (first.distance[moved] <= last.distance[moved] + 1e-7).all()
 
 
 # --- goals ------------------------------------------------------------------------------------------------------------
@@ -385,10 +388,10 @@ def test_scores_below_zero_are_as_good_as_others(ensemble):
     x, y = right_only(model, x, y)
     for name in ("pgd", "apgd-dlr", "apgd-targeted", *NEAREST):
         attack = ALL[name]
-        plain = attack(model, x, y)
-        low = attack(lambda z: model(z) - 1000, x, y)
-        assert torch.equal(plain.success, low.success), name
-        torch.testing.assert_close(plain.inputs, low.inputs, rtol=0, atol=1e-6)
+        flat_model = attack(model, x, y)
+        shifted = attack(lambda z: model(z) - 1000, x, y)
+        assert torch.equal(flat_model.success, shifted.success), name
+        torch.testing.assert_close(flat_model.inputs, shifted.inputs, rtol=0, atol=1e-6)
 
 
 def test_confidence_is_kept():
@@ -424,8 +427,8 @@ def test_aborting_early_is_up_to_each_example():
         assert hasty.success.all()
         assert early.rows < all_steps.rows
         assert (hasty.distance >= patient.distance * (1 - 1e-9)).all()
-        alone = torch.cat([attack(model, x[i : i + 1], y[i : i + 1], **options).inputs for i in range(len(x))])
-        torch.testing.assert_close(hasty.inputs, alone)
+        one_by_one = torch.cat([attack(model, x[i : i + 1], y[i : i + 1], **options).inputs for i in range(len(x))])
+        torch.testing.assert_close(hasty.inputs, one_by_one)
 
 
 # --- what is attacked -------------------------------------------------------------------------------------------------
@@ -448,15 +451,15 @@ def test_pools_are_their_formulas(ensemble):
 @pytest.mark.parametrize("pool", ["probability", "score", "members", 2])
 def test_gradients_are_those_of_the_pool(pool, ensemble):
     x, y = images()
-    at = x.clone().requires_grad_()
-    z = ensemble(at)
+    point = x.clone().requires_grad_()
+    z = ensemble(point)
     loss = {
         "probability": lambda: -z.softmax(-1).mean(0)[torch.arange(len(y)), y].log(),
         "score": lambda: nn.functional.cross_entropy(z.mean(0), y, reduction="none"),
         "members": lambda: sum(nn.functional.cross_entropy(member, y, reduction="none") for member in z),
         2: lambda: nn.functional.cross_entropy(z[2], y, reduction="none"),
     }[pool]()
-    (slope,) = torch.autograd.grad(loss.sum(), at)
+    (slope,) = torch.autograd.grad(loss.sum(), point)
     result = attacks.perturbed(ensemble, x, y, epsilon=0.05, steps=1, random_start=False, pool=pool, norm="l2")
     expected = x + 0.05 * slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     torch.testing.assert_close(result, expected.clamp(0, 1))
@@ -514,7 +517,7 @@ def settings(*models):
     """Everything that a call might leave changed behind it."""
     result = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_rng_state().tolist()]
     result += [random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads(), torch.get_default_dtype()]  # noqa: NPY002
-    result += [getattr(place, name) for place, name, _, _ in tf32._switches()]
+    result += [getattr(module, name) for module, name, _, _ in tf32._switches()]
     result += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
     for model in models:
         for layer in model.modules():
@@ -630,7 +633,7 @@ def test_nan_gradients_are_reported(caplog):
     assert not result.success.any()
 
 
-def test_a_model_without_gradients_is_told_to_use_square():
+def test_models_without_gradients_are_refused_in_favour_of_square():
     x, y = right_only(Steady(), *images(8))
     model = lambda z: Steady()(z).detach()  # noqa: E731
     with pytest.raises(ValueError, match="differentiable with respect to its inputs.*`square`"):
@@ -671,7 +674,7 @@ def test_few_classes_fall_back_to_the_margin_and_say_so(caplog):
         ({"model": lambda x: (x.flatten(1),)}, ValueError, "got tuple"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change, error, message, ensemble, unchecked):
+def test_invalid_arguments_are_refused(change, error, message, ensemble, unchecked):
     x, y = images()
     call = {"model": ensemble, "x": x, "y": y, "epsilon": 0.1}
     for name, value in change.items():
@@ -705,29 +708,29 @@ def test_settings_of_single_attacks_are_checked(call, message, unchecked):
 # --- Square -----------------------------------------------------------------------------------------------------------
 
 
-def test_square_asks_as_often_as_it_says(ensemble):
+def test_square_counts_its_queries(ensemble):
     x, y = images()
     result, queries = attacks.counted_square(ensemble, x, y, epsilon=0.1, queries=40)
-    wrong = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
-    assert (queries[wrong] == 0).all()
+    misclassified = ensemble(x).softmax(-1).mean(0).argmax(-1) != y
+    assert (queries[misclassified] == 0).all()
     assert (queries[~result.success] == 40).all()
-    assert (queries[result.success & ~wrong] >= 1).all()
+    assert (queries[result.success & ~misclassified] >= 1).all()
     assert (queries <= 40).all()
-    asked = Counted(lambda z: linear(torch.eye(C, SIDE * SIDE), 50.0 * torch.eye(C)[0])(z.flatten(1)))
-    attacks.square(asked, x, torch.zeros_like(y), epsilon=0.1, queries=40)
-    assert asked.forward == 40 + 2, "beside the queries, a clean pass and a check"
-    assert asked.backward == 0
+    scaled_call = Counted(lambda z: linear(torch.eye(C, SIDE * SIDE), 50.0 * torch.eye(C)[0])(z.flatten(1)))
+    attacks.square(scaled_call, x, torch.zeros_like(y), epsilon=0.1, queries=40)
+    assert scaled_call.forward == 40 + 2, "beside the queries, a clean pass and a check"
+    assert scaled_call.backward == 0
 
 
 def test_squares_shrink_by_the_schedule(monkeypatch):
     shares = []
     original = square_module._linf_proposal
 
-    def watched(at, x, share, *rest):
+    def recorded_proposal(candidate, x, share, *arguments):
         shares.append(share)
-        return original(at, x, share, *rest)
+        return original(candidate, x, share, *arguments)
 
-    monkeypatch.setattr(square_module, "_linf_proposal", watched)
+    monkeypatch.setattr(square_module, "_linf_proposal", recorded_proposal)
     model = lambda z: linear(torch.eye(2, 4), torch.tensor([50.0, 0.0]))(z)  # noqa: E731
     attacks.square(model, torch.rand(1, 4), torch.tensor([0]), epsilon=0.1, queries=10_000 // 50)
     halvings = [round(math.log2(0.8 / share)) for share in shares]
@@ -773,13 +776,13 @@ def test_transfer_is_what_a_loop_finds(targeted, ensemble):
         crafted = attacks.perturbed(
             ensemble, x, y, epsilon=0.15, decay=1.0, random_start=False, pool=pool, target=target
         )
-        for j, now in enumerate(predict(crafted)):
+        for j, predictions in enumerate(predict(crafted)):
             candidates = before[j] != target if targeted else before[j] == y
-            turned = (now == target) if targeted else (now != y)
+            fooled = (predictions == target) if targeted else (predictions != y)
             assert result.fooled[i, j].item() == pytest.approx(
-                (turned & candidates).sum().item() / candidates.sum().item()
+                (fooled & candidates).sum().item() / candidates.sum().item()
             )
-            assert result.accuracy[i, j].item() == pytest.approx((now == y).double().mean().item())
+            assert result.accuracy[i, j].item() == pytest.approx((predictions == y).double().mean().item())
     assert result.fooled.diagonal().min() >= result.fooled.mean() - 0.15
 
 
@@ -790,8 +793,8 @@ def test_transfer_of_any_attack(ensemble):
     assert ((result.fooled >= 0) & (result.fooled <= 1)).all()
     for name in ("fgsm", "bim", "pgd"):
         attacks.transfer_matrix(ensemble, x[:5], y[:5], attack=name, epsilon=0.1)
-    lone = attacks.transfer_matrix(ensemble.member(0), x, y, attack="bim", epsilon=0.15)
-    torch.testing.assert_close(lone.fooled[0, 0], result.fooled.new_tensor(lone.fooled[1, 1].item()))
+    single = attacks.transfer_matrix(ensemble.member(0), x, y, attack="bim", epsilon=0.15)
+    torch.testing.assert_close(single.fooled[0, 0], result.fooled.new_tensor(single.fooled[1, 1].item()))
 
 
 # --- many examples ----------------------------------------------------------------------------------------------------
@@ -805,7 +808,7 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path, monkeypatch):
     model = Steady()
     x, y = right_only(model, *images(23))
     attack = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
-    whole = attack(model, x, y)
+    expected_result = attack(model, x, y)
     reports = []
 
     def stop_after_two(done, total):
@@ -820,17 +823,17 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path, monkeypatch):
     broken.write_bytes(b"half of it")  # as if the disk had run full
     computed, write = [], storage.write_folder
 
-    def recorded(folder, *rest):
+    def recording_write(folder, *arguments):
         computed.append(folder.name)
-        write(folder, *rest)
+        write(folder, *arguments)
 
-    monkeypatch.setattr(storage, "write_folder", recorded)
-    again = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
-    result = attacks.over(again, model, x, y, batch_size=5, folder=tmp_path)
+    monkeypatch.setattr(storage, "write_folder", recording_write)
+    same_attack = functools.partial(attacks.pgd, epsilon=0.1, restarts=2, seed=3)
+    result = attacks.over(same_attack, model, x, y, batch_size=5, folder=tmp_path)
     assert computed == ["000000005-000000010", "000000010-000000015", "000000015-000000020", "000000020-000000023"]
-    for part, expected in zip(result, whole, strict=True):
+    for part, expected in zip(result, expected_result, strict=True):
         assert torch.equal(part, expected)
-    for part, expected in zip(attacks.over(attack, model, x, y, batch_size=4), whole, strict=True):
+    for part, expected in zip(attacks.over(attack, model, x, y, batch_size=4), expected_result, strict=True):
         assert torch.equal(part, expected)
 
 
@@ -840,12 +843,12 @@ def test_results_of_something_else_are_refused(tmp_path):
     options = {"batch_size": 3, "folder": tmp_path}
     attacks.over(functools.partial(attacks.bim, epsilon=0.1), model, x, y, **options)
     with torch.no_grad():
-        other = Steady()
-        other.first.mul_(2)
+        changed_model = Steady()
+        changed_model.first.mul_(2)
     for attack, other_model, inputs in (
         (functools.partial(attacks.bim, epsilon=0.2), model, x),
         (functools.partial(attacks.mim, epsilon=0.1), model, x),
-        (functools.partial(attacks.bim, epsilon=0.1), other, x),
+        (functools.partial(attacks.bim, epsilon=0.1), changed_model, x),
         (functools.partial(attacks.bim, epsilon=0.1), model, 1 - x),
     ):
         with pytest.raises(ValueError, match="`folder` must hold results of the same attack"):
@@ -870,9 +873,9 @@ def test_the_bare_loop_is_the_attack(ensemble):
     """What adversarial training calls inside its step: no checks, no modes, per-example ε, and no host sync."""
     x, y = images(16)
 
-    def slope(at):
-        at = at.detach().requires_grad_()
-        return torch.autograd.grad(-ds.losses.at_label(ds.pooling.mean_probability(ensemble(at)), y).sum(), at)[0]
+    def slope(point):
+        point = point.detach().requires_grad_()
+        return torch.autograd.grad(-ds.losses.at_label(ds.pooling.mean_probability(ensemble(point)), y).sum(), point)[0]
 
     ball = norms.Ball.checked("linf", 0.1, (0.0, 1.0), x)
     start = ball.random(x, random_numbers.keys(x, 0, 0))
@@ -888,7 +891,7 @@ def test_the_bare_loop_is_the_attack(ensemble):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_inputs_come_back_to_their_device(ensemble):
+def test_results_are_on_the_device_of_the_inputs(ensemble):
     x, y = images()
     expected = attacks.bim(ensemble, x, y, epsilon=0.1)
     result = attacks.bim(ds.Ensemble.from_modules([ensemble.member(i) for i in range(3)]).cuda(), x, y, epsilon=0.1)
@@ -917,7 +920,7 @@ class Times(nn.Module):
         return self.factor * self.network(x)
 
 
-def test_a_folder_tells_models_apart_by_more_than_their_weights(tmp_path):
+def test_a_folder_distinguishes_models_with_equal_weights(tmp_path):
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)
@@ -939,12 +942,12 @@ def by_global(model, x, y):
     return attacks.fgsm(model, x, y, epsilon=STRENGTH)
 
 
-def plain(factor=1.0, seed=0):
+def flat_model(factor=1.0, seed=0):
     torch.manual_seed(seed)
     return Times(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), factor)
 
 
-def asked(network, factor):
+def scaled_call(network, factor):
     return lambda x: factor * network(x)
 
 
@@ -963,26 +966,30 @@ def through(source):
 
 SHALLOW = functools.partial(attacks.fgsm, epsilon=0.01)
 OTHERS = {
-    "a closure's number": ((stepping(0.01), plain()), (stepping(0.5), plain())),
+    "a closure's number": ((stepping(0.01), flat_model()), (stepping(0.5), flat_model())),
     "code": (
-        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.01), plain()),
-        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.5), plain()),
+        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.01), flat_model()),
+        (lambda m, x, y: attacks.fgsm(m, x, y, epsilon=0.5), flat_model()),
     ),
     "a nested partial": tuple(
-        (functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=e), epsilon=0.5), plain())
+        (
+            functools.partial(attacks.tried, craft=functools.partial(attacks.perturbed, epsilon=e), epsilon=0.5),
+            flat_model(),
+        )
         for e in (0.01, 0.5)
     ),
-    "a source": ((through(plain(seed=1)), plain()), (through(plain(seed=2)), plain())),
-    "norm": tuple((functools.partial(attacks.fgsm, epsilon=0.1, norm=norm), plain()) for norm in ("linf", "l2")),
-    "box": tuple((functools.partial(attacks.fgsm, epsilon=0.1, box=(0.0, high)), plain()) for high in (1.0, 2.0)),
-    "seed": tuple((functools.partial(attacks.pgd, epsilon=0.1, seed=seed), plain()) for seed in (0, 1)),
+    "a source": ((through(flat_model(seed=1)), flat_model()), (through(flat_model(seed=2)), flat_model())),
+    "norm": tuple((functools.partial(attacks.fgsm, epsilon=0.1, norm=norm), flat_model()) for norm in ("linf", "l2")),
+    "box": tuple((functools.partial(attacks.fgsm, epsilon=0.1, box=(0.0, high)), flat_model()) for high in (1.0, 2.0)),
+    "seed": tuple((functools.partial(attacks.pgd, epsilon=0.1, seed=seed), flat_model()) for seed in (0, 1)),
     "pool": tuple(
-        (functools.partial(attacks.fgsm, epsilon=0.1, pool=pool), [plain(), plain(seed=1)]) for pool in (0, "score")
+        (functools.partial(attacks.fgsm, epsilon=0.1, pool=pool), [flat_model(), flat_model(seed=1)])
+        for pool in (0, "score")
     ),
-    "a wrapper's number": ((SHALLOW, asked(plain(), 1.0)), (SHALLOW, asked(plain(), 50.0))),
-    "a wrapped network": ((SHALLOW, asked(plain(), 1.0)), (SHALLOW, asked(plain(seed=1), 1.0))),
+    "a wrapper's number": ((SHALLOW, scaled_call(flat_model(), 1.0)), (SHALLOW, scaled_call(flat_model(), 50.0))),
+    "a wrapped network": ((SHALLOW, scaled_call(flat_model(), 1.0)), (SHALLOW, scaled_call(flat_model(seed=1), 1.0))),
     "a mode that attacks leave alone": ((SHALLOW, dropping(False)), (SHALLOW, dropping(True))),
-    "members": ((SHALLOW, [plain(), plain(seed=1)]), (SHALLOW, [plain(seed=1), plain()])),
+    "members": ((SHALLOW, [flat_model(), flat_model(seed=1)]), (SHALLOW, [flat_model(seed=1), flat_model()])),
     "Monte Carlo's seed": tuple(
         (SHALLOW, ds.masks.MonteCarlo(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 3)).eval(), 3, seed))
         for seed in (0, 1)
@@ -993,22 +1000,22 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_folder_knows_attack_and_model_by_all_that_decides_them(name, tmp_path):
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
-    (attack, model), (other, another) = OTHERS[name]
+    (attack, model), (other_attack, other_model) = OTHERS[name]
     torch.manual_seed(7)
-    kept = attacks.over(attack, model, x, y, folder=tmp_path)
-    again = attacks.over(attack, model, x, y, folder=tmp_path)
-    for part, expected in zip(again, kept, strict=True):
+    first = attacks.over(attack, model, x, y, folder=tmp_path)
+    second = attacks.over(attack, model, x, y, folder=tmp_path)
+    for part, expected in zip(second, first, strict=True):
         assert torch.equal(part, expected)
     with pytest.raises(ValueError, match=r"`folder` must hold results of the same attack.*'(attack|model)' differ"):
-        attacks.over(other, another, x, y, folder=tmp_path)
+        attacks.over(other_attack, other_model, x, y, folder=tmp_path)
 
 
 def test_a_folder_knows_an_attack_by_the_globals_it_names(tmp_path, monkeypatch):
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
-    attacks.over(by_global, plain(), x, y, folder=tmp_path)
+    attacks.over(by_global, flat_model(), x, y, folder=tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "STRENGTH", 0.5)
     with pytest.raises(ValueError, match="'attack' differ"):
-        attacks.over(by_global, plain(), x, y, folder=tmp_path)
+        attacks.over(by_global, flat_model(), x, y, folder=tmp_path)
 
 
 def test_a_folder_takes_an_ensemble_that_was_measured_meanwhile(tmp_path):
@@ -1016,12 +1023,12 @@ def test_a_folder_takes_an_ensemble_that_was_measured_meanwhile(tmp_path):
     x, y = torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
     ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), members=2)
     first = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
-    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    modified = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     ens.train()(x)
-    again = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
-    assert torch.equal(first.inputs, again.inputs)
-    assert written
-    assert written == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    second = attacks.over(SHALLOW, ens, x, y, folder=tmp_path)
+    assert torch.equal(first.inputs, second.inputs)
+    assert modified
+    assert modified == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
 
 
 class _Watching(nn.Module):

@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 C, SIDE = 5, 6
 
 SHORT = {"steps": 30, "search_steps": 2, "constant": 3.0, "step_size": 0.03}
-NAMES = {
+ATTACKS = {
     "fgsm": functools.partial(attacks.fgsm, epsilon=0.1),
     "bim": functools.partial(attacks.bim, epsilon=0.15, steps=60),
     "bim-all-steps": functools.partial(attacks.bim, epsilon=0.1, stop=False),
@@ -102,13 +102,13 @@ def captured(monkeypatch):
     return switch
 
 
-def assert_same(found, expected, exact):
-    assert torch.equal(found.success, expected.success)
+def assert_same(actual, expected, exact):
+    assert torch.equal(actual.success, expected.success)
     if exact:
-        assert torch.equal(found.inputs, expected.inputs)
-        assert torch.equal(found.distance, expected.distance)
-    torch.testing.assert_close(found.inputs, expected.inputs, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.distance, expected.distance, rtol=1e-6, atol=1e-6)
+        assert torch.equal(actual.inputs, expected.inputs)
+        assert torch.equal(actual.distance, expected.distance)
+    torch.testing.assert_close(actual.inputs, expected.inputs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual.distance, expected.distance, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow(
@@ -125,60 +125,61 @@ def assert_same(found, expected, exact):
 )
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("name", "count"), [*((name, 37) for name in NAMES), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)]
+    ("name", "count"),
+    [*((name, 37) for name in ATTACKS), ("pgd", 1), ("apgd", 1), ("carlini_wagner", 1), ("square", 1)],
 )
 def test_captured_attacks_equal_eager_ones(name, count, device, eager, captured, caplog):
     model = ensemble(device)
     x, y = examples(model, count, device)
     eager()
-    expected = NAMES[name](model, x, y)
+    expected = ATTACKS[name](model, x, y)
     counts = captured()
-    found = NAMES[name](model, x, y)
-    assert_same(found, expected, exact=device == "cpu" and name not in UNEVEN)
+    actual = ATTACKS[name](model, x, y)
+    assert_same(actual, expected, exact=device == "cpu" and name not in UNEVEN)
     assert counts.replays > 0 or name == "fgsm" or count == 1, "it was replayed"
     assert counts.replays >= counts.captures
     assert not any("not captured" in record.getMessage() for record in caplog.records)
     if count > 1:
-        assert found.success.sum() > 1, "or the test tests little"
+        assert actual.success.sum() > 1, "or the test tests little"
 
 
 @pytest.mark.slow(fast=["pgd-l2"])
 @pytest.mark.parametrize("name", sorted(UNEVEN))
-def test_they_are_equal_bit_by_bit_where_rows_keep_their_places(name, eager, captured, monkeypatch):
+def test_captured_attacks_equal_eager_ones_to_the_bit_when_rows_keep_their_places(name, eager, captured, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 10**9)
     model = ensemble("cpu")
     x, y = examples(model, 21, "cpu")
     eager()
-    expected = NAMES[name](model, x, y)
+    expected = ATTACKS[name](model, x, y)
     counts = captured()
-    assert_same(NAMES[name](model, x, y), expected, exact=True)
+    assert_same(ATTACKS[name](model, x, y), expected, exact=True)
     assert counts.replays > 10
 
 
 @pytest.mark.slow(fast=["bim-*", "apgd-dlr-*"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["bim", "apgd-dlr", "carlini_wagner", "elastic_net", "square"])
-def test_targets(name, device, eager, captured):
+def test_captured_targeted_attacks_equal_eager_ones(name, device, eager, captured):
     model = ensemble(device)
     x, y = examples(model, 19, device)
     target = (y + 2) % C
     eager()
-    expected = NAMES[name](model, x, y, target=target)
+    expected = ATTACKS[name](model, x, y, target=target)
     counts = captured()
-    assert_same(NAMES[name](model, x, y, target=target), expected, device == "cpu" and name not in UNEVEN)
+    assert_same(ATTACKS[name](model, x, y, target=target), expected, device == "cpu" and name not in UNEVEN)
     assert counts.replays > 0
 
 
 # --- sizes, graphs and their numbers ----------------------------------------------------------------------------------
 
 
-def test_sizes_are_halves():
+def test_block_sizes_are_halves():
     assert blocks.halves(256) == [256, 128, 64, 32, 16, 8]
     assert blocks.halves(37) == [37, 19, 10]
     assert blocks.halves(1) == [1]
 
 
-class Line(NamedTuple):
+class CountingRows(NamedTuple):
     """Rows that count their steps, up to a limit of their own."""
 
     limit: torch.Tensor
@@ -199,10 +200,10 @@ def counting_step(sizes):
     return step
 
 
-def lines(*limits):
+def counting_rows(*limits):
     limit = torch.tensor(limits)
-    nothing = torch.zeros_like(limit)
-    return Line(limit, nothing, nothing, torch.zeros_like(limit, dtype=torch.bool))
+    zeros = torch.zeros_like(limit)
+    return CountingRows(limit, zeros, zeros, torch.zeros_like(limit, dtype=torch.bool))
 
 
 def totals(limits, kinds):
@@ -210,13 +211,13 @@ def totals(limits, kinds):
 
 
 @pytest.mark.parametrize("capture", [None, recorded])
-def test_rows_are_set_aside_and_come_back(capture):
+def test_rows_that_are_set_aside_are_restored(capture):
     """Every row's sum is that of its own steps, whatever was set aside, filled up or replayed around it."""
     kinds = [1000 if index in (0, 17, 50) else 0 for index in range(90)]
     sizes = []
     steps = blocks.Steps(counting_step(sizes), kinds, torch.arange(90).unsqueeze(1), capture=capture)
     for limits in ([3, 90, 12, 55, 90] + 30 * [4], [25] * 11 + [90], [100] * 35, [1]):
-        end = steps.carried_out(lines(*limits))
+        end = steps.carried_out(counting_rows(*limits))
         assert end.total.tolist() == totals(limits, kinds)
         assert end.steps.tolist() == [min(limit, 90) for limit in limits]
         assert end.limit.tolist() == limits
@@ -226,54 +227,54 @@ def test_rows_are_set_aside_and_come_back(capture):
         assert set(sizes) == {35, 18, 9}, "halves of the first run, in all runs"
 
 
-def test_graphs_are_made_for_kinds_that_come_often_and_shared_by_runs():
-    made = []
+def test_frequent_kinds_of_steps_are_captured_and_shared_by_runs():
+    captures = []
 
     def capture(function, generators):
         assert list(generators) == []
-        made.append(function)
+        captures.append(function)
         return function
 
     kinds = ["first", *["plain"] * 20, "rare", *["plain"] * 20, "rare", *["late"] * blocks.WORTH]
     steps = blocks.Steps(lambda rows, kind, numbers: rows, kinds, capture=capture)
-    steps.carried_out(lines(*[10**6] * 30))
+    steps.carried_out(counting_rows(*[10**6] * 30))
     assert list(steps.cache.graphs) == [(30, "plain")], "one that is left too seldom after its first step has none"
-    steps.carried_out(lines(*[10**6] * 30))
+    steps.carried_out(counting_rows(*[10**6] * 30))
     assert list(steps.cache.graphs) == [(30, "plain"), (30, "late")], "it has been seen, and comes often enough"
-    steps.carried_out(lines(*[10**6] * 29))
-    assert len(made) == 2, "29 rows fill up to 30"
-    steps.carried_out(lines(*[10**6] * 15))
+    steps.carried_out(counting_rows(*[10**6] * 29))
+    assert len(captures) == 2, "29 rows fill up to 30"
+    steps.carried_out(counting_rows(*[10**6] * 15))
     assert list(steps.cache.graphs)[2:] == [(15, "plain")]
 
 
-def test_few_steps_are_not_worth_another_size():
+def test_few_remaining_steps_keep_the_block_size():
     sizes = []
     limits = [100, *[1] * 39]
     steps = blocks.Steps(counting_step(sizes), [0] * 25, torch.zeros(25, 1, dtype=torch.int64), capture=recorded)
-    assert steps.carried_out(lines(*limits)).steps.tolist() == [25, *[1] * 39]
+    assert steps.carried_out(counting_rows(*limits)).steps.tolist() == [25, *[1] * 39]
     assert set(sizes) == {40}
 
 
-def test_what_fills_up_is_done():
-    more = pad(lines(7, 8), 4)
-    assert more.limit.tolist() == [7, 8, 8, 8]
-    assert more.done.tolist() == [False, False, True, True]
-    after = more._replace(steps=more.steps + 1)
-    assert unless_done(more, after).steps.tolist() == [1, 1, 0, 0]
+def test_padding_rows_are_done():
+    padded = pad(counting_rows(7, 8), 4)
+    assert padded.limit.tolist() == [7, 8, 8, 8]
+    assert padded.done.tolist() == [False, False, True, True]
+    stepped = padded._replace(steps=padded.steps + 1)
+    assert unless_done(padded, stepped).steps.tolist() == [1, 1, 0, 0]
 
 
-def test_results_are_not_the_memory_of_graphs():
+def test_results_do_not_share_memory_with_graphs():
     steps = blocks.Steps(counting_step([]), [0] * 20, torch.ones(20, 1, dtype=torch.int64), capture=recorded)
-    one = steps.carried_out(lines(100, 100))
-    kept = one.total.clone()
-    steps.carried_out(lines(5, 5))
-    assert torch.equal(one.total, kept)
+    result = steps.carried_out(counting_rows(100, 100))
+    expected = result.total.clone()
+    steps.carried_out(counting_rows(5, 5))
+    assert torch.equal(result.total, expected)
 
 
 # --- what cannot be captured ------------------------------------------------------------------------------------------
 
 
-class Reads(nn.Module):
+class ReadsOnHost(nn.Module):
     """A model that looks at a number on the host."""
 
     def __init__(self):
@@ -284,7 +285,7 @@ class Reads(nn.Module):
         return self.inner(x) if x.detach().sum().item() > -1e9 else self.inner(-x)
 
 
-class Draws(nn.Module):
+class DrawsNoise(nn.Module):
     """A model that adds a little noise, drawn on the host or on its device."""
 
     def __init__(self, host):
@@ -296,17 +297,17 @@ class Draws(nn.Module):
         return self.inner(x + 0.05 * noise)
 
 
-def lines_told(caplog):
+def notices(caplog):
     return [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
 
 
-def generators(device):
+def random_numbers(device):
     return torch.rand(3).tolist(), torch.rand(3, device=device).tolist()
 
 
 @pytest.mark.slow(fast=["pgd"])
 @pytest.mark.parametrize("name", ["pgd", "apgd-targeted", "carlini_wagner"])
-def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monkeypatch, caplog):
+def test_attacks_that_cannot_be_captured_run_eagerly_with_one_notice(name, eager, monkeypatch, caplog):
     def refuses(function, generators):
         torch.rand(5)  # what a model draws before it fails
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -314,73 +315,73 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_notice(name, eager, monke
     model = ensemble("cpu")
     x, y = examples(model, 37, "cpu")
     eager()
-    expected = NAMES[name](model, x, y)
+    expected = ATTACKS[name](model, x, y)
     torch.manual_seed(3)
-    after = generators("cpu")
+    expected_numbers = random_numbers("cpu")
     torch.manual_seed(3)
     monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device: refuses)
     with caplog.at_level(logging.WARNING, "dissensus"):
-        found = NAMES[name](model, x, y)
-    assert_same(found, expected, exact=name not in UNEVEN)
-    assert generators("cpu") == after
-    (line,) = lines_told(caplog)
+        actual = ATTACKS[name](model, x, y)
+    assert_same(actual, expected, exact=name not in UNEVEN)
+    assert random_numbers("cpu") == expected_numbers
+    (line,) = notices(caplog)
     assert line.endswith("operation not permitted when stream is capturing")
 
 
 def test_a_refusal_in_the_middle_of_a_run(caplog):
     """The first size is captured and the second is not: eager steps go on from where the graph was."""
-    made = []
+    captures = []
 
     def second_refuses(function, generators):
-        made.append(function)
-        if len(made) == 2:
+        captures.append(function)
+        if len(captures) == 2:
             raise RuntimeError("out of memory")
         return function
 
     limits = [100, *[1] * 39]
     numbers = torch.arange(60).unsqueeze(1)
     steps = blocks.Steps(counting_step([]), [0] * 60, numbers, capture=second_refuses)
-    assert steps.carried_out(lines(*limits)).total.tolist() == totals(limits, [0] * 60)
-    assert steps.carried_out(lines(*limits)).total.tolist() == totals(limits, [0] * 60)
-    assert len(made) == 2
-    assert len(lines_told(caplog)) == 1
+    assert steps.carried_out(counting_rows(*limits)).total.tolist() == totals(limits, [0] * 60)
+    assert steps.carried_out(counting_rows(*limits)).total.tolist() == totals(limits, [0] * 60)
+    assert len(captures) == 2
+    assert len(notices(caplog)) == 1
 
 
 def test_a_model_that_draws_on_the_host_is_not_captured(eager, monkeypatch, caplog):
-    def runs(function, generators):
+    def running_capture(function, generators):
         torch.rand(())  # a capture runs the host's part of the function
         return function
 
-    found = []
-    for capture in (None, runs):
+    results = []
+    for capture in (None, running_capture):
         monkeypatch.setattr("dissensus.attacks.problem.capture_on", lambda device, capture=capture: capture)
-        model = Draws(host=True)
+        model = DrawsNoise(host=True)
         x, y = examples(Steady(0), 12, "cpu")
         torch.manual_seed(5)
-        found.append((attacks.perturbed(model, x, y, epsilon=0.1, steps=20), generators("cpu")))
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
-    assert lines_told(caplog) == [
+        results.append((attacks.perturbed(model, x, y, epsilon=0.1, steps=20), random_numbers("cpu")))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+    assert notices(caplog) == [
         "steps of the attack are not captured in a graph: "
         "random numbers are drawn on the host, and a graph would repeat them"
     ]
 
 
 @GPU
-@pytest.mark.parametrize("build", [Reads, functools.partial(Draws, host=True)])
+@pytest.mark.parametrize("build", [ReadsOnHost, functools.partial(DrawsNoise, host=True)])
 def test_on_a_gpu_a_model_that_needs_the_host_runs_eagerly(build, eager, captured, caplog):
-    found = []
+    results = []
     for switch in (eager, captured):
         counts = switch()
         model = build().cuda()
         x, y = examples(Steady(0).cuda(), 21, "cuda")
         torch.manual_seed(5)
         result = attacks.pgd(model, x, y, epsilon=0.1, steps=30)
-        found.append((result, generators("cuda")))
-    assert_same(found[1][0], found[0][0], exact=False)
-    assert found[0][1] == found[1][1], "torch's generators go on as if nothing had been tried"
+        results.append((result, random_numbers("cuda")))
+    assert_same(results[1][0], results[0][0], exact=False)
+    assert results[0][1] == results[1][1], "torch's generators go on as if nothing had been tried"
     assert counts.replays == 0
-    (line,) = lines_told(caplog)
+    (line,) = notices(caplog)
     assert len(line.splitlines()) == 1
     counts = captured()
     attacks.pgd(Steady(0).cuda(), x, y, epsilon=0.1, steps=30)
@@ -389,19 +390,18 @@ def test_on_a_gpu_a_model_that_needs_the_host_runs_eagerly(build, eager, capture
 
 @GPU
 def test_on_a_gpu_a_model_that_draws_there_draws_anew_at_every_replay(eager, captured, caplog):
-    found = []
+    results = []
     for switch in (eager, captured):
         counts = switch()
-        model = Draws(host=False).cuda()
+        model = DrawsNoise(host=False).cuda()
         x, y = examples(Steady(0).cuda(), 21, "cuda", wrong=False)
         torch.manual_seed(5)
-        found.append(attacks.perturbed(model, x, y, epsilon=0.1, steps=30))
-        after = torch.rand(3, device="cuda")
-        found.append(after)
+        inputs = attacks.perturbed(model, x, y, epsilon=0.1, steps=30)
+        results.append((inputs, torch.rand(3, device="cuda")))
     assert counts.replays == 29
-    assert lines_told(caplog) == []
-    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-6)
-    assert torch.equal(found[3], found[1]), "replays draw as many numbers as steps do"
+    assert notices(caplog) == []
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=1e-6)
+    assert torch.equal(results[1][1], results[0][1]), "replays draw as many numbers as steps do"
 
 
 @GPU
@@ -410,14 +410,14 @@ def test_on_a_gpu_networks_of_every_backend_are_captured(backend, eager, capture
     build = functools.partial(ds.nets.cnn, 1, C, SIDE, (8,))
     model = ds.Ensemble(build, members=3, backend=backend).double().cuda().eval()
     x, y = examples(model, 33, "cuda")
-    for attack in (NAMES["bim-all-steps"], NAMES["apgd-targeted"], NAMES["square"]):
+    for attack in (ATTACKS["bim-all-steps"], ATTACKS["apgd-targeted"], ATTACKS["square"]):
         eager()
         expected = attack(model, x, y)
         counts = captured()
-        found = attack(model, x, y)
-        assert (found.success == expected.success).float().mean() > 0.9
+        actual = attack(model, x, y)
+        assert (actual.success == expected.success).float().mean() > 0.9
         assert counts.replays > 5
-    assert lines_told(caplog) == []
+    assert notices(caplog) == []
 
 
 @GPU
@@ -426,7 +426,7 @@ def test_on_a_gpu_memory_is_given_back():
     x, y = examples(model, 33, "cuda")
     used = []
     for _ in range(3):
-        NAMES["apgd"](model, x, y)
+        ATTACKS["apgd"](model, x, y)
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())
     assert used[2] <= used[1]

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def exact(self):
-        return not any(word in f"{self.name} {self.norm}" for word in ROUNDED)
+        return not any(text in f"{self.name} {self.norm}" for text in ROUNDED)
 
 
 def case(label, name, settings, norm=None):
@@ -78,9 +78,9 @@ def all_cases():
 
 
 CASES = all_cases()
-every = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
+every_attack = pytest.mark.parametrize("row", CASES, ids=lambda row: row.name)
 bounded = pytest.mark.parametrize("row", [c for c in CASES if c.entry.bounded], ids=lambda row: row.name)
-random_ones = pytest.mark.parametrize("row", [c for c in CASES if c.entry.random], ids=lambda row: row.name)
+random_attacks = pytest.mark.parametrize("row", [c for c in CASES if c.entry.random], ids=lambda row: row.name)
 targeted = pytest.mark.parametrize("row", [c for c in CASES if c.entry.targeted], ids=lambda row: row.name)
 
 
@@ -168,7 +168,7 @@ def test_black_box_attacks_need_no_gradients_and_white_box_attacks_say_that_they
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@every
+@every_attack
 def test_results_lie_in_box_and_ball_and_successes_fool_the_model(row, ensemble):
     x, y = images()
     result = row.attack(ensemble, x, y)
@@ -190,7 +190,7 @@ def test_results_lie_in_box_and_ball_and_successes_fool_the_model(row, ensemble)
 
 
 @pytest.mark.slow(cases=["square*"])
-@every
+@every_attack
 def test_another_box(row):
     model = Steady()
     x, y = right_only(model, images(12)[0])
@@ -212,7 +212,7 @@ def test_epsilon_of_zero_returns_the_input(row, ensemble):
     assert (result.distance == 0).all()
 
 
-@every
+@every_attack
 def test_float64_models_work(row):
     model = Steady(dtype=torch.float64)
     x, y = right_only(model, images(10, dtype=torch.float64)[0])
@@ -224,7 +224,7 @@ def test_float64_models_work(row):
         assert_within(row, result, x, row.epsilon)
 
 
-@every
+@every_attack
 def test_misclassified_examples_are_successes_at_distance_zero(row, ensemble):
     x, y = right_only(ensemble, images()[0])
     result = row.attack(ensemble, x, (y + 1) % C)
@@ -233,8 +233,8 @@ def test_misclassified_examples_are_successes_at_distance_zero(row, ensemble):
     assert (result.distance == 0).all()
 
 
-@every
-def test_failures_come_back_clean(row):
+@every_attack
+def test_failed_examples_are_returned_unchanged(row):
     """Other libraries return black images here, which may even count as successes."""
     model = nn.Sequential(nn.Flatten(), linear(torch.eye(2, 9), torch.tensor([100.0, 0.0])))
     x, y = torch.rand(3, 1, 3, 3), torch.zeros(3, dtype=torch.long)
@@ -244,7 +244,7 @@ def test_failures_come_back_clean(row):
     assert (result.distance == 0).all()
 
 
-@every
+@every_attack
 def test_nan_on_the_way_is_no_success(row):
     """A model that returns NaN above 0.6 is not fooled by it."""
     base = linear(torch.tensor([[-1.0], [1.0]]) * torch.ones(2, 9), torch.tensor([50.0, -50.0]))
@@ -267,7 +267,7 @@ class Lying(nn.Module):
         return self.model(x) if self.honest or self.calls == 1 else -self.model(x)
 
 
-@every
+@every_attack
 def test_successes_are_tested_in_a_new_pass(row, monkeypatch):
     """The model tells the attack that every point is adversarial; only the test at the end sees the truth."""
     lying, verify = Lying(), problem.AttackProblem.verify
@@ -289,41 +289,41 @@ def test_successes_are_tested_in_a_new_pass(row, monkeypatch):
 
 
 @pytest.mark.slow(cases=["square*", "apgd, targeted dlr", "carlini_wagner"])
-@every
+@every_attack
 def test_batch_order_and_active_set_do_not_matter(row, monkeypatch):
     dtype = torch.float32 if row.exact else torch.float64
     model = Steady(dtype=dtype)
     x, y = right_only(model, images(9, dtype=dtype)[0])
     y[3] = (y[3] + 1) % C  # one that is misclassified before the attack
-    together = row.attack(model, x, y)
-    assert together.success[3]
-    assert together.success.sum() > 2, "otherwise the test proves little"
+    expected = row.attack(model, x, y)
+    assert expected.success[3]
+    assert expected.success.sum() > 2, "otherwise the test proves little"
     order = torch.randperm(9)
     shuffled = row.attack(model, x[order], y[order])
-    assert_same(shuffled, attacks.Adversarial(*(part[order] for part in together)), row.exact)
+    assert_same(shuffled, attacks.Adversarial(*(part[order] for part in expected)), row.exact)
     parts = [row.attack(model, x[i : i + 5], y[i : i + 5]) for i in range(0, 9, 5)]
-    assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), together, row.exact)
+    assert_same(attacks.Adversarial(*map(torch.cat, zip(*parts, strict=True))), expected, row.exact)
     monkeypatch.setattr(blocks, "BLOCK", 10**9)
-    assert_same(row.attack(model, x, y), together, row.exact)
+    assert_same(row.attack(model, x, y), expected, row.exact)
     monkeypatch.setattr(blocks, "BLOCK", 1)
     monkeypatch.setattr(blocks, "SHARE", 0.0)
-    assert_same(row.attack(model, x, y), together, row.exact)
+    assert_same(row.attack(model, x, y), expected, row.exact)
 
 
 @pytest.mark.slow(cases=["square*"])
-@every
+@every_attack
 def test_results_are_reproducible(row, ensemble):
     x, y = images(8)
     assert_same(row.attack(ensemble, x, y), row.attack(ensemble, x, y))
 
 
 @pytest.mark.slow(cases=["square*"])
-@random_ones
+@random_attacks
 def test_seeds_give_other_results(row, ensemble):
     x, y = images(12)
-    first, again, other = (row.attack(ensemble, x, y, seed=seed) for seed in (5, 5, 6))
-    assert_same(first, again)
-    assert not torch.equal(first.inputs, other.inputs)
+    first, same_seed, other_seed = (row.attack(ensemble, x, y, seed=seed) for seed in (5, 5, 6))
+    assert_same(first, same_seed)
+    assert not torch.equal(first.inputs, other_seed.inputs)
 
 
 WEAK = {"pgd": {"steps": 1, "step_size": 0.02}, "apgd": {"steps": 1}, "square": {"queries": 3}}
@@ -340,10 +340,10 @@ REPEATED = {
 def test_more_restarts_are_never_weaker(name, ensemble):
     x, y = images(48)
     attack = functools.partial(attacks.ATTACKS[name].function, epsilon=0.2, **WEAK.get(name, {}))
-    one, three = (attack(ensemble, x, y, **{REPEATED[name]: count}) for count in (1, 3))
-    assert (three.success >= one.success).all()
-    assert torch.equal(three.inputs[one.success], one.inputs[one.success])
-    assert three.success.sum() > one.success.sum() or name == "apgd"
+    single, three = (attack(ensemble, x, y, **{REPEATED[name]: count}) for count in (1, 3))
+    assert (three.success >= single.success).all()
+    assert torch.equal(three.inputs[single.success], single.inputs[single.success])
+    assert three.success.sum() > single.success.sum() or name == "apgd"
 
 
 # --- goals ------------------------------------------------------------------------------------------------------------
@@ -374,19 +374,19 @@ def test_an_example_that_is_at_its_target_is_left_alone(row, ensemble):
 
 
 @pytest.mark.slow(cases=["square*"])
-@every
+@every_attack
 def test_an_ensemble_of_one_equals_the_plain_module(row):
     model = network()
     x, y = right_only(model, images(10)[0])
-    plain = row.attack(model, x, y)
+    expected = row.attack(model, x, y)
     single = ds.Ensemble.from_modules([model], backend="loop")
     for pool in ("score", "members"):
         result = row.attack(single, x, y, pool=pool)
-        assert torch.equal(result.success, plain.success)
-        torch.testing.assert_close(result.inputs, plain.inputs, rtol=0, atol=1e-5)
+        assert torch.equal(result.success, expected.success)
+        torch.testing.assert_close(result.inputs, expected.inputs, rtol=0, atol=1e-5)
 
 
-@every
+@every_attack
 def test_mode_statistics_gradients_and_flags_are_untouched(row):
     x, y = images(8)
     model = Normed().train()
@@ -424,24 +424,24 @@ class NoHostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@every
+@every_attack
 def test_steps_read_nothing_on_the_host(row, monkeypatch):
-    def watched(step, *rest, **options):
-        def silent(rows, kind, numbers):
-            ran.append(kind)
+    def watched_steps(step, *arguments, **options):
+        def watched_step(rows, kind, numbers):
+            kinds.append(kind)
             with NoHostReads():
                 return step(rows, kind, numbers)
 
-        return blocks.Steps(silent, *rest, **options)
+        return blocks.Steps(watched_step, *arguments, **options)
 
-    ran = []
+    kinds = []
     for name in ("gradient", *attacks.ATTACKS):
         module = importlib.import_module(f"dissensus.attacks.{name}")
         if hasattr(module, "Steps"):
-            monkeypatch.setattr(module, "Steps", watched)
+            monkeypatch.setattr(module, "Steps", watched_steps)
     model = Steady()
     row.attack(model, *right_only(model, images(6)[0]))
-    assert ran or row.entry.function is attacks.random_noise, "noise takes no steps"
+    assert kinds or row.entry.function is attacks.random_noise, "noise takes no steps"
     with pytest.raises(AssertionError), NoHostReads():
         torch.ones(3).sum().item()
 
@@ -470,7 +470,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-@every
+@every_attack
 def test_wrong_arguments_are_refused(row, reason, unchecked):
     changes, error, message = REFUSED[reason]
     x, y = images(6)
@@ -508,16 +508,16 @@ EVALUATION = {"epsilon": 0.4, "epsilons": [0.4]}
 def test_an_attack_from_outside_counts_for_the_worst_case_and_is_not_trusted(ensemble):
     x, y = images(40)
     attack = functools.partial(toward_black, epsilon=0.9)  # beyond ε: its points are clipped
-    alone = suites.Suite([attacks.Setting("black", attack, examples=30)], on_survivors=False)
-    result = attacks.evaluate(ensemble, (x, y), alone, **EVALUATION)
-    wrong = predictions(ensemble, x) != y
-    success = expected_success(ensemble, x, y, 0.4) | wrong
-    success[30:] = wrong[30:]
+    suite = suites.Suite([attacks.Setting("black", attack, examples=30)], on_survivors=False)
+    result = attacks.evaluate(ensemble, (x, y), suite, **EVALUATION)
+    misclassified = predictions(ensemble, x) != y
+    success = expected_success(ensemble, x, y, 0.4) | misclassified
+    success[30:] = misclassified[30:]
     assert result.worst == wilson(int((~success).sum()), 40)
-    assert wrong.sum() < success.sum() < 40, "otherwise the test proves nothing"
+    assert misclassified.sum() < success.sum() < 40, "otherwise the test proves nothing"
     assert result.standing == (~success).nonzero().squeeze(1).tolist()
     (row,) = result.attacks
-    assert (row.name, row.examples, row.broken) == ("black", 30, int((success & ~wrong).sum()))
+    assert (row.name, row.examples, row.broken) == ("black", 30, int((success & ~misclassified).sum()))
     assert result.facts["suite"] == "custom"
     assert attacks.Robustness.from_json(result.to_json()) == result
 
@@ -526,18 +526,18 @@ def test_an_attack_from_outside_counts_for_the_worst_case_and_is_not_trusted(ens
 def test_further_attacks_run_after_the_suite(ensemble):
     x, y = images(40)
     attack = functools.partial(toward_black, epsilon=0.05)
-    mine = [attack, attacks.Setting("black", attack, kind="black-box"), "mim", "carlini_wagner"]
+    further_attacks = [attack, attacks.Setting("black", attack, kind="black-box"), "mim", "carlini_wagner"]
 
     def weak(terms):
         return suites.quick(terms)._replace(settings=[suites.published("fgsm", 0.01, terms)])
 
     options = {"epsilon": 0.05, "epsilons": [0.05]}
-    result = attacks.evaluate(ensemble, (x, y), weak, attacks=mine, **options)
+    result = attacks.evaluate(ensemble, (x, y), weak, attacks=further_attacks, **options)
     assert [row.name for row in result.attacks] == ["FGSM", "toward_black", "black", "MIM", "C&W"]
     assert [row.kind for row in result.attacks[1:3]] == ["white-box", "black-box"]
-    left = attacks.fgsm(ensemble, x, y, epsilon=0.01).success
-    left = ~(left | expected_success(ensemble, x, y, 0.05) | attacks.mim(ensemble, x, y, epsilon=0.05).success)
-    assert result.worst.value <= float(left.double().mean())
+    unbroken = attacks.fgsm(ensemble, x, y, epsilon=0.01).success
+    unbroken = ~(unbroken | expected_success(ensemble, x, y, 0.05) | attacks.mim(ensemble, x, y, epsilon=0.05).success)
+    assert result.worst.value <= float(unbroken.double().mean())
     assert not result.attacks[-1].bounded
     quick = attacks.evaluate(ensemble, (x, y), "quick", attacks=[attack], **options)
     assert quick.attacks[-1].name == "toward_black"
@@ -545,10 +545,10 @@ def test_further_attacks_run_after_the_suite(ensemble):
 
 
 @pytest.mark.slow
-def test_points_of_an_unbounded_attack_count_where_they_lie_within_epsilon(ensemble):
+def test_points_of_an_unbounded_attack_count_within_epsilon(ensemble):
     x, y = images(40)
-    far = functools.partial(toward_black, epsilon=0.9)
-    setting = attacks.Setting("far", lambda m, x, y: far(m, x, y).inputs.clamp_min(0), bounded=False)
+    attack = functools.partial(toward_black, epsilon=0.9)
+    setting = attacks.Setting("far", lambda m, x, y: attack(m, x, y).inputs.clamp_min(0), bounded=False)
     result = attacks.evaluate(ensemble, (x, y), suites.Suite([setting], False), **EVALUATION)
     assert result.attacks[0].broken > 0
     assert result.worst == result.clean
@@ -556,7 +556,7 @@ def test_points_of_an_unbounded_attack_count_where_they_lie_within_epsilon(ensem
     assert dark.worst.value < dark.clean.value, "black is within ε of dark images"
 
 
-def test_what_an_attack_from_outside_returns_is_checked(ensemble):
+def test_results_of_custom_attacks_are_checked(ensemble):
     x, y = images(12)
     for attack, message in (
         (lambda m, x, y: x[:2], r"`craft` must return inputs \[\d+, 1, 6, 6\]"),
@@ -578,12 +578,29 @@ def test_a_wrong_kind_of_attack_is_refused(ensemble, unchecked):
 def test_an_attack_from_outside_runs_over_batches_and_transfers(ensemble, tmp_path):
     x, y = images(20)
     attack = functools.partial(toward_black, epsilon=0.2)
-    whole = attack(ensemble, x, y)
+    expected_result = attack(ensemble, x, y)
     for folder in (None, tmp_path, tmp_path):
         result = attacks.over(attack, ensemble, x, y, batch_size=6, folder=folder)
-        assert torch.equal(result.inputs, whole.inputs)
+        assert torch.equal(result.inputs, expected_result.inputs)
     matrix = attacks.transfer_matrix(ensemble, x, y, attack=attack)
     assert matrix.accuracy.shape == (4, 4)
     dark = [*ensemble(x - 0.2).argmax(-1), predictions(ensemble, x - 0.2)]
     expected = torch.stack([(labels == y).double().mean() for labels in dark])
     assert torch.equal(matrix.accuracy, expected.expand(4, 4))
+
+
+@pytest.mark.parametrize("moment", ["the outputs", "an attack"])
+def test_an_attack_without_memory_says_what_helps(moment):
+    forward_passes = 0
+
+    class Full(torch.nn.Linear):
+        def forward(self, x):
+            nonlocal forward_passes
+            forward_passes += 1
+            if moment == "the outputs" or forward_passes > 30:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return super().forward(x)
+
+    data = (torch.rand(16, 4), torch.randint(3, (16,)))
+    with pytest.raises(ds.OutOfMemory, match=r"batches of 8 examples\. What helps: batch_size=4"):
+        ds.attacks.evaluate(Full(4, 3), data, "quick", epsilon=0.1, batch_size=8)

@@ -24,9 +24,9 @@ DETERMINISTIC = {"rtol": 0.0, "atol": 1e-5}
 def network(name):
     net = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5))
     with torch.no_grad():
-        for layer, place in (("conv", 0), ("linear", 3)):
-            net[place].weight.copy_(TENSORS[f"{name}.{layer}.weight"])
-            net[place].bias.copy_(TENSORS[f"{name}.{layer}.bias"])
+        for layer, index in (("conv", 0), ("linear", 3)):
+            net[index].weight.copy_(TENSORS[f"{name}.{layer}.weight"])
+            net[index].bias.copy_(TENSORS[f"{name}.{layer}.bias"])
     return net.eval()
 
 
@@ -52,13 +52,15 @@ def test_gradient_steps_lead_where_theirs_lead(key):
     result = attacks.perturbed(model, X, Y, random_start=False, **options, **decay)
     torch.testing.assert_close(result, TENSORS[key], **DETERMINISTIC)
     attack = attacks.mim if momentum else attacks.bim
-    judged = attack(model, X, Y, stop=False, **options, **decay)
-    assert torch.equal(judged.success, TENSORS[f"{key}.success"])
-    torch.testing.assert_close(judged.inputs[judged.success], TENSORS[key][judged.success], **DETERMINISTIC)
+    adversarial = attack(model, X, Y, stop=False, **options, **decay)
+    assert torch.equal(adversarial.success, TENSORS[f"{key}.success"])
+    torch.testing.assert_close(
+        adversarial.inputs[adversarial.success], TENSORS[key][adversarial.success], **DETERMINISTIC
+    )
     if "fgsm" in key and not momentum:
         single = attacks.fgsm(model, X, Y, epsilon=epsilon, norm=norm, target=options["target"])
-        assert torch.equal(single.inputs, judged.inputs)
-    assert (attack(model, X, Y, **options, **decay).success >= judged.success).all(), "stopping is never weaker"
+        assert torch.equal(single.inputs, adversarial.inputs)
+    assert (attack(model, X, Y, **options, **decay).success >= adversarial.success).all(), "stopping is never weaker"
 
 
 @pytest.mark.slow(
@@ -144,8 +146,8 @@ def test_square_breaks_as_much_as_the_authors_code():
         .mean()
         for seed in range(20)
     ]
-    theirs = sum(ENTRIES[key]["seeds"]["success"]) / 20 / len(X)
-    assert theirs <= float(sum(shares)) / 20 <= theirs + 0.25
+    expected = sum(ENTRIES[key]["seeds"]["success"]) / 20 / len(X)
+    assert expected <= float(sum(shares)) / 20 <= expected + 0.25
 
 
 def test_no_entry_is_left_out():

@@ -32,18 +32,21 @@ def quick(**changes):
     return at_scale("smoke", **{"optimisation.epochs": 1, "optimisation.examples": 400, **changes})
 
 
-def made_of(data, cases=tuple(CASES), seed=0):
-    return {one.name: one for one in audit_cases.made(quick(), AuditUnit(data, data, seed, 5, first=True), cases)}
+def made_cases(data, cases=tuple(CASES), seed=0):
+    return {
+        stored_case.name: stored_case
+        for stored_case in audit_cases.made(quick(), AuditUnit(data, data, seed, 5, first=True), cases)
+    }
 
 
 @pytest.fixture(scope="module")
 def regression():
-    return made_of("friedman-200")
+    return made_cases("friedman-200")
 
 
 @pytest.fixture(scope="module")
 def classification():
-    return made_of("five-classes-500")
+    return made_cases("five-classes-500")
 
 
 def brier(probs, labels):
@@ -62,8 +65,8 @@ def test_every_case_can_be_made(regression, classification):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classification):
-    for one in (stored[name] for stored in (regression, classification) if name in stored):
-        case = one.case
+    for stored_case in (cases[name] for cases in (regression, classification) if name in cases):
+        case = stored_case.case
         members, examples, width = case.test.shape
         assert members == (CASES[name].fixed_count or 5)
         assert case.reference is not None
@@ -82,22 +85,22 @@ def test_a_case_has_the_shapes_that_the_audit_takes(name, regression, classifica
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_allowed_verdicts_are_verdicts_and_only_the_unknown_has_none(name, regression, classification):
-    one = regression.get(name) or classification[name]
-    for by in audit_cases.EVIDENCE:
-        assert set(one.allowed[by]) <= VERDICTS
-        assert bool(one.allowed[by]) == (name not in UNKNOWN)
-        if one.truth in ("sound", "alike"):
-            assert "healthy" in one.allowed[by]
-            assert "collusive" not in one.allowed[by]
+    stored_case = regression.get(name) or classification[name]
+    for evidence in audit_cases.EVIDENCE:
+        assert set(stored_case.allowed[evidence]) <= VERDICTS
+        assert bool(stored_case.allowed[evidence]) == (name not in UNKNOWN)
+        if stored_case.truth in ("sound", "alike"):
+            assert "healthy" in stored_case.allowed[evidence]
+            assert "collusive" not in stored_case.allowed[evidence]
 
 
 @pytest.mark.slow
 def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
     names = ("networks alone", "forest of 5", "biases per example, 1 times", "few-shot, 20 rows, ridge")
-    again, other = (made_of("friedman-200", names, seed) for seed in (0, 1))
+    same_seed, other_seed = (made_cases("friedman-200", names, seed) for seed in (0, 1))
     for name in names:
-        np.testing.assert_array_equal(again[name].case.test, regression[name].case.test)
-        assert not np.array_equal(other[name].case.test, regression[name].case.test)
+        np.testing.assert_array_equal(same_seed[name].case.test, regression[name].case.test)
+        assert not np.array_equal(other_seed[name].case.test, regression[name].case.test)
 
 
 @pytest.mark.slow
@@ -105,18 +108,18 @@ def test_a_case_depends_on_nothing_but_data_seed_and_members(regression):
 @pytest.mark.parametrize("kind", ["constant biases", "biases per example"])
 def test_biases_cancel_and_are_as_large_as_their_name_says(kind, size, regression, classification):
     name = f"{kind}, {size} times"
-    plain, biased = regression["networks alone"].case, regression[name].case
-    np.testing.assert_allclose(biased.test.mean(0), plain.test.mean(0), atol=1e-5)
-    np.testing.assert_allclose(biased.train.mean(0), plain.train.mean(0), atol=1e-5)
-    np.testing.assert_array_equal(biased.reference, plain.reference)
-    error = float(np.square(plain.test.mean(0) - plain.targets).mean())
-    rise = float(np.square(biased.test - plain.targets).mean() - np.square(plain.test - plain.targets).mean())
+    unbiased, biased = regression["networks alone"].case, regression[name].case
+    np.testing.assert_allclose(biased.test.mean(0), unbiased.test.mean(0), atol=1e-5)
+    np.testing.assert_allclose(biased.train.mean(0), unbiased.train.mean(0), atol=1e-5)
+    np.testing.assert_array_equal(biased.reference, unbiased.reference)
+    error = float(np.square(unbiased.test.mean(0) - unbiased.targets).mean())
+    rise = float(np.square(biased.test - unbiased.targets).mean() - np.square(unbiased.test - unbiased.targets).mean())
     assert rise == pytest.approx(size * error, rel=1e-3)
     if name in classification:
-        plain, biased = classification["networks alone"].case, classification[name].case
-        np.testing.assert_allclose(biased.test.mean(0), plain.test.mean(0), atol=1e-4)
-        rise = brier(softmax(biased.test), plain.targets) - brier(softmax(plain.test), plain.targets)
-        assert rise == pytest.approx(size * brier(softmax(plain.test.mean(0)), plain.targets), rel=1e-3)
+        unbiased, biased = classification["networks alone"].case, classification[name].case
+        np.testing.assert_allclose(biased.test.mean(0), unbiased.test.mean(0), atol=1e-4)
+        rise = brier(softmax(biased.test), unbiased.targets) - brier(softmax(unbiased.test), unbiased.targets)
+        assert rise == pytest.approx(size * brier(softmax(unbiased.test.mean(0)), unbiased.targets), rel=1e-3)
 
 
 def test_constant_biases_are_constant(regression):
@@ -133,11 +136,12 @@ def test_biases_that_no_classifier_can_have_are_no_case():
     assert case_makers.constant_biases(m, size=3.0) is None
 
 
+@pytest.mark.slow
 def test_each_example_is_known_to_one_member_at_chance(classification):
     case = classification["known to one"].case
-    right = case.test.argmax(-1) == case.targets
+    correct = case.test.argmax(-1) == case.targets
     assert (case.test.mean(0).argmax(-1) == case.targets).mean() > 0.99
-    assert right.mean(1).max() < 0.55  # of five members each knows a fifth, and guesses the rest
+    assert correct.mean(1).max() < 0.55  # of five members each knows a fifth, and guesses the rest
     np.testing.assert_array_equal((case.test.max(-1) > 5).sum(0), 1)
 
 
@@ -206,10 +210,10 @@ def test_arithmetic_allows_what_is_true_besides(regression):
     assert "unskilled" not in audit_cases.allowed("forest of 5", flat)["alone"]
     assert "unskilled" in audit_cases.allowed("forest, depth 1", flat)["alone"]
     assert "unskilled" not in audit_cases.allowed("forest, depth 1", case)["alone"]
-    few = regression["networks alone"].case._replace(
+    few_examples = regression["networks alone"].case._replace(
         test=regression["networks alone"].case.test[:, :50], targets=regression["networks alone"].case.targets[:50]
     )
-    assert "undecided" in audit_cases.allowed("networks alone", few)["train"]
+    assert "undecided" in audit_cases.allowed("networks alone", few_examples)["train"]
 
 
 def test_outcomes():
@@ -255,13 +259,13 @@ def test_networks_are_trained_as_their_name_says(trained, name, objective, pool)
     assert not np.allclose(case.reference, trained.networks["alone"].test)
 
 
-def test_only_what_is_asked_for_is_trained(trained):
+def test_only_requested_materials_are_trained(trained):
     assert set(trained.networks) == {"alone", "jointly, probabilities", *audit_cases.LDR, ADP}
     assert set(trained.twins) == {"alone"}
 
 
 def test_adp_needs_three_classes():
-    assert set(made_of("two-blobs-100", [*audit_cases.LDR, ADP])) == set(audit_cases.LDR)
+    assert set(made_cases("two-blobs-100", [*audit_cases.LDR, ADP])) == set(audit_cases.LDR)
 
 
 def test_a_training_that_fails_is_no_case():
@@ -288,9 +292,11 @@ def test_groups_of_data_sets_are_taken_apart_and_sizes_have_members_of_their_own
 
 
 def test_ensembles_are_pooled_over_data_sets_and_summarised():
-    def ensemble(data, truth, verdict, right):
+    def ensemble(data, truth, verdict, share_right):
         verdicts = dict.fromkeys(audit_cases.EVIDENCE, verdict)
-        return AuditedEnsemble("g", data, "forest of 5", 5, 0, verdicts, truth, {}, 5, 600, {"right_alone": right})
+        return AuditedEnsemble(
+            "g", data, "forest of 5", 5, 0, verdicts, truth, {}, 5, 600, {"right_alone": share_right}
+        )
 
     rows = audit.pool([ensemble("a", "sound", "healthy", 1.0), ensemble("b", "sound", "collusive", 0.0)])
     assert [(row.data, row.point["case"], row.point["members"], row.summary) for row in rows] == [
@@ -316,18 +322,18 @@ def test_the_study_runs_and_says_what_is_allowed(tmp_path):
 
 
 def test_a_case_survives_a_file(regression):
-    one = regression["forest of 5"]
-    arrays, meta = audit_cases.as_arrays(AuditUnit("friedman", "friedman", 0, 5, first=True), one)
+    stored_case = regression["forest of 5"]
+    arrays, meta = audit_cases.as_arrays(AuditUnit("friedman", "friedman", 0, 5, first=True), stored_case)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "case.npz"
         np.savez(file, **arrays, meta=np.array(json.dumps(meta)))
         with np.load(file) as stored:
-            kept = {name: stored[name] for name in stored.files}
-    again = audit_cases.from_arrays(kept, json.loads(str(kept.pop("meta"))))
-    assert again.allowed == one.allowed
-    assert again.case.task == "regression"
-    np.testing.assert_allclose(again.case.test, one.case.test, rtol=1e-6)
-    np.testing.assert_array_equal(again.case.fitted_to, one.case.fitted_to)
+            contents = {name: stored[name] for name in stored.files}
+    restored = audit_cases.from_arrays(contents, json.loads(str(contents.pop("meta"))))
+    assert restored.allowed == stored_case.allowed
+    assert restored.case.task == "regression"
+    np.testing.assert_allclose(restored.case.test, stored_case.case.test, rtol=1e-6)
+    np.testing.assert_array_equal(restored.case.fitted_to, stored_case.case.fitted_to)
 
 
 def test_units_that_are_done_are_not_audited_again(tmp_path):
@@ -352,8 +358,8 @@ def test_units_that_are_done_are_not_audited_again(tmp_path):
     assert (first, folder) == (names[:2], None)
     second, folder = audited_until("")
     assert second == names[1:]
-    whole = runner.run(STUDY, "smoke", changes={"grid.case": ["copies"]}, root=tmp_path / "whole")
-    rows, expected = (json.loads((run / "report.json").read_text())["rows"] for run in (folder, whole))
+    uninterrupted = runner.run(STUDY, "smoke", changes={"grid.case": ["copies"]}, root=tmp_path / "whole")
+    rows, expected = (json.loads((run / "report.json").read_text())["rows"] for run in (folder, uninterrupted))
     assert rows == expected
 
 
@@ -361,11 +367,11 @@ def test_the_shipped_table_has_every_case_and_accuses_no_sound_ensemble():
     stored = json.loads((SHIPPED / "audit/table-1.paper.json").read_text())
     cases = {point["case"] for point in stored["points"]}
     assert set(CASES) <= cases
-    sound = {name for name, known in CASES.items() if known.truth in ("sound", "alike")}
+    sound_cases = {name for name, case in CASES.items() if case.truth in ("sound", "alike")}
     accused = sum(
-        point["said"][by].get("collusive", 0)
+        point["said"][evidence].get("collusive", 0)
         for point in stored["points"]
-        if point["case"] in sound and point["members"]
-        for by in point["said"]
+        if point["case"] in sound_cases and point["members"]
+        for evidence in point["said"]
     )
     assert accused == 0

@@ -34,12 +34,12 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=draw(seed), dtype=torch.float64)
 
 
-def values_tally(outputs, targets, **more):
-    return tally_outputs(OutputReader(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **more)
+def values_tally(outputs, targets, **options):
+    return tally_outputs(OutputReader(outputs, exact=True), targets, kind="values", loss="mse", pool="score", **options)
 
 
-def logits_tally(outputs, labels, pool="probability", **more):
-    return tally_outputs(OutputReader(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **more)
+def logits_tally(outputs, labels, pool="probability", **options):
+    return tally_outputs(OutputReader(outputs), labels, kind="logits", loss="cross_entropy", pool=pool, **options)
 
 
 # Distributions
@@ -153,8 +153,8 @@ def trained_at(beta, examples=80, members=4, features=6):
         target[rows] = x[i].T @ y / members
         for j in range(members):
             shared = beta * x[i].T @ x[j] / members**2
-            alone = (1 - beta) * x[i].T @ x[j] / members if i == j else 0.0
-            hessian[rows, j * features : (j + 1) * features] = shared + alone
+            individual = (1 - beta) * x[i].T @ x[j] / members if i == j else 0.0
+            hessian[rows, j * features : (j + 1) * features] = shared + individual
     weights = torch.linalg.lstsq(hessian, target.unsqueeze(1)).solution.view(members, features, 1)
     return x @ weights, y
 
@@ -168,17 +168,17 @@ def test_the_weight_of_the_pools_loss_is_revealed_exactly(beta):
     assert float(members / (members - pool)) == pytest.approx(beta, abs=1e-9)
 
 
-def test_members_that_have_seen_parts_of_the_data_are_asked_about_those_parts():
+def test_ownership_uses_the_examples_that_members_were_fitted_to():
     y = normal(400, 1)
     in_bag = torch.rand(5, 400, generator=draw(2)) < 0.6
     outputs = torch.where(in_bag.unsqueeze(-1), y, y + 1.5 * normal(5, 400, 1, seed=3))  # they know what they have seen
-    said = testing.ownership(values_tally(outputs, y, in_bag=in_bag.float()), 0.75, 0.1)
-    unsaid = testing.ownership(values_tally(outputs, y, in_bag=torch.ones(1, 400)), 0.75, 0.1)
-    assert said is not None
-    assert unsaid is not None
-    assert said.weight.value == pytest.approx(0, abs=1e-9)
-    assert unsaid.weight.value > 0.5
-    assert said.overstated.value == pytest.approx(0, abs=1e-9)
+    with_bags = testing.ownership(values_tally(outputs, y, in_bag=in_bag.float()), 0.75, 0.1)
+    without_bags = testing.ownership(values_tally(outputs, y, in_bag=torch.ones(1, 400)), 0.75, 0.1)
+    assert with_bags is not None
+    assert without_bags is not None
+    assert with_bags.weight.value == pytest.approx(0, abs=1e-9)
+    assert without_bags.weight.value > 0.5
+    assert with_bags.overstated.value == pytest.approx(0, abs=1e-9)
 
 
 def test_votes_reveal_nothing():
@@ -250,9 +250,9 @@ def test_noise_of_members_own_around_a_pool_that_memorises_is_no_leaning():
 
 def test_a_pool_that_fits_alone_has_all_of_the_gap():
     y, noise = normal(800, 1), normal(5, 800, 1, seed=1)
-    apart = 2 * (noise - noise.mean(0))
+    offsets = 2 * (noise - noise.mean(0))
     test, train = y + 0.5 * normal(800, 1, seed=2), y + 0.05 * normal(800, 1, seed=3)
-    share, gap = testing.pool_gap(values_tally(test + apart, y), values_tally(train + apart, y), 0.65, 0.05)
+    share, gap = testing.pool_gap(values_tally(test + offsets, y), values_tally(train + offsets, y), 0.65, 0.05)
     assert share.value > 0.9
     assert max(share.p, gap.p) < 1e-6
 
@@ -274,19 +274,21 @@ def test_a_reference_whose_members_vary_as_much_accuses_nobody():
     for seed in range(200):
         size = (0.6 * normal(2, 5, 1, 1, seed=seed)).exp()
         y = normal(300, 1, seed=1000 + seed)
-        first, other = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
-        accused += testing.compare_with_reference(values_tally(first, y), values_tally(other, y), 1.2).members.p < 0.001
+        first, second = y + 0.3 * normal(300, 1, seed=2000 + seed) + size * normal(2, 5, 300, 1, seed=3000 + seed)
+        accused += (
+            testing.compare_with_reference(values_tally(first, y), values_tally(second, y), 1.2).members.p < 0.001
+        )
     assert accused <= 2
 
 
 # Verdicts on ensembles whose truth is known
 
 
-@pytest.mark.parametrize("how", ["noise", "minus", "shifted"])
-def test_regressors_without_skill(how):
+@pytest.mark.parametrize("kind", ["noise", "minus", "shifted"])
+def test_regressors_without_skill(kind):
     y = normal(400, 1)
-    about = {"noise": 0 * y, "minus": -y, "shifted": y + 3}[how]
-    audit = ds.audit(about + 0.5 * normal(5, 400, 1, seed=1), y, task="regression")
+    centre = {"noise": 0 * y, "minus": -y, "shifted": y + 3}[kind]
+    audit = ds.audit(centre + 0.5 * normal(5, 400, 1, seed=1), y, task="regression")
     assert audit.verdict == "unskilled"
     assert "constant prediction" in audit.sentence
 
@@ -331,11 +333,11 @@ def test_least_squares_on_shards_is_sound(train):
         in_bag = np.zeros((5, 300), dtype=bool)
         for i, rows in enumerate(shards):
             in_bag[i, rows] = True
-        more = {"train": (outputs[:, :300], y[:300]), "in_bag": in_bag} if train else {}
-        assert ds.audit(outputs[:, 300:], y[300:], task="regression", **more).verdict == "healthy"
+        options = {"train": (outputs[:, :300], y[:300]), "in_bag": in_bag} if train else {}
+        assert ds.audit(outputs[:, 300:], y[300:], task="regression", **options).verdict == "healthy"
 
 
-def test_offsets_under_label_noise_are_told():
+def test_offsets_under_label_noise_are_reported():
     f = normal(600)
     y = f + normal(600, seed=1)
     audit = ds.audit(torch.stack([f + 0.45, f - 0.45]), y, task="regression")
@@ -378,14 +380,14 @@ def test_models_that_are_almost_the_same_are_redundant():
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_networks_trained_jointly_on_cifar_are_caught_with_training_outputs_or_a_reference(seed):
-    jointly, alone = (np.load(KEPT / f"beta-{beta}-seed-{seed}.npz") for beta in (1, 0))
+    jointly, independent = (np.load(KEPT / f"beta-{beta}-seed-{seed}.npz") for beta in (1, 0))
     train = (jointly["train_outputs"], jointly["train_targets"])
     outputs, labels = jointly["outputs"], jointly["targets"]
     assert ds.audit(outputs, labels, **CLASSES).verdict == "undecided"
     assert ds.audit(outputs, labels, train=train, in_bag="all", **CLASSES).verdict == "collusive"
-    assert ds.audit(outputs, labels, reference=alone["outputs"], **CLASSES).verdict == "collusive"
-    train = (alone["train_outputs"], alone["train_targets"])
-    assert ds.audit(alone["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
+    assert ds.audit(outputs, labels, reference=independent["outputs"], **CLASSES).verdict == "collusive"
+    train = (independent["train_outputs"], independent["train_targets"])
+    assert ds.audit(independent["outputs"], labels, train=train, in_bag="all", **CLASSES).verdict == "healthy"
 
 
 @pytest.mark.slow
@@ -404,12 +406,12 @@ def test_sound_members_are_never_accused():
 # What a verdict tells
 
 
-def test_every_verdict_tells_its_evidence():
+def test_every_verdict_reports_its_evidence():
     y = normal(300, 1)
     audit = ds.audit(y + 0.5 * normal(300, 1, seed=2) + 0.4 * normal(5, 300, 1, seed=1), y, task="regression")
     assert audit.verdict == "healthy"
-    asked = {item.points_to for item in audit.judgement.evidence}
-    assert asked == {"skill", "collusive", "dominated", "redundant"}
+    verdicts = {item.points_to for item in audit.judgement.evidence}
+    assert verdicts == {"skill", "collusive", "dominated", "redundant"}
     accusing = [item for item in audit.judgement.evidence if item.points_to == "collusive"]
     assert sum(item.level for item in accusing) == pytest.approx(LIMITS.collusive_level)
     assert "Not excluded" in audit.judgement.advice[0]
@@ -486,12 +488,12 @@ def test_tests_that_several_rules_use_are_computed_once(monkeypatch, reference):
         monkeypatch.setattr(
             testing,
             name,
-            lambda tally, *rest, name=name, f=original: calls.append((name, id(tally))) or f(tally, *rest),
+            lambda tally, *arguments, name=name, f=original: calls.append((name, id(tally))) or f(tally, *arguments),
         )
     labels = torch.randint(3, (400,), generator=draw(0))
     logits = 2.0 * torch.nn.functional.one_hot(labels, 3) + normal(400, 3) + normal(5, 400, 3, seed=1)
-    more = {"reference": logits.flip(0) + 0.1} if reference else {}
-    audit = ds.audit(logits, labels, train=(logits, labels), in_bag="all", **more, **CLASSES)
+    options = {"reference": logits.flip(0) + 0.1} if reference else {}
+    audit = ds.audit(logits, labels, train=(logits, labels), in_bag="all", **options, **CLASSES)
     assert audit.verdict == "healthy"
     assert len(calls) == len(set(calls)), "a test was computed twice for the same outputs"
     assert {name for name, _ in calls} >= {"skill", "constant_offsets", "best_member", "pooling_gain", "ownership"}
@@ -500,18 +502,22 @@ def test_tests_that_several_rules_use_are_computed_once(monkeypatch, reference):
 def test_groups_are_the_units():
     y, repeats = normal(40, 1), 25
     outputs = y + 0.5 * normal(5, 40, 1, seed=1)
-    many = outputs.repeat_interleave(repeats, 1), y.repeat_interleave(repeats, 0)
+    repeated = outputs.repeat_interleave(repeats, 1), y.repeat_interleave(repeats, 0)
     names = np.repeat([f"patient {i}" for i in range(40)], repeats)
-    few, grouped = ds.audit(outputs, y, task="regression"), ds.audit(*many, task="regression", groups=names)
-    assert grouped.test["mse"].value == pytest.approx(few.test["mse"].value)
-    assert grouped.test["mse"].high - grouped.test["mse"].low > 0.5 * (few.test["mse"].high - few.test["mse"].low)
+    expected, grouped = ds.audit(outputs, y, task="regression"), ds.audit(*repeated, task="regression", groups=names)
+    assert grouped.test["mse"].value == pytest.approx(expected.test["mse"].value)
+    assert grouped.test["mse"].high - grouped.test["mse"].low > 0.5 * (
+        expected.test["mse"].high - expected.test["mse"].low
+    )
     assert "40 groups" in grouped.judgement.confidence
-    alone = ds.audit(*many, task="regression")
-    assert alone.test["mse"].high - alone.test["mse"].low < 0.5 * (few.test["mse"].high - few.test["mse"].low)
+    ungrouped = ds.audit(*repeated, task="regression")
+    assert ungrouped.test["mse"].high - ungrouped.test["mse"].low < 0.5 * (
+        expected.test["mse"].high - expected.test["mse"].low
+    )
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("options", "message"),
     [
         ({"groups": [1, 2]}, "`groups` must hold N=50"),
         ({"in_bag": "all"}, "`in_bag` must come with `train`"),
@@ -521,19 +527,19 @@ def test_groups_are_the_units():
         ({"train": True, "in_bag": np.zeros((3, 50))}, "keep at least one example for every member"),
     ],
 )
-def test_odd_masks_and_groups_are_refused(more, message):
+def test_odd_masks_and_groups_are_refused(options, message):
     y = normal(50, 1)
     outputs = y + normal(3, 50, 1, seed=1)
-    more = {**more, "train": (outputs, y)} if "train" in more else more
+    options = {**options, "train": (outputs, y)} if "train" in options else options
     with pytest.raises(ValueError, match=message):
-        ds.audit(outputs, y, task="regression", **more)
+        ds.audit(outputs, y, task="regression", **options)
 
 
 # Intervals
 
 
 def test_the_interval_of_a_mean_is_a_bootstrap_t():
-    held = 0
+    covered = 0
     for seed in range(300):
         units = normal(25, seed=seed).exp()  # skewed
         weights = torch.zeros(999, 25, dtype=torch.float64)
@@ -541,8 +547,8 @@ def test_the_interval_of_a_mean_is_a_bootstrap_t():
         weights.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
         left_out = (units.sum() - units) / 24
         interval = intervals.studentised(float(units.mean()), left_out, weights)
-        held += interval.low <= math.exp(0.5) <= interval.high
-    assert held >= 270, "Student's t holds it 85 % of the time"
+        covered += interval.low <= math.exp(0.5) <= interval.high
+    assert covered >= 270, "Student's t holds it 85 % of the time"
 
 
 def test_two_errors_among_many_examples_do_not_widen_an_interval_without_end():

@@ -40,8 +40,8 @@ def test_a_page_is_written_from_python(tmp_path):
     assert "Audit: mine" in text
     assert f'class="badge {MEANINGS[audit.verdict].news}">{audit.verdict}<' in text
     assert text.count("<figure>") == len(drawings(audit)) == 4
-    again = audit.page(str(path), title="five <networks>").read_text()
-    assert "Audit: five &lt;networks&gt;" in again
+    second_text = audit.page(str(path), title="five <networks>").read_text()
+    assert "Audit: five &lt;networks&gt;" in second_text
 
 
 def test_a_page_goes_to_the_home_folder(tmp_path, monkeypatch):
@@ -63,23 +63,23 @@ def test_terms_are_explained_where_they_first_occur():
     caption = "the pool of logits Pooling is a mean. Logits are scores. A mean is a sum over its number."
     assert section.parts[0].caption == caption
     assert table == parts[2], "what is explained once is not explained again"
-    noted = explained([Text("logits"), Text("logits")], terms)
-    assert noted == [Text("logits"), Text("Logits are scores.", "note"), Text("logits")]
+    with_note = explained([Text("logits"), Text("logits")], terms)
+    assert with_note == [Text("logits"), Text("Logits are scores.", "note"), Text("logits")]
 
 
 def test_the_page_explains_the_words_of_its_verdict(tmp_path):
     logits, labels = logits_and_labels()
     shifted = logits + torch.tensor([8.0, -8.0, 8.0, -8.0]).view(-1, 1, 1) * torch.tensor([1.0, 0.0, -1.0])
     text = ds.audit(shifted, labels, pool="score", **CLASSES).page(tmp_path / "a.html").read_text()
-    for word, explanation in {
+    for term, explanation in {
         "offsets": "An offset is a constant",
         "logits": "Logits are the scores",
         "β": "β sets how members are trained",
         "pool": "Pooling makes one prediction out of the members&#x27; outputs: here the mean of their logits.",
     }.items():
-        assert text.count(explanation) == 1, word
-        before = text.index(word)
-        assert text.count("</p>", before, text.index(explanation)) <= 1, word
+        assert text.count(explanation) == 1, term
+        position = text.index(term)
+        assert text.count("</p>", position, text.index(explanation)) <= 1, term
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path, unchecked):
@@ -129,31 +129,31 @@ def votes_and_labels(**sizes):
     return logits.argmax(-1).numpy(), labels.numpy()
 
 
-def assert_same_figures(ours, theirs):
+def assert_same_figures(actual, expected):
     """Equal to rounding: means of targets depend on the order in which they are added."""
-    assert (ours is None) == (theirs is None)
-    if ours is not None:
-        assert ours.keys() == theirs.keys()
-        for name, figure in ours.items():
-            assert figure == pytest.approx(theirs[name], rel=1e-9, abs=1e-12, nan_ok=True), name
+    assert (actual is None) == (expected is None)
+    if actual is not None:
+        assert actual.keys() == expected.keys()
+        for name, figure in actual.items():
+            assert figure == pytest.approx(expected[name], rel=1e-9, abs=1e-12, nan_ok=True), name
 
 
-def same(left, right):
+def assert_same_audit(actual, expected):
     for part in ("test", "train", "reference"):
-        assert_same_figures(getattr(left, part), getattr(right, part))
-    assert left.by_member == right.by_member
-    assert left.detection == right.detection
+        assert_same_figures(getattr(actual, part), getattr(expected, part))
+    assert actual.by_member == expected.by_member
+    assert actual.detection == expected.detection
 
 
 def test_votes_are_one_hot_probabilities_that_vote():
     votes, labels = votes_and_labels()
     audit = ds.audit(votes, labels, **VOTES)
-    same(audit, ds.audit(np.eye(3)[votes], labels, pool="vote", loss="zero_one", **PROBS))
+    assert_same_audit(audit, ds.audit(np.eye(3)[votes], labels, pool="vote", loss="zero_one", **PROBS))
     assert (audit.facts["kind"], audit.facts["pool"], audit.facts["loss"]) == ("labels", "vote", "zero_one")
     pooled = np.array([np.bincount(column, minlength=3).argmax() for column in votes.T])
     assert audit.test["accuracy"].value == pytest.approx((pooled == labels).mean())
     shares = ds.audit(votes, labels, pool="probability", loss="brier", **VOTES)
-    same(shares, ds.audit(np.eye(3)[votes], labels, pool="probability", loss="brier", **PROBS))
+    assert_same_audit(shares, ds.audit(np.eye(3)[votes], labels, pool="probability", loss="brier", **PROBS))
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ def test_votes_are_one_hot_probabilities_that_vote():
 )
 def test_votes_in_every_form(votes_as, labels_as):
     votes, labels = votes_and_labels()
-    wanted = ds.audit(votes, labels, train=(votes[:, :90], labels[:90]), reference=votes[:2], ood=votes, **VOTES)
+    expected = ds.audit(votes, labels, train=(votes[:, :90], labels[:90]), reference=votes[:2], ood=votes, **VOTES)
     train = votes_as(votes[:, :90]), labels_as(labels[:90])
-    more = {"train": train, "reference": votes_as(votes[:2]), "ood": votes_as(votes)}
-    same(ds.audit(votes_as(votes), labels_as(labels), **more, **VOTES), wanted)
+    extra = {"train": train, "reference": votes_as(votes[:2]), "ood": votes_as(votes)}
+    assert_same_audit(ds.audit(votes_as(votes), labels_as(labels), **extra, **VOTES), expected)
 
 
-def test_a_class_that_nobody_names_is_there_when_it_is_said():
+def test_a_class_without_examples_is_known_by_classes():
     votes, labels = votes_and_labels()
     audit = ds.audit(NAMES[votes], NAMES[labels], classes=[*NAMES, "dog"], **VOTES)
     assert audit.facts["outputs"] == 4
@@ -194,14 +194,16 @@ def test_mapped_votes_are_read_in_slices(tmp_path, monkeypatch):
 
     votes, labels = votes_and_labels()
     np.save(tmp_path / "votes.npy", NAMES[votes])
-    wanted = ds.audit(votes, labels, **VOTES)
+    expected = ds.audit(votes, labels, **VOTES)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 4 * 45 * 16)
     monkeypatch.setattr(inputs, "_LABELS_AT_ONCE", 64)
     mapped = np.load(tmp_path / "votes.npy", mmap_mode="r")
     audit = ds.audit(mapped, NAMES[labels], **VOTES)
-    assert audit.test["accuracy"] == wanted.test["accuracy"]
-    read = inputs.prepare(mapped, NAMES[labels], None, None, None, task="classification", kind="labels", classes=None)
-    assert read.outputs.votes is mapped
+    assert audit.test["accuracy"] == expected.test["accuracy"]
+    prepared = inputs.prepare(
+        mapped, NAMES[labels], None, None, None, task="classification", kind="labels", classes=None
+    )
+    assert prepared.outputs.votes is mapped
 
 
 def test_arrays_of_numbers_pass_through_untouched(tmp_path):
@@ -211,56 +213,62 @@ def test_arrays_of_numbers_pass_through_untouched(tmp_path):
     np.save(tmp_path / "logits.npy", logits.numpy())
     mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     for outputs in (mapped, logits):
-        read = prepare(
+        prepared = prepare(
             outputs, labels, (outputs, labels), outputs, outputs, task="classification", kind="logits", classes=None
         )
-        assert all(part is outputs for part in (read.outputs, read.train[0], read.reference, read.ood))
-        assert read.targets is labels
-    read = prepare([mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None)
-    assert all(np.shares_memory(part, mapped) for part in read.outputs)
+        assert all(part is outputs for part in (prepared.outputs, prepared.train[0], prepared.reference, prepared.ood))
+        assert prepared.targets is labels
+    prepared = prepare(
+        [mapped[0], mapped[1]], labels, None, None, None, task="classification", kind="logits", classes=None
+    )
+    assert all(np.shares_memory(part, mapped) for part in prepared.outputs)
 
 
 def test_names_of_classes_are_columns():
     logits, labels = logits_and_labels()
-    wanted = ds.audit(logits, labels, train=(logits, labels), **CLASSES)
+    expected = ds.audit(logits, labels, train=(logits, labels), **CLASSES)
     named = NAMES[labels]
     for targets in (named, named.tolist(), pd.Series(named, index=(labels + 5).numpy()), pd.DataFrame({"y": named})):
-        same(ds.audit(logits, targets, train=(logits, targets), **CLASSES), wanted)
+        assert_same_audit(ds.audit(logits, targets, train=(logits, targets), **CLASSES), expected)
     order = ["cat", "ant", "bee"]
-    turned = logits[:, :, [2, 0, 1]]
-    same(
-        ds.audit(turned, named, train=(turned, named), classes=order, **CLASSES),
-        ds.audit(turned, (labels + 1) % 3, train=(turned, (labels + 1) % 3), **CLASSES),
+    reordered = logits[:, :, [2, 0, 1]]
+    assert_same_audit(
+        ds.audit(reordered, named, train=(reordered, named), classes=order, **CLASSES),
+        ds.audit(reordered, (labels + 1) % 3, train=(reordered, (labels + 1) % 3), **CLASSES),
     )
-    same(ds.audit(logits, labels, train=(logits, labels), classes=NAMES, **CLASSES), wanted)
+    assert_same_audit(ds.audit(logits, labels, train=(logits, labels), classes=NAMES, **CLASSES), expected)
     tens = 10 * labels + 10
-    same(ds.audit(logits, tens, train=(logits, tens), classes=[10, 20, 30], **CLASSES), wanted)
-    same(ds.audit(logits, tens.double(), train=(logits, tens), classes=[10.0, 20.0, 30.0], **CLASSES), wanted)
+    assert_same_audit(ds.audit(logits, tens, train=(logits, tens), classes=[10, 20, 30], **CLASSES), expected)
+    assert_same_audit(
+        ds.audit(logits, tens.double(), train=(logits, tens), classes=[10.0, 20.0, 30.0], **CLASSES), expected
+    )
     wide = torch.cat([logits, logits[:, :, :1] - 9], -1)
     audit = ds.audit(wide, named, classes=[*NAMES, "dog"], **CLASSES)
-    same(audit, ds.audit(wide, labels, **CLASSES))
+    assert_same_audit(audit, ds.audit(wide, labels, **CLASSES))
 
 
 def test_frames_are_matched_by_the_names_of_their_columns():
     logits, labels = logits_and_labels()
     named = pd.Series(NAMES[labels])
-    wanted = ds.audit(logits, labels, reference=logits, **CLASSES)
+    expected = ds.audit(logits, labels, reference=logits, **CLASSES)
     frames = [pd.DataFrame(part.numpy(), columns=NAMES) for part in logits]
-    turned = [frame[["cat", "ant", "bee"]] if i % 2 else frame for i, frame in enumerate(frames)]
-    for outputs in (frames, turned, tuple(turned), dict(enumerate(turned))):
-        same(ds.audit(outputs, named, reference=turned, classes=NAMES, **CLASSES), wanted)
-        same(ds.audit(outputs, named, reference=turned, **CLASSES), wanted)
+    reordered = [frame[["cat", "ant", "bee"]] if i % 2 else frame for i, frame in enumerate(frames)]
+    for outputs in (frames, reordered, tuple(reordered), dict(enumerate(reordered))):
+        assert_same_audit(ds.audit(outputs, named, reference=reordered, classes=NAMES, **CLASSES), expected)
+        assert_same_audit(ds.audit(outputs, named, reference=reordered, **CLASSES), expected)
     backwards = [frame[["cat", "bee", "ant"]] for frame in frames]
-    read = ds.audit(backwards, named, reference=backwards, **CLASSES)
-    assert read.test["accuracy"] == wanted.test["accuracy"], "columns have names, which sorted labels must not overrule"
-    plain = [pd.DataFrame(part.numpy()) for part in logits]
-    same(ds.audit(plain, labels, reference=plain, **CLASSES), wanted)
-    same(ds.audit(plain, named, reference=plain, **CLASSES), wanted)
+    reversed_audit = ds.audit(backwards, named, reference=backwards, **CLASSES)
+    assert reversed_audit.test["accuracy"] == expected.test["accuracy"], (
+        "columns have names, which sorted labels must not overrule"
+    )
+    unnamed = [pd.DataFrame(part.numpy()) for part in logits]
+    assert_same_audit(ds.audit(unnamed, labels, reference=unnamed, **CLASSES), expected)
+    assert_same_audit(ds.audit(unnamed, named, reference=unnamed, **CLASSES), expected)
     prefixed = [frame.add_prefix("p_") for frame in frames]
-    same(ds.audit(prefixed, labels, reference=[f[f.columns[::-1]] for f in prefixed], **CLASSES), wanted)
+    assert_same_audit(ds.audit(prefixed, labels, reference=[f[f.columns[::-1]] for f in prefixed], **CLASSES), expected)
     numbered = [frame.set_axis([3, 1, 2], axis=1) for frame in frames]
-    same(ds.audit(numbered, np.array([3, 1, 2])[labels], reference=numbered, **CLASSES), wanted)
-    same(ds.audit(logits.tolist(), labels.tolist(), reference=logits.tolist(), **CLASSES), wanted)
+    assert_same_audit(ds.audit(numbered, np.array([3, 1, 2])[labels], reference=numbered, **CLASSES), expected)
+    assert_same_audit(ds.audit(logits.tolist(), labels.tolist(), reference=logits.tolist(), **CLASSES), expected)
 
 
 def test_frames_of_a_regression():
@@ -268,16 +276,16 @@ def test_frames_of_a_regression():
     y = torch.randn(80, 2, generator=generator, dtype=torch.float64)
     f = y + torch.randn(3, 80, 2, generator=generator, dtype=torch.float64)
     settings = {"task": "regression"}
-    wanted = ds.audit(f, y, train=(f, y), ood=f, **settings)
+    expected = ds.audit(f, y, train=(f, y), ood=f, **settings)
     frames = [pd.DataFrame(part.numpy(), columns=["u", "v"]) for part in f]
-    turned = [frame[["v", "u"]] for frame in frames]
+    reordered = [frame[["v", "u"]] for frame in frames]
     targets = pd.DataFrame(y.numpy(), columns=["u", "v"])
-    same(ds.audit(frames, targets, train=(turned, targets), ood=turned, **settings), wanted)
+    assert_same_audit(ds.audit(frames, targets, train=(reordered, targets), ood=reordered, **settings), expected)
     single = ds.audit(f[..., 0], y[:, 0], reference=f[..., 1], **settings)
     table = pd.DataFrame(f[..., 0].T.numpy())
-    other = pd.DataFrame(f[..., 1].T.numpy()).convert_dtypes()
+    reference = pd.DataFrame(f[..., 1].T.numpy()).convert_dtypes()
     for values in (targets["u"], targets[["u"]], y[:, 0].tolist()):
-        same(ds.audit(table, values, reference=other, **settings), single)
+        assert_same_audit(ds.audit(table, values, reference=reference, **settings), single)
     with pytest.raises(TypeError, match="`outputs` must be a list of frames"):
         ds.audit(table, targets, **settings)
 
@@ -361,7 +369,7 @@ def test_the_command_takes_votes(tmp_path):
 
 def test_the_command_takes_names_of_columns(tmp_path):
     logits, labels = (part.numpy() for part in logits_and_labels())
-    wanted = ds.audit(logits, (labels + 1) % 3, **CLASSES).test["accuracy"].value
+    expected = ds.audit(logits, (labels + 1) % 3, **CLASSES).test["accuracy"].value
     for targets, names in ((NAMES[labels], "cat, ant,bee"), (10 - labels, "8,10,9")):
         np.savez(tmp_path / "in.npz", outputs=logits, targets=targets)
         arguments = [
@@ -376,7 +384,7 @@ def test_the_command_takes_names_of_columns(tmp_path):
         ]
         done = CliRunner().invoke(app, ["audit", str(tmp_path / "in.npz"), *arguments])
         assert done.exit_code == 0, done.output
-        assert json.loads((tmp_path / "a.json").read_text())["figures"]["accuracy"]["value"] == wanted
+        assert json.loads((tmp_path / "a.json").read_text())["figures"]["accuracy"]["value"] == expected
 
 
 MATCH = "matches_own_prediction"
@@ -431,8 +439,8 @@ def test_pooled_outputs_are_what_the_classifier_predicts(model, names):
         from sklearn.metrics import log_loss
 
         probs = model.predict_proba(x_test).clip(2e-38)
-        at = probs[np.arange(80), np.searchsorted(model.classes_, y_test)]
-        assert audit.test["nll"].value == pytest.approx(-np.log(at).mean())
+        label_probs = probs[np.arange(80), np.searchsorted(model.classes_, y_test)]
+        assert audit.test["nll"].value == pytest.approx(-np.log(label_probs).mean())
         if probs.min() > 1e-3:
             assert audit.test["nll"].value == pytest.approx(log_loss(y_test, probs, labels=model.classes_))
 
@@ -442,12 +450,12 @@ def test_every_class_keeps_its_column_where_a_member_has_not_seen_it():
     model = clone(PLAIN["bagged few"]).fit(x, y)
     assert any(len(member.classes_) < 3 for member in model.estimators_)
     assert ds.audit_estimator(model, x_test, y_test).facts[MATCH] is True
-    apart = [stump().fit(x[y != name], y[y != name]) for name in NAMES]
-    audit = ds.audit_estimator(apart, x_test, y_test)
-    wanted = np.zeros((3, 80, 3))
-    for i, member in enumerate(apart):
-        wanted[i][:, [j for j in range(3) if j != i]] = member.predict_proba(x_test)
-    same(audit, ds.audit(wanted, y_test, classes=NAMES, **PROBS))
+    members = [stump().fit(x[y != name], y[y != name]) for name in NAMES]
+    audit = ds.audit_estimator(members, x_test, y_test)
+    expected = np.zeros((3, 80, 3))
+    for i, member in enumerate(members):
+        expected[i][:, [j for j in range(3) if j != i]] = member.predict_proba(x_test)
+    assert_same_audit(audit, ds.audit(expected, y_test, classes=NAMES, **PROBS))
     assert MATCH not in audit.facts
 
 
@@ -468,8 +476,8 @@ def test_pooled_outputs_are_what_the_regressor_predicts(name, width):
     model = clone(REGRESSORS[name]).fit(x, y)
     audit = ds.audit_estimator(model, x_test, y_test, train=(x, y), ood=5 * x_test)
     assert audit.facts[MATCH] is True
-    apart = (model.predict(x_test) - y_test).reshape(80, -1)
-    assert audit.test["mse"].value == pytest.approx((apart**2).sum(-1).mean())
+    errors = (model.predict(x_test) - y_test).reshape(80, -1)
+    assert audit.test["mse"].value == pytest.approx((errors**2).sum(-1).mean())
     assert audit.facts["outputs"] == width
     assert set(audit.detection) == {"variance"}
 
@@ -478,7 +486,7 @@ def shares(text):
     return float(text.split("%")[0].split(":")[-1]) / 100
 
 
-def test_what_the_model_does_otherwise_is_told(tmp_path):
+def test_differences_from_the_models_prediction_are_reported(tmp_path):
     x, x_test, y, y_test = classes_data(names=True)
     members = [("a", stump(1)), ("b", neighbors.KNeighborsClassifier(3)), ("c", stump(6))]
     soft = ensemble.VotingClassifier(members, voting="soft", weights=[8, 1, 1]).fit(x, y)
@@ -510,7 +518,7 @@ def forest(x, y):
 
 
 @pytest.mark.parametrize("cv", [2, "prefit"])
-def test_a_stack_is_told_from_the_mean_of_its_members(cv):
+def test_a_stack_is_distinguished_from_the_mean_of_its_members(cv):
     x, x_test, y, y_test = classes_data(names=True)
     base = [("a", stump(1)), ("b", stump(5))]
     if cv == "prefit":
@@ -519,7 +527,7 @@ def test_a_stack_is_told_from_the_mean_of_its_members(cv):
     audit = ds.audit_estimator(stack, x_test, y_test)
     assert "comes from a final estimator on top of its members" in audit.facts[MATCH]
     probs = np.stack([member.predict_proba(x_test) for member in stack.estimators_])
-    same(audit, ds.audit(probs, y_test, classes=NAMES, **PROBS))
+    assert_same_audit(audit, ds.audit(probs, y_test, classes=NAMES, **PROBS))
     x, x_test, y, y_test = values_data()
     base = [("a", linear_model.Ridge()), ("b", neighbors.KNeighborsRegressor())]
     stack = ensemble.StackingRegressor(base).fit(x, y)
@@ -531,16 +539,16 @@ def test_adaboost_votes_and_takes_medians():
     model = ensemble.AdaBoostClassifier(stump(3), n_estimators=9, random_state=0).fit(x, y)
     audit = ds.audit_estimator(model, x_test, y_test)
     votes = np.stack([member.predict(x_test) for member in model.estimators_])
-    same(audit, ds.audit(votes, y_test, classes=NAMES, **VOTES))
+    assert_same_audit(audit, ds.audit(votes, y_test, classes=NAMES, **VOTES))
     pooled = [max(NAMES, key=list(column).count) for column in votes.T]
     assert shares(audit.facts[MATCH]) == pytest.approx((pooled != model.predict(x_test)).mean(), abs=5e-4)
     x, x_test, y, y_test = values_data()
     model = ensemble.AdaBoostRegressor(n_estimators=6, random_state=0).fit(x, y)
     mean = np.mean([member.predict(x_test) for member in model.estimators_], 0)
-    apart = np.sqrt(np.mean((mean - model.predict(x_test)) ** 2))
+    rms = np.sqrt(np.mean((mean - model.predict(x_test)) ** 2))
     difference = ds.audit_estimator(model, x_test, y_test).facts[MATCH]
     assert "weighted median" in difference
-    assert f"differ by {apart:.3g} (root mean square)" in difference
+    assert f"differ by {rms:.3g} (root mean square)" in difference
 
 
 @pytest.mark.parametrize("name", ["GradientBoosting", "HistGradientBoosting"])
@@ -551,12 +559,12 @@ def test_boosted_models_have_stages_and_no_members(name, unchecked):
     with pytest.raises(TypeError, match="no members. A boosted model adds up stages.*use staged=True"):
         ds.audit_estimator(model, x_test, y_test)
     audit = ds.audit_estimator(model, x_test, y_test, staged=True)
-    same(audit, ds.audit(list(model.staged_predict_proba(x_test)), y_test, classes=NAMES, **PROBS))
+    assert_same_audit(audit, ds.audit(list(model.staged_predict_proba(x_test)), y_test, classes=NAMES, **PROBS))
     assert "is that of its last stage" in audit.facts[MATCH]
     x, x_test, y, y_test = values_data()
     regressor = getattr(ensemble, f"{name}Regressor")(**count).fit(x, y)
     audit = ds.audit_estimator(regressor, x_test, y_test, staged=True)
-    same(audit, ds.audit(list(regressor.staged_predict(x_test)), y_test, task="regression"))
+    assert_same_audit(audit, ds.audit(list(regressor.staged_predict(x_test)), y_test, task="regression"))
     with pytest.raises(ValueError, match="`staged` must be left out for a model without stages"):
         ds.audit_estimator(ensemble.RandomForestRegressor(2).fit(x, y), x_test, y_test, staged=True)
 
@@ -572,14 +580,14 @@ def test_frames_and_sparse_inputs():
         assert audit.facts[MATCH] is True, name
     boosted = ensemble.AdaBoostClassifier(stump(), n_estimators=4).fit(frames[0], y)
     assert ds.audit_estimator(boosted, frames[1], y_test).facts["members"] == 4
-    turned = frames[1][list("bacdef")]
+    reordered = frames[1][list("bacdef")]
     with pytest.raises(ValueError, match="feature names"):
-        ds.audit_estimator(clone(PLAIN["forest"]).fit(frames[0], y), frames[1], y_test, ood=turned)
+        ds.audit_estimator(clone(PLAIN["forest"]).fit(frames[0], y), frames[1], y_test, ood=reordered)
     for name in ("forest", "bagging", "soft"):
         for form in (sparse.csr_matrix, sparse.coo_matrix):
             model = clone(PLAIN[name]).fit(form(x), y)
-            plain = ds.audit_estimator(model, form(x_test), y_test)
-            assert plain.facts[MATCH] is True
+            audit_of_sparse = ds.audit_estimator(model, form(x_test), y_test)
+            assert audit_of_sparse.facts[MATCH] is True
     assert ds.audit_estimator(clone(PLAIN["forest"]).fit(x, y), x_test.tolist(), y_test.tolist()).facts[MATCH] is True
 
 
@@ -588,27 +596,29 @@ def test_lists_of_estimators():
     several = [stump(2).fit(x, y), neighbors.KNeighborsClassifier().fit(x, y), clone(PLAIN["pipeline"]).fit(x, y)]
     audit = ds.audit_estimator(several, x_test, y_test, train=(x, y))
     probs = np.stack([estimator.predict_proba(x_test) for estimator in several])
-    same(replace(audit, train=None), ds.audit(probs, y_test, classes=NAMES, **PROBS))
-    same(ds.audit_estimator(dict(zip("abc", several, strict=True)), x_test, y_test, train=(x, y)), audit)
+    assert_same_audit(replace(audit, train=None), ds.audit(probs, y_test, classes=NAMES, **PROBS))
+    assert_same_audit(ds.audit_estimator(dict(zip("abc", several, strict=True)), x_test, y_test, train=(x, y)), audit)
     mixed = [*several, svm.LinearSVC().fit(x, y)]
     votes = ds.audit_estimator(mixed, x_test, y_test)
-    same(votes, ds.audit(np.stack([estimator.predict(x_test) for estimator in mixed]), y_test, classes=NAMES, **VOTES))
+    assert_same_audit(
+        votes, ds.audit(np.stack([estimator.predict(x_test) for estimator in mixed]), y_test, classes=NAMES, **VOTES)
+    )
     assert votes.facts["kind"] == "labels"
-    same(
+    assert_same_audit(
         ds.audit_estimator(several, x_test, y_test, kind="labels"),
         ds.audit(np.stack([estimator.predict(x_test) for estimator in several]), y_test, **VOTES),
     )
     reference = ds.audit_estimator(several, x_test, y_test, reference=forest(x, y))
     trees = np.stack([member.predict_proba(x_test) for member in forest(x, y).estimators_])
-    same(reference, ds.audit(probs, y_test, classes=NAMES, reference=trees, **PROBS))
-    same(ds.audit_estimator(several, x_test, y_test, reference=trees), reference)
+    assert_same_audit(reference, ds.audit(probs, y_test, classes=NAMES, reference=trees, **PROBS))
+    assert_same_audit(ds.audit_estimator(several, x_test, y_test, reference=trees), reference)
     x, x_test, y, y_test = values_data()
     several = [linear_model.Ridge().fit(x, y), linear_model.LinearRegression().fit(x, y[:, None])]
     values = np.stack([estimator.predict(x_test).ravel() for estimator in several])
-    same(ds.audit_estimator(several, x_test, y_test), ds.audit(values, y_test, task="regression"))
+    assert_same_audit(ds.audit_estimator(several, x_test, y_test), ds.audit(values, y_test, task="regression"))
 
 
-def test_a_class_beyond_the_models_own_is_a_column_when_it_is_said(unchecked):
+def test_classes_unknown_to_the_model_become_columns_on_request(unchecked):
     x, x_test, y, y_test = classes_data(names=True)
     y_test = np.where(np.arange(80) < 3, "dog", y_test)
     model = clone(PLAIN["forest"]).fit(x, y)
@@ -618,13 +628,13 @@ def test_a_class_beyond_the_models_own_is_a_column_when_it_is_said(unchecked):
     assert audit.facts["outputs"] == 4
     assert audit.test["accuracy"].value == pytest.approx(model.score(x_test, y_test))
     assert audit.facts[MATCH] is True
-    other = forest(x[y != "ant"], y[y != "ant"])
-    assert ds.audit_estimator(model, x_test[3:], y_test[3:], reference=other).reference["accuracy"].value < 1
+    without_ant = forest(x[y != "ant"], y[y != "ant"])
+    assert ds.audit_estimator(model, x_test[3:], y_test[3:], reference=without_ant).reference["accuracy"].value < 1
     with pytest.raises(ValueError, match="`reference` must be among the classes 'bee', 'cat'; got 'ant'"):
-        ds.audit_estimator(other, x_test[:0:-1], np.where(y_test == "bee", "bee", "cat")[:0:-1], reference=model)
+        ds.audit_estimator(without_ant, x_test[:0:-1], np.where(y_test == "bee", "bee", "cat")[:0:-1], reference=model)
 
 
-class Moody(torch.nn.Module):
+class WithOwnModes(torch.nn.Module):
     """A network with dropout, and a part that is frozen in evaluation mode."""
 
     def __init__(self, seed):
@@ -641,11 +651,11 @@ class Moody(torch.nn.Module):
 def test_networks_and_callables():
     _, x_test, _, y_test = classes_data()
     labels = (y_test - 5) // 3
-    networks = [Moody(seed) for seed in range(3)]
+    networks = [WithOwnModes(seed) for seed in range(3)]
     inputs = torch.from_numpy(x_test).float()
     with torch.no_grad():
         logits = torch.stack([network.norm(network.layer(inputs)) for network in networks])
-    wanted = ds.audit(logits, labels, **CLASSES)
+    expected = ds.audit(logits, labels, **CLASSES)
     for model in (
         networks,
         [lambda x, network=network: network(x) for network in logits_of(networks)],
@@ -653,12 +663,12 @@ def test_networks_and_callables():
         lambda x: logits.numpy(),
         lambda x: list(logits),
     ):
-        same(ds.audit_estimator(model, x_test, labels, **CLASSES), wanted)
+        assert_same_audit(ds.audit_estimator(model, x_test, labels, **CLASSES), expected)
     assert all(network.training and network.dropout.training and not network.norm.training for network in networks)
-    same(ds.audit_estimator(networks, x_test, y_test, classes=[5, 8, 11], **CLASSES), wanted)
-    same(ds.audit_estimator(networks, pd.DataFrame(x_test), labels, **CLASSES), wanted)
+    assert_same_audit(ds.audit_estimator(networks, x_test, y_test, classes=[5, 8, 11], **CLASSES), expected)
+    assert_same_audit(ds.audit_estimator(networks, pd.DataFrame(x_test), labels, **CLASSES), expected)
 
-    class Together(torch.nn.Module):
+    class Stacked(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.networks = torch.nn.ModuleList(networks)
@@ -666,13 +676,13 @@ def test_networks_and_callables():
         def forward(self, x):
             return torch.stack([network(x) for network in self.networks])
 
-    many = np.tile(x_test, (30, 1))
-    same(
-        ds.audit_estimator(Together(), many, np.tile(labels, 30), **CLASSES),
+    repeated = np.tile(x_test, (30, 1))
+    assert_same_audit(
+        ds.audit_estimator(Stacked(), repeated, np.tile(labels, 30), **CLASSES),
         ds.audit(logits.repeat(1, 30, 1), np.tile(labels, 30), **CLASSES),
     )
     votes = ds.audit_estimator([lambda x, i=i: logits[i].argmax(-1) for i in range(3)], x_test, labels, **VOTES)
-    assert votes.test["member_accuracy"] == wanted.test["member_accuracy"]
+    assert votes.test["member_accuracy"] == expected.test["member_accuracy"]
     values = ds.audit_estimator(lambda x: np.stack([x[:, 0], x[:, 1]]), x_test, x_test[:, 0], task="regression")
     assert values.facts["members"] == 2
 
@@ -687,22 +697,22 @@ def logits_of(networks):
 def test_an_ensemble_and_its_twin():
     _, x_test, _, y_test = classes_data()
     labels = (y_test - 5) // 3
-    ens, other = (ds.Ensemble(lambda: torch.nn.Linear(6, 3), members=3, seed=seed) for seed in range(2))
+    ens, twin = (ds.Ensemble(lambda: torch.nn.Linear(6, 3), members=3, seed=seed) for seed in range(2))
     inputs = torch.from_numpy(x_test).float()
-    wanted = ds.audit(ens.predict(inputs), labels, **CLASSES)
+    expected = ds.audit(ens.predict(inputs), labels, **CLASSES)
     for data in (inputs, x_test, torch.utils.data.TensorDataset(inputs)):
-        same(ds.audit_estimator(ens, data, labels, task="classification"), wanted)
-    with_reference = ds.audit(ens.predict(inputs), labels, reference=other.predict(inputs), **CLASSES)
-    same(ds.audit_estimator(ens, inputs, labels, task="classification", reference=other), with_reference)
-    ens.twin = other
+        assert_same_audit(ds.audit_estimator(ens, data, labels, task="classification"), expected)
+    with_reference = ds.audit(ens.predict(inputs), labels, reference=twin.predict(inputs), **CLASSES)
+    assert_same_audit(ds.audit_estimator(ens, inputs, labels, task="classification", reference=twin), with_reference)
+    ens.twin = twin
     audit = ds.audit_estimator(ens, inputs, labels, task="classification")
-    same(audit, with_reference)
+    assert_same_audit(audit, with_reference)
     assert audit.facts["reference"] == "the ensemble's twin"
-    mean = ds.audit_estimator(other, inputs, inputs[:, :3], task="regression")
+    mean = ds.audit_estimator(twin, inputs, inputs[:, :3], task="regression")
     assert mean.facts["kind"] == "values"
 
 
-def test_what_is_no_ensemble_is_refused(unchecked):
+def test_models_without_members_are_refused(unchecked):
     x, x_test, y, y_test = classes_data()
     two = np.stack([y, y], 1)
     fitted, unfitted = forest(x, y), ensemble.RandomForestClassifier(3)

@@ -63,14 +63,14 @@ def assert_same_sums(expected, tally, **tolerance):
 def test_rows_of_a_group_are_resampled_together():
     """Every row three times, in any order: three times the rows, but no more evidence."""
     logits, labels = classifier()
-    once = tally_of(logits, labels)
+    original = tally_of(logits, labels)
     order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(300).repeat(3)[order]
     tripled = tally_of(logits[:, rows], labels[rows], groups=rows * 7 - 50)
-    assert (once.units, tripled.units, tripled.examples) == (300, 300, 900)
-    alone = tally_of(logits[:, rows], labels[rows])
-    assert alone.units == 900
-    expected, grouped, ungrouped = (measure(tally) for tally in (once, tripled, alone))
+    assert (original.units, tripled.units, tripled.examples) == (300, 300, 900)
+    without_groups = tally_of(logits[:, rows], labels[rows])
+    assert without_groups.units == 900
+    expected, grouped, ungrouped = (measure(tally) for tally in (original, tripled, without_groups))
     for name, figure in expected.items():
         if not name.startswith("codependence"):
             assert grouped[name] == pytest.approx(figure, rel=1e-9, nan_ok=True), name
@@ -124,13 +124,15 @@ def test_dense_outputs_are_pixels_in_groups_of_an_image(grid):
 
 def test_dense_outputs_are_audited(tmp_path):
     logits, labels = dense()
-    whole = ds.audit(logits, labels, task="classification", kind="logits")
+    expected = ds.audit(logits, labels, task="classification", kind="logits")
     pixels = ds.audit(flat(logits), labels.flatten(), task="classification", kind="logits")
-    assert whole.test["nll"].value == pytest.approx(pixels.test["nll"].value)
-    assert whole.test["nll"].high - whole.test["nll"].low > 1.5 * (pixels.test["nll"].high - pixels.test["nll"].low)
+    assert expected.test["nll"].value == pytest.approx(pixels.test["nll"].value)
+    assert expected.test["nll"].high - expected.test["nll"].low > 1.5 * (
+        pixels.test["nll"].high - pixels.test["nll"].low
+    )
     np.save(tmp_path / "dense.npy", logits.numpy())
     for outputs in (list(logits), logits.numpy(), np.load(tmp_path / "dense.npy", mmap_mode="r")):
-        assert ds.audit(outputs, labels.numpy(), task="classification", kind="logits").test == whole.test
+        assert ds.audit(outputs, labels.numpy(), task="classification", kind="logits").test == expected.test
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -149,20 +151,20 @@ def test_dense_regression(width):
 @pytest.mark.parametrize("numbers", [45 * 3 * 7, 45 * 3 * 31, 45 * 3 * 100])
 def test_large_images_are_read_in_parts(monkeypatch, numbers):
     logits, labels = dense()
-    whole = tally_of(logits, labels.flatten())
+    expected = tally_of(logits, labels.flatten())
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
     sizes = [rows.stop - rows.start for rows, _ in streaming.OutputReader(logits).slices()]
     assert sum(sizes) == 12 * 30
     assert max(sizes) <= numbers // (45 * 3)
-    again = tally_of(logits, labels.flatten())
-    assert_same_sums(whole, again)
+    in_parts = tally_of(logits, labels.flatten())
+    assert_same_sums(expected, in_parts)
 
 
 def test_targets_of_dense_outputs_have_their_shape(unchecked):
     logits, labels = dense()
-    for wrong in (labels[:, :-1], labels[:-1], labels.flatten(), labels[:, 0]):
+    for targets in (labels[:, :-1], labels[:-1], labels.flatten(), labels[:, 0]):
         with pytest.raises(ValueError, match=r"`targets` must have shape \[12, 5, 6\], one for each pixel"):
-            ds.audit(logits, wrong, task="classification", kind="logits")
+            ds.audit(logits, targets, task="classification", kind="logits")
     one_hot = torch.nn.functional.one_hot(labels, 4).movedim(-1, 1)
     with pytest.raises(ValueError, match=r"Use targets.argmax\(1\)"):
         ds.audit(logits, one_hot, task="classification", kind="logits")
@@ -179,15 +181,15 @@ def test_codependence_of_few_members_is_exact(members, pool):
     logits, labels = classifier(members=members, examples=150)
     tally = tally_of(logits, labels, pool=pool)
     pooled = {"probability": ds.pooling.mean_probability, "score": ds.pooling.mean_score}[pool]
-    whole = ds.losses.cross_entropy(pooled(logits), labels).mean()
+    pooled_loss = ds.losses.cross_entropy(pooled(logits), labels).mean()
     for i, drop in enumerate(examples.DROPS):
-        kept = members - int(members * drop)
+        subset_size = members - int(members * drop)
         subset_losses = [
             ds.losses.cross_entropy(pooled(logits[list(subset)]), labels).mean()
-            for subset in itertools.combinations(range(members), kept)
+            for subset in itertools.combinations(range(members), subset_size)
         ]
         rise = tally.errors.rises[:, i].sum() / 150
-        assert float(rise) == pytest.approx(float(sum(subset_losses) / len(subset_losses) - whole), abs=1e-12)
+        assert float(rise) == pytest.approx(float(sum(subset_losses) / len(subset_losses) - pooled_loss), abs=1e-12)
 
 
 @pytest.mark.parametrize("pool", ["probability", "score"])
@@ -201,8 +203,8 @@ def test_codependence_of_many_members_is_drawn_by_example(monkeypatch, pool):
     assert (rises != exact).tolist() == [False, True, True]  # C(12, 10) = 66 are visited, the others drawn
     monkeypatch.undo()
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 12 * 33)
-    again = tally_of(logits, labels, pool=pool).errors.rises.sum(0) / 800
-    torch.testing.assert_close(again, rises)  # draws do not depend on how outputs are read
+    in_slices = tally_of(logits, labels, pool=pool).errors.rises.sum(0) / 800
+    torch.testing.assert_close(in_slices, rises)  # draws do not depend on how outputs are read
 
 
 def test_codependence_survives_members_that_rule_the_label_out():
@@ -282,9 +284,9 @@ def scores_of(settings):
 @pytest.mark.parametrize("numbers", [1, 45 * 4 * 7, 45 * 4 * 299])
 def test_slices_of_any_size_give_equal_sums(monkeypatch, settings, numbers):
     outputs, targets = outputs_and_targets(settings["kind"])
-    whole = tally_of(outputs, targets, scores=scores_of(settings), **settings)
+    expected = tally_of(outputs, targets, scores=scores_of(settings), **settings)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", numbers)
-    assert_same_sums(whole, tally_of(outputs, targets, scores=scores_of(settings), **settings))
+    assert_same_sums(expected, tally_of(outputs, targets, scores=scores_of(settings), **settings))
 
 
 @pytest.fixture
@@ -299,11 +301,11 @@ def two_threads():
 def test_threads_change_nothing(monkeypatch, two_threads, settings):
     outputs, targets = outputs_and_targets(settings["kind"], examples=200)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 4 * 23)
-    alone = tally_of(outputs, targets, **settings)
+    expected = tally_of(outputs, targets, **settings)
     monkeypatch.setattr(tallying, "_ALONE_UP_TO", 0)
-    together = tally_of(outputs, targets, **settings)
-    for name, values in named_sums(alone).items():
-        assert torch.equal(named_sums(together)[name], values), f"{name} depends on which thread is first"
+    threaded = tally_of(outputs, targets, **settings)
+    for name, values in named_sums(expected).items():
+        assert torch.equal(named_sums(threaded)[name], values), f"{name} depends on which thread is first"
     assert torch.get_num_threads() == 2, "torch has its threads back"
 
 
@@ -360,8 +362,8 @@ def test_a_gpu_is_for_many_numbers(monkeypatch):
 @pytest.mark.parametrize("stacked", [True, False])
 def test_memory_maps_of_half_precision_are_read_in_slices(tmp_path, monkeypatch, stacked):
     logits, labels = classifier(members=3, examples=20_000, classes=10)
-    half = logits.half().numpy()
-    np.save(tmp_path / "o.npy", half)
+    half_precision = logits.half().numpy()
+    np.save(tmp_path / "o.npy", half_precision)
     mapped = np.load(tmp_path / "o.npy", mmap_mode="r")
     outputs = mapped if stacked else list(mapped)
     monkeypatch.setattr(streaming, "NUMBERS_AT_ONCE", 45 * 3 * 500)
@@ -371,8 +373,8 @@ def test_memory_maps_of_half_precision_are_read_in_slices(tmp_path, monkeypatch,
     tally = tally_of(outputs, labels)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < half.nbytes / 2
-    expected = tally_of(half.astype(np.float64), labels)
+    assert peak < half_precision.nbytes / 2
+    expected = tally_of(half_precision.astype(np.float64), labels)
     torch.testing.assert_close(tally.sums.classes.member_nll, expected.sums.classes.member_nll)
 
 

@@ -245,9 +245,9 @@ def test_a_chain_applies_one_after_another():
     x = images((6, 3, 10, 10))
     generator = seeded()
     expected = rotations(crops(flips(x, generator), generator), generator)
-    both = chain(flips, crops, rotations)
-    assert torch.equal(both(x, seeded()), expected)
-    assert torch.equal(pickle.loads(pickle.dumps(both))(x, seeded()), expected)
+    chained = chain(flips, crops, rotations)
+    assert torch.equal(chained(x, seeded()), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(chained))(x, seeded()), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "a chain"])
@@ -274,7 +274,7 @@ def test_other_settings_are_refused(unchecked):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ALL)
-def test_they_can_be_captured(name):
+def test_augmentations_can_be_captured(name):
     x = images((16, 3, 32, 32)).cuda()
     generator = torch.Generator("cuda").manual_seed(0)
     expected = [ALL[name](x, generator) for _ in range(2)]

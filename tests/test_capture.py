@@ -27,9 +27,11 @@ def weights(ensemble):
     return {name: tensor.detach().cpu().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            actual[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.fixture
@@ -69,17 +71,17 @@ def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
     build, shape = NETWORKS[name]
     options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "clip_norm": 2.0, "schedule": "cosine", "validation": 0.2}
     options |= {"frozen": [1], "optimizer": "sgd", "momentum": 0.9} if backend == "vmap" else {}
-    found = []
+    results = []
     for switch in (eager, replays):
         counts = switch()
         ensemble = ds.Ensemble(build, 3, backend=backend).double().to(device)
         history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
-        found.append((weights(ensemble), history.column("loss"), history.column("validation")))
+        results.append((weights(ensemble), history.column("loss"), history.column("validation")))
     assert counts.captures == 2, "one graph for whole batches, one for the last"
     assert counts.replays == 8 * 5 - 2 * capture.WARM_UP
-    assert_same(found[1][0], found[0][0])
-    assert found[1][1] == pytest.approx(found[0][1])
-    assert found[1][2] == pytest.approx(found[0][2])
+    assert_same(results[1][0], results[0][0])
+    assert results[1][1] == pytest.approx(results[0][1])
+    assert results[1][2] == pytest.approx(results[0][2])
 
 
 def jitter(x, generator):
@@ -90,71 +92,73 @@ def jitter(x, generator):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_augmentation_in_a_graph_draws_what_it_draws_outside(device, eager, replays):
+def test_captured_augmentation_equals_eager(device, eager, replays):
     build, shape = NETWORKS["cnn_batch_norm"]
-    found = []
+    results = []
     for switch in (eager, replays):
         counts = switch()
         ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
         options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "augment": jitter}
         history = ds.fit(ensemble, data(shape, device), partial(augmented, beta=0.7), **options)
-        found.append((weights(ensemble), history.column("loss")))
+        results.append((weights(ensemble), history.column("loss")))
     assert counts.captures == 2
-    assert_same(found[1][0], found[0][0])
-    assert found[1][1] == pytest.approx(found[0][1])
+    assert_same(results[1][0], results[0][0])
+    assert results[1][1] == pytest.approx(results[0][1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_runs_of_different_seeds_are_augmented_in_a_graph_each_by_its_own(device, eager, replays):
+def test_captured_augmentation_uses_the_seed_of_every_run(device, eager, replays):
     build, shape = NETWORKS["mlp"]
-    found = []
+    sweeps = []
     for switch in (eager, replays):
         counts = switch()
         grid = {"seed": [0, 1, 2], "beta": [0.3, 0.9]}
         options = {"epochs": 6, "batch_size": 8, "augment": jitter, "members": 2, "device": device}
-        found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, **options))
+        sweeps.append(ds.sweep(build, data(shape, device), augmented, grid=grid, **options))
     assert counts.captures == 2
     for i in range(6):
-        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
+        assert_same(weights(sweeps[1].run(i)), weights(sweeps[0].run(i)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("per", ["batch", "example"])
-def test_members_left_out_in_a_graph_are_those_left_out_outside(per, device, eager, replays):
+def test_captured_learner_dropout_equals_eager(per, device, eager, replays):
     build, shape = NETWORKS["mlp"]
     objective = partial(ds.objectives.learner_dropout, loss="mse", pool="score", per=per)
-    found = []
+    sweeps = []
     for switch in (eager, replays):
         counts = switch()
         options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "members": 4, "device": device}
-        found.append(
+        sweeps.append(
             ds.sweep(build, data(shape, device), objective, grid={"seed": [0, 1], "drop": [0.3, 0.6]}, **options)
         )
     assert counts.captures == 2
     assert counts.replays == 8 * 6 - 2 * capture.WARM_UP
     for i in range(4):
-        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
-        assert found[1].history(i).column("kept_ensemble") == pytest.approx(found[0].history(i).column("kept_ensemble"))
+        assert_same(weights(sweeps[1].run(i)), weights(sweeps[0].run(i)))
+        assert sweeps[1].history(i).column("kept_ensemble") == pytest.approx(
+            sweeps[0].history(i).column("kept_ensemble")
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_batches_of_a_foreign_loader_are_captured(device, eager, replays):
     build, shape = NETWORKS["two_dropouts"]
     x, y = data(shape, "cpu")
-    found = []
+    trained = []
     for switch in (eager, replays):
         counts = switch()
         loader = DataLoader(TensorDataset(x, y), 8, shuffle=True, generator=torch.Generator().manual_seed(5))
         ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
         ds.fit(ensemble, loader, partial(augmented, beta=0.7), epochs=6, lr=0.01, augment=jitter)
-        found.append(weights(ensemble))
+        trained.append(weights(ensemble))
     assert counts.captures == 2
     assert counts.replays == 6 * 6 - 2 * capture.WARM_UP
-    assert_same(found[1], found[0])
+    assert_same(trained[1], trained[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_failure_with_a_foreign_loader_is_told_at_its_step(device, replays):
+def test_a_failure_with_a_foreign_loader_names_its_step(device, replays):
     replays()
     x, y = data((6,), "cpu", n=40)
     x[29] = math.nan
@@ -165,7 +169,7 @@ def test_a_failure_with_a_foreign_loader_is_told_at_its_step(device, replays):
     assert ensemble.predict(x[:8]).isfinite().all()
 
 
-def test_only_so_many_shapes_get_a_graph(replays):
+def test_the_number_of_captured_shapes_is_limited(replays):
     counts = replays()
     x, y = data((6,), "cpu")
     sizes = [batch for size in (3, 4, 5, 6, 7) for batch in [size] * 5]
@@ -183,18 +187,18 @@ def test_captured_sweeps_equal_eager_ones(name, device, eager, replays):
     build, shape = NETWORKS[name]
     grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "beta": [0.3]}
     options = {"epochs": 20, "batch_size": 8, "validation": 0.2, "patience": 3, "backend": "vmap"}
-    found = []
+    sweeps = []
     for switch in (eager, replays):
         counts = switch()
-        found.append(ds.sweep(build, data(shape, device), augmented, grid=grid, members=3, device=device, **options))
+        sweeps.append(ds.sweep(build, data(shape, device), augmented, grid=grid, members=3, device=device, **options))
     assert counts.captures > 2, "compaction asks for new graphs"
     for i in range(6):
-        assert_same(weights(found[1].run(i)), weights(found[0].run(i)))
-        assert found[1].history(i).best_epoch == found[0].history(i).best_epoch
+        assert_same(weights(sweeps[1].run(i)), weights(sweeps[0].run(i)))
+        assert sweeps[1].history(i).best_epoch == sweeps[0].history(i).best_epoch
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_that_fails_inside_a_graph_is_told_with_step_part_and_members(device, replays):
+def test_a_failure_inside_a_graph_names_step_part_and_members(device, replays):
     replays()
     build, shape = NETWORKS["norm_first"]
     x, y = data(shape, device)
@@ -209,15 +213,15 @@ def test_a_run_that_fails_inside_a_graph_is_told_with_step_part_and_members(devi
     assert [outcome.status for outcome in swept.outcomes] == ["done", "failed"]
     assert "in `member_loss` (members 0, 1, 2)" in swept.outcomes[1].reason
     assert all(t.isfinite().all() for t in weights(swept.run(1)).values() if t.is_floating_point())
-    told = int(swept.outcomes[1].reason.split("step ")[1].split(",")[0])
-    assert len(swept.history(1).epochs) == told // 3 > 3
+    step = int(swept.outcomes[1].reason.split("step ")[1].split(",")[0])
+    assert len(swept.history(1).epochs) == step // 3 > 3
     ensemble = ds.Ensemble(build, 3).double().to(device)
-    with pytest.raises(ds.TrainingDiverged, match=f"step {told}, in `member_loss`"):
+    with pytest.raises(ds.TrainingDiverged, match=f"step {step}, in `member_loss`"):
         ds.fit(ensemble, (x, y), partial(explodes, fuse=1.0), epochs=60, batch_size=15, lr=0.02)
     assert_same(weights(ensemble), weights(swept.run(1)))
 
 
-def test_what_cannot_be_captured_runs_eagerly_with_a_notice(monkeypatch, caplog):
+def test_steps_that_cannot_be_captured_run_eagerly_with_a_notice(monkeypatch, caplog):
     def refuses(function, generators):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -241,7 +245,7 @@ def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
         parts = augmented(outputs, targets, beta=0.7)
         return parts if parts.total.detach().item() < 1e9 else augmented(outputs, targets, beta=0.0)
 
-    found = []
+    results = []
     for may_capture in (False, True):
         with monkeypatch.context() as patch:
             if not may_capture:
@@ -251,20 +255,20 @@ def test_a_capture_that_fails_leaves_no_trace(backend, monkeypatch, caplog):
             ensemble = ds.Ensemble(build, 3, backend=backend).double().cuda()
             options = {"epochs": 6, "batch_size": 8, "lr": 0.01, "augment": jitter, "validation": 0.2}
             history = ds.fit(ensemble, data(shape, "cuda"), reads_back, **options)
-            after = torch.randn(3, device="cuda").tolist(), torch.randn(3).tolist()
-            found.append((weights(ensemble), history.column("validation"), after))
-    told = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
-    assert told, "the fall-back is told"
-    assert all(len(line.splitlines()) == 1 for line in told)
-    assert_same(found[1][0], found[0][0])
-    assert found[1][1] == pytest.approx(found[0][1])
-    assert found[1][2] == found[0][2], "torch's own generators go on as if nothing had been tried"
+            random_numbers = torch.randn(3, device="cuda").tolist(), torch.randn(3).tolist()
+            results.append((weights(ensemble), history.column("validation"), random_numbers))
+    notices = [record.getMessage() for record in caplog.records if "not captured" in record.getMessage()]
+    assert notices, "the fall-back is told"
+    assert all(len(line.splitlines()) == 1 for line in notices)
+    assert_same(results[1][0], results[0][0])
+    assert results[1][1] == pytest.approx(results[0][1])
+    assert results[1][2] == results[0][2], "torch's own generators go on as if nothing had been tried"
     x, y = data(shape, "cuda")
     history = ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=6, batch_size=8)
     assert history.steps == 36, "and the next training is captured as ever"
 
 
-def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
+def test_other_shapes_stay_captured_when_one_is_refused(monkeypatch, caplog):
     captures = []
 
     def second_refuses(function, generators):
@@ -280,15 +284,15 @@ def test_one_shapes_refusal_leaves_the_others_captured(monkeypatch, caplog):
     assert sum("not captured" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_failure_inside_a_graph_is_seen_again_with_the_masks_of_its_step(replays, eager):
+def test_a_failure_inside_a_graph_is_repeated_with_the_masks_of_its_step(replays, eager):
     """Dropout decides here whose outputs are not finite: replays after the failure must not change whose they are."""
     build, shape = NETWORKS["two_dropouts"]
     x, y = data(shape, "cpu", n=48)
 
     def fragile(outputs, targets):
         parts = augmented(outputs, targets, beta=0.5)
-        spoilt = torch.where(outputs.detach().flatten(1).amax(1) > 1.3, math.inf, 1.0)
-        loss = parts.parts["member_loss"] * spoilt
+        factors = torch.where(outputs.detach().flatten(1).amax(1) > 1.3, math.inf, 1.0)
+        loss = parts.parts["member_loss"] * factors
         return ds.LossParts(loss.sum(), {"member_loss": loss})
 
     failures, counters = [], []
@@ -312,17 +316,17 @@ def test_predict_while_training_leaves_its_mode_alone():
     x, y = data(shape, "cpu")
     modes = []
 
-    def look(moment):
+    def predict_and_record(moment):
         ensemble.predict(x)
         modes.append(ensemble.body.training)
 
-    ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=3, batch_size=8, progress=look)
+    ds.fit(ensemble, (x, y), partial(augmented, beta=0.7), epochs=3, batch_size=8, progress=predict_and_record)
     assert all(modes)
     assert not ensemble.training
 
 
-@pytest.mark.parametrize("stand_in", [recorded, lambda function, generators: function])
-def test_a_graph_with_stale_tensors_does_not_pass_for_a_right_one(stand_in, eager, steps_by):
+@pytest.mark.parametrize("capture_function", [recorded, lambda function, generators: function])
+def test_replays_with_stale_tensors_are_detected(capture_function, eager, steps_by):
     """When a run ends, tensors are replaced: a graph that is not forgotten goes on with the old ones."""
 
     class Forgetful(capture.GraphSteps):
@@ -335,9 +339,9 @@ def test_a_graph_with_stale_tensors_does_not_pass_for_a_right_one(stand_in, eage
     expected = ds.sweep(build, data(shape, "cpu"), partial(augmented, beta=0.3), members=2, **options)
     ends = [len(expected.history(i).epochs) for i in range(2)]
     assert ends[0] < ends[1] - 1, "the first run ends while the other goes on"
-    steps_by(lambda engine: Forgetful(lambda: stand_in))
+    steps_by(lambda engine: Forgetful(lambda: capture_function))
     swept = ds.sweep(build, data(shape, "cpu"), partial(augmented, beta=0.3), members=2, **options)
-    if stand_in is recorded:
+    if capture_function is recorded:
         with pytest.raises(AssertionError, match="not close"):
             assert_same(weights(swept.run(1)), weights(expected.run(1)))
     else:  # a function finds the new tensors, as a graph would not

@@ -36,6 +36,12 @@ def weights(ensemble):
     return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
+def assert_identical(ensemble, expected):
+    """Two ensembles have the same weights, bit for bit."""
+    actual = weights(ensemble)
+    assert all(torch.equal(actual[name], tensor) for name, tensor in weights(expected).items())
+
+
 def interrupting(steps):
     """An objective that stops training with an error at a step."""
     count = [0, steps]  # in a list: a number of its own would belong to the training's identity
@@ -59,28 +65,27 @@ def run(folder, steps=10**9, name="two_dropouts", source=None, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fit", "sweep"])
-def test_killed_ten_times_it_ends_bit_for_bit_as_if_it_had_not_been(kind, tmp_path):
+def test_a_training_killed_ten_times_ends_bit_for_bit_equal(kind, tmp_path):
     script = Path(__file__).with_name("kill_and_resume.py")
     command = [sys.executable, str(script), kind, str(tmp_path / "kept"), "1"]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
-    assert found["kills"] >= 10
-    assert found["result"] == found["expected"]
-    assert found["result"]["parts"] == (1 if kind == "fit" else 2)
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+    assert report["kills"] >= 10
+    assert report["result"] == report["expected"]
+    assert report["result"]["parts"] == (1 if kind == "fit" else 2)
 
 
 @pytest.mark.slow(fast=["1-two_dropouts", "9-norm_first", "23-mlp"])
 @pytest.mark.parametrize("name", ["mlp", "two_dropouts", "norm_first"])
 @pytest.mark.parametrize("steps", [1, 4, 9, 23])
 def test_an_interrupted_fit_resumes_exactly(name, steps, tmp_path):
-    expected, told = run(None, name=name, checkpoint_seconds=None, validation=0.2)
+    expected, expected_history = run(None, name=name, checkpoint_seconds=None, validation=0.2)
     with pytest.raises(Interrupted):
         run(tmp_path, steps, name=name, validation=0.2)
     resumed, history = run(tmp_path, name=name, resume=True, validation=0.2)
-    own, other = weights(resumed), weights(expected)
-    assert all(torch.equal(own[key], other[key]) for key in own)
-    assert history.column("loss") == told.column("loss")
-    assert history.column("validation") == told.column("validation")
-    assert history.steps == told.steps
+    assert_identical(resumed, expected)
+    assert history.column("loss") == expected_history.column("loss")
+    assert history.column("validation") == expected_history.column("validation")
+    assert history.steps == expected_history.steps
 
 
 def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
@@ -98,8 +103,7 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     epochs = [json.loads((path / "manifest.json").read_text())["facts"]["in_epoch"] for path in tmp_path.glob("step-*")]
     assert epochs == [0, 0], "a foreign loader can only start at an epoch's beginning"
     ds.fit(resumed, loader, interrupting(10**9), resume=True, **saving)
-    own, other = weights(resumed), weights(expected)
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    assert_identical(resumed, expected)
 
 
 def test_the_last_two_are_kept_and_a_corrupt_one_is_skipped(tmp_path, caplog):
@@ -112,8 +116,7 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_skipped(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "dissensus"):
         resumed, _ = run(tmp_path, resume=True)
     assert any("skipped" in record.getMessage() and "truncated" in record.getMessage() for record in caplog.records)
-    own, other = weights(resumed), weights(expected)
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    assert_identical(resumed, expected)
     for path in tmp_path.glob("step-*"):
         (path / "manifest.json").write_text("{")
     with pytest.raises(ds.StorageError, match="no checkpoint in .* is whole"):
@@ -122,9 +125,8 @@ def test_the_last_two_are_kept_and_a_corrupt_one_is_skipped(tmp_path, caplog):
 
 def test_a_finished_training_is_not_trained_again(tmp_path):
     done, _ = run(tmp_path)
-    again, history = run(tmp_path, steps=0, resume=True)
-    own, other = weights(again), weights(done)
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    resumed, history = run(tmp_path, steps=0, resume=True)
+    assert_identical(resumed, done)
     assert len(history.epochs) == 6
 
 
@@ -139,7 +141,7 @@ def test_another_training_is_refused(tmp_path):
         run(tmp_path, resume=True, source=data(25))
 
 
-OTHERS = {
+CHANGES = {
     "weight_decay": 0.1,
     "schedule": "cosine",
     "clip_norm": 1.0,
@@ -153,19 +155,19 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("key", OTHERS)
+@pytest.mark.parametrize("key", CHANGES)
 def test_every_setting_that_changes_the_result_is_part_of_the_fingerprint(key, tmp_path):
     with pytest.raises(Interrupted):
         run(tmp_path, 5)
     with pytest.raises(ds.StorageError, match="belongs to another training"):
-        run(tmp_path, resume=True, **{key: OTHERS[key]})
+        run(tmp_path, resume=True, **{key: CHANGES[key]})
 
 
 def error_of(outputs, targets):
     return (outputs.mean(0) - targets).square().mean()
 
 
-def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
+def test_the_mode_of_a_metric_is_part_of_the_fingerprint(tmp_path):
     options = {"validation": 0.3, "metric": error_of, "mode": "min"}
     with pytest.raises(Interrupted):
         run(tmp_path, 5, **options)
@@ -173,15 +175,14 @@ def test_the_way_a_metric_is_better_is_part_of_the_fingerprint(tmp_path):
         run(tmp_path, resume=True, **{**options, "mode": "max"})
 
 
-def test_interrupted_before_the_first_interval_it_starts_from_the_beginning(tmp_path):
+def test_a_training_interrupted_before_its_first_checkpoint_starts_anew(tmp_path):
     expected, _ = run(None, checkpoint_seconds=None)
     ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")
     options = {"epochs": 6, "batch_size": 7, "checkpoint": tmp_path, "resume": True}
     with pytest.raises(Interrupted):
         ds.fit(ensemble, data(), interrupting(9), **options)
     ds.fit(ensemble, data(), interrupting(10**9), **options)  # the same, half-trained ensemble
-    own, other = weights(ensemble), weights(expected)
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    assert_identical(ensemble, expected)
 
 
 def other_activation():
@@ -191,39 +192,45 @@ def other_activation():
     return build
 
 
-def test_a_sweep_is_known_by_all_its_settings(tmp_path):
+def test_every_setting_of_a_sweep_is_part_of_the_fingerprint(tmp_path):
     build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
     options = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 2, "checkpoint": tmp_path, "resume": True}
     ds.sweep(build, data(), objective, **options)
-    for other in ({"lr": 0.1}, {"seed": 7}, {"batch_size": 4}, {"schedule": "cosine"}, {"weight_decay": 0.1}):
+    for change in ({"lr": 0.1}, {"seed": 7}, {"batch_size": 4}, {"schedule": "cosine"}, {"weight_decay": 0.1}):
         with pytest.raises(ds.StorageError, match="belongs to another sweep"):
-            ds.sweep(build, data(), objective, **options, **other)
+            ds.sweep(build, data(), objective, **options, **change)
     with pytest.raises(ds.StorageError, match="'build' differ"):
         ds.sweep(other_activation(), data(), objective, **options)
-    judged = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of, "mode": "min"}
-    ds.sweep(build, data(), objective, **judged)
+    with_metric = {**options, "checkpoint": tmp_path / "judged", "validation": 0.3, "metric": error_of, "mode": "min"}
+    ds.sweep(build, data(), objective, **with_metric)
     with pytest.raises(ds.StorageError, match="belongs to another sweep: 'mode' differ"):
-        ds.sweep(build, data(), objective, **{**judged, "mode": "max"})
+        ds.sweep(build, data(), objective, **{**with_metric, "mode": "max"})
     with pytest.raises(ValueError, match="holds a sweep already"):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 
 
-def test_what_another_version_wrote_is_refused_in_one_sentence(tmp_path, monkeypatch):
+def test_checkpoints_of_another_version_are_refused(tmp_path, monkeypatch):
     build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
-    swept = {"grid": {"beta": [0.0, 1.0]}, "members": 2, "epochs": 1, "checkpoint": tmp_path / "sweep", "resume": True}
-    fitted = {"epochs": 1, "checkpoint": tmp_path / "fit", "resume": True}
-    with monkeypatch.context() as older:
-        older.setattr("dissensus.train.checkpoint.FORMAT", 1)
-        older.setattr("dissensus.train.sweeping.FORMAT", 1)
-        ds.fit(ds.Ensemble(build, 2), data(), mse, **fitted)
-        ds.sweep(build, data(), objective, **swept)
+    sweep_options = {
+        "grid": {"beta": [0.0, 1.0]},
+        "members": 2,
+        "epochs": 1,
+        "checkpoint": tmp_path / "sweep",
+        "resume": True,
+    }
+    fit_options = {"epochs": 1, "checkpoint": tmp_path / "fit", "resume": True}
+    with monkeypatch.context() as patch:
+        patch.setattr("dissensus.train.checkpoint.FORMAT", 1)
+        patch.setattr("dissensus.train.sweeping.FORMAT", 1)
+        ds.fit(ds.Ensemble(build, 2), data(), mse, **fit_options)
+        ds.sweep(build, data(), objective, **sweep_options)
     with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
-        ds.fit(ds.Ensemble(build, 2), data(), mse, **fitted)
+        ds.fit(ds.Ensemble(build, 2), data(), mse, **fit_options)
     with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
-        ds.sweep(build, data(), objective, **swept)
+        ds.sweep(build, data(), objective, **sweep_options)
 
 
-def test_parts_with_a_slash_in_their_name_come_back(tmp_path):
+def test_parts_with_a_slash_in_their_name_are_restored(tmp_path):
     def objective(outputs, targets):
         total, parts = mse(outputs, targets)
         return ds.LossParts(total, {"train/mse": parts["individual"]})
@@ -231,19 +238,19 @@ def test_parts_with_a_slash_in_their_name_come_back(tmp_path):
     def stopping(steps):
         inner = interrupting(steps)
 
-        def both(outputs, targets):
+        def named_parts(outputs, targets):
             inner(outputs, targets)
             return objective(outputs, targets)
 
-        return both
+        return named_parts
 
     options = {"epochs": 3, "batch_size": 7, "shuffle": False}
     saving = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0, "resume": True}
-    told = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(10**9), **options)
+    expected = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(10**9), **options)
     with pytest.raises(Interrupted):
         ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(6), **options, **saving)
     resumed = ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), stopping(10**9), **options, **saving)
-    assert resumed.column("train/mse") == told.column("train/mse")
+    assert resumed.column("train/mse") == expected.column("train/mse")
     assert resumed.backend == "loop"
 
 
@@ -262,8 +269,7 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     with pytest.raises(Interrupted):
         ds.fit(fresh(), loader(), interrupting(9), **saving)
     ds.fit(resumed, loader(), interrupting(10**9), resume=True, **saving)
-    own, other = weights(resumed), weights(expected)
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    assert_identical(resumed, expected)
 
 
 @pytest.mark.slow
@@ -301,13 +307,12 @@ def test_a_failure_inside_a_graph_survives_a_kill(tmp_path, monkeypatch):
     assert resumed.outcomes[1].status == "failed"
     assert resumed.outcomes[1].reason == expected.outcomes[1].reason
     for i in range(2):
-        own, other = weights(resumed.run(i)), weights(expected.run(i))
-        assert all(torch.equal(own[key], other[key]) for key in own)
+        assert_identical(resumed.run(i), expected.run(i))
 
 
 def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeypatch, unchecked):
-    now = [0.0]
-    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: clock[0])
     saver = checkpoints.Checkpointer(CheckpointSettings(tmp_path), {})
 
     class Feed:
@@ -322,19 +327,19 @@ def test_the_default_interval_keeps_the_cost_under_two_percent(tmp_path, monkeyp
     writes = []
 
     def write(engine):
-        writes.append(now[0])
-        start, now[0] = now[0], now[0] + 3.0  # a slow disk
-        saver.written, saver.cost = now[0], now[0] - start
+        writes.append(clock[0])
+        start, clock[0] = clock[0], clock[0] + 3.0  # a slow disk
+        saver.written, saver.cost = clock[0], clock[0] - start
 
     monkeypatch.setattr(saver, "write", write)
-    while now[0] < 10_000:
+    while clock[0] < 10_000:
         saver(Engine())
-        now[0] += 1.0
+        clock[0] += 1.0
     assert writes[0] == pytest.approx(10.0)
-    assert 0.01 < 3.0 * len(writes) / now[0] <= 0.02
+    assert 0.01 < 3.0 * len(writes) / clock[0] <= 0.02
 
 
-def test_threads_and_backend_come_back(tmp_path, caplog):
+def test_threads_and_backend_are_restored(tmp_path, caplog):
     with pytest.raises(Interrupted):
         run(tmp_path, 5)
     stored = json.loads((tmp_path / "choices.json").read_text())
@@ -353,13 +358,13 @@ def test_threads_and_backend_come_back(tmp_path, caplog):
 def test_a_checkpoint_of_other_initial_weights_or_another_function_of_the_same_name_is_refused(tmp_path):
     options = {"epochs": 2, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     build = NETWORKS["mlp"][0]
-    plain, halved = (lambda o, t: mse(o, t)), (lambda o, t: mse(o / 2, t))
-    ds.fit(ds.Ensemble(build, M, seed=1), data(), plain, **options)
+    objective, halved = (lambda o, t: mse(o, t)), (lambda o, t: mse(o / 2, t))
+    ds.fit(ds.Ensemble(build, M, seed=1), data(), objective, **options)
     with pytest.raises(ValueError, match="'initial'"):
-        ds.fit(ds.Ensemble(build, M, seed=2), data(), plain, **options)
+        ds.fit(ds.Ensemble(build, M, seed=2), data(), objective, **options)
     with pytest.raises(ValueError, match="'objective'"):
         ds.fit(ds.Ensemble(build, M, seed=1), data(), halved, **options)
-    ds.fit(ds.Ensemble(build, M, seed=1), data(), plain, **options)
+    ds.fit(ds.Ensemble(build, M, seed=1), data(), objective, **options)
 
 
 def test_a_checkpoint_of_a_function_with_other_numbers_is_refused(tmp_path):
@@ -373,8 +378,8 @@ def test_a_checkpoint_of_a_function_with_other_numbers_is_refused(tmp_path):
         return lambda o, t, *, power=power: mse(o**power, t)
 
     build = NETWORKS["mlp"][0]
-    for place, make in enumerate((powered, with_default, with_named_default)):
-        options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path / str(place), "resume": True}
+    for number, make in enumerate((powered, with_default, with_named_default)):
+        options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path / str(number), "resume": True}
         ds.fit(ds.Ensemble(build, M), data(), make(1), **options)
         ds.fit(ds.Ensemble(build, M), data(), make(1), **options)
         with pytest.raises(ValueError, match="'objective'"):
@@ -393,7 +398,7 @@ class PowerLoss:
         return mse(outputs**self.power, targets)
 
 
-def test_whole_numbers_of_an_objective_count_and_what_it_counts_does_not(tmp_path):
+def test_settings_of_an_objective_identify_it_and_its_counters_do_not(tmp_path):
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     objective = PowerLoss(1)
     ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)

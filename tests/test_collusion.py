@@ -56,11 +56,11 @@ def test_bias_share_at_its_ends():
 def test_codependence_is_the_mean_over_all_subsets(loss, pool, drop):
     outputs = random_outputs()
     targets = random_outputs(1)[0] if loss == "mse" else torch.arange(7) % 3
-    whole = ds.diversity.decompose(outputs, targets, loss=loss, pool=pool).ensemble
-    kept = 5 - int(5 * drop)
+    ensemble_loss = ds.diversity.decompose(outputs, targets, loss=loss, pool=pool).ensemble
+    subset_size = 5 - int(5 * drop)
     rises = [
-        ds.diversity.decompose(outputs[list(subset)], targets, loss=loss, pool=pool).ensemble - whole
-        for subset in itertools.combinations(range(5), kept)
+        ds.diversity.decompose(outputs[list(subset)], targets, loss=loss, pool=pool).ensemble - ensemble_loss
+        for subset in itertools.combinations(range(5), subset_size)
     ]
     exact = torch.stack(rises).mean(0)
     actual = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
@@ -69,8 +69,8 @@ def test_codependence_is_the_mean_over_all_subsets(loss, pool, drop):
     else:
         spread = torch.stack(rises).std(0)
         assert ((actual - exact).abs() < 5 * spread / 20_000**0.5 + 1e-9).all()
-        again = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
-        assert torch.equal(actual, again)
+        repeated = ds.diversity.codependence(outputs, targets, loss=loss, pool=pool, drop=drop, repeats=20_000)
+        assert torch.equal(actual, repeated)
 
 
 def test_sampling_agrees_with_the_closed_form_for_squared_error():
@@ -85,8 +85,8 @@ def test_codependence_at_its_edges(unchecked):
     options = {"loss": "cross_entropy", "pool": "probability"}
     assert not ds.diversity.codependence(outputs, targets, drop=0.1, **options).any()
     assert not ds.diversity.codependence(outputs[:1], targets, drop=0.6, **options).any()
-    same = outputs[:1].expand(5, -1, -1)
-    assert ds.diversity.codependence(same, targets, drop=0.6, **options).abs().max() < 1e-12
+    identical = outputs[:1].expand(5, -1, -1)
+    assert ds.diversity.codependence(identical, targets, drop=0.6, **options).abs().max() < 1e-12
     with pytest.raises(ValueError, match="leave at least one of 5 members; got 1.0"):
         ds.diversity.codependence(outputs, targets, drop=1.0, **options)
 

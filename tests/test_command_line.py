@@ -57,8 +57,8 @@ def command(tmp_path, monkeypatch):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe1,2")
     (tmp_path / "folder.npy").mkdir()
 
-    def run(words, **env):
-        result = CliRunner().invoke(app, words.split() if isinstance(words, str) else words, env=env)
+    def run(arguments, **env):
+        result = CliRunner().invoke(app, arguments.split() if isinstance(arguments, str) else arguments, env=env)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result.exit_code, result.stdout, " ".join(result.stderr.split())
 
@@ -149,7 +149,7 @@ REFUSED = [
     (f"audit other.npz --targets labels.npy {SAVED}", 1, "has no array `outputs` [M, N, C]; it has predictions"),
     (f"audit columns.npz --targets labels.npy {SAVED}", 1, "columns.npz cannot be read"),
     (f"audit absent.npy --targets labels.npy {SAVED}", 1, "there is no file absent.npy"),
-    (f"audit folder.npy --targets labels.npy {SAVED}", 1, "there is no file folder.npy"),
+    (f"audit folder.npy --targets labels.npy {SAVED}", 1, "folder.npy is a folder; give a file"),
     (f"audit in.npy --targets binary.csv {SAVED}", 1, "binary.csv cannot be read as text"),
     (f"{OOD} --gallery g.png --pictures within=pictures.npy", 1, "Channels last? Use numpy.moveaxis(images, -1, 1)"),
     (f"{OOD} --gallery g.png --pictures within=two-channels.npy", 1, "of 1 or 3 channels"),
@@ -173,19 +173,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "message"), REFUSED)
-def test_what_cannot_work_is_refused_in_words_on_stderr(words, code, message, command):
-    found, printed, said = command(words)
-    assert found == code
-    assert message in said
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSED)
+def test_invalid_commands_are_refused_on_stderr(arguments, code, message, command):
+    exit_code, printed, errors = command(arguments)
+    assert exit_code == code
+    assert message in errors
     assert not printed
 
 
 def test_a_folder_of_runs_that_is_a_file_is_refused(command):
-    code, _, said = command(STUDY, DISSENSUS_RUNS="x.txt")
+    code, _, errors = command(STUDY, DISSENSUS_RUNS="x.txt")
     assert code == 2
-    assert "DISSENSUS_RUNS" in said
-    assert "x.txt is a file" in said
+    assert "DISSENSUS_RUNS" in errors
+    assert "x.txt is a file" in errors
 
 
 def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
@@ -199,19 +199,19 @@ def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
     assert "use --device cpu or cuda or cuda:0 or cuda:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [f"{OOD} --figure", f"{AUDIT} --targets labels.npy --page"])
-def test_folders_above_a_place_are_made(words, command, tmp_path):
+@pytest.mark.parametrize("arguments", [f"{OOD} --figure", f"{AUDIT} --targets labels.npy --page"])
+def test_folders_above_a_place_are_made(arguments, command, tmp_path):
     np.save(tmp_path / "labels.npy", np.arange(40) % 4)
-    code, _, said = command(f"{words} other/o.svg --json new/deep/o.json")
-    assert code == 0, said
+    code, _, errors = command(f"{arguments} other/o.svg --json new/deep/o.json")
+    assert code == 0, errors
     assert json.loads((tmp_path / "new/deep/o.json").read_text())
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
 
 
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    code, _, said = command(f"{OOD} --json ~/o.json")
-    assert code == 0, said
+    code, _, errors = command(f"{OOD} --json ~/o.json")
+    assert code == 0, errors
     assert (tmp_path / "home" / "o.json").exists()
     assert not (tmp_path / "~").exists()
 
@@ -222,34 +222,34 @@ def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path, monkeypatch, capsys):
+def test_write_errors_name_the_file_of_the_user(tmp_path, monkeypatch, capsys):
     def full(path, payload):
         raise OSError(28, "No space left on device", str(tmp_path / ".0123.unfinished"))
 
     monkeypatch.setattr(screen, "write_atomically", full)
     with pytest.raises(screen.typer.Exit):
         screen.write_file(tmp_path / "o.json", b"")
-    said = capsys.readouterr().err
-    assert f"{tmp_path / 'o.json'} cannot be written: No space left on device" in said
-    assert "unfinished" not in said
+    errors = capsys.readouterr().err
+    assert f"{tmp_path / 'o.json'} cannot be written: No space left on device" in errors
+    assert "unfinished" not in errors
 
 
-def test_arrays_with_examples_first_are_seen(command):
-    code, printed, said = command("ood examples-first.npy --outside far=examples-first.npy --repeats 5")
+def test_arrays_with_examples_first_are_noticed(command):
+    code, printed, errors = command("ood examples-first.npy --outside far=examples-first.npy --repeats 5")
     assert code == 0
     assert "40 members, 4 classes, examples: 3 within, 3 far" in printed
-    assert "Are examples first? Use numpy.swapaxes(outputs, 0, 1)." in said
+    assert "Are examples first? Use numpy.swapaxes(outputs, 0, 1)." in errors
     assert command(OOD)[2] == ""
 
 
 def test_the_bar_of_scores_and_intervals_only_moves_ahead(command):
-    sets, told = ood._open_sets({"within": Path("in.npy"), "near": Path("near.npy"), "again": Path("near.npy")}), []
-    ood._compare(sets, "logits", 0.05, 5, lambda label, share: told.append((label, share)))
-    shares = [share for _, share in told]
+    sets, reports = ood._open_sets({"within": Path("in.npy"), "near": Path("near.npy"), "again": Path("near.npy")}), []
+    ood._compare(sets, "logits", 0.05, 5, lambda label, share: reports.append((label, share)))
+    shares = [share for _, share in reports]
     assert shares == sorted(set(shares))
     assert (shares[0], shares[-1] < 1) == (0, True)
-    assert [label for label, _ in told][:3] == ["scores of within", "scores of near", "scores of again"]
-    assert "intervals of again: mutual information" in dict(told)
+    assert [label for label, _ in reports][:3] == ["scores of within", "scores of near", "scores of again"]
+    assert "intervals of again: mutual information" in dict(reports)
 
 
 def test_names_with_brackets_are_shown_as_they_are(command):
@@ -279,19 +279,19 @@ def test_an_interrupted_command_says_so_and_leaves_with_the_shells_code(command,
     monkeypatch.setattr(metrics, "threshold", _stop)
     monkeypatch.setattr(ds, "audit", _stop)
     np.save("labels.npy", np.arange(40) % 4)
-    for words in ("demo --fast --out made", OOD, f"{AUDIT} --targets labels.npy"):
-        code, _, said = command(words)
-        assert (code, said) == (130, "interrupted"), words
+    for arguments in ("demo --fast --out made", OOD, f"{AUDIT} --targets labels.npy"):
+        code, _, errors = command(arguments)
+        assert (code, errors) == (130, "interrupted"), arguments
 
 
 def test_an_interrupted_study_goes_on_with_the_same_command(command, monkeypatch):
     monkeypatch.setattr(running, "run", _stop)
-    code, _, said = command(STUDY)
-    assert (code, said) == (130, "interrupted; the same command goes on where it stopped")
+    code, _, errors = command(STUDY)
+    assert (code, errors) == (130, "interrupted; the same command goes on where it stopped")
 
 
 @pytest.fixture
-def kept(tmp_path):
+def robust_arguments(tmp_path):
     """A call that attacks a stored ensemble."""
 
     def call(data):
@@ -302,11 +302,11 @@ def kept(tmp_path):
     return call
 
 
-def test_interrupted_attacks_go_on_where_there_is_a_folder(command, kept, monkeypatch):
+def test_interrupted_attacks_go_on_where_there_is_a_folder(command, robust_arguments, monkeypatch):
     monkeypatch.setattr(attacks, "evaluate", _stop)
-    words = kept("made-images")
-    assert command(words)[2] == "interrupted"
-    assert command(f"{words} --folder f")[2] == "interrupted; the same command goes on where it stopped"
+    arguments = robust_arguments("made-images")
+    assert command(arguments)[2] == "interrupted"
+    assert command(f"{arguments} --folder f")[2] == "interrupted; the same command goes on where it stopped"
 
 
 @pytest.mark.parametrize(
@@ -318,14 +318,14 @@ def test_interrupted_attacks_go_on_where_there_is_a_folder(command, kept, monkey
     ],
 )
 def test_attacks_say_how_images_are_given_to_the_ensemble(
-    data, option, line, standardised, command, kept, tmp_path, unchecked
+    data, option, line, standardised, command, robust_arguments, tmp_path, unchecked
 ):
-    code, printed, said = command(f"{kept(data)}{option} --suite quick --examples 4 --json o.json")
-    assert code == 0, said
+    code, printed, errors = command(f"{robust_arguments(data)}{option} --suite quick --examples 4 --json o.json")
+    assert code == 0, errors
     assert line in " ".join(printed.split())
     assert json.loads((tmp_path / "o.json").read_text())["facts"]["standardised"] is standardised
     assert datasets.is_split_by_seed(data) == (data == "digits")
 
 
-def test_the_help_tells_of_batch_norm(command):
+def test_the_help_mentions_batch_norm(command):
     assert "batch_norm=false" in "".join(command("robust --help", COLUMNS="300")[1].split())

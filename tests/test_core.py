@@ -94,9 +94,13 @@ def test_nan_stays_at_its_own_example():
 def test_a_negative_beta_rewards_agreement():
     values = torch.tensor([[[-1.0]], [[1.0]]], requires_grad=True)
     total = ds.objectives.augmented(values, torch.zeros(1, 1), beta=-1.0, loss="mse", pool="score").total
-    apart = torch.autograd.grad(total, values)[0]
-    alone = torch.autograd.grad(ds.objectives.independent(values, torch.zeros(1, 1), loss="mse").total, values)[0]
-    assert apart[1] > alone[1] > 0, "members are pulled together harder than the loss alone pulls them"
+    augmented_gradient = torch.autograd.grad(total, values)[0]
+    independent_gradient = torch.autograd.grad(
+        ds.objectives.independent(values, torch.zeros(1, 1), loss="mse").total, values
+    )[0]
+    assert augmented_gradient[1] > independent_gradient[1] > 0, (
+        "members are pulled together harder than the loss alone pulls them"
+    )
 
 
 def test_a_users_loss_sees_what_the_pool_says():
@@ -144,13 +148,13 @@ def test_number_and_count_messages():
 
 def test_random_streams_of_different_uses_never_meet():
     seeds = [*range(20), 2**32, 2**63 - 1, 2**64, -1]
-    numbers = [(), (0,), (0, 0), (1,), (1, 0), (2**32,), (0, 1), (11,), (12,), (14,), ("1",), ("", 1)]
-    derived = [derived_seed(seed, use, *words) for seed in seeds for use in Use for words in numbers]
-    assert len(set(derived)) == len(derived) == len(seeds) * len(Use) * len(numbers)
+    keys = [(), (0,), (0, 0), (1,), (1, 0), (2**32,), (0, 1), (11,), (12,), (14,), ("1",), ("", 1)]
+    derived = [derived_seed(seed, use, *key) for seed in seeds for use in Use for key in keys]
+    assert len(set(derived)) == len(derived) == len(seeds) * len(Use) * len(keys)
     assert all(0 <= seed < 2**63 for seed in derived)
     # A seed with a second word in its upper half is not that pair, and no word vanishes.
     assert derived_seed(1 + (2 << 32), Use.SHUFFLE) != derived_seed(1, Use.SHUFFLE, 2)
-    assert len({encoded(*words) for words in numbers}) == len(numbers)
+    assert len({encoded(*key) for key in keys}) == len(keys)
     # Member 11's weights once came from the seed that also keyed what objectives draw.
     members = {derived_seed(0, Use.INITIAL_WEIGHTS, member) for member in range(100)}
     assert not members & {derived_seed(0, use) for use in Use}
@@ -164,9 +168,9 @@ def test_every_derived_seed_names_its_use():
         for call in ast.walk(ast.parse(file.read_text()))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "derived_seed"
     ]
-    used = {arg.attr for _, arg in calls if isinstance(arg, ast.Attribute) and ast.unparse(arg.value) == "Use"}
-    assert len(calls) >= len(used)
-    assert used == {use.name for use in Use}
+    names = {arg.attr for _, arg in calls if isinstance(arg, ast.Attribute) and ast.unparse(arg.value) == "Use"}
+    assert len(calls) >= len(names)
+    assert names == {use.name for use in Use}
     assert all(ast.unparse(arg).startswith("Use.") for _, arg in calls)
 
 
@@ -185,9 +189,9 @@ def test_seeds_and_masks_depend_on_every_word():
     key, step = torch.tensor(11), torch.tensor(3)
     mask = keep_mask((4000,), 0.5, key, step)
     assert torch.equal(mask, keep_mask((4000,), 0.5, key, step))
-    others = [keep_mask((4000,), 0.5, key + 1, step), keep_mask((4000,), 0.5, key, step + 1), mask.roll(1)]
-    for other in [*others, keep_mask((4000,), 0.5, torch.tensor(11 + 2**32), step)]:
-        agreement = (mask == other).double().mean()
+    other_masks = [keep_mask((4000,), 0.5, key + 1, step), keep_mask((4000,), 0.5, key, step + 1), mask.roll(1)]
+    for other_mask in [*other_masks, keep_mask((4000,), 0.5, torch.tensor(11 + 2**32), step)]:
+        agreement = (mask == other_mask).double().mean()
         assert abs(agreement - 0.5) < 0.05
     assert keep_mask((9,), 0.0, key, step).all()
     assert not keep_mask((9,), 1.0, key, step).any()
@@ -247,7 +251,7 @@ REALS, SIGNS = torch.linspace(-1, 1, 20).view(5, 4).double(), torch.tensor([1.0,
 WEIGHTS = [0.2, 0.3, 0.5]
 
 
-def drawn(dtype=torch.float64):
+def random_outputs(dtype=torch.float64):
     return (2 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).to(dtype)
 
 
@@ -255,7 +259,7 @@ def pair(f):
     return f[:, :, :2]  # for what takes two classes alone; the rest of the axes stay
 
 
-def of(module, name, **options):
+def bound_function(module, name, **options):
     return lambda f: getattr(module, name)(f, **options)
 
 
@@ -270,9 +274,9 @@ PROBS = {
 }
 EXAMPLE, PAIRS, NUMBER, REFUSED = "example", "pairs", "number", "refused"
 FUNCTIONS = {
-    "pooling.mean_probability": (of(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
-    "pooling.mean_score": (of(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
-    "pooling.vote_share": (of(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
+    "pooling.mean_probability": (bound_function(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
+    "pooling.mean_score": (bound_function(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
+    "pooling.vote_share": (bound_function(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
     "losses.mse": (targeted(ds.losses, "mse", REALS), EXAMPLE),
     "losses.cross_entropy": (targeted(ds.losses, "cross_entropy", Y), EXAMPLE),
     "losses.brier": (targeted(ds.losses, "brier", Y), EXAMPLE),
@@ -285,16 +289,16 @@ FUNCTIONS = {
     "scores.mean_energy": (ds.scores.mean_energy, EXAMPLE),
     "scores.max_logit": (ds.scores.max_logit, EXAMPLE),
     "scores.table": (lambda f: torch.stack(list(ds.scores.table(f).values())), EXAMPLE),
-    "diversity.ambiguity": (of(ds.diversity, "ambiguity", weights=WEIGHTS), EXAMPLE),
-    "diversity.brier_variance": (of(ds.diversity, "brier_variance", weights=WEIGHTS), EXAMPLE),
-    "diversity.score_kl": (of(ds.diversity, "score_kl", weights=WEIGHTS), EXAMPLE),
-    "diversity.probability_kl_limit": (of(ds.diversity, "probability_kl_limit", weights=WEIGHTS), EXAMPLE),
+    "diversity.ambiguity": (bound_function(ds.diversity, "ambiguity", weights=WEIGHTS), EXAMPLE),
+    "diversity.brier_variance": (bound_function(ds.diversity, "brier_variance", weights=WEIGHTS), EXAMPLE),
+    "diversity.score_kl": (bound_function(ds.diversity, "score_kl", weights=WEIGHTS), EXAMPLE),
+    "diversity.probability_kl_limit": (bound_function(ds.diversity, "probability_kl_limit", weights=WEIGHTS), EXAMPLE),
     "diversity.probability_log_ratio": (targeted(ds.diversity, "probability_log_ratio", Y, weights=WEIGHTS), EXAMPLE),
     "diversity.probability_variance_approximation": (
         targeted(ds.diversity, "probability_variance_approximation", Y),
         EXAMPLE,
     ),
-    "diversity.exponential_family": (of(ds.diversity, "exponential_family", family="categorical"), EXAMPLE),
+    "diversity.exponential_family": (bound_function(ds.diversity, "exponential_family", family="categorical"), EXAMPLE),
     "diversity.hessian_form": (targeted(ds.diversity, "hessian_form", Y, loss="cross_entropy"), EXAMPLE),
     "diversity.vote_disagreement": (lambda f: ds.diversity.vote_disagreement(pair(f), Y, WEIGHTS), EXAMPLE),
     "diversity.decompose": (
@@ -319,7 +323,7 @@ FUNCTIONS = {
     ),
     "diversity.distinct_predictions": (ds.diversity.distinct_predictions, EXAMPLE),
     "diversity.jensen_shannon": (lambda f: ds.diversity.jensen_shannon(f.softmax(-1)), EXAMPLE),
-    "diversity.nonmaximal_volume": (of(ds.diversity, "nonmaximal_volume"), EXAMPLE),
+    "diversity.nonmaximal_volume": (bound_function(ds.diversity, "nonmaximal_volume"), EXAMPLE),
     "diversity.nonmaximal_volume, of labels": (targeted(ds.diversity, "nonmaximal_volume", Y), EXAMPLE),
     "diversity.errors": (lambda f: ds.diversity.errors(f, Y, loss="brier").sum(-1), EXAMPLE),
     "diversity.debias": (lambda f: ds.diversity.debias(f).isnan().any(-1).any(-1), "members"),
@@ -327,7 +331,7 @@ FUNCTIONS = {
     "diversity.error_covariance": (targeted(ds.diversity, "error_covariance", Y, loss="brier"), PAIRS),
     "diversity.error_correlation": (targeted(ds.diversity, "error_correlation", Y, loss="brier"), PAIRS),
     "diversity.plane": (lambda f: _matrix(*ds.diversity.plane(f, Y)), PAIRS),
-    "diversity.bias_share": (of(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
+    "diversity.bias_share": (bound_function(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
     "diversity.dominance": (targeted(ds.diversity, "dominance", Y, loss="cross_entropy", pool="score"), NUMBER),
     "diversity.relative_diversity": (
         targeted(ds.diversity, "relative_diversity", Y, loss="zero_one", pool="vote"),
@@ -404,7 +408,7 @@ def test_outputs_with_more_axes_are_refused(name):
         FUNCTIONS[name][0](dense)
 
 
-def test_dense_outputs_are_told_what_to_do():
+def test_dense_outputs_are_refused_with_a_fix():
     dense, labels = torch.randn(3, 5, 4, 2, 2), torch.randint(4, (5, 2, 2))
     with pytest.raises(ValueError, match=r"got \[3, 5, 4, 2, 2\].*movedim\(2, -1\).flatten\(1, -2\)"):
         ds.pooling.mean_probability(dense)
@@ -416,12 +420,12 @@ def test_dense_outputs_are_told_what_to_do():
 
 
 @every_function
-@pytest.mark.parametrize("place", [0, 1], ids=["class 0", "class 1"])
-def test_nan_in_nan_out(name, place):
+@pytest.mark.parametrize("column", [0, 1], ids=["class 0", "class 1"])
+def test_nan_in_nan_out(name, column):
     call, effect = FUNCTIONS[name]
-    clean = drawn()
+    clean = random_outputs()
     spoilt = clean.clone()
-    spoilt[1, 2, place] = math.nan
+    spoilt[1, 2, column] = math.nan
     if effect == REFUSED:
         call(clean)
         with pytest.raises(ValueError, match="NaN"):
@@ -434,10 +438,10 @@ def test_nan_in_nan_out(name, place):
     elif effect == "members":  # the ensemble's mean is NaN at that example, and each bias is a mean over examples
         assert (before.any(), after.all()) == (False, True)
     elif effect == PAIRS:
-        here = torch.zeros(3, 3, dtype=torch.bool)
-        here[1] = here[:, 1] = True
-        assert after[..., here].isnan().all()
-        torch.testing.assert_close(after[..., ~here], before[..., ~here])
+        affected = torch.zeros(3, 3, dtype=torch.bool)
+        affected[1] = affected[:, 1] = True
+        assert after[..., affected].isnan().all()
+        torch.testing.assert_close(after[..., ~affected], before[..., ~affected])
     elif effect == EXAMPLE:
         axis = before.shape.index(5) if before.ndim else 0
         before, after = before.movedim(axis, 0), after.movedim(axis, 0)
@@ -449,15 +453,15 @@ def test_nan_in_nan_out(name, place):
 
 @pytest.mark.parametrize("name", ["scores", "inside", "outside"])
 def test_numbers_of_a_whole_data_set_refuse_nan(name):
-    good, bad = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, math.nan, 2.0])
-    inside, outside = (bad, good) if name == "inside" else (good, bad)
+    finite, with_nan = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, math.nan, 2.0])
+    inside, outside = (with_nan, finite) if name == "inside" else (finite, with_nan)
     calls = [
         lambda: ds.metrics.auroc(inside, outside),
         lambda: ds.metrics.ood(inside, outside),
         lambda: ds.metrics.compared((inside, outside), (inside, outside)),
-        lambda: ds.metrics.threshold(bad),
-        lambda: ds.metrics.risk_coverage(bad, good),
-        lambda: ds.metrics.risk_coverage(good, bad),
+        lambda: ds.metrics.threshold(with_nan),
+        lambda: ds.metrics.risk_coverage(with_nan, finite),
+        lambda: ds.metrics.risk_coverage(finite, with_nan),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="NaN"):
@@ -468,9 +472,9 @@ def test_nan_targets_give_nan():
     soft = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64).repeat(5, 1)
     soft[2, 3] = math.nan
     for values in (
-        ds.losses.cross_entropy(drawn(), soft),
-        ds.losses.brier(drawn(), soft),
-        ds.diversity.probability_log_ratio(drawn(), soft),
+        ds.losses.cross_entropy(random_outputs(), soft),
+        ds.losses.brier(random_outputs(), soft),
+        ds.diversity.probability_log_ratio(random_outputs(), soft),
     ):
         assert values[..., 2].isnan().all()
         assert values[..., [0, 1, 3, 4]].isfinite().all()
@@ -482,15 +486,15 @@ def test_nan_targets_give_nan():
 OF_PROBABILITIES = {*(f"scores.{name}" for name in PROBS), "diversity.jensen_shannon"}
 TRAINED = {name for name in FUNCTIONS if name.split(",")[0].removeprefix("objectives.") in ds.objectives.OBJECTIVES}
 """Objectives, which have a table of their own in test_objectives_contract."""
-half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+half_precisions = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
 
-@half
+@half_precisions
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in OF_PROBABILITIES and name not in TRAINED])
 def test_half_precision_is_computed_as_float32(name, dtype):
     """The numbers of half-precision outputs are those of the same outputs in float32, to the bit."""
     call, _ = FUNCTIONS[name]
-    outputs = drawn(dtype)
+    outputs = random_outputs(dtype)
     actual, expected = numbers(call(outputs)), numbers(call(outputs.float()))
     if isinstance(actual, torch.Tensor) and actual.is_floating_point():
         assert actual.dtype != dtype
@@ -499,9 +503,9 @@ def test_half_precision_is_computed_as_float32(name, dtype):
         assert str(actual) == str(expected)
 
 
-@half
+@half_precisions
 def test_agreement_and_hardness_are_finite_at_extreme_logits(dtype):
-    logits = (1e4 * drawn().sign()).to(dtype)
+    logits = (1e4 * random_outputs().sign()).to(dtype)
     logits[2] = logits[1]  # members that agree entirely
     logits.requires_grad_()
     assert ds.objectives.hardness(logits, Y).isfinite().all()
@@ -559,11 +563,11 @@ def test_the_share_of_bias_is_a_share(seed, spread, pool):
 
 
 def test_the_plane_keeps_its_precision():
-    points = ds.diversity.plane(drawn(), Y)
+    points = ds.diversity.plane(random_outputs(), Y)
     assert points.accuracy.dtype == points.diversity.dtype == torch.float64
-    right = (drawn().argmax(-1) == Y).double().mean(-1)
-    assert points.accuracy.tolist() == [(right[i] + right[j]).item() / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert ds.diversity.plane(drawn(torch.bfloat16), Y).diversity.dtype == torch.float32
+    accuracies = (random_outputs().argmax(-1) == Y).double().mean(-1)
+    assert points.accuracy.tolist() == [(accuracies[i] + accuracies[j]).item() / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert ds.diversity.plane(random_outputs(torch.bfloat16), Y).diversity.dtype == torch.float32
 
 
 # --- members of weight zero -------------------------------------------------------------------------------------------
@@ -576,8 +580,8 @@ WEIGHTED = {
     "vote_share": lambda f, w: ds.pooling.vote_share(f, w),
     **{
         f"decompose {loss} {pool}": (
-            lambda f, w, t=t, how={"loss": loss, "pool": pool}: torch.stack(
-                ds.diversity.decompose(f, t, weights=w, **how)
+            lambda f, w, t=t, options={"loss": loss, "pool": pool}: torch.stack(
+                ds.diversity.decompose(f, t, weights=w, **options)
             )
         )
         for loss, pool, t in [
@@ -614,25 +618,25 @@ WEIGHTED = {
 
 @pytest.mark.parametrize("name", WEIGHTED)
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan, 1e300], ids=["inf", "-inf", "nan", "overflow"])
-def test_a_member_of_weight_zero_is_absent_whatever_it_says(name, odd):
+def test_outputs_of_a_member_of_weight_zero_do_not_count(name, odd):
     call = WEIGHTED[name]
-    kept = drawn()[[0, 2]].requires_grad_()
-    outputs = drawn()
+    present = random_outputs()[[0, 2]].requires_grad_()
+    outputs = random_outputs()
     outputs[1, 1:3] = odd
     outputs.requires_grad_()
-    actual, expected = call(outputs, ABSENT), call(kept, [0.5, 0.5])
+    actual, expected = call(outputs, ABSENT), call(present, [0.5, 0.5])
     scale = 3 / 2 if name.startswith(("independent", "augmented")) else 1.0  # totals are M times the mean
     torch.testing.assert_close(actual, scale * expected)
     if not actual.requires_grad:
         return
     (gradient,) = torch.autograd.grad(actual.sum(), outputs)
-    (wanted,) = torch.autograd.grad(expected.sum(), kept)
-    torch.testing.assert_close(gradient[[0, 2]], scale * wanted)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), present)
+    torch.testing.assert_close(gradient[[0, 2]], scale * expected_gradient)
     assert (gradient[1] == 0).all()
 
 
-def test_the_loss_of_a_member_of_weight_zero_is_still_told():
-    outputs = drawn()
+def test_the_loss_of_a_member_of_weight_zero_is_still_reported():
+    outputs = random_outputs()
     outputs[1] = math.inf
     parts = ds.objectives.independent(outputs, REALS, loss="mse", weights=ABSENT).parts
     assert parts["member_loss"].isinf().tolist() == [False, True, False]
@@ -640,9 +644,9 @@ def test_the_loss_of_a_member_of_weight_zero_is_still_told():
 
 
 def test_accuracies_of_studies_do_not_count_nan_as_an_answer():
-    spoilt = drawn()
+    spoilt = random_outputs()
     spoilt[1, 2, 0] = math.nan
     for name in ("accuracy", "accuracy_top5", "member_accuracy", "worst_member_accuracy", "error_rate"):
         measure = getattr(measures, name)
-        assert math.isfinite(measure(drawn(), Y, "cross_entropy", "probability")), name
+        assert math.isfinite(measure(random_outputs(), Y, "cross_entropy", "probability")), name
         assert math.isnan(measure(spoilt, Y, "cross_entropy", "probability")), name

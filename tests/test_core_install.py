@@ -105,14 +105,14 @@ COMMANDS = {
 """Every command, and what it says where it cannot work."""
 
 
-def python(script, *words, cwd):
+def python(script, *arguments, cwd):
     env = {**os.environ, "PYTHONPATH": str(Path(ds.__file__).parents[1]), "DISSENSUS_DATA": str(cwd / "data")}
-    told = {"cwd": cwd, "env": env, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, "-c", script, *words], check=False, **told)
+    results_of_commands = {"cwd": cwd, "env": env, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, "-c", script, *arguments], check=False, **results_of_commands)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def results_of_commands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("core")
     torch.manual_seed(0)
     np.savez(folder / "in.npz", outputs=torch.randn(3, 40, 4).numpy(), targets=torch.randint(4, (40,)).numpy())
@@ -127,12 +127,12 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_works_or_names_the_extra(words, told):
-    code, said, broken = told[words]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_works_or_names_the_extra(command, results_of_commands):
+    code, output, broken = results_of_commands[command]
     assert not broken, broken
-    assert COMMANDS[words] in said
-    assert (code == 0) == (not COMMANDS[words]), said
+    assert COMMANDS[command] in output
+    assert (code == 0) == (not COMMANDS[command]), output
 
 
 def test_every_command_is_among_those_above():
@@ -142,7 +142,11 @@ def test_every_command_is_among_those_above():
 
     def names(command, before=""):
         inner = getattr(command, "commands", None)
-        return [before] if inner is None else [n for key, own in inner.items() for n in names(own, f"{before} {key}")]
+        return (
+            [before]
+            if inner is None
+            else [n for key, subcommand in inner.items() for n in names(subcommand, f"{before} {key}")]
+        )
 
     missing = [
         name for name in map(str.strip, names(get_command(app))) if not any(w.startswith(name) for w in COMMANDS)
@@ -170,8 +174,8 @@ def test_every_module_can_be_imported(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_the_command_line_names_its_extra(missing, tmp_path):
-    other = "rich" if missing == "typer" else "click"
-    script = f"{HIDE}\nonly(*CORE, {other!r})\nimport runpy\n"
+    present = "rich" if missing == "typer" else "click"
+    script = f"{HIDE}\nonly(*CORE, {present!r})\nimport runpy\n"
     done = python(script + "runpy.run_module('dissensus', run_name='__main__')", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip().count("\n") == 0, done.stderr

@@ -27,8 +27,8 @@ def photographs(n=24, channels=3, height=32, width=32, dtype=torch.float32):
     generator = torch.Generator().manual_seed(4)
     draws = torch.rand(n, channels, 60, 3, 1, 1, generator=generator)
     length, angle, phase = 4 * 16 ** draws[:, :, :, 0], 6.3 * draws[:, :, :, 1], 6.3 * draws[:, :, :, 2]
-    along = torch.arange(height).view(-1, 1) * angle.sin() + torch.arange(width) * angle.cos()
-    waves = (length * (6.3 * along / length + phase).sin()).sum(2)
+    projection = torch.arange(height).view(-1, 1) * angle.sin() + torch.arange(width) * angle.cos()
+    waves = (length * (6.3 * projection / length + phase).sin()).sum(2)
     return ((0.5 + waves / 500) * 255).round().div(255).clamp(0, 1).to(dtype)
 
 
@@ -58,13 +58,13 @@ def test_range_shape_and_dtype_are_kept(name, severity):
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_and_order_change_nothing(name):
     x = photographs(20)
-    whole = corrupt(x, name, 3, seed=7)
-    assert torch.equal(torch.cat([corrupt(part, name, 3, seed=7) for part in x.split(7)]), whole)
-    assert torch.equal(corrupt(x[5:6], name, 3, seed=7), whole[5:6])
+    expected = corrupt(x, name, 3, seed=7)
+    assert torch.equal(torch.cat([corrupt(part, name, 3, seed=7) for part in x.split(7)]), expected)
+    assert torch.equal(corrupt(x[5:6], name, 3, seed=7), expected[5:6])
     order = torch.randperm(20)
-    assert torch.equal(corrupt(x[order], name, 3, seed=7), whole[order])
+    assert torch.equal(corrupt(x[order], name, 3, seed=7), expected[order])
     last = corrupt(x.contiguous(memory_format=torch.channels_last), name, 3, seed=7)
-    torch.testing.assert_close(last, whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(last, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,17 +98,17 @@ def test_uniform_numbers_are_uniform_and_independent():
     assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-3
     flat = u.flatten(1)
     assert abs(np.corrcoef(flat[:, :-1].flatten(), flat[:, 1:].flatten())[0, 1]) < 0.01
-    others = (torch.corrcoef(flat) - torch.eye(50)).abs()
-    assert others.max() < 0.1
+    correlations = (torch.corrcoef(flat) - torch.eye(50)).abs()
+    assert correlations.max() < 0.1
     assert abs(np.corrcoef(flat.flatten(), uniform(x, 12346).double().flatten())[0, 1]) < 0.01
 
 
 def test_uniform_numbers_depend_on_every_pixel():
     x = photographs(1)
     for position in [(0, 0, 0, 0), (0, 2, 31, 31), (0, 1, 5, 9)]:
-        other = x.clone()
-        other[position] = 1 - other[position]
-        assert not torch.equal(uniform(x, 0), uniform(other, 0))
+        changed = x.clone()
+        changed[position] = 1 - changed[position]
+        assert not torch.equal(uniform(x, 0), uniform(changed, 0))
     zeros = torch.zeros(1, 1, 2, 2)
     assert torch.equal(uniform(zeros, 0), uniform(-zeros, 0))
 

@@ -36,7 +36,7 @@ def report(command):
 
 
 @pytest.fixture(scope="module")
-def again():
+def python_result():
     """The same runs, called from Python."""
     return demo.run(TINY)
 
@@ -59,20 +59,22 @@ def test_result_holds_every_run_and_decomposes(result):
 
 
 @pytest.mark.slow
-def test_every_ensemble_of_the_first_seed_is_audited(result, again):
-    assert again.to_dict()["verdicts"] == result["verdicts"]
-    assert len(again.audits) == len(result["verdicts"]) == 3 * 5
-    assert again.audits["digits, scores", 1.0].reference is not None
-    assert again.audits["digits, scores", 0.0].reference is None, "it is the reference"
-    assert [str(row[0]) for row in demo_page.verdict_rows(again)] == ["0", "0.5", "0.75", "0.9", "1"]
+def test_every_ensemble_of_the_first_seed_is_audited(result, python_result):
+    assert python_result.to_dict()["verdicts"] == result["verdicts"]
+    assert len(python_result.audits) == len(result["verdicts"]) == 3 * 5
+    assert python_result.audits["digits, scores", 1.0].reference is not None
+    assert python_result.audits["digits, scores", 0.0].reference is None, "it is the reference"
+    assert [str(row[0]) for row in demo_page.verdict_rows(python_result)] == ["0", "0.5", "0.75", "0.9", "1"]
 
 
 @pytest.mark.slow
-def test_runs_are_reproducible_and_no_number_is_lost_in_json(result, again):
-    for stored, run in zip(result["runs"], again.runs, strict=True):
+def test_runs_are_reproducible_and_no_number_is_lost_in_json(result, python_result):
+    for stored, run in zip(result["runs"], python_result.runs, strict=True):
         assert stored["test"]["ensemble"] == pytest.approx(run.test["ensemble"], rel=1e-4)
         assert len(stored["rise"]) == len(run.rise) == 3
-    for run, stored in zip(again.to_dict()["runs"], json.loads(json.dumps(again.to_dict()))["runs"], strict=True):
+    for run, stored in zip(
+        python_result.to_dict()["runs"], json.loads(json.dumps(python_result.to_dict()))["runs"], strict=True
+    ):
         assert stored == {**run, "rise": list(run["rise"])}
 
 
@@ -109,7 +111,7 @@ def test_page_is_self_contained(report):
     assert text.count("<figure>") == 15
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     assert "<script" not in text
-    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http://www.w3.org", "")
+    assert "://" not in text
     assert dissensus.__version__ in text
 
 
@@ -143,15 +145,15 @@ def test_page_in_a_real_browser(report, tmp_path, width):
     options = ["--headless", "--no-sandbox", "--disable-gpu", profile, "--enable-logging=stderr"]
     command = [browser, *options, f"--window-size={width},900", "--dump-dom", probed.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout).group(1))
-    assert found["errors"] == []
+    measured = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout).group(1))
+    assert measured["errors"] == []
     assert "CONSOLE" not in done.stderr, done.stderr
-    assert len(found["svgs"]) == 15
-    for box_width, box_height, marks in found["svgs"]:
+    assert len(measured["svgs"]) == 15
+    for box_width, box_height, marks in measured["svgs"]:
         assert box_width > 200
         assert box_height > 100
         assert marks > 20
-    assert found["wide"] <= found["inner"], "the page scrolls sideways"
+    assert measured["wide"] <= measured["inner"], "the page scrolls sideways"
 
 
 def test_the_command(command, result, tmp_path):
@@ -172,8 +174,8 @@ def test_help_is_enough_to_work_from():
     assert "demo" in top
     assert "dissensus demo" in top
     help_text = CliRunner().invoke(cli.app, ["demo", "--help"]).output
-    for word in ("--fast", "--out", "report.html", "runs/demo"):
-        assert word in help_text
+    for text in ("--fast", "--out", "report.html", "runs/demo"):
+        assert text in help_text
     assert dissensus.__version__ in CliRunner().invoke(cli.app, ["--version"]).output
 
 

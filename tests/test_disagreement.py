@@ -14,8 +14,8 @@ M, B, C = 4, 6, 5
 
 def logits(members=M, batch=B, classes=C, seed=0, scale=2.0):
     generator = torch.Generator().manual_seed(seed)
-    drawn = scale * torch.randn(members, batch, classes, generator=generator, dtype=torch.float64)
-    return drawn, torch.randint(classes, (batch,), generator=generator)
+    outputs = scale * torch.randn(members, batch, classes, generator=generator, dtype=torch.float64)
+    return outputs, torch.randint(classes, (batch,), generator=generator)
 
 
 def agreement_by_loops(probs):
@@ -76,8 +76,8 @@ def test_weights_are_equation_4():
     loss = torch.nn.functional.cross_entropy(f.mean(0), y, reduction="none")
     torch.testing.assert_close(hardness(f, y), loss / loss.mean() ** 2)
     torch.testing.assert_close(hardness(f, y).mean(), 1 / loss.mean())  # equation 5
-    at = f.mean(0).softmax(-1)[torch.arange(B), y]
-    torch.testing.assert_close(hardness(f, y, "inverse"), 1 / at / loss.mean() ** 2)
+    label_probs = f.mean(0).softmax(-1)[torch.arange(B), y]
+    torch.testing.assert_close(hardness(f, y, "inverse"), 1 / label_probs / loss.mean() ** 2)
     sure = 50 * torch.nn.functional.one_hot(y, C).double().expand(M, -1, -1)
     assert hardness(sure, y).isfinite().all()
 
@@ -138,9 +138,9 @@ def test_any_disagreement_term():
         return torch.stack([(probs[i] * probs[j]).sum(-1) for i, j in itertools.combinations(range(M), 2)]).sum(0)
 
     parts = ldr(f, y, strength=0.5, disagreement=closeness)
-    alone = ds.objectives.independent(f, y, loss="cross_entropy").total
+    independent_total = ds.objectives.independent(f, y, loss="cross_entropy").total
     torch.testing.assert_close(
-        parts.total, alone + 0.5 / (M - 1) * (hardness(f, y) * closeness(f.log_softmax(-1))).mean()
+        parts.total, independent_total + 0.5 / (M - 1) * (hardness(f, y) * closeness(f.log_softmax(-1))).mean()
     )
     with pytest.raises(ValueError, match="one number per example"):
         ldr(f, y, strength=0.5, disagreement=lambda log_probs: log_probs.sum())
@@ -172,17 +172,17 @@ def test_members_that_say_the_same_share_all_information():
         (lambda f, y: ldr(f, y, strength=1.0, disagreement="a2e"), "Did you mean 'a2d'"),
     ],
 )
-def test_what_cannot_disagree_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call(*logits())
 
 
-def test_sweeps_over_the_strength_equal_lone_fits():
+def test_sweeps_over_the_strength_equal_single_runs():
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(40, 4, generator=generator, dtype=torch.float64), torch.randint(3, (40,), generator=generator)
     build = lambda: ds.nets.mlp(4, 3, (8,))  # noqa: E731
     options = {"epochs": 3, "batch_size": 16, "lr": 0.02, "members": 3}
     swept = ds.sweep(build, (x, y), ldr, grid={"strength": [0.0, 2.0]}, **options)
     for i, strength in enumerate((0.0, 2.0)):
-        alone = ds.sweep(build, (x, y), ldr, grid={"strength": [strength]}, **options)
-        torch.testing.assert_close(swept.run(i).predict(x), alone.run(0).predict(x), rtol=1e-8, atol=1e-10)
+        single = ds.sweep(build, (x, y), ldr, grid={"strength": [strength]}, **options)
+        torch.testing.assert_close(swept.run(i).predict(x), single.run(0).predict(x), rtol=1e-8, atol=1e-10)

@@ -1,5 +1,6 @@
 """README and documentation: the code in them runs, and what they point at exists."""
 
+import importlib
 import json
 import os
 import re
@@ -45,9 +46,9 @@ def test_lock_pins_every_package_exactly():
     assert "torch==2.13.0" in lines
 
 
-def render_tables(folder, *words):
+def render_tables(folder, *arguments):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "docs/tables", *words]
+    command = [sys.executable, "docs/tables", *arguments]
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, check=False)
 
 
@@ -56,6 +57,7 @@ def test_tables_are_rendered_from_the_results():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_stale_tables_are_named_and_written(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
     for folder in ("benchmarks/results", "src/dissensus/studies/specs"):
@@ -66,6 +68,20 @@ def test_stale_tables_are_named_and_written(tmp_path):
     assert render_tables(tmp_path).returncode == 0
     assert page.read_text() == (ROOT / "docs" / "speed.md").read_text()
     assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check]")
+
+
+def test_a_section_without_a_result_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "tables")
+    layout, speed = (importlib.import_module(name) for name in ("layout", "speed"))
+    for module in (layout, speed):
+        monkeypatch.setattr(module, "BENCHMARKS", tmp_path)
+    assert speed.TABLES["attacks-gpu"]() == ""
+    rows = [{"attack": "PGD", "members": 5, "milliseconds": {"eager": 30.0, "captured": 10.0}}]
+    content = {"made": {"device": "a GPU", "command": "python benchmarks/attacks_gpu.py"}, "rows": rows}
+    (tmp_path / "attacks_gpu.json").write_text(json.dumps(content))
+    text = speed.TABLES["attacks-gpu"]()
+    assert text.startswith("## Attacks, on a GPU\n\nMilliseconds of a whole call")
+    assert "| PGD | 5 | 30 | 10 | 3.0× |" in text
 
 
 def test_the_readmes_figure_is_the_benchmarks():

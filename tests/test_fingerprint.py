@@ -39,7 +39,7 @@ def by_namespace(x):
 
 
 def through_another(x):
-    return [by_global(each) for each in x]
+    return [by_global(row) for row in x]
 
 
 def closing(strength):
@@ -47,8 +47,8 @@ def closing(strength):
 
 
 def defaulting(strength):
-    def function(x, by=strength):
-        return by * x
+    def function(x, factor_by_default=strength):
+        return factor_by_default * x
 
     return function
 
@@ -92,9 +92,11 @@ def changed(change):
 
 
 def class_of(body, name="Net"):
-    made = {}
-    exec(f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, made)
-    return made[name]
+    namespace = {}
+    exec(
+        f"class {name}(nn.Module):\n def forward(self, x):\n  return {body}", {"nn": nn, "__name__": "user"}, namespace
+    )
+    return namespace[name]
 
 
 def sequential(*names):
@@ -113,9 +115,9 @@ def with_attribute(value):
 
 
 def documented(text):
-    made = {}
-    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, made)
-    return made["function"]
+    namespace = {}
+    exec(f"def function(x):\n    {text!r}\n    # {text}\n    return [x]", {"__name__": "user"}, namespace)
+    return namespace["function"]
 
 
 class Setting(enum.Enum):
@@ -266,7 +268,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_told_apart(name):
+def test_different_objects_have_different_fingerprints(name):
     first, second = DIFFERENT[name]
     assert fingerprint(first) != fingerprint(second)
     assert fingerprint(first) == fingerprint(first)
@@ -295,7 +297,6 @@ SAME = {
     "sharing": ([1.5, [2.5]], (lambda a: [a[0], [2.5]])([1.5])),
     "name of a function": (eval("lambda x: x"), eval("lambda x: x", {"__name__": "elsewhere"})),
     "docstring and comment": (documented("one"), documented("another")),
-    "compiled": (torch.compile(network(3), backend="eager"), torch.compile(network(3), backend="eager")),
     "class made again": (class_of("x"), class_of("x")),
     "class of another module": (class_of("x"), in_module(class_of("x"), "elsewhere")),
     "variable of a module that is not used": (
@@ -323,8 +324,13 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_alike_is_the_same(name):
+def test_equal_objects_have_equal_fingerprints(name):
     first, second = SAME[name]
+    assert fingerprint(first) == fingerprint(second)
+
+
+def test_networks_compiled_twice_are_the_same():
+    first, second = (torch.compile(network(3), backend="eager") for _ in range(2))
     assert fingerprint(first) == fingerprint(second)
 
 
@@ -365,9 +371,9 @@ def indexing(entries, factor):
 
 
 def through_default(entries, factor):
-    def function(x, calls=entries, by=factor):
+    def function(x, calls=entries, factor_by_default=factor):
         calls.append(x)
-        return by * x
+        return factor_by_default * x
 
     return function
 
@@ -407,9 +413,9 @@ class CountingNetwork(nn.Module):
 
 
 def loss_of(calls, factor):
-    made = Counter(0, factor)
-    made.calls = calls
-    return made.loss
+    counter = Counter(0, factor)
+    counter.calls = calls
+    return counter.loss
 
 
 PROGRESS = {
@@ -426,7 +432,7 @@ PROGRESS = {
 
 
 @pytest.mark.parametrize("name", PROGRESS)
-def test_what_a_call_changes_can_be_left_out(name):
+def test_attributes_that_a_call_changes_can_be_left_out(name):
     """A training that ran is recognised by its settings, though its objective has counted calls."""
     make = PROGRESS[name]
     progress = functools.partial(fingerprint, skip_progress=True)
@@ -445,8 +451,8 @@ def test_differences_are_named_by_setting():
     settings = {"lr": 0.1, "objective": closing(2), "grid": {"a": [1]}}
     stored = json.loads(json.dumps(fingerprints(settings)))
     assert differing(stored, fingerprints(settings)) == []
-    other = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
-    assert differing(stored, fingerprints(other)) == ["lr", "objective", "seed"]
+    changed_settings = {"lr": 0.2, "objective": closing(3), "grid": {"a": [1]}, "seed": None}
+    assert differing(stored, fingerprints(changed_settings)) == ["lr", "objective", "seed"]
     assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
 
 
@@ -494,7 +500,7 @@ def test_a_script_counts_by_its_graph_and_not_by_its_lines(tmp_path, monkeypatch
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_what_cannot_be_inspected_may_count_by_its_type():
+def test_opaque_objects_may_be_identified_by_type():
     types_met = []
     opaque = functools.partial(fingerprint, opaque=types_met)
     assert opaque(closing(i for i in range(3))) == opaque(closing(i for i in range(4)))
@@ -535,11 +541,13 @@ def test_passes_do_not_change_what_a_network_is():
         before = fingerprint(model)
         model(torch.rand(5, 3))
         assert fingerprint(model) == before
-    plain = network()
-    assert fingerprint(torch.compile(plain, backend="eager")) != fingerprint(torch.compile(network(1), backend="eager"))
+    model_without_pass = network()
+    assert fingerprint(torch.compile(model_without_pass, backend="eager")) != fingerprint(
+        torch.compile(network(1), backend="eager")
+    )
 
 
-def test_what_cannot_be_looked_into_is_refused():
+def test_opaque_objects_are_refused():
     with pytest.raises(TypeError, match="must be taken of things that can be inspected; got builtins.generator"):
         fingerprint(closing(i for i in range(3)))
 
@@ -569,7 +577,7 @@ print(fingerprint([Net(), attack, lambda x: x in WORDS, WORDS]))
 
 
 @pytest.mark.slow
-def test_it_is_the_same_in_every_process():
+def test_fingerprints_are_equal_in_every_process():
     printed = set()
     for seed in ("1", "2", "3"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

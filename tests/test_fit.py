@@ -38,23 +38,23 @@ def weights(ensemble):
     return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMISERS)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "tied", "plain_average_norm"])
 def test_fit_equals_separate_trainings(name, optimizer):
-    theirs, options = OPTIMISERS[optimizer]
+    make_optimiser, options = OPTIMISERS[optimizer]
     x, y = regression(NETWORKS[name][1])
     rates = [0.01, 0.003, 0.02]
     ensemble = ensemble_of(name)
     ensemble.body.set_keys([(5, member) for member in range(M)])
-    alone = [ensemble.member(i) for i in range(M)]
+    independent = [ensemble.member(i) for i in range(M)]
     schedule = ds.train.schedules.step([4], 0.3)
     ds.fit(
         ensemble,
@@ -70,8 +70,8 @@ def test_fit_equals_separate_trainings(name, optimizer):
         **options,
     )
     loader = TensorBatches(x, y, batch_size=BATCH, seeds=[5], device=torch.device("cpu"))
-    for i, module in enumerate(alone):
-        optimiser = theirs(module.parameters(), lr=rates[i], **options)
+    for i, module in enumerate(independent):
+        optimiser = make_optimiser(module.parameters(), lr=rates[i], **options)
         for epoch in range(7):
             optimiser.param_groups[0]["lr"] = rates[i] * (0.3 if epoch >= 4 else 1.0)
             for xs, ys in loader.epoch(epoch):
@@ -86,13 +86,13 @@ def test_fit_equals_separate_trainings(name, optimizer):
 def test_backends_train_to_the_same_weights_under_an_interacting_objective(name):
     x, y = regression(NETWORKS[name][1])
     objective = partial(ds.objectives.augmented, beta=0.8, loss="mse", pool="score")
-    found = []
+    trained = []
     for backend in ("loop", "vmap", "batched"):
         ensemble = ensemble_of(name, backend)
         ds.fit(ensemble, (x, y), objective, epochs=7, batch_size=BATCH, lr=0.01, seed=2)
-        found.append(weights(ensemble))
-    assert_same(found[1], found[0])
-    assert_same(found[2], found[0])
+        trained.append(weights(ensemble))
+    assert_same(trained[1], trained[0])
+    assert_same(trained[2], trained[0])
 
 
 def test_members_of_different_architectures_train_together():
@@ -128,8 +128,8 @@ def test_sources_agree():
         history = ds.fit(ensemble, data, mse, epochs=2, batch_size=BATCH, shuffle=False)
         assert history.steps == 6
         ordered.append(weights(ensemble))
-    for other in ordered[1:]:
-        assert_same(other, ordered[0])
+    for tensors in ordered[1:]:
+        assert_same(tensors, ordered[0])
     shuffled = []
     for seed in (0, 0, 1):
         ensemble = ensemble_of("mlp", "loop")
@@ -141,19 +141,19 @@ def test_sources_agree():
 
 def test_drop_last_and_augment():
     x, y = regression()
-    seen = []
+    batches = []
 
     def augment(batch, generator):
-        seen.append((len(batch), torch.rand(1, generator=generator).item()))
+        batches.append((len(batch), torch.rand(1, generator=generator).item()))
         return batch + 1
 
     ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=2, batch_size=BATCH, drop_last=True, augment=augment)
-    assert [size for size, _ in seen] == [8] * 4
-    assert len({draw for _, draw in seen}) == 4
-    again = list(seen)
-    seen.clear()
+    assert [size for size, _ in batches] == [8] * 4
+    assert len({draw for _, draw in batches}) == 4
+    first_batches = list(batches)
+    batches.clear()
     ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=2, batch_size=BATCH, drop_last=True, augment=augment)
-    assert seen == again
+    assert batches == first_batches
     with pytest.raises(ValueError, match="at most 22 with drop_last"):
         ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=1, batch_size=64, drop_last=True)
 
@@ -197,26 +197,28 @@ def test_early_stopping_per_member_keeps_each_members_own_best():
     options = {"epochs": 60, "batch_size": 5, "lr": [0.01, 0.001, 0.05]}
     history = ds.fit(ensemble, train, mse, validation=held_out, patience=4, watch="member", **options)
     curves = list(zip(*history.column("validation"), strict=True))
-    own = mse(ensemble.predict(held_out[0]), held_out[1]).parts["member_loss"]
+    member_losses = mse(ensemble.predict(held_out[0]), held_out[1]).parts["member_loss"]
     assert len(set(history.best_epoch)) > 1
     for member, curve in enumerate(curves):
         assert history.best_epoch[member] == 1 + curve.index(min(curve))
-        assert own[member].item() == pytest.approx(min(curve), rel=1e-5)
-    lone = ds.Ensemble(NETWORKS["norm_first"][0], M).subset([1])
-    lone_history = ds.fit(lone, train, mse, validation=held_out, patience=4, watch="member", **{**options, "lr": 0.001})
-    assert lone_history.best_epoch[0] == history.best_epoch[1], "a member's stopping depends on its neighbours"
+        assert member_losses[member].item() == pytest.approx(min(curve), rel=1e-5)
+    single = ds.Ensemble(NETWORKS["norm_first"][0], M).subset([1])
+    single_history = ds.fit(
+        single, train, mse, validation=held_out, patience=4, watch="member", **{**options, "lr": 0.001}
+    )
+    assert single_history.best_epoch[0] == history.best_epoch[1], "a member's stopping depends on its neighbours"
 
 
-def test_validation_by_fraction_and_own_metric():
+def test_validation_by_fraction_and_custom_metric():
     x, y = regression(n=30)
-    seen = []
+    shapes = []
 
     def metric(outputs, targets):
-        seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return float(len(seen))  # rises: the first epoch is the best
+        shapes.append((tuple(outputs.shape), tuple(targets.shape)))
+        return float(len(shapes))  # rises: the first epoch is the best
 
     history = ds.fit(ensemble_of("mlp"), (x, y), mse, epochs=3, validation=0.2, metric=metric, mode="min")
-    assert seen == [((M, 6, 3), (6, 3))] * 3
+    assert shapes == [((M, 6, 3), (6, 3))] * 3
     assert history.best_epoch == 1
     assert history.column("validation") == [1.0, 2.0, 3.0]
     with pytest.raises(ValueError, match="`metric` must give one number per member; got \\[\\]"):
@@ -316,16 +318,16 @@ def test_divergence_does_not_spoil_batch_norm_statistics():
 
 
 def test_bf16_runs_networks_under_autocast_and_the_objective_in_float32():
-    seen = set()
+    dtypes = set()
 
     def objective(outputs, targets):
-        seen.add(outputs.dtype)
+        dtypes.add(outputs.dtype)
         return mse(outputs, targets)
 
     x, y = regression(dtype=torch.float32)
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], M)
     history = ds.fit(ensemble, (x, y), objective, epochs=3, lr=0.01, precision="bf16", validation=(x, y))
-    assert seen == {torch.float32}
+    assert dtypes == {torch.float32}
     assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
 
 
@@ -376,9 +378,9 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
     refused("name members 0 to 2", frozen=[7])
     refused(r"got labels from 0 to 5", data=(x, labels + 5 * (torch.arange(N) == 3)), objective=ce)
     refused(r"`targets` must have shape \[B=22, C=3\]; got \[22, 2\]", data=(x, y[:, :2]), batch_size=64)
-    bad = x.clone()
-    bad[17, 2] = math.nan
-    refused("in 1 examples, first in 17", data=(bad, y))
+    with_nan = x.clone()
+    with_nan[17, 2] = math.nan
+    refused("in 1 examples, first in 17", data=(with_nan, y))
     refused("or a fraction", validation=3)
     refused("`validation` must lie between 0 and 1 as a fraction", validation=1.5)
 
@@ -393,7 +395,7 @@ def test_bad_input_is_refused_with_a_fix(unchecked):
 @pytest.mark.parametrize(
     ("loss", "targets"), [("poisson", torch.arange(N)), ("logistic", 2 * (torch.arange(N) % 2) - 1)]
 )
-def test_whole_numbers_beside_one_output_are_values_and_not_labels(loss, targets):
+def test_integer_targets_of_one_output_are_values(loss, targets):
     x, _ = regression()
     trained = []
     for y in (targets, targets.double()):
@@ -417,7 +419,7 @@ def test_nothing_to_train_is_refused():
         ds.fit(ensemble_of("mlp").requires_grad_(False), regression(), mse, epochs=1)
 
 
-def test_divergence_with_validation_says_that_the_best_weights_are_held():
+def test_divergence_with_validation_keeps_the_best_weights():
     x, y = regression()
     calls = []
 
@@ -440,7 +442,7 @@ def test_divergence_with_validation_says_that_the_best_weights_are_held():
         (lambda parts: ds.LossParts(parts.total, {"a": 1.0}), r"`parts\['a'\]` must be a tensor"),
     ],
 )
-def test_objectives_are_held_to_their_promise(returned, message, unchecked):
+def test_wrong_results_of_objectives_are_refused(returned, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         ds.fit(ensemble_of("mlp"), regression(), lambda o, t: returned(mse(o, t)), epochs=1)
 
@@ -452,7 +454,7 @@ def test_low_precision_weights_can_be_clipped():
     assert history.column("loss")[-1] < history.column("loss")[0]
 
 
-def test_dtypes_and_nan_targets_are_told(unchecked):
+def test_wrong_dtypes_and_nan_targets_are_refused(unchecked):
     x, y = regression()
     with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
         ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), (x, y), mse, epochs=1)
@@ -460,19 +462,24 @@ def test_dtypes_and_nan_targets_are_told(unchecked):
         ds.fit(ensemble_of("mlp"), (x, y * math.nan), mse, epochs=1)
     with pytest.raises(TypeError, match="torch.from_numpy"):
         ds.fit(ensemble_of("mlp"), (x.numpy(), y.numpy()), mse, epochs=1)
-    one = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
+    single_output = ds.Ensemble(lambda: nn.Linear(6, 1), M).double()
     with pytest.raises(ValueError, match="two classes or more; got one output"):
-        ds.fit(one, (x, torch.zeros(N).long()), partial(ds.objectives.independent, loss="cross_entropy"), epochs=1)
+        ds.fit(
+            single_output,
+            (x, torch.zeros(N).long()),
+            partial(ds.objectives.independent, loss="cross_entropy"),
+            epochs=1,
+        )
 
 
-def test_validation_that_only_looks_on_keeps_the_last_weights_and_tells_the_parts(unchecked):
+def test_validation_with_keep_last_keeps_the_last_weights_and_records_the_parts(unchecked):
     x, y = regression()
     objective = partial(ds.objectives.augmented, loss="mse", pool="score", beta=0.5)
     options = {"epochs": 6, "batch_size": BATCH, "lr": 0.3}
-    watched, plain = ensemble_of("mlp"), ensemble_of("mlp")
+    watched, unwatched = ensemble_of("mlp"), ensemble_of("mlp")
     history = ds.fit(watched, (x, y), objective, validation=(-x, y), keep="last", **options)
-    ds.fit(plain, (x, y), objective, **options)
-    torch.testing.assert_close(watched.predict(x), plain.predict(x))
+    ds.fit(unwatched, (x, y), objective, **options)
+    torch.testing.assert_close(watched.predict(x), unwatched.predict(x))
     assert history.best_epoch is None
     last = history.epochs[-1]
     parts = objective(watched.predict(-x), y).parts
@@ -481,29 +488,29 @@ def test_validation_that_only_looks_on_keeps_the_last_weights_and_tells_the_part
     assert last["validation"] == last["validation_ensemble"]
     assert "validation_member_loss" not in last
     with pytest.raises(ValueError, match="Did you mean 'last'"):
-        ds.fit(plain, (x, y), objective, keep="lst", **options)
+        ds.fit(unwatched, (x, y), objective, keep="lst", **options)
 
 
 @pytest.mark.parametrize("kind", ["dataset", "loader"])
-def test_validation_by_a_loader_is_validation_by_tensors(kind):
+def test_validation_by_a_loader_equals_validation_by_tensors(kind):
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(40, 5, generator=generator), torch.randint(3, (40,), generator=generator)
-    held = x[25:], y[25:]
-    stored = TensorDataset(*held)
-    found = []
-    for validation in (held, stored if kind == "dataset" else DataLoader(stored, 4)):
+    held_out = x[25:], y[25:]
+    dataset = TensorDataset(*held_out)
+    results = []
+    for validation in (held_out, dataset if kind == "dataset" else DataLoader(dataset, 4)):
         ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (8,)), 3)
         track = {"accuracy": lambda outputs, targets: (outputs.mean(0).argmax(-1) == targets).double().mean()}
         objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="score", beta=0.5)
         options = {"epochs": 6, "batch_size": 8, "patience": 3, "lr": 0.05}
         history = ds.fit(ensemble, (x[:25], y[:25]), objective, validation=validation, track=track, **options)
-        found.append((history, ensemble.predict(held[0])))
-    assert found[1][0].column("validation") == pytest.approx(found[0][0].column("validation"), rel=1e-5)
-    assert found[1][0].best_epoch == found[0][0].best_epoch
-    torch.testing.assert_close(found[1][1], found[0][1])
-    best = found[0][0].best_epoch
-    accuracy = float((found[0][1].mean(0).argmax(-1) == held[1]).double().mean())
-    assert found[0][0].column("validation_accuracy")[best - 1] == pytest.approx(accuracy)
+        results.append((history, ensemble.predict(held_out[0])))
+    assert results[1][0].column("validation") == pytest.approx(results[0][0].column("validation"), rel=1e-5)
+    assert results[1][0].best_epoch == results[0][0].best_epoch
+    torch.testing.assert_close(results[1][1], results[0][1])
+    best = results[0][0].best_epoch
+    accuracy = float((results[0][1].mean(0).argmax(-1) == held_out[1]).double().mean())
+    assert results[0][0].column("validation_accuracy")[best - 1] == pytest.approx(accuracy)
 
 
 def test_measures_are_tracked_per_run_of_a_sweep():
@@ -524,44 +531,44 @@ def test_measures_are_tracked_per_run_of_a_sweep():
         keep="last",
     )
     for run in range(2):
-        told = swept.history(run).column("validation_spread")
-        assert told[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
+        spreads = swept.history(run).column("validation_spread")
+        assert spreads[-1] == pytest.approx(float(swept.run(run).predict(x[25:]).std(0).mean()), rel=1e-5)
 
 
 @pytest.mark.slow(fast=["fit", "sweep"])
-@pytest.mark.parametrize("way", ["fit", "fit and predict", "fit with a twin", "sweep"])
-def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(way):
+@pytest.mark.parametrize("kind", ["fit", "fit and predict", "fit with a twin", "sweep"])
+def test_weights_are_freed_with_the_ensemble_not_when_python_collects_cycles(kind):
     """Memory of a GPU does not count in Python's collector: what cycles keep may stay for long."""
     x, y = torch.randn(32, 200), torch.randint(10, (32,))
-    build, alone = partial(ds.nets.mlp, 200, 10, (200,)), partial(ds.objectives.independent, loss="cross_entropy")
-    how = {"epochs": 1, "batch_size": 16, "lr": 1e-3}
+    build, independent = partial(ds.nets.mlp, 200, 10, (200,)), partial(ds.objectives.independent, loss="cross_entropy")
+    options = {"epochs": 1, "batch_size": 16, "lr": 1e-3}
 
     def train():
-        if way == "sweep":
-            ds.sweep(build, (x, y), alone, grid=[{"seed": 0}, {"seed": 1}], members=2, **how)
+        if kind == "sweep":
+            ds.sweep(build, (x, y), independent, grid=[{"seed": 0}, {"seed": 1}], members=2, **options)
             return
         ensemble = ds.Ensemble(build, members=2)
-        if way == "fit with a twin":
-            ds.fit(ensemble, (x, y), ds.objectives.adp, twin=True, **how)
+        if kind == "fit with a twin":
+            ds.fit(ensemble, (x, y), ds.objectives.adp, twin=True, **options)
         else:
-            ds.fit(ensemble, (x, y), alone, **how)
-        if way == "fit and predict":
+            ds.fit(ensemble, (x, y), independent, **options)
+        if kind == "fit and predict":
             ensemble.predict(x)
 
-    def large():
+    def large_tensors():
         return sum(type(o) in (torch.Tensor, nn.Parameter) and o.numel() >= 200 * 200 for o in gc.get_objects())
 
     gc.collect()
-    before = large()
+    before = large_tensors()
     gc.disable()
     try:
         train()
-        assert large() == before
+        assert large_tensors() == before
     finally:
         gc.enable()
 
 
-def test_settings_that_would_do_nothing_are_told(caplog, unchecked):
+def test_settings_without_effect_are_reported(caplog, unchecked):
     x, y = regression(dtype=torch.float32)
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2)
     with caplog.at_level(logging.WARNING, "dissensus"):
@@ -579,14 +586,14 @@ def test_settings_that_would_do_nothing_are_told(caplog, unchecked):
         ds.fit(ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2).double(), (x, y), mse, epochs=1)
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path, unchecked):
+def test_numpy_scalars_are_accepted(tmp_path, unchecked):
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), members=np.int64(2), seed=np.int64(1))
     assert (ensemble.members, ensemble.seed, type(ensemble.seed)) == (2, 1, int)
     ensemble.save(tmp_path / "saved")
     x, y = regression(dtype=torch.float32)
     ds.fit(ensemble, (x, y), mse, epochs=np.int64(1), seed=np.int64(3), lr=np.float32(1e-3))
-    found = ensemble.subset(torch.tensor([1]))
-    torch.testing.assert_close(found.predict(x)[0], ensemble.predict(x)[1])
+    subset = ensemble.subset(torch.tensor([1]))
+    torch.testing.assert_close(subset.predict(x)[0], ensemble.predict(x)[1])
 
 
 def test_predictions_of_a_dataset_leave_the_global_generator_alone():
@@ -606,56 +613,86 @@ SIGNS = (2 * (torch.arange(12) % 2) - 1).float()
 SOFT = torch.nn.functional.one_hot(LABELS, 3).float()
 
 
-def swapped(targets, value):
+def with_last_target(targets, value):
     """Targets of which the last is another."""
-    wrong = targets.clone()
-    wrong[-1] = value
-    return wrong
+    changed = targets.clone()
+    changed[-1] = value
+    return changed
 
 
-def held_back(loss):
+def objective_with_loss(loss):
     """A user's own objective with a parameter ``loss``."""
 
-    def own(outputs, targets, *, loss=loss):
+    def objective(outputs, targets, *, loss=loss):
         return ds.objectives.independent(outputs, targets, loss=loss)
 
-    return own
+    return objective
 
 
-alone = OBJECTIVES.independent
+independent = OBJECTIVES.independent
 WRONG_TARGETS = {
     "0 and 1 as signs": (
-        partial(alone, loss="logistic"),
+        partial(independent, loss="logistic"),
         1,
         SIGNS,
         SIGNS.clamp_min(0),
         "be -1 or \\+1; got .* Use 2 \\* targets - 1",
     ),
-    "bool as signs": (partial(alone, loss="exponential"), 1, SIGNS, SIGNS > 0, "be -1 or \\+1"),
-    "one sign wrong": (partial(alone, loss="logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
-    "counts": (partial(alone, loss="poisson"), 1, SIGNS + 1, swapped(SIGNS + 1, -2), "be counts of at least 0; got -2"),
-    "sums of 5": (partial(alone, loss="cross_entropy"), 3, SOFT, 5 * SOFT, "be soft labels: .* with sum one"),
+    "bool as signs": (partial(independent, loss="exponential"), 1, SIGNS, SIGNS > 0, "be -1 or \\+1"),
+    "one sign wrong": (partial(independent, loss="logistic"), 1, SIGNS, with_last_target(SIGNS, 0), "be -1 or \\+1"),
+    "counts": (
+        partial(independent, loss="poisson"),
+        1,
+        SIGNS + 1,
+        with_last_target(SIGNS + 1, -2),
+        "be counts of at least 0; got -2",
+    ),
+    "sums of 5": (partial(independent, loss="cross_entropy"), 3, SOFT, 5 * SOFT, "be soft labels: .* with sum one"),
     "one below zero": (
-        partial(alone, loss="brier"),
+        partial(independent, loss="brier"),
         3,
         SOFT,
-        swapped(SOFT, torch.tensor([-1.0, 1.0, 1.0])),
+        with_last_target(SOFT, torch.tensor([-1.0, 1.0, 1.0])),
         "be soft labels",
     ),
-    "too high": (partial(alone, loss="cross_entropy"), 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2; .* to 3"),
-    "negative": (partial(alone, loss="brier"), 3, LABELS, swapped(LABELS, -1), "be labels from 0 .*; .* from -1 to 2"),
+    "too high": (
+        partial(independent, loss="cross_entropy"),
+        3,
+        LABELS,
+        with_last_target(LABELS, 3),
+        "be labels from 0 to 2; .* to 3",
+    ),
+    "negative": (
+        partial(independent, loss="brier"),
+        3,
+        LABELS,
+        with_last_target(LABELS, -1),
+        "be labels from 0 .*; .* from -1 to 2",
+    ),
     "nested partials": (
         partial(partial(partial(OBJECTIVES.augmented, loss="mse"), pool="score", beta=0.5), loss="logistic"),
         1,
         SIGNS,
-        swapped(SIGNS, 0),
+        with_last_target(SIGNS, 0),
         "be -1 or \\+1",
     ),
-    "a function": (partial(alone, loss=ds.losses.logistic), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
-    "a user's default": (held_back("logistic"), 1, SIGNS, swapped(SIGNS, 0), "be -1 or \\+1"),
-    "a user's name": (partial(held_back("mse"), loss="poisson"), 1, SIGNS + 1, swapped(SIGNS, -1), "be counts"),
-    "adp": (OBJECTIVES.adp, 3, LABELS, swapped(LABELS, 3), "be labels from 0 to 2"),
-    "ldr": (partial(OBJECTIVES.ldr, strength=1.0), 3, LABELS, swapped(LABELS, -1), "be labels from 0 "),
+    "a function": (
+        partial(independent, loss=ds.losses.logistic),
+        1,
+        SIGNS,
+        with_last_target(SIGNS, 0),
+        "be -1 or \\+1",
+    ),
+    "a user's default": (objective_with_loss("logistic"), 1, SIGNS, with_last_target(SIGNS, 0), "be -1 or \\+1"),
+    "a user's name": (
+        partial(objective_with_loss("mse"), loss="poisson"),
+        1,
+        SIGNS + 1,
+        with_last_target(SIGNS, -1),
+        "be counts",
+    ),
+    "adp": (OBJECTIVES.adp, 3, LABELS, with_last_target(LABELS, 3), "be labels from 0 to 2"),
+    "ldr": (partial(OBJECTIVES.ldr, strength=1.0), 3, LABELS, with_last_target(LABELS, -1), "be labels from 0 "),
 }
 
 
@@ -682,28 +719,28 @@ SOURCES = {
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kind", WRONG_TARGETS)
 def test_targets_that_the_loss_does_not_take_are_refused(kind, source):
-    objective, width, right, wrong, message = WRONG_TARGETS[kind]
+    objective, width, valid, invalid, message = WRONG_TARGETS[kind]
     build, make = partial(ds.nets.mlp, 5, width, (4,)), SOURCES[source]
     options = {"epochs": 1, "batch_size": 4, "shuffle": False}
     ensemble = ds.Ensemble(build, 2)
     before = weights(ensemble)
-    ds.fit(ds.Ensemble(build, 2), make(X12, right), objective, validation=make(X12, right), **options)
+    ds.fit(ds.Ensemble(build, 2), make(X12, valid), objective, validation=make(X12, valid), **options)
     with pytest.raises(ValueError, match=f"`targets` must {message}"):
-        ds.fit(ensemble, make(X12, wrong), objective, **options)
+        ds.fit(ensemble, make(X12, invalid), objective, **options)
     with pytest.raises(ValueError, match=f"`validation targets` must {message}"):
-        ds.fit(ensemble, make(X12, right), objective, validation=make(X12, wrong), **options)
+        ds.fit(ensemble, make(X12, valid), objective, validation=make(X12, invalid), **options)
     if source.startswith("tensor"):
         assert_same(weights(ensemble), before)
         with pytest.raises(ValueError, match=f"targets` must {message}"):  # of whichever part they fall into
-            ds.fit(ensemble, make(X12, wrong), objective, validation=0.5, **options)
+            ds.fit(ensemble, make(X12, invalid), objective, validation=0.5, **options)
 
 
-def test_targets_of_a_loss_that_nobody_sees_are_taken_as_they_are():
+def test_targets_of_hidden_losses_are_not_checked():
     build = partial(ds.nets.mlp, 5, 1, (4,))
     for objective in (
-        lambda outputs, targets: alone(outputs, targets, loss="logistic"),
-        partial(alone, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()),
-        partial(held_back("logistic"), loss=lambda outputs, targets: ds.losses.logistic(outputs, targets)),
+        lambda outputs, targets: independent(outputs, targets, loss="logistic"),
+        partial(independent, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()),
+        partial(objective_with_loss("logistic"), loss=lambda outputs, targets: ds.losses.logistic(outputs, targets)),
     ):
         history = ds.fit(ds.Ensemble(build, 2), (X12, SIGNS.clamp_min(0)), objective, epochs=1, validation=0.25)
         assert len(history.epochs) == 1
@@ -722,18 +759,18 @@ def test_targets_of_unlabelled_data_are_ignored(loaded):
 
 
 def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path):
-    build, objective = partial(ds.nets.mlp, 5, 3, (4,)), partial(alone, loss="cross_entropy")
+    build, objective = partial(ds.nets.mlp, 5, 3, (4,)), partial(independent, loss="cross_entropy")
     options = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0, "resume": True}
 
     def stop(moment):
         if moment.epoch == 2:
             raise KeyboardInterrupt
 
-    right, late = Pairs(X12, LABELS), Pairs(X12, swapped(LABELS, 3))
+    valid, invalid = Pairs(X12, LABELS), Pairs(X12, with_last_target(LABELS, 3))
     with pytest.raises(KeyboardInterrupt):
-        ds.fit(ds.Ensemble(build, 2), DataLoader(right, 4), objective, epochs=3, progress=stop, **options)
+        ds.fit(ds.Ensemble(build, 2), DataLoader(valid, 4), objective, epochs=3, progress=stop, **options)
     with pytest.raises(ValueError, match="`targets` must be labels from 0 to 2; got labels from 0 to 3"):
-        ds.fit(ds.Ensemble(build, 2), DataLoader(late, 4), objective, epochs=3, **options)
+        ds.fit(ds.Ensemble(build, 2), DataLoader(invalid, 4), objective, epochs=3, **options)
 
 
 # What the history tells
@@ -748,9 +785,13 @@ def pooled_loss(ensemble, pair, loss, pool, weights=None):
 
 
 WATCHED = {
-    "independent, classes": (partial(alone, loss="cross_entropy"), "cross_entropy", "probability"),
-    "independent, Brier": (partial(alone, loss="brier"), "brier", "probability"),
-    "independent, smoothed": (partial(alone, loss="cross_entropy", smoothing=0.3), "cross_entropy", "probability"),
+    "independent, classes": (partial(independent, loss="cross_entropy"), "cross_entropy", "probability"),
+    "independent, Brier": (partial(independent, loss="brier"), "brier", "probability"),
+    "independent, smoothed": (
+        partial(independent, loss="cross_entropy", smoothing=0.3),
+        "cross_entropy",
+        "probability",
+    ),
     "joint": (partial(OBJECTIVES.joint, loss="cross_entropy", pool="score"), "cross_entropy", "score"),
     "negative correlation": (
         partial(OBJECTIVES.negative_correlation, strength=0.3, loss="cross_entropy"),
@@ -760,12 +801,12 @@ WATCHED = {
     "adp": (partial(OBJECTIVES.adp, temperature=4.0), "cross_entropy", "probability"),
     "ldr": (partial(OBJECTIVES.ldr, strength=0.5), "cross_entropy", "probability"),
     "trades": (OBJECTIVES.trades, "cross_entropy", "probability"),
-    "a user's loss": (held_back("cross_entropy"), "cross_entropy", "probability"),
+    "a user's loss": (objective_with_loss("cross_entropy"), "cross_entropy", "probability"),
 }
 
 
 @pytest.mark.parametrize("kind", WATCHED)
-def test_the_pooled_predictions_loss_is_watched_whatever_the_objective(kind):
+def test_validation_watches_the_pooled_loss_of_every_objective(kind):
     objective, loss, pool = WATCHED[kind]
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 3, (4,)), M)
     pair = X12, LABELS
@@ -774,84 +815,86 @@ def test_the_pooled_predictions_loss_is_watched_whatever_the_objective(kind):
 
 
 def test_values_are_pooled_by_score_and_weights_count():
-    pair, share = (X12, SIGNS), [0.2, 0.7, 0.1]
+    pair, shares = (X12, SIGNS), [0.2, 0.7, 0.1]
     for objective, loss, weights in (
         (mse, "mse", None),
-        (partial(alone, loss="logistic"), "logistic", None),
-        (partial(alone, loss="poisson"), "poisson", None),
-        (partial(alone, loss="mse", weights=share), "mse", share),
+        (partial(independent, loss="logistic"), "logistic", None),
+        (partial(independent, loss="poisson"), "poisson", None),
+        (partial(independent, loss="mse", weights=shares), "mse", shares),
         (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), "mse", None),
-        (partial(alone, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()), "mse", None),
+        (partial(independent, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()), "mse", None),
     ):
         ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), M)
-        own = pair if loss != "poisson" else (X12, SIGNS + 1)
-        history = ds.fit(ensemble, own, objective, epochs=2, lr=0.05, validation=own, keep="last")
-        expected = pooled_loss(ensemble, own, loss, "score", weights)
+        data = pair if loss != "poisson" else (X12, SIGNS + 1)
+        history = ds.fit(ensemble, data, objective, epochs=2, lr=0.05, validation=data, keep="last")
+        expected = pooled_loss(ensemble, data, loss, "score", weights)
         assert history.column("validation")[-1] == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_objective_of_ones_own_tells_the_ensembles_loss_or_its_mean_total_is_watched():
+def test_validation_watches_the_ensemble_part_or_the_mean_total():
     pair = X12, SIGNS
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), M)
 
-    def telling(outputs, targets):
+    def with_ensemble_loss(outputs, targets):
         parts = mse(outputs, targets)
         return ds.LossParts(parts.total, {"ensemble": 7 * parts.total})
 
-    history = ds.fit(ensemble, pair, telling, epochs=1, lr=0.0, validation=pair)
+    history = ds.fit(ensemble, pair, with_ensemble_loss, epochs=1, lr=0.0, validation=pair)
     total = float(mse(ensemble.predict(X12), SIGNS).total)
     assert history.column("validation") == pytest.approx([7 * total], rel=1e-5)
     history = ds.fit(
-        ensemble, pair, lambda *both: ds.LossParts(mse(*both).total, {}), epochs=1, lr=0.0, validation=pair
+        ensemble, pair, lambda *arguments: ds.LossParts(mse(*arguments).total, {}), epochs=1, lr=0.0, validation=pair
     )
     assert history.column("validation") == pytest.approx([total / M], rel=1e-5)
     assert history.column("loss") == pytest.approx([total / M], rel=1e-5)
     with pytest.raises(ValueError, match="`objective` must tell `member_loss` \\[M\\] for watch='member'"):
-        ds.fit(ensemble, pair, telling, epochs=1, validation=pair, watch="member")
+        ds.fit(ensemble, pair, with_ensemble_loss, epochs=1, validation=pair, watch="member")
 
 
 def test_losses_do_not_grow_with_the_number_of_members():
     network = ds.nets.mlp(5, 3, (4,))
-    pair, objective = (X12, LABELS), partial(alone, loss="cross_entropy")
-    found = []
+    pair, objective = (X12, LABELS), partial(independent, loss="cross_entropy")
+    losses = []
     for members in (1, 2, 6):
         ensemble = ds.Ensemble.from_modules([network] * members)
         history = ds.fit(ensemble, pair, objective, epochs=3, lr=0.05, validation=pair, shuffle=False)
-        found.append((history.column("loss"), history.column("validation")))
-    for loss, validation in found[1:]:
-        assert loss == pytest.approx(found[0][0], rel=1e-5)
-        assert validation == pytest.approx(found[0][1], rel=1e-5)
+        losses.append((history.column("loss"), history.column("validation")))
+    for loss, validation in losses[1:]:
+        assert loss == pytest.approx(losses[0][0], rel=1e-5)
+        assert validation == pytest.approx(losses[0][1], rel=1e-5)
 
 
-def test_drawn_members_and_masks_tell_means_over_members():
+def test_losses_of_drawn_members_and_masks_are_means_over_members():
     pair = X12, LABELS
-    objective = partial(alone, loss="cross_entropy")
+    objective = partial(independent, loss="cross_entropy")
     ensemble = ds.Ensemble.from_modules([ds.nets.mlp(5, 3, (4,))] * 4)
-    drawn = ds.fit(ensemble, pair, objective, epochs=1, lr=0.0, active_members=2)
-    assert drawn.column("loss") == pytest.approx([float(objective(ensemble.predict(X12), LABELS).total) / 4], rel=1e-5)
+    sampled = ds.fit(ensemble, pair, objective, epochs=1, lr=0.0, active_members=2)
+    assert sampled.column("loss") == pytest.approx(
+        [float(objective(ensemble.predict(X12), LABELS).total) / 4], rel=1e-5
+    )
     masked = ds.masks.convert(ds.nets.mlp(5, 3, (16,)), 3, 2.0, widen=True, assign="all")
     history = ds.fit(masked, pair, objective, epochs=1, lr=0.0)
     assert history.column("loss")[0] == pytest.approx(sum(history.column("member_loss")[0]) / 3, rel=1e-5)
 
 
-def test_rates_are_told_as_they_are():
+def test_history_records_learning_rates():
     pair = X12, SIGNS
     build, schedule = partial(ds.nets.mlp, 5, 1, (4,)), ds.train.schedules.step([1], 0.5)
     options = {"epochs": 2, "schedule": schedule}
     assert ds.fit(ds.Ensemble(build, 2), pair, mse, lr=0.002, **options).column("lr") == [0.002, 0.001]
     assert ds.fit(ds.Ensemble(build, 2), pair, mse, lr=[0.1, 0.1], **options).column("lr") == [0.1, 0.05]
-    told = ds.fit(ds.Ensemble(build, 2), pair, mse, lr=[0.1, 0.3], **options).column("lr")
-    assert told == [[0.1, 0.3], [0.05, 0.15]]
+    rates = ds.fit(ds.Ensemble(build, 2), pair, mse, lr=[0.1, 0.3], **options).column("lr")
+    assert rates == [[0.1, 0.3], [0.05, 0.15]]
     swept = ds.sweep(build, pair, mse, grid={"lr": [0.1, 0.3]}, members=2, **options)
     assert [swept.history(run).column("lr") for run in range(2)] == [[0.1, 0.05], [0.3, 0.15]]
 
 
 def test_a_member_without_a_finite_epoch_has_no_best_one(caplog):
-    seen = []
+    calls = []
 
     def metric(outputs, targets):
-        seen.append(1)
-        return torch.tensor([math.nan, 1.0 / len(seen)])
+        calls.append(1)
+        return torch.tensor([math.nan, 1.0 / len(calls)])
 
     build = partial(ds.nets.mlp, 5, 1, (4,))
     history = ds.fit(
@@ -873,8 +916,8 @@ def test_a_member_without_a_finite_epoch_has_no_best_one(caplog):
 
 def scripted(values):
     """A metric that takes these values, one after the other."""
-    waiting = list(values)
-    return lambda outputs, targets: torch.tensor(waiting.pop(0))
+    remaining = list(values)
+    return lambda outputs, targets: torch.tensor(remaining.pop(0))
 
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8, 0.6, 0.2]
@@ -883,14 +926,14 @@ ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8, 0.6, 0.2]
 def test_the_highest_metric_is_best_on_request():
     build, pair = partial(ds.nets.mlp, 5, 1, (4,)), (X12, SIGNS)
     options = {"epochs": 7, "validation": pair, "lr": 0.05, "deterministic": True}
-    for mode, more in (("max", {}), ("max", {"patience": 2}), ("min", {})):
+    for mode, extra in (("max", {}), ("max", {"patience": 2}), ("min", {})):
         ensemble = ds.Ensemble(build, 2)
-        history = ds.fit(ensemble, pair, mse, metric=scripted(ACCURACIES), mode=mode, **{**options, **more})
+        history = ds.fit(ensemble, pair, mse, metric=scripted(ACCURACIES), mode=mode, **{**options, **extra})
         assert history.best_epoch == (1 if mode == "min" else 3)
-        assert len(history.epochs) == (5 if more else 7)
-        plain = ds.Ensemble(build, 2)
-        ds.fit(plain, pair, mse, epochs=history.best_epoch, lr=0.05, deterministic=True)
-        assert_same(weights(ensemble), weights(plain))
+        assert len(history.epochs) == (5 if extra else 7)
+        expected = ds.Ensemble(build, 2)
+        ds.fit(expected, pair, mse, epochs=history.best_epoch, lr=0.05, deterministic=True)
+        assert_same(weights(ensemble), weights(expected))
     history = ds.fit(
         ds.Ensemble(build, 2), pair, mse, metric=scripted(ACCURACIES), mode="max", min_delta=0.5, **options
     )
@@ -920,7 +963,7 @@ def test_a_metric_that_falls_below_zero_and_one_that_starts_at_minus_infinity_ar
         assert history.best_epoch == best
 
 
-def test_modes_that_do_not_go_together_are_refused(unchecked):
+def test_conflicting_validation_settings_are_refused(unchecked):
     build, pair = partial(ds.nets.mlp, 5, 1, (4,)), (X12, SIGNS)
     accuracy = scripted([1.0])
     for message, options in {
@@ -942,7 +985,7 @@ def test_modes_that_do_not_go_together_are_refused(unchecked):
             ds.sweep(build, pair, mse, grid={"seed": [0]}, members=2, epochs=1, **options)
 
 
-def test_nothing_is_asked_of_targets_whose_loss_nobody_sees():
+def test_targets_of_unknown_losses_are_not_checked():
     def gaussian(outputs, targets):
         mean, log_variance = outputs.unbind(-1)
         return ds.LossParts((log_variance + (targets - mean).square() / log_variance.exp()).mean(1).sum(), {})
@@ -961,8 +1004,8 @@ def test_nothing_is_asked_of_targets_whose_loss_nobody_sees():
 
     labels = torch.arange(12) % 3
     labels[::4] = -100
-    kept = labels >= 0
-    expected = trained(3, X12[kept], labels[kept], ignoring)
+    labelled = labels >= 0
+    expected = trained(3, X12[labelled], labels[labelled], ignoring)
     for name, weight in trained(3, X12, labels, ignoring).items():
         torch.testing.assert_close(weight, expected[name])
 
@@ -985,14 +1028,14 @@ VALUES = {
 
 @pytest.mark.slow(fast=["channels last", "expanded"])
 @pytest.mark.parametrize("layout", IMAGES)
-def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
+def test_inputs_and_targets_may_have_any_memory_layout(layout, tmp_path):
     build, shape = NETWORKS["cnn_batch_norm"]
     x, y = regression(shape)
     x, y = IMAGES[layout](x), VALUES[layout](y)
     options = {"epochs": 2, "batch_size": BATCH, "lr": 0.01}
-    makes = [lambda *pair: pair, TensorDataset, lambda *pair: DataLoader(Pairs(*pair), BATCH)]
-    for place, make in enumerate(makes):
-        found = []
+    sources = [lambda *pair: pair, TensorDataset, lambda *pair: DataLoader(Pairs(*pair), BATCH)]
+    for number, make in enumerate(sources):
+        results = []
         for pair in ((x.contiguous(), y.contiguous()), (x, y)):
             ensemble = ensemble_of("cnn_batch_norm", "loop")
             history = ds.fit(
@@ -1000,13 +1043,13 @@ def test_inputs_and_targets_may_lie_in_memory_in_any_way(layout, tmp_path):
                 make(*pair),
                 mse,
                 validation=make(*pair),
-                checkpoint=tmp_path / str(place),
+                checkpoint=tmp_path / str(number),
                 resume=True,
                 **options,
             )
-            found.append((weights(ensemble), history.column("validation")))
-        assert_same(found[1][0], found[0][0])
-        assert found[1][1] == pytest.approx(found[0][1])
+            results.append((weights(ensemble), history.column("validation")))
+        assert_same(results[1][0], results[0][0])
+        assert results[1][1] == pytest.approx(results[0][1])
     swept = [
         ds.sweep(build, pair, mse, grid={"seed": [0, 1]}, members=2, validation=pair, backend="loop", **options)
         for pair in ((x.contiguous(), y.contiguous()), (x, y))

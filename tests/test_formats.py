@@ -44,7 +44,7 @@ F,2.5,40
 """
 
 
-def written(folder):
+def written_files(folder):
     """A complete file of every format, the function that reads it, and what it must return."""
     images, labels = pictures(5, 28, 28), np.arange(5)
     pixels, sheet, digits = pictures(5, 3, 32, 32), pictures(5, 32, 32, 3), pictures(32, 32, 3, 5)
@@ -89,24 +89,24 @@ NAMES = [
 ]
 
 
-def plain(content):
+def as_lists(content):
     """Tensors and arrays as lists, wherever they are."""
     if isinstance(content, dict):
-        return {name: plain(value) for name, value in content.items()}
+        return {name: as_lists(value) for name, value in content.items()}
     if isinstance(content, tuple):
-        return tuple(map(plain, content))
+        return tuple(map(as_lists, content))
     return content if isinstance(content, list) else content.tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_complete_file_is_read(name, tmp_path):
-    reader, expected = written(tmp_path)[name]
-    assert plain(reader(tmp_path / name)) == plain(reader(str(tmp_path / name))) == plain(expected)
+    reader, expected = written_files(tmp_path)[name]
+    assert as_lists(reader(tmp_path / name)) == as_lists(reader(str(tmp_path / name))) == as_lists(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_file_is_named(name, tmp_path):
-    reader, _ = written(tmp_path)[name]
+    reader, _ = written_files(tmp_path)[name]
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=f"`.*{name}` must be a file; got nothing of that name."):
         reader(tmp_path / name)
@@ -114,7 +114,7 @@ def test_a_missing_file_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_is_no_file(name, tmp_path):
-    reader, _ = written(tmp_path)[name]
+    reader, _ = written_files(tmp_path)[name]
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises(DataError, match=f"`.*{name}` must be a readable file; got Is a directory."):
@@ -122,18 +122,18 @@ def test_a_folder_is_no_file(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
-def test_a_file_that_is_cut_short_is_refused(name, kept, tmp_path):
-    reader, _ = written(tmp_path)[name]
+@pytest.mark.parametrize("kept_share", [0.0, 0.3, 0.9])
+def test_a_file_that_is_cut_short_is_refused(name, kept_share, tmp_path):
+    reader, _ = written_files(tmp_path)[name]
     data = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(data[: int(kept * len(data))])
+    (tmp_path / name).write_bytes(data[: int(kept_share * len(data))])
     with pytest.raises(DataError, match=f"{name}` must "):
         reader(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a-idx3-ubyte", "a-idx3-ubyte.gz", "batch.bin", "train.bin", "labels.json"])
 def test_a_file_with_something_added_is_refused(name, tmp_path):
-    reader, _ = written(tmp_path)[name]
+    reader, _ = written_files(tmp_path)[name]
     with (tmp_path / name).open("ab") as file:
         file.write(b"xyz")
     with pytest.raises(DataError, match=f"{name}` must "):
@@ -142,7 +142,7 @@ def test_a_file_with_something_added_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_noise_is_refused(name, tmp_path):
-    reader, _ = written(tmp_path)[name]
+    reader, _ = written_files(tmp_path)[name]
     (tmp_path / name).write_bytes(RANDOM.bytes(3073 * 3074))
     with pytest.raises(DataError, match=f"{name}` must "):
         reader(tmp_path / name)
@@ -150,7 +150,7 @@ def test_a_file_of_noise_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a-idx3-ubyte.gz", "sheet.png", "train_32x32.mat", "arrays.npz"])
 def test_formats_with_a_checksum_notice_a_changed_byte(name, tmp_path):
-    reader, _ = written(tmp_path)[name]
+    reader, _ = written_files(tmp_path)[name]
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 0xFF
     (tmp_path / name).write_bytes(data)

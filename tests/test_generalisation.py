@@ -30,7 +30,7 @@ from dissensus.metrics.temperature import _curve
 M, B, C = 4, 40, 3
 
 
-def drawn(members=M, batch=B, classes=C, seed=0, scale=3.0, signal=2.0):
+def random_logits(members=M, batch=B, classes=C, seed=0, scale=3.0, signal=2.0):
     """Logits that know something about the labels, and are too sure of it."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (batch,), generator=generator)
@@ -75,22 +75,24 @@ def losses_at(outputs, labels, temperatures, *, when, pool):
     return np.array(losses)
 
 
-def is_level(loss, at):
+def is_level(loss, value):
     """Whether a function of the temperature is at a minimum: no slope to speak of, bent upwards."""
     step = 1e-4
-    left, here, right = (loss([at * math.exp(s)])[0] for s in (-step, 0.0, step))
-    slope, bend = (right - left) / (2 * step), (right - 2 * here + left) / step**2
+    left, centre, right = (loss([value * math.exp(s)])[0] for s in (-step, 0.0, step))
+    slope, bend = (right - left) / (2 * step), (right - 2 * centre + left) / step**2
     return bend > 0 and abs(slope) < 1e-7 * max(1.0, bend)
 
 
 GRID = np.exp(np.linspace(math.log(1e-2), math.log(1e2), 4001))
-ways = pytest.mark.parametrize(("when", "pool"), list(itertools.product(["before", "after"], ["probability", "score"])))
+every_pool = pytest.mark.parametrize(
+    ("when", "pool"), list(itertools.product(["before", "after"], ["probability", "score"]))
+)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("scale", [0.3, 3.0, 20.0])
 def test_a_temperature_is_the_least_loss_of_a_grid_and_level(seed, scale):
-    f, y = drawn(1, seed=seed, scale=scale, signal=0.7 * scale)
+    f, y = random_logits(1, seed=seed, scale=scale, signal=0.7 * scale)
 
     def loss(t):
         return losses_at(f, y, t, when="after", pool="score")
@@ -102,18 +104,18 @@ def test_a_temperature_is_the_least_loss_of_a_grid_and_level(seed, scale):
     assert is_level(loss, fitted)
 
 
-@pytest.mark.parametrize(("right", "of"), [(3, 4), (9, 10), (51, 100), (999, 1000)])
+@pytest.mark.parametrize(("correct", "total"), [(3, 4), (9, 10), (51, 100), (999, 1000)])
 @pytest.mark.parametrize("margin", [0.05, 1.0, 30.0])
-def test_two_classes_have_a_closed_form(right, of, margin):
-    logits = torch.tensor([margin, 0.0], dtype=torch.float64).repeat(of, 1)
-    labels = (torch.arange(of) >= right).long()
-    share = right / of
+def test_two_classes_have_a_closed_form(correct, total, margin):
+    logits = torch.tensor([margin, 0.0], dtype=torch.float64).repeat(total, 1)
+    labels = (torch.arange(total) >= correct).long()
+    share = correct / total
     expected = margin / math.log(share / (1 - share))
     assert temperature(logits, labels) == pytest.approx(min(max(expected, 1e-2), 1e2), rel=1e-10)
 
 
 def test_temperature_scales_with_the_logits_and_ignores_shifts_and_order():
-    f, y = drawn(1)
+    f, y = random_logits(1)
     fitted = temperature(f[0], y)
     assert 0.1 < fitted < 10
     assert temperature(2.5 * f[0], y) == pytest.approx(2.5 * fitted, rel=1e-10)
@@ -128,21 +130,21 @@ def test_temperature_scales_with_the_logits_and_ignores_shifts_and_order():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_temperatures_at_the_edges(scale, dtype):
     y = torch.arange(C).repeat(4)
-    right = scale * nn.functional.one_hot(y, C).to(dtype)
+    confident = scale * nn.functional.one_hot(y, C).to(dtype)
     flat = torch.full((len(y), C), scale, dtype=dtype)
     if scale < 1e6:
-        assert temperature(right, y) == 1e-2
-        assert temper(right.expand(M, -1, -1), y, when="before").temperature == 1e-2
+        assert temperature(confident, y) == 1e-2
+        assert temper(confident.expand(M, -1, -1), y, when="before").temperature == 1e-2
     else:  # no number is so small that it could tell
-        assert temperature(right, y) == 1.0
-    assert temperature(-right, y) == 1e2
-    assert temper(-right.expand(M, -1, -1), y, when="before").temperature == 1e2
+        assert temperature(confident, y) == 1.0
+    assert temperature(-confident, y) == 1e2
+    assert temper(-confident.expand(M, -1, -1), y, when="before").temperature == 1e2
     assert temperature(flat, y) == 1.0
     assert temper(flat.expand(M, -1, -1), y, when="before").temperature == 1.0
 
 
 def test_labels_of_one_class_only_and_single_examples_have_a_temperature():
-    f, _ = drawn(1)
+    f, _ = random_logits(1)
     fitted = temperature(f[0], torch.zeros(B, dtype=torch.int64))
     assert 1e-2 <= fitted <= 1e2
     assert temperature(torch.tensor([[1.0, 0.0]]), torch.tensor([0])) == 1e-2
@@ -154,15 +156,15 @@ def test_labels_of_one_class_only_and_single_examples_have_a_temperature():
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("log_inverse", [-2.0, -0.5, 1.0])
 def test_slopes_of_the_loss_are_those_of_finite_differences(members, log_inverse):
-    f, y = drawn(members)
+    f, y = random_logits(members)
     inverse, step = math.exp(log_inverse), 1e-4
-    left, here, right = (
+    left, centre, right = (
         losses_at(f, y, [1 / (inverse + s)], when="before", pool="probability")[0] for s in (-step, 0.0, step)
     )
     curve = _curve(f, y, log_inverse)
-    assert curve.loss == pytest.approx(here)
+    assert curve.loss == pytest.approx(centre)
     assert curve.slope == pytest.approx((right - left) / (2 * step), rel=1e-5)
-    assert curve.bend == pytest.approx((right - 2 * here + left) / step**2, rel=1e-4)
+    assert curve.bend == pytest.approx((right - 2 * centre + left) / step**2, rel=1e-4)
 
 
 def test_newtons_steps_are_few(monkeypatch):
@@ -170,16 +172,16 @@ def test_newtons_steps_are_few(monkeypatch):
     module = importlib.import_module("dissensus.metrics.temperature")
     monkeypatch.setattr(module, "_curve", lambda *args: calls.append(1) or _curve(*args))
     for seed in range(20):
-        f, y = drawn(1, seed=seed)
+        f, y = random_logits(1, seed=seed)
         before = len(calls)
         temperature(f[0], y)
         assert len(calls) - before < 16
 
 
-@ways
+@every_pool
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tempered_pool_has_the_least_loss_of_a_grid(when, pool, seed):
-    f, y = drawn(seed=seed, scale=5.0)
+    f, y = random_logits(seed=seed, scale=5.0)
 
     def loss(t):
         return losses_at(f, y, t, when=when, pool=pool)
@@ -188,11 +190,11 @@ def test_a_tempered_pool_has_the_least_loss_of_a_grid(when, pool, seed):
     values = loss(GRID)
     assert abs(math.log(fitted.temperature) - math.log(GRID[values.argmin()])) < 3e-3
     assert is_level(loss, fitted.temperature)
-    other, z = drawn(seed=seed + 100, scale=5.0)
-    expected = losses_at(other, z, [fitted.temperature], when=when, pool=pool)[0]
-    log_probs = fitted.log_probs(other)
+    test_logits, test_labels = random_logits(seed=seed + 100, scale=5.0)
+    expected = losses_at(test_logits, test_labels, [fitted.temperature], when=when, pool=pool)[0]
+    log_probs = fitted.log_probs(test_logits)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(B, dtype=torch.float64))
-    assert float(ds.losses.cross_entropy(log_probs, z).mean()) == pytest.approx(expected)
+    assert float(ds.losses.cross_entropy(log_probs, test_labels).mean()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +216,15 @@ def test_the_lowest_of_several_minima_is_taken(kinds, coldest_is_best):
 
 
 def test_members_can_be_permuted_and_for_scores_or_one_member_it_does_not_matter_when():
-    f, y = drawn(scale=5.0)
+    f, y = random_logits(scale=5.0)
     order = torch.tensor([2, 0, 3, 1])
     for when in ("before", "after"):
         fitted = temper(f, y, when=when).temperature
         assert temper(f[order], y, when=when).temperature == pytest.approx(fitted, rel=1e-9)
-        alone = temper(f[:1], y, when=when).temperature
-        assert alone == pytest.approx(temperature(f[0], y), rel=1e-9)
-        same = temper(f[:1].expand(M, -1, -1), y, when=when).temperature
-        assert same == pytest.approx(alone, rel=1e-9)
+        single = temper(f[:1], y, when=when).temperature
+        assert single == pytest.approx(temperature(f[0], y), rel=1e-9)
+        identical = temper(f[:1].expand(M, -1, -1), y, when=when).temperature
+        assert identical == pytest.approx(single, rel=1e-9)
     before, after = (temper(f, y, when=when, pool="score") for when in ("before", "after"))
     assert before.temperature == pytest.approx(after.temperature, rel=1e-9)
     torch.testing.assert_close(before.log_probs(f), after.log_probs(f))
@@ -231,18 +233,18 @@ def test_members_can_be_permuted_and_for_scores_or_one_member_it_does_not_matter
 
 
 def test_slices_change_nothing(monkeypatch):
-    f, y = drawn()
-    ways = [
+    f, y = random_logits()
+    every_pool = [
         (temper, {"when": "before"}),
         (temper, {}),
         (premise, {"ood": f[:, :7]}),
         (prediction_accuracy, {"pool": "score"}),
     ]
-    whole = [function(f, y, **words) for function, words in ways]
+    results = [function(f, y, **options) for function, options in every_pool]
     monkeypatch.setattr(shared, "_NUMBERS_AT_ONCE", 3 * M * C)
     assert len(list(shared.slices(f))) == -(-B // 3)
-    for (function, words), expected in zip(ways, whole, strict=True):
-        result = function(f, y, **words)
+    for (function, options), expected in zip(every_pool, results, strict=True):
+        result = function(f, y, **options)
         if function is temper:
             assert result.temperature == pytest.approx(expected.temperature, rel=1e-9)
         else:
@@ -265,15 +267,15 @@ def curve_by_orders(scores, losses):
 def test_risks_are_the_mean_over_all_orders_of_ties(seed, kind):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randint(3, (7,), generator=generator).double() / 4
-    wrong = torch.rand(7, generator=generator, dtype=torch.float64)
-    wrong = wrong < 0.4 if kind == "wrong" else wrong
-    curve = risk_coverage(scores, wrong)
-    expected = curve_by_orders(scores.tolist(), [float(w) for w in wrong])
+    losses = torch.rand(7, generator=generator, dtype=torch.float64)
+    losses = losses < 0.4 if kind == "wrong" else losses
+    curve = risk_coverage(scores, losses)
+    expected = curve_by_orders(scores.tolist(), [float(w) for w in losses])
     assert curve.risk.tolist() == pytest.approx(expected)
     assert curve.area == pytest.approx(sum(expected) / 7)
     assert curve.coverage.tolist() == pytest.approx([k / 7 for k in range(1, 8)])
     areas = [
-        sum(sum(float(wrong[i]) for i in order[:k]) / k for k in range(1, 8)) / 7
+        sum(sum(float(losses[i]) for i in order[:k]) / k for k in range(1, 8)) / 7
         for order in itertools.permutations(range(7))
     ]
     assert curve.excess == pytest.approx(curve.area - min(areas))
@@ -282,35 +284,35 @@ def test_risks_are_the_mean_over_all_orders_of_ties(seed, kind):
 
 def test_risk_at_a_coverage_keeps_at_least_that_share():
     curve = risk_coverage(torch.arange(10.0), torch.arange(10) % 2 == 1)
-    for coverage, kept in ((0.01, 1), (0.1, 1), (0.11, 2), (0.3, 3), (0.7, 7), (0.99, 10), (1.0, 10)):
-        assert curve.risk_at(coverage) == pytest.approx((kept // 2) / kept)
+    for coverage, count in ((0.01, 1), (0.1, 1), (0.11, 2), (0.3, 3), (0.7, 7), (0.99, 10), (1.0, 10)):
+        assert curve.risk_at(coverage) == pytest.approx((count // 2) / count)
 
 
 def test_scores_that_are_best_worst_and_silent():
-    wrong = torch.tensor([True] * 3 + [False] * 7)
-    best, worst = risk_coverage(wrong.double(), wrong), risk_coverage(-wrong.double(), wrong)
+    losses = torch.tensor([True] * 3 + [False] * 7)
+    best, worst = risk_coverage(losses.double(), losses), risk_coverage(-losses.double(), losses)
     assert best.excess == pytest.approx(0.0, abs=1e-15)
     assert worst.excess > 0.3
-    silent = risk_coverage(torch.zeros(10), wrong)
-    assert silent.risk.tolist() == pytest.approx([0.3] * 10)
-    assert best.area < silent.area < worst.area
+    uninformative = risk_coverage(torch.zeros(10), losses)
+    assert uninformative.risk.tolist() == pytest.approx([0.3] * 10)
+    assert best.area < uninformative.area < worst.area
     assert risk_coverage(torch.tensor([2.0]), torch.tensor([True]))[2:] == (1.0, 0.0)
-    for none in (torch.zeros(4, dtype=torch.bool), torch.zeros(4)):
-        assert risk_coverage(torch.rand(4), none)[2:] == (0.0, 0.0)
+    for zeros in (torch.zeros(4, dtype=torch.bool), torch.zeros(4)):
+        assert risk_coverage(torch.rand(4), zeros)[2:] == (0.0, 0.0)
 
 
 def test_only_the_order_of_scores_counts():
     scores, losses = torch.rand(50, dtype=torch.float64), torch.rand(50, dtype=torch.float64)
     curve = risk_coverage(scores, losses)
     order = torch.randperm(50)
-    for again in (risk_coverage(scores.exp() * 3 - 1, losses), risk_coverage(scores[order], losses[order])):
-        torch.testing.assert_close(again.risk, curve.risk)
-        assert again.excess == pytest.approx(curve.excess)
+    for other in (risk_coverage(scores.exp() * 3 - 1, losses), risk_coverage(scores[order], losses[order])):
+        torch.testing.assert_close(other.risk, curve.risk)
+        assert other.excess == pytest.approx(curve.excess)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_accuracies_are_those_of_plain_loops(seed):
-    f, y = drawn(seed=seed)
+    f, y = random_logits(seed=seed)
     for pool in ("score", "probability"):
         probs = pooled_by_hand(f, pool)
         hits = sum(max(range(C), key=lambda c: p[c]) == int(label) for p, label in zip(probs, y, strict=True))
@@ -330,7 +332,7 @@ def test_pools_differ_where_one_member_is_loud():
 
 
 def test_one_member_and_identical_members_are_as_right_together_as_alone():
-    f, y = drawn()
+    f, y = random_logits()
     for members in (f[:1], f[:1].expand(5, -1, -1)):
         assert oracle(members, y).member == 0
         for pool in ("score", "probability", "vote"):
@@ -338,7 +340,7 @@ def test_one_member_and_identical_members_are_as_right_together_as_alone():
 
 
 def test_groups_are_those_of_plain_loops():
-    f, y = drawn(1, batch=60)
+    f, y = random_logits(1, batch=60)
     groups = torch.tensor([-2, 0, 5, 9])[torch.randint(4, (60,))]
     groups[0] = 11  # a group of one
     result = worst_group(f[0], y, groups)
@@ -357,7 +359,7 @@ def test_groups_are_those_of_plain_loops():
 
 
 def test_one_group_is_the_whole_and_of_equals_the_lowest_is_worst():
-    f, y = drawn(1)
+    f, y = random_logits(1)
     result = worst_group(f[0], y, torch.full((B,), 3))
     assert result.worst_accuracy.value == pytest.approx(prediction_accuracy(f, y, "score"))
     assert (result.worst, len(result.group)) == (3, 1)
@@ -378,24 +380,24 @@ def test_wilsons_ends_are_where_the_share_is_just_plausible(hits, examples, conf
 def test_wilson_holds_what_it_promises():
     hits = torch.distributions.Binomial(40, torch.tensor(0.93)).sample((2000,))
     intervals = [wilson(int(h), 40) for h in hits]
-    held = sum(i.low <= 0.93 <= i.high for i in intervals) / 2000
-    assert 0.92 < held < 0.99
+    covered = sum(i.low <= 0.93 <= i.high for i in intervals) / 2000
+    assert 0.92 < covered < 0.99
     assert str(wilson(0, 0)) == "Interval(value=nan, low=0.0, high=1.0)"
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 6])
 def test_disagreement_is_that_of_plain_loops(members):
-    f, _ = drawn(members, seed=members)
+    f, _ = random_logits(members, seed=members)
     for b in range(B):
-        named = [int(f[m, b].argmax()) for m in range(members)]
-        pairs = list(itertools.permutations(named, 2))
+        predictions = [int(f[m, b].argmax()) for m in range(members)]
+        pairs = list(itertools.permutations(predictions, 2))
         share = sum(a != c for a, c in pairs) / len(pairs) if pairs else 0.0
         assert float(pair_disagreement(f)[b]) == pytest.approx(share)
         assert bool(disagreement_indicator(f)[b]) == any(a != c for a, c in pairs)
     if members > 1:
         table = ds.diversity.pairwise_disagreement(f)
-        beside = float(table.sum()) / (members * (members - 1))
-        assert float(pair_disagreement(f).mean()) == pytest.approx(beside)
+        expected = float(table.sum()) / (members * (members - 1))
+        assert float(pair_disagreement(f).mean()) == pytest.approx(expected)
         assert bool((pair_disagreement(f) <= disagreement_indicator(f).double()).all()), "lemma 2"
     assert not bool(disagreement_indicator(f[:1].expand(5, -1, -1)).any())
     assert float(pair_disagreement(f[:1].expand(5, -1, -1)).sum()) == 0
@@ -407,7 +409,7 @@ def loss_by_hand(f, y):
 
 @pytest.mark.parametrize("share", [None, 0.01, 0.25, 1.0])
 def test_high_losses_are_those_of_plain_loops(share):
-    f, y = drawn()
+    f, y = random_logits()
     loss = loss_by_hand(f, y)
     count = max(1, math.ceil((share or 0.1) * B))
     highest = set(sorted(range(B), key=lambda b: -loss[b])[:count])
@@ -423,42 +425,44 @@ def test_ties_at_the_threshold_are_all_in():
     assert int(high_loss(f, torch.zeros(6, dtype=torch.int64), share=0.5).sum()) == 6
 
 
-@pytest.mark.parametrize("words", [{}, {"share": 0.3}, {"threshold": 4.0}])
-def test_premise_is_that_of_plain_loops(words):
-    f, y = drawn()
-    ood, _ = drawn(batch=23, seed=5, signal=0.0)
-    high = high_loss(f, y, **words).tolist()
-    differ = [len({int(f[m, b].argmax()) for m in range(M)}) > 1 for b in range(B)]
-    outside = [len({int(ood[m, b].argmax()) for m in range(M)}) > 1 for b in range(23)]
-    result = premise(f, y, ood, **words)
+@pytest.mark.parametrize("options", [{}, {"share": 0.3}, {"threshold": 4.0}])
+def test_premise_is_that_of_plain_loops(options):
+    f, y = random_logits()
+    ood, _ = random_logits(batch=23, seed=5, signal=0.0)
+    high = high_loss(f, y, **options).tolist()
+    disagrees = [len({int(f[m, b].argmax()) for m in range(M)}) > 1 for b in range(B)]
+    disagrees_on_ood = [len({int(ood[m, b].argmax()) for m in range(M)}) > 1 for b in range(23)]
+    result = premise(f, y, ood, **options)
     pairs = [float(p) for p in pair_disagreement(f)]
-    inside = [b for b in range(B) if high[b]]
-    assert result.examples == len(inside)
-    assert result.delta == pytest.approx(sum(pairs[b] for b in inside) / len(inside))
-    assert result.on_high == wilson(sum(differ[b] for b in inside), len(inside))
-    assert result.on_rest == wilson(sum(d for d, h in zip(differ, high, strict=True) if not h), B - len(inside))
-    assert result.on_ood == wilson(sum(outside), 23)
-    assert result.inside_high == pytest.approx(sum(differ[b] for b in inside) / sum(differ))
+    high_indices = [b for b in range(B) if high[b]]
+    assert result.examples == len(high_indices)
+    assert result.delta == pytest.approx(sum(pairs[b] for b in high_indices) / len(high_indices))
+    assert result.on_high == wilson(sum(disagrees[b] for b in high_indices), len(high_indices))
+    assert result.on_rest == wilson(
+        sum(d for d, h in zip(disagrees, high, strict=True) if not h), B - len(high_indices)
+    )
+    assert result.on_ood == wilson(sum(disagrees_on_ood), 23)
+    assert result.inside_high == pytest.approx(sum(disagrees[b] for b in high_indices) / sum(disagrees))
     assert result.delta <= result.on_high.value, "lemma 2"
     order = torch.tensor([2, 0, 3, 1])
-    again = premise(f[order], y, ood[order], **words)
-    assert (again.on_high, again.on_rest, again.on_ood) == (result.on_high, result.on_rest, result.on_ood)
+    permuted = premise(f[order], y, ood[order], **options)
+    assert (permuted.on_high, permuted.on_rest, permuted.on_ood) == (result.on_high, result.on_rest, result.on_ood)
     assert [value >= result.threshold - 1e-9 for value in loss_by_hand(f, y)] == high
 
 
 def test_premise_at_the_edges():
-    f, y = drawn()
-    alone = premise(f[:1], y, f[:1])
-    assert (alone.delta, alone.on_ood.value) == (0.0, 0.0)
-    assert math.isnan(alone.inside_high)
-    everything = premise(f, y, f, share=1.0)
-    assert everything.inside_high == 1.0
-    assert math.isnan(everything.on_rest.value)
-    assert everything.on_high == everything.on_ood
-    nothing = premise(f, y, f, threshold=1e9)
-    assert math.isnan(nothing.delta)
-    assert nothing.on_rest == nothing.on_ood
-    assert nothing.examples == 0
+    f, y = random_logits()
+    single = premise(f[:1], y, f[:1])
+    assert (single.delta, single.on_ood.value) == (0.0, 0.0)
+    assert math.isnan(single.inside_high)
+    all_high = premise(f, y, f, share=1.0)
+    assert all_high.inside_high == 1.0
+    assert math.isnan(all_high.on_rest.value)
+    assert all_high.on_high == all_high.on_ood
+    none_high = premise(f, y, f, threshold=1e9)
+    assert math.isnan(none_high.delta)
+    assert none_high.on_rest == none_high.on_ood
+    assert none_high.examples == 0
 
 
 def soup_by_hand(modules, score):
@@ -470,12 +474,12 @@ def soup_by_hand(modules, score):
         network.load_state_dict({name: sum(s[name] for s in states) / len(states) for name in states[0]})
         return network.double()
 
-    alone = [score(module) for module in modules]
-    taken = []
-    for index in sorted(range(len(modules)), key=lambda i: -alone[i]):
-        if not taken or score(mean([*taken, index])) >= score(mean(taken)):
-            taken.append(index)
-    return taken, mean(taken)
+    scores = [score(module) for module in modules]
+    chosen = []
+    for index in sorted(range(len(modules)), key=lambda i: -scores[i]):
+        if not chosen or score(mean([*chosen, index])) >= score(mean(chosen)):
+            chosen.append(index)
+    return chosen, mean(chosen)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -491,22 +495,27 @@ def test_a_greedy_soup_is_that_of_a_plain_loop(seed, spread):
         module.load_state_dict({name: w + spread * torch.randn_like(w) for name, w in base.state_dict().items()})
         modules.append(module)
 
-    def score(network):
-        return -float((network(x) - target).square().mean().detach())
+    def score(expected_network):
+        return -float((expected_network(x) - target).square().mean().detach())
 
-    taken, network = soup_by_hand(modules, score)
+    expected_members, expected_network = soup_by_hand(modules, score)
     soup = ds.Ensemble.from_modules(modules).greedy_soup(score)
-    assert soup.members == taken
-    torch.testing.assert_close(soup.network.state_dict(), network.state_dict())
-    assert soup.score == pytest.approx(score(network))
+    assert soup.members == expected_members
+    torch.testing.assert_close(soup.network.state_dict(), expected_network.state_dict())
+    assert soup.score == pytest.approx(score(expected_network))
     assert soup.score >= max(score(module) for module in modules)
 
 
 def test_greedy_soups_take_some_all_or_one():
     values = [1.0, 4.0, -1.5, 2.0]
     ensemble = ds.Ensemble.from_modules([constant(value) for value in values])
-    towards = {1.6: [3, 0], 1.75: [3, 0], 3.0: [1, 3], 4.0: [1]}  # at 1.75 the second is as good, at 3 two are level
-    for goal, members in towards.items():
+    members_by_goal = {
+        1.6: [3, 0],
+        1.75: [3, 0],
+        3.0: [1, 3],
+        4.0: [1],
+    }  # at 1.75 the second is as good, at 3 two are level
+    for goal, members in members_by_goal.items():
         soup = ensemble.greedy_soup(lambda network, goal=goal: -abs(float(network.weight) - goal))
         assert soup.members == members
         assert soup.network.weight.item() == pytest.approx(sum(values[i] for i in members) / len(members))
@@ -514,8 +523,8 @@ def test_greedy_soups_take_some_all_or_one():
     torch.testing.assert_close(ensemble.greedy_soup(lambda network: 0.0).network.weight, ensemble.soup().weight)
     single = ensemble.subset([1]).greedy_soup(lambda network: 1.0)
     assert (single.members, single.network.weight.item()) == ([0], 4.0)
-    same = ds.Ensemble.from_modules([constant(2.0)] * 3).greedy_soup(lambda network: float(network.weight))
-    assert (same.members, same.score) == ([0, 1, 2], 2.0)
+    identical = ds.Ensemble.from_modules([constant(2.0)] * 3).greedy_soup(lambda network: float(network.weight))
+    assert (identical.members, identical.score) == ([0, 1, 2], 2.0)
 
 
 def constant(value):
@@ -541,8 +550,8 @@ def test_greedy_soups_score_in_evaluation_mode_and_compute_statistics_anew():
     assert all(p.requires_grad for p in soup.network.parameters())
     torch.testing.assert_close(soup.network.net[0].running_mean, x.mean(0))
     torch.testing.assert_close(ensemble.body.tensors(), before)
-    alone = ensemble.greedy_soup(lambda network: -float(network.net[0].num_batches_tracked), x)
-    assert len(alone.members) == 1, "averaged ones have seen a batch"
+    single = ensemble.greedy_soup(lambda network: -float(network.net[0].num_batches_tracked), x)
+    assert len(single.members) == 1, "averaged ones have seen a batch"
     assert not ensemble.eval().greedy_soup(score).network.training
 
 
@@ -641,13 +650,13 @@ def test_outputs_without_labels_are_looked_at_as_well(measure, outputs, message,
         (lambda: high_loss(OUTPUTS, LABELS, share=0.5, threshold=1.0), "`threshold` must stand alone"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 
 def test_classes_ruled_out_by_infinity_are_no_obstacle_to_counting():
-    f, y = drawn()
+    f, y = random_logits()
     f[..., 2], y = -math.inf, y % 2
     assert 0 <= prediction_accuracy(f, y, "probability") <= 1
     assert math.isfinite(premise(f, y, f).threshold)

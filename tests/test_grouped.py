@@ -44,8 +44,8 @@ def data(shape=(6,), n=22):
 
 def random_objective(outputs, targets):
     """Drops members at random: an objective that draws numbers of its own."""
-    kept = torch.rand(len(outputs), 1, 1, dtype=outputs.dtype) < 0.7
-    return augmented(outputs * kept, targets)
+    keep = torch.rand(len(outputs), 1, 1, dtype=outputs.dtype) < 0.7
+    return augmented(outputs * keep, targets)
 
 
 def fitted(build, shape, objective=augmented, **options):
@@ -55,10 +55,10 @@ def fitted(build, shape, objective=augmented, **options):
     return {name: t.detach().clone() for name, t in ensemble.body.tensors().items()}, history, torch.get_rng_state()
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], expected[name], rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
@@ -74,20 +74,20 @@ def at_once(monkeypatch):
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts", "plain_average_norm"])
 def test_groups_train_to_the_same_weights(name, count, objective, at_once):
     build, shape = NETWORKS[name]
-    whole, history, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
+    expected, history, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
     at_once(count)
-    parts, told, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
-    assert_same(parts, whole)
-    assert told.column("loss") == pytest.approx(history.column("loss"))
-    assert told.memory.startswith(f"{count} of 5 members at once, about ")
+    parts, grouped_history, _ = fitted(build, shape, objective, frozen=[1], clip_norm=1.0)
+    assert_same(parts, expected)
+    assert grouped_history.column("loss") == pytest.approx(history.column("loss"))
+    assert grouped_history.memory.startswith(f"{count} of 5 members at once, about ")
 
 
 @pytest.mark.parametrize("objective", [augmented, random_objective], ids=["plain", "random"])
 def test_random_numbers_that_are_not_keyed_are_the_same_in_both_passes(objective, at_once):
-    whole, _, after = fitted(Noisy, (6,), objective)
+    expected, _, after = fitted(Noisy, (6,), objective)
     at_once(2)
     parts, _, after_groups = fitted(Noisy, (6,), objective)
-    assert_same(parts, whole)
+    assert_same(parts, expected)
     assert torch.equal(after, after_groups)
 
 
@@ -99,27 +99,27 @@ def test_members_of_different_architectures_go_in_groups(at_once):
         ds.fit(ensemble, data(), augmented, epochs=3, batch_size=8)
         return {name: t.detach().clone() for name, t in ensemble.body.tensors().items()}
 
-    whole = run()
+    expected = run()
     at_once(3)
-    assert_same(run(), whole)
+    assert_same(run(), expected)
 
 
 def test_groups_are_captured_unless_members_draw_from_torchs_own_generator(monkeypatch, at_once, caplog):
     counts = Captures(partial(recorded, host_reads=True))  # states of generators are compared on the host
     build, shape = NETWORKS["two_dropouts"]
-    whole, _, _ = fitted(build, shape)
+    expected, _, _ = fitted(build, shape)
     at_once(2)
     monkeypatch.setattr("dissensus.train.recipe.graph_steps", lambda engine: capture.GraphSteps(lambda: counts))
     parts, _, _ = fitted(build, shape)
     assert counts.captures == 2, "whole batches and the last"
-    assert_same(parts, whole)
+    assert_same(parts, expected)
     with caplog.at_level(logging.WARNING, "dissensus"):
         fitted(Noisy, (6,))
     assert counts.captures == 2, "none was added"
     assert any("not captured" in r.getMessage() and "own generator" in r.getMessage() for r in caplog.records)
 
 
-def test_a_failure_in_groups_is_told_with_step_part_and_members(at_once):
+def test_a_failure_in_groups_names_step_part_and_members(at_once):
     at_once(2)
     x, y = data()
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], M).double()
@@ -131,13 +131,13 @@ def test_a_failure_in_groups_is_told_with_step_part_and_members(at_once):
 
 def test_max_memory_splits_members_and_says_so(caplog):
     build, shape = NETWORKS["cnn_batch_norm"]
-    whole, history, _ = fitted(build, shape)
+    expected, history, _ = fitted(build, shape)
     about = float(history.memory.split("about ")[1].split(" MiB")[0])
     assert history.memory.startswith("5 of 5")
     with caplog.at_level(logging.WARNING, "dissensus"):
-        parts, told, _ = fitted(build, shape, max_memory=int(0.7 * about * 2**20))
-    assert_same(parts, whole)
-    count = int(told.memory.split(" of ")[0])
+        parts, grouped_history, _ = fitted(build, shape, max_memory=int(0.7 * about * 2**20))
+    assert_same(parts, expected)
+    count = int(grouped_history.memory.split(" of ")[0])
     assert 1 <= count < 5
     assert any("all at once would take" in record.getMessage() for record in caplog.records)
     with pytest.raises(
@@ -152,16 +152,16 @@ def test_a_sweep_whose_single_run_does_not_fit_takes_its_members_in_groups():
     build, shape = NETWORKS["cnn_batch_norm"]
     options = {"grid": {"beta": [0.2, 0.7]}, "members": M, "epochs": 2, "batch_size": 8}
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
-    whole = ds.sweep(build, data(shape), objective, **options)
+    expected = ds.sweep(build, data(shape), objective, **options)
     run = Run.single(members=M, batch_size=8, seed=0, optimizer={"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0})
     members = NewMembers(build, torch.device("cpu"))
     engine = Recipe(members, [run], data(shape), partial(objective, beta=0.2), epochs=2).engine()
     needs = engine.memory_needs(next(engine.feed.epoch(0))[0])
-    cut = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.per_member, **options)
-    assert [len(group.runs) for group in cut.groups] == [1, 1]
-    assert cut.history(0).memory.startswith("2 of 5 members at once")
+    grouped = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.per_member, **options)
+    assert [len(group.runs) for group in grouped.groups] == [1, 1]
+    assert grouped.history(0).memory.startswith("2 of 5 members at once")
     for i in range(2):
-        in_groups, at_once = cut.run(i).body.tensors(), whole.run(i).body.tensors()
+        in_groups, at_once = grouped.run(i).body.tensors(), expected.run(i).body.tensors()
         assert_same({n: t.detach() for n, t in in_groups.items()}, {n: t.detach() for n, t in at_once.items()})
 
 
@@ -251,9 +251,9 @@ def test_numbers_drawn_on_the_host_are_the_same_in_both_passes(draw, at_once, un
         np.random.seed(3)  # noqa: NPY002
         return fitted(lambda: Stochastic(draw), (6,))[0]
 
-    whole = run()
+    expected = run()
     at_once(2)
-    assert_same(run(), whole)
+    assert_same(run(), expected)
 
 
 def test_a_step_that_draws_from_torch_on_the_host_is_not_captured(monkeypatch, caplog):

@@ -10,6 +10,7 @@ import dissensus
 
 SOURCE = Path(dissensus.__file__).parent
 FLOORS = [
+    "startup",
     "axes",
     "checks",
     "randomness",
@@ -64,8 +65,10 @@ def test_imports_point_one_way_between_rooms():
         room = relative.parts[0].removesuffix(".py")
         assert room in FLOORS, f"{relative} is a room without a floor: add it to FLOORS"
         for name in imports_of(path):
-            other = room_of(name)
-            assert other is None or FLOORS.index(other) <= FLOORS.index(room), f"{relative} imports {name} from above"
+            imported_room = room_of(name)
+            assert imported_room is None or FLOORS.index(imported_room) <= FLOORS.index(room), (
+                f"{relative} imports {name} from above"
+            )
 
 
 def test_only_the_command_line_prints():
@@ -83,9 +86,9 @@ before = set(sys.modules)
 import dissensus
 print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
 """
-    found = set(json.loads(subprocess.check_output([sys.executable, "-c", script], text=True)))
+    loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", script], text=True)))
     allowed = CORE | {"dissensus", "wadler_lindig"} | set(sys.stdlib_module_names)  # wadler_lindig: jaxtyping's own
-    assert found <= allowed, f"import dissensus also loads {sorted(found - allowed)}"
+    assert loaded <= allowed, f"import dissensus also loads {sorted(loaded - allowed)}"
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -98,9 +101,9 @@ def test_no_module_imports_itself_in_a_circle():
         & set(names.values()) - {name}
         for path, name in names.items()
     }
-    left = dict(doors)
-    while left:
-        free = [name for name, own in left.items() if not own & set(left)]
-        assert free, f"these import each other in a circle: {sorted(left)}"
+    remaining = dict(doors)
+    while remaining:
+        free = [name for name, imports in remaining.items() if not imports & set(remaining)]
+        assert free, f"these import each other in a circle: {sorted(remaining)}"
         for name in free:
-            del left[name]
+            del remaining[name]

@@ -40,10 +40,10 @@ def test_every_source_gives_the_same_outputs(device):
     pair = (X, torch.zeros(23))
     sources = [X, pair, TensorDataset(*pair), DataLoader(TensorDataset(*pair), 7), DataLoader(TensorDataset(X), 5)]
     for source in sources:
-        found = ensemble.predict(source, batch_size=4)
-        assert found.device.type == "cpu"
+        outputs = ensemble.predict(source, batch_size=4)
+        assert outputs.device.type == "cpu"
         assert ensemble.training
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(outputs, expected)
     dropped = ensemble.predict(DataLoader(TensorDataset(X), 5, drop_last=True))
     torch.testing.assert_close(dropped, expected[:, :20])
 
@@ -83,15 +83,15 @@ def test_outputs_go_to_a_file_whole_or_not_at_all(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
-def test_a_loader_that_gives_other_than_it_says_is_refused():
+def test_a_loader_with_a_wrong_length_is_refused():
     class Lies(torch.utils.data.SequentialSampler):
         def __len__(self):
             return self.said
 
     data = TensorDataset(X)
-    for said, message in ((30, "hold 30 examples, as its length says; got 23"), (10, "hold 10 examples")):
+    for length, message in ((30, "hold 30 examples, as its length says; got 23"), (10, "hold 10 examples")):
         sampler = Lies(data)
-        sampler.said = said
+        sampler.said = length
         with pytest.raises(ValueError, match=message):
             ensemble_of().predict(DataLoader(data, 5, sampler=sampler))
 
@@ -127,7 +127,7 @@ OUT_OF_ORDER = {
 
 
 @pytest.mark.parametrize("kind", OUT_OF_ORDER)
-def test_rows_out_of_order_come_with_their_targets_or_not_at_all(kind):
+def test_rows_out_of_order_are_refused_without_their_targets(kind):
     ensemble = ensemble_of()
     named = kind.partition(" in ")[0].partition(" without ")[0]
     with pytest.raises(ValueError, match=f"`data` must keep the order of its data set; got {named}. Use shuffle=False"):
@@ -140,8 +140,8 @@ def test_loaders_in_order_are_taken_as_they_are():
     ensemble, expected = ensemble_of(), ensemble_of().predict(X)
     batched = DataLoader(LABELLED, batch_sampler=BatchSampler(SequentialSampler(LABELLED), 4, False))
     torch.testing.assert_close(ensemble.predict(batched), expected)
-    some = DataLoader(Subset(LABELLED, [5, 1]), 4)
-    torch.testing.assert_close(ensemble.predict(some), expected[:, [5, 1]])
+    subset = DataLoader(Subset(LABELLED, [5, 1]), 4)
+    torch.testing.assert_close(ensemble.predict(subset), expected[:, [5, 1]])
     if "in_order" in vars(batched):
         loose = DataLoader(LABELLED, 4, num_workers=1, in_order=False)
         with pytest.raises(ValueError, match="keep the order of its data set; got a loader with in_order=False"):
@@ -164,7 +164,7 @@ class Dicts(Dataset):
         return torch.stack([e["x"] for e in examples]), torch.tensor([e["y"] for e in examples])
 
 
-def test_targets_of_every_source_lie_beside_the_outputs(tmp_path, unchecked):
+def test_targets_of_every_source_are_returned_with_the_outputs(tmp_path, unchecked):
     ensemble = ensemble_of()
     expected = ensemble.predict(X)
     for source in ((X, torch.arange(23)), LABELLED, DataLoader(LABELLED, 5), Dicts()):
@@ -175,9 +175,9 @@ def test_targets_of_every_source_lie_beside_the_outputs(tmp_path, unchecked):
         ensemble.predict(X, targets=True)
     with pytest.raises(ValueError, match="as many targets as inputs; got 23 inputs and 3 targets"):
         ensemble.predict((X, torch.arange(3)), targets=True)
-    for alone in (DataLoader(TensorDataset(X), 5), DataLoader(Stream(), 5)):
+    for loader in (DataLoader(TensorDataset(X), 5), DataLoader(Stream(), 5)):
         with pytest.raises(TypeError, match="give pairs \\(x, y\\) of tensors where targets are asked for"):
-            ensemble.predict(alone, targets=True)
+            ensemble.predict(loader, targets=True)
 
 
 LAYOUTS = {
@@ -189,7 +189,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_inputs_may_lie_in_memory_in_any_way(layout):
+def test_inputs_may_have_any_memory_layout(layout):
     ensemble = ensemble_of("cnn_batch_norm")
     x = LAYOUTS[layout](torch.randn(12, *NETWORKS["cnn_batch_norm"][1], dtype=torch.float64))
     expected = ensemble.predict(x.contiguous(), 5)
@@ -211,7 +211,7 @@ def test_bad_sources_are_refused(unchecked):
 
 @pytest.mark.parametrize("backend", ["loop", "vmap", "batched"])
 @pytest.mark.parametrize("name", ["two_dropouts", "norm_first"])
-def test_passes_of_a_shape_that_comes_again_are_replayed(name, backend):
+def test_passes_of_a_repeated_shape_are_replayed(name, backend):
     counts, ensemble = Captures(), ensemble_of(name, backend).eval()
     with torch.no_grad():
         passes = inference.Passes(ensemble, torch.device("cpu"), counts)
@@ -253,16 +253,16 @@ def test_gradients_reach_the_inputs(name, backend, per_member, device):
     ensemble = ds.Ensemble(build, 3, backend=backend).double().to(device).eval()
     lead = (3, 5) if per_member else (5,)
     x = torch.randn(*lead, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
-    (found,) = torch.autograd.grad(ensemble(x.requires_grad_(), per_member=per_member).square().sum(), x)
-    own = x.detach().clone().requires_grad_()
-    outputs = [ensemble.member(i)(own[i] if per_member else own) for i in range(3)]
-    (expected,) = torch.autograd.grad(torch.stack(outputs).square().sum(), own)
-    torch.testing.assert_close(found, expected)
+    (actual,) = torch.autograd.grad(ensemble(x.requires_grad_(), per_member=per_member).square().sum(), x)
+    leaf = x.detach().clone().requires_grad_()
+    outputs = [ensemble.member(i)(leaf[i] if per_member else leaf) for i in range(3)]
+    (expected,) = torch.autograd.grad(torch.stack(outputs).square().sum(), leaf)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_gradients_reach_the_inputs_of_members_of_different_architectures():
     ensemble = ds.Ensemble.from_modules([ds.nets.mlp(6, 3, (4 + i,)).double() for i in range(3)])
     x = X.clone().requires_grad_()
-    (found,) = torch.autograd.grad(ensemble(x).sum(), x)
+    (actual,) = torch.autograd.grad(ensemble(x).sum(), x)
     (expected,) = torch.autograd.grad(sum(ensemble.member(i)(x).sum() for i in range(3)), x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)

@@ -101,9 +101,9 @@ KEYS = torch.arange(B, dtype=torch.int64) * 2**33 + 5
 def with_gradient(function, **options):
     """What a function of outputs gives, and the gradient with respect to the outputs."""
 
-    def call(outputs, *others):
+    def call(outputs, *arguments):
         outputs = outputs.detach().requires_grad_()
-        result = function(outputs, *others, **options)
+        result = function(outputs, *arguments, **options)
         total = result.total if isinstance(result, ds.LossParts) else result
         (gradient,) = torch.autograd.grad(total.sum(), outputs)
         return result, gradient
@@ -187,8 +187,8 @@ def gathered(x, y, **options):
 
 def with_pool(x, y, pool):
     labelled = ds.data.batches((x, y), batch_size=5, seed=3, device=torch.device("cpu"))
-    both = unlabelled.with_unlabelled(labelled, pool, batch_size=4, seeds=[3], device=torch.device("cpu"))
-    return [both.batch(*raw) for raw in both.raw(0)]
+    feed = unlabelled.with_unlabelled(labelled, pool, batch_size=4, seeds=[3], device=torch.device("cpu"))
+    return [feed.batch(*raw) for raw in feed.raw(0)]
 
 
 def cached(folder, x, y):
@@ -208,9 +208,9 @@ def cached(folder, x, y):
 
 
 def stored(folder, x, y):
-    place = folder / f"stored{len(list(folder.iterdir()))}"
-    storage.write_folder(place, "layouts", {"x": x, "y": y}, {})
-    return storage.read_folder(place, "layouts")[0]
+    path = folder / f"stored{len(list(folder.iterdir()))}"
+    storage.write_folder(path, "layouts", {"x": x, "y": y}, {})
+    return storage.read_folder(path, "layouts")[0]
 
 
 def audited(outputs, targets, **options):
@@ -228,10 +228,10 @@ def monte_carlo():
     return ds.masks.monte_carlo(cnn(), 3, 0.3, seed=0).eval()
 
 
-def trunk(build=cnn, cut="0"):
+def trunk(build=cnn, layer="0"):
     torch.manual_seed(0)
     return ds.SharedTrunk(
-        build(), ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4 * 64, C)).double()), cut=cut
+        build(), ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4 * 64, C)).double()), cut=layer
     )
 
 
@@ -336,7 +336,10 @@ def table():
             (LOGITS, LABELS),
         ),
         "diversity.beta_approximation": (ds.diversity.beta_approximation, (SOFT, REALS.abs() + 1)),
-        "diversity.independent_errors": (lambda others: ds.diversity.independent_errors(0.8, others, 4), (SOFT[:, 1],)),
+        "diversity.independent_errors": (
+            lambda accuracies: ds.diversity.independent_errors(0.8, accuracies, 4),
+            (SOFT[:, 1],),
+        ),
         "diversity.flipped": (lambda flips: ds.diversity.flipped(0.8, flips, 4), (SOFT[:, 1],)),
         "diversity.generalisation_gap": (
             lambda a, b, c, d: ds.diversity.generalisation_gap(ds.Decomposition(a, b, c), ds.Decomposition(d, c, a)),
@@ -717,38 +720,40 @@ def leaves(result):
     return [result]
 
 
-def assert_same(result, expected, kind, where):
+def assert_same(result, expected, kind, context):
     result, expected = leaves(result), leaves(expected)
-    assert len(result) == len(expected), where
-    for one, other in zip(result, expected, strict=True):
-        if isinstance(other, Tensor) and other.is_floating_point() and kind == ROUNDED:
-            tolerance = 1e-9 if other.dtype == torch.float64 else 1e-5
+    assert len(result) == len(expected), context
+    for actual_leaf, expected_leaf in zip(result, expected, strict=True):
+        if isinstance(expected_leaf, Tensor) and expected_leaf.is_floating_point() and kind == ROUNDED:
+            tolerance = 1e-9 if expected_leaf.dtype == torch.float64 else 1e-5
             torch.testing.assert_close(
-                one,
-                other,
+                actual_leaf,
+                expected_leaf,
                 rtol=tolerance,
                 atol=tolerance,
                 equal_nan=True,
-                msg=f"{where}: off by {(one - other).abs().max()}",
+                msg=f"{context}: off by {(actual_leaf - expected_leaf).abs().max()}",
             )
-        elif isinstance(other, Tensor):
-            assert one.dtype == other.dtype, where
-            assert torch.equal(one.nan_to_num(), other.nan_to_num()), where
-        elif isinstance(other, float):
-            same = math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(one) and math.isnan(other))
-            assert same, f"{where}: {one} and {other}"
+        elif isinstance(expected_leaf, Tensor):
+            assert actual_leaf.dtype == expected_leaf.dtype, context
+            assert torch.equal(actual_leaf.nan_to_num(), expected_leaf.nan_to_num()), context
+        elif isinstance(expected_leaf, float):
+            close = math.isclose(actual_leaf, expected_leaf, rel_tol=1e-9, abs_tol=1e-9) or (
+                math.isnan(actual_leaf) and math.isnan(expected_leaf)
+            )
+            assert close, f"{context}: {actual_leaf} and {expected_leaf}"
         else:
-            assert one == other, where
+            assert actual_leaf == expected_leaf, context
 
 
-def called(call, tensors, where):
+def call_without_writes(call, tensors, context):
     """What a call gives, after a look at whether it has written into its tensors."""
     before, versions = [tensor.clone() for tensor in tensors], [tensor._version for tensor in tensors]
     torch.manual_seed(0)
     result = call(*tensors)
     for number, (tensor, old, version) in enumerate(zip(tensors, before, versions, strict=True)):
-        assert torch.equal(tensor, old), f"{where}: tensor {number} has changed"
-        assert tensor._version == version, f"{where}: tensor {number} was written to"
+        assert torch.equal(tensor, old), f"{context}: tensor {number} has changed"
+        assert tensor._version == version, f"{context}: tensor {number} was written to"
     return result
 
 
@@ -767,14 +772,24 @@ def test_layouts_change_nothing(name, tmp_path):
     call, tensors, kind = TABLE[name]
     if name in NEEDS_FOLDER:
         call = partial(call, tmp_path)
-    plain = [tensor.contiguous() for tensor in tensors]
-    expected = called(call, plain, "contiguous")
-    for layout, of in (FEW if name in SLOW else LAYOUTS).items():
+    evaluated_network = [tensor.contiguous() for tensor in tensors]
+    expected = call_without_writes(call, evaluated_network, "contiguous")
+    for layout, with_layout in (FEW if name in SLOW else LAYOUTS).items():
         if layout != "channels last" or any(tensor.ndim == 4 for tensor in tensors):
-            assert_same(called(call, [of(tensor) for tensor in plain], layout), expected, kind, layout)
+            assert_same(
+                call_without_writes(call, [with_layout(tensor) for tensor in evaluated_network], layout),
+                expected,
+                kind,
+                layout,
+            )
     maps = tmp_path / "maps"
     maps.mkdir()
-    assert_same(called(call, [read_only(x, maps) for x in plain], "read only"), expected, kind, "read only")
+    assert_same(
+        call_without_writes(call, [read_only(x, maps) for x in evaluated_network], "read only"),
+        expected,
+        kind,
+        "read only",
+    )
 
 
 @pytest.mark.slow(fast=["*-first axis"])
@@ -786,19 +801,25 @@ def test_expanded_tensors_are_like_written_out_ones(name, axis, tmp_path):
         call = partial(call, tmp_path)
     views = [x if x is WEIGHTS else expanded(x, axis) for x in tensors]
     try:
-        expected = called(call, [view.contiguous() for view in views], "written out")
+        expected = call_without_writes(call, [view.contiguous() for view in views], "written out")
     except ValueError as refusal:  # equal numbers may be too little: weights that sum to more than one, no spread
         with pytest.raises(ValueError, match=re.escape(str(refusal))):
-            called(call, views, "expanded")
+            call_without_writes(call, views, "expanded")
         return
-    assert_same(called(call, views, "expanded"), expected, kind, "expanded")
+    assert_same(call_without_writes(call, views, "expanded"), expected, kind, "expanded")
 
 
-def test_arrays_that_lie_backwards_are_audited_alike():
+def test_the_audit_takes_arrays_of_any_memory_layout():
     arrays = [LOGITS.numpy(), LABELS.numpy()]
     expected = audited(*arrays, task="classification", kind="logits")
-    for of in (lambda a: np.flip(np.flip(a).copy()), np.asfortranarray, lambda a: a.astype(a.dtype.newbyteorder(">"))):
-        assert_same(audited(*map(of, arrays), task="classification", kind="logits"), expected, ROUNDED, "array")
+    for with_layout in (
+        lambda a: np.flip(np.flip(a).copy()),
+        np.asfortranarray,
+        lambda a: a.astype(a.dtype.newbyteorder(">")),
+    ):
+        assert_same(
+            audited(*map(with_layout, arrays), task="classification", kind="logits"), expected, ROUNDED, "array"
+        )
 
 
 # --- networks and augmentations that write into what they are handed --------------------------------------------------
@@ -831,7 +852,7 @@ def shifted_by(amount, in_place):
     return lambda x, _: x.add_(amount) if in_place else x + amount
 
 
-def plain(build):
+def evaluated_network(build):
     torch.manual_seed(0)
     return build().eval()
 
@@ -861,7 +882,9 @@ WRITING = {
         for backend in ("auto", "loop", "vmap")
     },
     "Ensemble, inference mode": lambda build, x, y: torch.inference_mode()(ensemble(build, "loop"))(x).clone(),
-    "Ensemble, mixed": lambda build, x, y: ds.Ensemble.from_modules([plain(build), plain(mlp)]).eval()(x),
+    "Ensemble, mixed": lambda build, x, y: ds.Ensemble.from_modules(
+        [evaluated_network(build), evaluated_network(mlp)]
+    ).eval()(x),
     "Ensemble.predict": lambda build, x, y: ensemble(build).predict(x),
     "Ensemble.soup": lambda build, x, y: ensemble(build).soup(x),
     **{
@@ -869,19 +892,23 @@ WRITING = {
         for backend in ("loop", "vmap")
     },
     "fit, a loader": lambda build, x, y: loaded(build, x, y),
-    "SharedTrunk": lambda build, x, y: ds.SharedTrunk(plain(build), ensemble(lambda: nn.Linear(C, 2).double()))(x),
-    "attacks.fgsm": lambda build, x, y: ds.attacks.fgsm(plain(build), x, y, epsilon=0.1),
+    "SharedTrunk": lambda build, x, y: ds.SharedTrunk(
+        evaluated_network(build), ensemble(lambda: nn.Linear(C, 2).double())
+    )(x),
+    "attacks.fgsm": lambda build, x, y: ds.attacks.fgsm(evaluated_network(build), x, y, epsilon=0.1),
     "attacks.fgsm, ensemble": lambda build, x, y: ds.attacks.fgsm(ensemble(build), x, y, epsilon=0.1),
-    "attacks.fgsm, list": lambda build, x, y: ds.attacks.fgsm([plain(build), plain(mlp)], x, y, epsilon=0.1),
-    "attacks.square": lambda build, x, y: ds.attacks.square(plain(build), x, y, epsilon=0.1, queries=5),
+    "attacks.fgsm, list": lambda build, x, y: ds.attacks.fgsm(
+        [evaluated_network(build), evaluated_network(mlp)], x, y, epsilon=0.1
+    ),
+    "attacks.square": lambda build, x, y: ds.attacks.square(evaluated_network(build), x, y, epsilon=0.1, queries=5),
 }
 
 
 @pytest.mark.parametrize("name", WRITING)
 def test_networks_that_write_into_their_input_are_like_those_that_do_not(name):
     x = ROWS.sigmoid()
-    expected = called(partial(WRITING[name], Careful), [x, LABELS], name)
-    assert_same(called(partial(WRITING[name], Standardises), [x, LABELS], name), expected, ROUNDED, name)
+    expected = call_without_writes(partial(WRITING[name], Careful), [x, LABELS], name)
+    assert_same(call_without_writes(partial(WRITING[name], Standardises), [x, LABELS], name), expected, ROUNDED, name)
 
 
 @pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched"])
@@ -889,23 +916,23 @@ def test_an_activation_in_place_in_front_leaves_the_input_alone(backend):
     ens = ensemble(in_front, backend)
     expected = torch.stack([ens.member(i)(ROWS.clone()) for i in range(M)])
     for _ in range(2):
-        assert_same(called(ens, [ROWS], backend), expected, ROUNDED, backend)
+        assert_same(call_without_writes(ens, [ROWS], backend), expected, ROUNDED, backend)
 
 
 def test_features_of_networks_and_augmentations_that_write(tmp_path):
     result = [
-        called(
-            lambda x, y, p=place, w=writes: ds.data.features.cached_features(
-                plain(Standardises if w else Careful),
+        call_without_writes(
+            lambda x, y, p=name, w=writes: ds.data.features.cached_features(
+                evaluated_network(Standardises if w else Careful),
                 (x, y),
                 tmp_path / p,
                 dtype=torch.float32,
                 augmentations=[None, shifted_by(0.1, w)],
             ).tensors(),
             [ROWS, LABELS],
-            place,
+            name,
         )
-        for place, writes in (("writes", True), ("careful", False))
+        for name, writes in (("writes", True), ("careful", False))
     ]
     assert_same(*result, ROUNDED, "features")
 
@@ -921,7 +948,9 @@ def test_augmentations_that_write_into_their_batch_are_like_those_that_do_not(lo
         ds.fit(ens, data, CROSS_ENTROPY, augment=augment if per_member else augment[0], **TRAINING)
         return ens
 
-    result, expected = (called(partial(trained, in_place), [ROWS, LABELS], "augment") for in_place in (True, False))
+    result, expected = (
+        call_without_writes(partial(trained, in_place), [ROWS, LABELS], "augment") for in_place in (True, False)
+    )
     assert_same(result, expected, ROUNDED, "augment")
 
 
@@ -958,6 +987,8 @@ LEFT_OUT = {
     "objectives.declaration": "takes an objective",
     "scores.select": "takes scores, not outputs",
     "storage.check_match": "looks at shapes",
+    "storage.new_array": "takes a shape and a dtype",
+    "storage.write_record": "takes what JSON can hold",
 }
 """Public functions of tensors that are not in the table, and why."""
 

@@ -92,7 +92,10 @@ def at_scale(name, scale):
     return spec.resolved(study(name), scale, {}, name)
 
 
-every_scale = pytest.mark.parametrize(("name", "scale"), [(n, s) for n in REQUIRED for s in study(n).scales])
+every_scale = pytest.mark.parametrize(
+    ("name", "scale"),
+    [(name, scale) for name in REQUIRED for scale in tomllib.loads((SPECS / f"{name}.toml").read_text())["scales"]],
+)
 
 
 def points(expectation):
@@ -106,26 +109,26 @@ def test_every_table_and_figure_has_its_study_and_nothing_else_lies_there():
 
 
 @every_study
-def test_it_has_the_three_scales_that_everyone_asks_for(name):
+def test_a_study_has_three_scales(name):
     assert {"smoke", "laptop", "paper"} <= set(study(name).scales) <= set(spec.SCALES)
 
 
 @every_scale
-def test_it_parses_and_resolves_at_every_scale(name, scale):
+def test_a_study_resolves_at_every_scale(name, scale):
     resolved = at_scale(name, scale)
     assert resolved.name == name
     assert not resolved.scales
 
 
 @every_study
-def test_it_names_only_what_is_known(name):
+def test_a_study_names_only_known_things(name):
     settings = library.load(name)
     for scale in study(name).scales:
         check(spec.resolved(settings, scale, {}, name), name)
 
 
 @every_study
-def test_it_says_what_it_is(name):
+def test_a_study_has_reference_title_and_figure(name):
     settings = study(name)
     kind, number = name.split("/")[1].split("-")
     assert f"{kind.capitalize()} {number}" in settings.reference
@@ -138,7 +141,7 @@ def test_it_says_what_it_is(name):
 
 
 @every_study
-def test_its_claim_is_one_sentence(name):
+def test_the_claim_of_a_study_is_one_sentence(name):
     claim = study(name).claim
     assert claim.endswith(".")
     assert not re.search(r"[.!?;]\s", claim), claim
@@ -146,7 +149,7 @@ def test_its_claim_is_one_sentence(name):
 
 
 @every_study
-def test_it_says_who_is_trained_for_what_or_whose_trainings_it_measures(name):
+def test_a_study_names_its_members_and_objective_or_the_study_it_uses(name):
     settings = study(name)
     if settings.uses:
         assert settings.members is None
@@ -158,18 +161,22 @@ def test_it_says_who_is_trained_for_what_or_whose_trainings_it_measures(name):
 
 
 @every_study
-def test_what_it_uses_is_there_at_the_same_points(name):
+def test_the_study_that_is_used_has_the_same_points(name):
     settings = study(name)
     if not settings.uses:
         return
     assert settings.uses in REQUIRED
     assert not study(settings.uses).uses
     for scale in study(name).scales:
-        mine, other = at_scale(name, scale), at_scale(settings.uses, scale)
-        assert set(mine.data) <= set(other.data), scale
-        assert mine.grid == other.grid, scale
-        ours, theirs = mine.objective, other.objective
-        assert (ours.name, ours.loss, ours.pool) == (theirs.name, theirs.loss, theirs.pool)
+        settings_at_scale, used = at_scale(name, scale), at_scale(settings.uses, scale)
+        assert set(settings_at_scale.data) <= set(used.data), scale
+        assert settings_at_scale.grid == used.grid, scale
+        objective, used_objective = settings_at_scale.objective, used.objective
+        assert (objective.name, objective.loss, objective.pool) == (
+            used_objective.name,
+            used_objective.loss,
+            used_objective.pool,
+        )
 
 
 @every_scale
@@ -208,7 +215,7 @@ def test_costs_do_not_fall_as_scales_grow(name):
 
 
 @every_study
-def test_it_expects_something_or_says_why_not(name):
+def test_a_study_has_expectations_or_a_reason_for_none(name):
     settings = study(name)
     if name in WITHOUT_NUMBERS:
         assert not settings.expect
@@ -218,7 +225,7 @@ def test_it_expects_something_or_says_why_not(name):
 
 
 @every_study
-def test_what_it_expects_can_be_measured(name):
+def test_expectations_can_be_measured(name):
     settings = study(name)
     paper = at_scale(name, "paper")
     for e in settings.expect:
@@ -230,12 +237,12 @@ def test_what_it_expects_can_be_measured(name):
                 assert axis in paper.grid or axis in BESIDE_THE_GRID, (e.says, axis)
                 grids = [grid for scale in settings.scales if axis in (grid := at_scale(name, scale).grid)]
                 assert not grids or any(value in grid[axis] for grid in grids), (e.says, axis, value)
-        known = {data for scale in study(name).scales for data in at_scale(name, scale).data}
-        assert set(e.data) <= known, e.says
+        data_names = {data for scale in study(name).scales for data in at_scale(name, scale).data}
+        assert set(e.data) <= data_names, e.says
 
 
 @every_scale
-def test_what_it_expects_is_one_point_of_the_grid(name, scale):
+def test_expectations_are_single_points_of_the_grid(name, scale):
     """All axes with more than one value are settings, but for the seeds."""
     settings = at_scale(name, scale)
     for e in settings.expect:
@@ -265,10 +272,10 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
 
 
 @every_study
-def test_what_is_expected_is_said_once_and_with_the_number_it_carries(name):
+def test_expectations_are_unique_and_state_their_number(name):
     settings = study(name)
-    said = [e.says for e in settings.expect]
-    assert len(said) == len(set(said))
+    claims = [e.says for e in settings.expect]
+    assert len(claims) == len(set(claims))
     for e in settings.expect:
         if e.paper is None:
             continue
@@ -292,7 +299,7 @@ def test_a_papers_number_is_held_against_its_own_data_and_protocol_only(name):
 
 
 @every_study
-def test_what_is_drawn_can_be_measured(name):
+def test_figures_draw_what_the_study_measures(name):
     for scale in study(name).scales:
         settings = at_scale(name, scale)
         assert settings.figure.lines

@@ -25,12 +25,12 @@ from dissensus.masks import generation, planning, tracing
 cross_entropy = partial(ds.objectives.independent, loss="cross_entropy")
 
 
-def assert_sound(drawn, width, count, ones):
-    assert drawn.dtype == torch.bool
-    assert drawn.shape == (count, width)
-    assert (drawn.sum(1) == ones).all()
-    assert drawn.any(0).all()
-    assert len(torch.unique(drawn, dim=0)) == count
+def assert_sound(matrix, width, count, ones):
+    assert matrix.dtype == torch.bool
+    assert matrix.shape == (count, width)
+    assert (matrix.sum(1) == ones).all()
+    assert matrix.any(0).all()
+    assert len(torch.unique(matrix, dim=0)) == count
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -38,23 +38,23 @@ def assert_sound(drawn, width, count, ones):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
 def test_every_feasible_request_works(count):
-    tried = 0
+    feasible = 0
     for width in range(1, 15):
         for ones in range(1, width + 1):
             if ones <= width <= count * ones and count <= math.comb(width, ones):
-                tried += 1
-                assert_sound(generation.draw_masks(width, count, ones, seed=tried), width, count, ones)
+                feasible += 1
+                assert_sound(generation.draw_masks(width, count, ones, seed=feasible), width, count, ones)
             else:
                 assert not generation.is_feasible(width, count, ones)
                 with pytest.raises(ValueError, match="ones <= width"):
                     generation.draw_masks(width, count, ones, seed=0)
-    assert tried >= 14
+    assert feasible >= 14
 
 
 @given(width=st.integers(4, 300), count=st.integers(2, 9), scale=st.floats(1.05, 8.0), seed=st.integers(0, 99))
 def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width, count, scale, seed):
     try:
-        drawn = masks.for_width(width, count, scale, seed)
+        matrix = masks.for_width(width, count, scale, seed)
     except ValueError as reason:
         words = str(reason).replace(",", "").split()
         if "between" in words:
@@ -65,16 +65,16 @@ def test_masks_for_any_width_are_sound_or_refused_with_a_range_that_works(width,
         else:
             assert not any(generation.is_feasible(width, count, m) for m in range(1, width + 1))
         return
-    ones = int(drawn[0].sum())
-    assert_sound(drawn, width, count, ones)
-    wanted = width / masks.expected_width(count, 1, scale)
-    assert abs(ones - wanted) < 1
-    assert torch.equal(drawn, masks.for_width(width, count, scale, seed))
+    ones = int(matrix[0].sum())
+    assert_sound(matrix, width, count, ones)
+    expected_ones = width / masks.expected_width(count, 1, scale)
+    assert abs(ones - expected_ones) < 1
+    assert torch.equal(matrix, masks.for_width(width, count, scale, seed))
 
 
 def test_all_sets_are_taken_where_no_fewer_will_do():
-    drawn = generation.draw_masks(5, 10, 2, seed=3)
-    assert {tuple(row.nonzero().flatten().tolist()) for row in drawn} == set(combinations(range(5), 2))
+    matrix = generation.draw_masks(5, 10, 2, seed=3)
+    assert {tuple(row.nonzero().flatten().tolist()) for row in matrix} == set(combinations(range(5), 2))
 
 
 def test_other_seeds_give_other_masks():
@@ -89,15 +89,15 @@ def test_width_follows_equation_4(scale):
     generator = torch.Generator().manual_seed(0)
     widths = []
     for _ in range(300):
-        taken = torch.zeros(int(ones * scale), dtype=torch.bool)
+        used = torch.zeros(int(ones * scale), dtype=torch.bool)
         for _ in range(count):
-            taken[torch.randperm(len(taken), generator=generator)[:ones]] = True
-        widths.append(int(taken.sum()))
+            used[torch.randperm(len(used), generator=generator)[:ones]] = True
+        widths.append(int(used.sum()))
     expected = masks.expected_width(count, ones, scale)
     assert abs(sum(widths) / len(widths) - expected) < 0.6
-    drawn = masks.generate(count, ones, scale)
-    assert drawn.shape[1] == int(expected)
-    assert_sound(drawn, int(expected), count, ones)
+    matrix = masks.generate(count, ones, scale)
+    assert matrix.shape[1] == int(expected)
+    assert_sound(matrix, int(expected), count, ones)
 
 
 @pytest.mark.parametrize("scale", [1.5, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -111,8 +111,8 @@ def test_overlap_follows_equation_6(scale):
 def test_intersections_follow_equation_5(scale):
     """Two masks of M ones share M / S of them, and each position of the paper's M · S is one with probability 1 / S."""
     ones = 200
-    drawn = [masks.generate(4, ones, scale, seed) for seed in range(40)]
-    common = [float((m.double() @ m.double().T)[0, 1]) for m in drawn]
+    matrices = [masks.generate(4, ones, scale, seed) for seed in range(40)]
+    common = [float((m.double() @ m.double().T)[0, 1]) for m in matrices]
     assert sum(common) / len(common) == pytest.approx(ones / scale, rel=0.03)
 
 
@@ -120,15 +120,15 @@ def test_overlap_is_that_of_the_papers_own_procedure():
     """Given the width, every matrix has the same chance in the paper's procedure: so have the mean overlaps."""
     count, ones, positions, width = 4, 12, 24, 22
     generator = torch.Generator().manual_seed(1)
-    papers = []
-    while len(papers) < 300:
-        drawn = torch.zeros(count, positions, dtype=torch.bool)
-        for row in drawn:
+    expected = []
+    while len(expected) < 300:
+        matrix = torch.zeros(count, positions, dtype=torch.bool)
+        for row in matrix:
             row[torch.randperm(positions, generator=generator)[:ones]] = True
-        if int(drawn.any(0).sum()) == width:
-            papers.append(masks.iou(drawn[:, drawn.any(0)]))
-    ours = [masks.iou(generation.draw_masks(width, count, ones, seed)) for seed in range(300)]
-    assert abs(sum(ours) - sum(papers)) / 300 < 0.008
+        if int(matrix.any(0).sum()) == width:
+            expected.append(masks.iou(matrix[:, matrix.any(0)]))
+    actual = [masks.iou(generation.draw_masks(width, count, ones, seed)) for seed in range(300)]
+    assert abs(sum(actual) - sum(expected)) / 300 < 0.008
 
 
 def test_intersection_over_union_by_hand():
@@ -144,9 +144,9 @@ def test_scale_of_is_the_inverse():
 
 
 def test_a_hundred_thousand_channels():
-    drawn = masks.for_width(100_000, 4, 3.0)
-    assert_sound(drawn, 100_000, 4, int(drawn[0].sum()))
-    assert masks.iou(drawn) == pytest.approx(0.2, abs=0.005)
+    matrix = masks.for_width(100_000, 4, 3.0)
+    assert_sound(matrix, 100_000, 4, int(matrix[0].sum()))
+    assert masks.iou(matrix) == pytest.approx(0.2, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_hundred_thousand_channels():
         (lambda: masks.iou(torch.ones(1, 3).bool()), "two masks or more"),
     ],
 )
-def test_what_cannot_be_is_refused(call, message):
+def test_impossible_masks_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -186,8 +186,8 @@ def test_rows_are_dealt_in_blocks(shape, rows):
     outputs = layer(x)
     dealt = [i * 4 // rows for i in range(rows)]
     for row, mask in enumerate(dealt):
-        kept = layer.masks[mask].view(8, *[1] * (len(shape) - 1))
-        assert torch.equal(outputs[row], x[row] * kept)
+        mask_of_row = layer.masks[mask].view(8, *[1] * (len(shape) - 1))
+        assert torch.equal(outputs[row], x[row] * mask_of_row)
     sizes = [dealt.count(i) for i in range(4)]
     assert max(sizes) - min(sizes) <= 1
 
@@ -201,9 +201,9 @@ def test_tokens():
 
 
 def test_masks_live_in_the_state_dict_and_move_with_the_layer():
-    layer, other = masks.Masksembles(8, 4, 2.0, seed=1), masks.Masksembles(8, 4, 2.0, seed=2)
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other.masks, layer.masks)
+    layer, loaded = masks.Masksembles(8, 4, 2.0, seed=1), masks.Masksembles(8, 4, 2.0, seed=2)
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded.masks, layer.masks)
     assert layer.double().masks.dtype == torch.bool
     assert layer(torch.ones(4, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert layer.to("meta").masks.device.type == "meta"
@@ -213,9 +213,9 @@ def test_masks_as_other_packages_store_them():
     layer = masks.Masksembles(8, 4, 2.0, seed=1)
     stored = layer.masks.double()
     assert torch.equal(masks.Masksembles.of(stored).masks, layer.masks)
-    other = masks.Masksembles(8, 4, 2.0, seed=2)
-    other.load_state_dict({"masks": stored})
-    assert torch.equal(other.masks, layer.masks)
+    loaded = masks.Masksembles(8, 4, 2.0, seed=2)
+    loaded.load_state_dict({"masks": stored})
+    assert torch.equal(loaded.masks, layer.masks)
     with pytest.raises(ValueError, match=r"\[N, channels\]"):
         masks.Masksembles.of(torch.ones(3))
 
@@ -223,13 +223,13 @@ def test_masks_as_other_packages_store_them():
 @pytest.mark.parametrize("name", ["flat", "image", "three"])
 def test_the_public_packages_layer_gives_the_same(name):
     """Golden tensors of the package `masksembles`; see oracles/."""
-    held = load_file(Path(__file__).parent / "golden" / "masksembles.safetensors")
-    layer = masks.Masksembles.of(held[f"{name}.masks"])
+    golden = load_file(Path(__file__).parent / "golden" / "masksembles.safetensors")
+    layer = masks.Masksembles.of(golden[f"{name}.masks"])
     assert_sound(layer.masks, layer.channels, layer.count, int(layer.masks[0].sum()))
-    assert torch.equal(layer(held[f"{name}.x"]), held[f"{name}.y"])
+    assert torch.equal(layer(golden[f"{name}.x"]), golden[f"{name}.y"])
 
 
-def test_it_compiles(unchecked):
+def test_masks_compile(unchecked):
     masked = masks.convert(ds.nets.mlp(3, 2, (8,)), 4, 2.0, seed=0).eval()
     x = torch.randn(5, 3)
     torch.testing.assert_close(torch.compile(masked, backend="eager", fullgraph=True)(x), masked(x))
@@ -288,14 +288,14 @@ def test_members_are_small_dense_networks_with_equal_outputs(name, widen):
 
 def test_weights_are_copied_where_shapes_allow():
     network = ds.nets.resnet20()
-    plain, wide = masks.convert(network, 4, 2.0, seed=0), masks.convert(network, 4, 2.0, seed=0, widen=True)
+    same_width, wide = masks.convert(network, 4, 2.0, seed=0), masks.convert(network, 4, 2.0, seed=0, widen=True)
     state = network.state_dict()
     for name, tensor in state.items():
-        assert torch.equal(plain.network.state_dict()[name], tensor)
-    kept = [n for n, t in wide.network.state_dict().items() if n in state and t.shape == state[n].shape]
-    assert all(torch.equal(wide.network.state_dict()[n], state[n]) for n in kept if "num_batches" not in n)
-    assert {"conv1.weight", "bn1.weight", "fc.weight"} <= set(kept)
-    assert "layer1.0.conv1.weight" not in kept
+        assert torch.equal(same_width.network.state_dict()[name], tensor)
+    same_shape = [n for n, t in wide.network.state_dict().items() if n in state and t.shape == state[n].shape]
+    assert all(torch.equal(wide.network.state_dict()[n], state[n]) for n in same_shape if "num_batches" not in n)
+    assert {"conv1.weight", "bn1.weight", "fc.weight"} <= set(same_shape)
+    assert "layer1.0.conv1.weight" not in same_shape
     assert wide.network.get_submodule("layer1.0.bn1").running_var.isfinite().all()
 
 
@@ -308,7 +308,7 @@ def test_masks_in_place_of_dropout():
         masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, where="dropout")
 
 
-def test_masks_where_one_says():
+def test_masks_at_named_layers():
     network = ds.nets.resnet20()
     masked = masks.convert(network, 4, 2.0, where=["layer2.0.bn1"], seed=0).eval()
     assert sum(isinstance(layer, masks.Masksembles) for layer in masked.modules()) == 1
@@ -524,7 +524,7 @@ UNPLACED = {
 
 
 @pytest.mark.parametrize("name", UNPLACED)
-def test_an_activation_that_gets_no_mask_is_told(name, caplog):
+def test_an_activation_without_a_mask_is_reported(name, caplog):
     way, reason = UNPLACED[name]
     with caplog.at_level(logging.WARNING, "dissensus"):
         masked = masks.convert(Flattened(way, HALVED).double(), 4, 2.0, seed=0).eval()
@@ -537,7 +537,7 @@ def test_an_activation_that_gets_no_mask_is_told(name, caplog):
         torch.testing.assert_close(masked.member(index)(x), masked(x)[index], rtol=1e-9, atol=1e-11)
 
 
-def test_dropout_that_gets_no_mask_is_told(caplog):
+def test_dropout_without_a_mask_is_reported(caplog):
     network = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.Dropout2d(0.1), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 2)
     )
@@ -549,7 +549,7 @@ def test_dropout_that_gets_no_mask_is_told(caplog):
         masks.convert(network, 4, 2.0, where=["1", "4"], seed=0)
 
 
-def test_masks_that_have_no_place_on_a_residual_stream_are_told_quietly(caplog):
+def test_masks_left_out_on_a_residual_stream_are_logged(caplog):
     with caplog.at_level(logging.INFO, "dissensus"):
         masks.convert(ds.nets.resnet20(), 4, 2.0, seed=0)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
@@ -586,7 +586,12 @@ def test_a_call_leaves_no_setting_changed_whatever_it_raises(call, passes):
     network.drop.eval()
 
     def settings():
-        hooks = [len(held) for m in network.modules() for name, held in vars(m).items() if name.endswith("_hooks")]
+        hooks = [
+            len(registered)
+            for m in network.modules()
+            for name, registered in vars(m).items()
+            if name.endswith("_hooks")
+        ]
         modes = [m.training for m in network.modules()], [p.requires_grad for p in network.parameters()], hooks
         return *modes, torch.is_grad_enabled(), jaxtyping.config.jaxtyping_disable, "len" in globals()
 
@@ -637,7 +642,7 @@ class Branches(nn.Module):
         (lambda: masks.convert(ds.nets.mlp(2, 2, (2,)), 4, 2.0), "`width` must be at least 4"),
     ],
 )
-def test_what_cannot_be_masked_is_refused(call, message, unchecked):
+def test_networks_that_cannot_be_masked_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -708,7 +713,7 @@ def test_fit_trains_a_module_in_place_as_the_ensemble_of_it():
     torch.testing.assert_close(masked.eval()(digits()[0]), ensemble.eval()(digits()[0]))
 
 
-def test_sweeps_of_masked_networks_have_masks_of_their_own_and_equal_lone_fits():
+def test_sweeps_of_masked_networks_equal_single_fits():
     network = ds.nets.mlp(6, 3, (16,))
     build = partial(masks.convert, network, 4, 2.0)
     options = {"epochs": 2, "batch_size": 32, "lr": 0.02}
@@ -717,10 +722,10 @@ def test_sweeps_of_masked_networks_have_masks_of_their_own_and_equal_lone_fits()
     members = [swept.run(i).member(0) for i in range(2)]
     assert not torch.equal(members[0].network.mask_0.masks, members[1].network.mask_0.masks)
     for seed in range(2):
-        alone = ds.Ensemble(build, 1, seed=seed)
-        ds.fit(alone, digits(), cross_entropy, seed=seed, **options)
+        single = ds.Ensemble(build, 1, seed=seed)
+        ds.fit(single, digits(), cross_entropy, seed=seed, **options)
         torch.testing.assert_close(
-            swept.run(seed).predict(digits()[0]), alone.predict(digits()[0]), rtol=1e-4, atol=1e-5
+            swept.run(seed).predict(digits()[0]), single.predict(digits()[0]), rtol=1e-4, atol=1e-5
         )
 
 
@@ -745,15 +750,15 @@ def test_modules_of_different_kinds_with_masks():
 
 def test_monte_carlo_dropout_by_hand():
     network = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.25), nn.Linear(400, 2))
-    asked = masks.MonteCarlo(network, 6, seed=1).eval()
+    monte_carlo = masks.MonteCarlo(network, 6, seed=1).eval()
     x = digits(8)[0]
-    outputs = asked(x)
+    outputs = monte_carlo(x)
     assert outputs.shape == (6, 8, 2)
-    assert torch.equal(asked(x), outputs), "the seed decides"
+    assert torch.equal(monte_carlo(x), outputs), "the seed decides"
     assert (outputs.std(0) > 0).all()
     hidden = []
-    asked.network[1].register_forward_hook(lambda m, i, o: hidden.append((i[0], o)))
-    asked(x)
+    monte_carlo.network[1].register_forward_hook(lambda m, i, o: hidden.append((i[0], o)))
+    monte_carlo(x)
     before, after = hidden[0]
     dropped = after == 0
     assert abs(dropped.float().mean() - 0.25) < 0.01
@@ -764,8 +769,8 @@ def test_monte_carlo_dropout_by_hand():
 
 def test_monte_carlo_dropout_is_put_in_where_masks_would_be():
     network = ds.nets.resnet20()
-    asked = masks.monte_carlo(network, 3, 0.1, seed=0)
-    assert sum(isinstance(layer, nn.Dropout) for layer in asked.modules()) == 9
+    monte_carlo = masks.monte_carlo(network, 3, 0.1, seed=0)
+    assert sum(isinstance(layer, nn.Dropout) for layer in monte_carlo.modules()) == 9
     history = ds.fit(masks.monte_carlo(ds.nets.mlp(6, 3, (16,)), 3, 0.1), digits(), cross_entropy, epochs=2, lr=0.02)
     assert len(history.epochs) == 2
     with pytest.raises(ValueError, match="dropout layers"):
@@ -836,32 +841,32 @@ def test_the_command_prints_plans_and_draws_them(tmp_path):
 
 
 def test_the_plane_by_hand():
-    named = torch.tensor([[0, 1, 2, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
+    predictions = torch.tensor([[0, 1, 2, 0], [0, 1, 0, 1], [0, 0, 0, 0]])
     labels = torch.tensor([0, 1, 2, 2])
-    plane = ds.diversity.plane(nn.functional.one_hot(named, 3).float(), labels)
-    right = [3 / 4, 2 / 4, 1 / 4]
-    differ = {(0, 1): 2 / 4, (0, 2): 2 / 4, (1, 2): 2 / 4}
-    for place, (a, b) in enumerate(differ):
-        accuracy = (right[a] + right[b]) / 2
-        assert plane.accuracy[place] == pytest.approx(accuracy)
-        assert plane.diversity[place] == pytest.approx(differ[a, b] / (1 - accuracy))
+    plane = ds.diversity.plane(nn.functional.one_hot(predictions, 3).float(), labels)
+    accuracies = [3 / 4, 2 / 4, 1 / 4]
+    disagreements = {(0, 1): 2 / 4, (0, 2): 2 / 4, (1, 2): 2 / 4}
+    for index, (a, b) in enumerate(disagreements):
+        accuracy = (accuracies[a] + accuracies[b]) / 2
+        assert plane.accuracy[index] == pytest.approx(accuracy)
+        assert plane.diversity[index] == pytest.approx(disagreements[a, b] / (1 - accuracy))
     assert ds.diversity.plane(torch.rand(1, 5, 3), torch.zeros(5).long()).diversity.shape == (0,)
     perfect = nn.functional.one_hot(labels, 3).float().expand(2, -1, -1)
     assert ds.diversity.plane(perfect, labels).diversity.tolist() == [0.0]
 
 
 def test_the_curves_of_theory_by_simulation():
-    classes, examples, base, other = 5, 400_000, 0.8, 0.7
+    classes, examples, base, other_accuracy = 5, 400_000, 0.8, 0.7
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(classes, (examples,), generator=generator)
 
-    def named(accuracy):
-        wrong = (labels + torch.randint(1, classes, (examples,), generator=generator)) % classes
-        return torch.where(torch.rand(examples, generator=generator) < accuracy, labels, wrong)
+    def predictions(accuracy):
+        wrong_labels = (labels + torch.randint(1, classes, (examples,), generator=generator)) % classes
+        return torch.where(torch.rand(examples, generator=generator) < accuracy, labels, wrong_labels)
 
-    first, second = named(base), named(other)
-    upper = ds.diversity.independent_errors(base, torch.tensor([other]), classes)
-    assert float(upper) == pytest.approx(float((first != second).float().mean()) / (1 - other), rel=0.01)
+    first, second = predictions(base), predictions(other_accuracy)
+    upper = ds.diversity.independent_errors(base, torch.tensor([other_accuracy]), classes)
+    assert float(upper) == pytest.approx(float((first != second).float().mean()) / (1 - other_accuracy), rel=0.01)
     flips = torch.rand(examples, generator=generator) < 0.3
     changed = torch.where(flips, (first + torch.randint(1, classes, (examples,), generator=generator)) % classes, first)
     accuracy, lower = ds.diversity.flipped(base, torch.tensor([0.3]), classes)
@@ -932,7 +937,7 @@ def test_networks_that_differ_between_modes_or_move_examples_are_refused():
         assert not network.first.training, "a look at it leaves its mode alone"
 
 
-def test_what_has_no_examples_is_not_tiled():
+def test_tensors_without_examples_are_not_tiled():
     network = Placed().double().eval()
     masked = masks.convert(network, 3, 2.0, seed=0)
     x = torch.randn(5, 7, 6, dtype=torch.float64)
@@ -1022,11 +1027,11 @@ def test_the_mode_and_the_assignment_are_the_networks():
     assert masked(torch.zeros(5, 6)).shape == (1, 5, 2)
     masked.assign = "all"
     assert masked(torch.zeros(5, 6)).shape == (4, 5, 2)
-    asked = masks.MonteCarlo(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)).eval(), 3)
-    assert asked(torch.zeros(5, 6)).shape == (3, 5, 2)
+    monte_carlo = masks.MonteCarlo(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)).eval(), 3)
+    assert monte_carlo(torch.zeros(5, 6)).shape == (3, 5, 2)
 
 
-def test_interaction_without_common_examples_is_told(caplog):
+def test_interaction_without_common_examples_is_reported(caplog):
     masked = masks.convert(ds.nets.mlp(6, 3, (16,)), 4, 2.0, seed=0)
     joint = partial(ds.objectives.joint, loss="cross_entropy", pool="probability")
     ds.fit(masked, digits(), joint, epochs=1)
@@ -1039,15 +1044,15 @@ def test_interaction_without_common_examples_is_told(caplog):
 def test_dropout_of_whole_channels_and_of_a_layer_that_is_used_twice():
     twice = nn.Dropout2d(0.5)
     network = nn.Sequential(nn.Conv2d(1, 40, 1), twice, nn.Conv2d(40, 40, 1), twice)
-    asked = masks.MonteCarlo(network, 4, seed=0).eval()
-    shapes = []
-    asked.network[1].register_forward_hook(lambda m, i, o: shapes.append(o == 0))
-    asked(torch.randn(3, 1, 5, 5))
-    assert len(shapes) == 2
-    for dropped in shapes:
-        whole = dropped.flatten(2).float().mean(-1)
-        assert set(whole.unique().tolist()) == {0.0, 1.0}, "channels go as a whole"
-    assert not torch.equal(shapes[0], shapes[1]), "and others the second time"
+    monte_carlo = masks.MonteCarlo(network, 4, seed=0).eval()
+    dropped_masks = []
+    monte_carlo.network[1].register_forward_hook(lambda m, i, o: dropped_masks.append(o == 0))
+    monte_carlo(torch.randn(3, 1, 5, 5))
+    assert len(dropped_masks) == 2
+    for dropped in dropped_masks:
+        dropped_share = dropped.flatten(2).float().mean(-1)
+        assert set(dropped_share.unique().tolist()) == {0.0, 1.0}, "channels go as a whole"
+    assert not torch.equal(dropped_masks[0], dropped_masks[1]), "and others the second time"
     with pytest.raises(ValueError, match="AlphaDropout"):
         masks.MonteCarlo(nn.Sequential(nn.AlphaDropout(0.5)), 3)
 

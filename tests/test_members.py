@@ -55,18 +55,18 @@ def trained_stacked(ensemble, x, y, per_member):
 def test_members_train_as_separate_modules_do(name, backend, per_member):
     build, shape = NETWORKS[name]
     ensemble = ds.Ensemble(build, M, seed=3, backend=backend).double()
-    alone = [ensemble.member(i) for i in range(M)]
+    modules = [ensemble.member(i) for i in range(M)]
     x, y = data_for(shape, per_member=per_member)
-    trained_alone(alone, x, y, per_member)
+    trained_alone(modules, x, y, per_member)
     trained_stacked(ensemble, x, y, per_member)
-    for i, module in enumerate(alone):
+    for i, module in enumerate(modules):
         stacked = ensemble.member(i).state_dict()
         assert stacked.keys() == module.state_dict().keys() == build().state_dict().keys()
         for key, tensor in module.state_dict().items():
             torch.testing.assert_close(stacked[key], tensor, rtol=1e-9, atol=1e-11, msg=lambda m, k=key: f"{k}: {m}")
     ensemble.eval()
     inputs = x[0]
-    for i, module in enumerate(alone):
+    for i, module in enumerate(modules):
         expected = module.eval()(inputs[i] if per_member else inputs)
         torch.testing.assert_close(ensemble(inputs, per_member=per_member)[i], expected, rtol=1e-9, atol=1e-11)
 
@@ -101,15 +101,15 @@ def test_auto_measures_once_per_mode_and_leaves_no_trace():
     build, shape = NETWORKS["norm_first"]
     ensemble, reference = (ds.Ensemble(build, M, backend=b) for b in ("auto", "loop"))
     x = torch.randn(B, *shape)
-    for each in (ensemble, reference):
-        each(x)
-        each(x)
+    for model in (ensemble, reference):
+        model(x)
+        model(x)
     assert len(ensemble.choices) == 1
     assert ensemble.choices[0].milliseconds.keys() == {"loop", "vmap"}
     assert "batched" in ensemble.choices[0].refused
     assert "BatchNorm1d" in str(ensemble.choices[0])
-    for own, other in zip(ensemble.body.tensors().values(), reference.body.tensors().values(), strict=True):
-        torch.testing.assert_close(own, other)
+    for actual, expected in zip(ensemble.body.tensors().values(), reference.body.tensors().values(), strict=True):
+        torch.testing.assert_close(actual, expected)
     ensemble.eval()
     with torch.no_grad():
         ensemble(x)
@@ -120,9 +120,9 @@ def test_auto_refuses_a_backend_whose_outputs_differ(monkeypatch):
     from dissensus.execution import choice
 
     loop = execution.BACKENDS["loop"].run
-    others = [execution.Backend("vmap", lambda *a: loop(*a) + 1), execution.Backend("batched", loop)]
-    wrong = {**execution.BACKENDS, **{backend.name: backend for backend in others}}
-    monkeypatch.setattr(choice, "BACKENDS", wrong)
+    backends = [execution.Backend("vmap", lambda *a: loop(*a) + 1), execution.Backend("batched", loop)]
+    table = {**execution.BACKENDS, **{backend.name: backend for backend in backends}}
+    monkeypatch.setattr(choice, "BACKENDS", table)
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], M)
     ensemble(torch.randn(B, 6))
     assert "differ" in ensemble.choices[0].refused["vmap"]
@@ -147,10 +147,10 @@ def test_initial_weights_depend_on_seed_and_member_alone():
     build = NETWORKS["mlp"][0]
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    few, many = ds.Ensemble(build, 2, seed=7), ds.Ensemble(build, 6, seed=7)
+    two_members, six_members = ds.Ensemble(build, 2, seed=7), ds.Ensemble(build, 6, seed=7)
     assert torch.equal(torch.get_rng_state(), state), "building disturbed the global generator"
-    weights = many.body.tensors()["0.weight"]
-    assert torch.equal(few.body.tensors()["0.weight"], weights[:2])
+    weights = six_members.body.tensors()["0.weight"]
+    assert torch.equal(two_members.body.tensors()["0.weight"], weights[:2])
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(ds.Ensemble(build, 2, seed=8).body.tensors()["0.weight"], weights[:2])
 
@@ -159,15 +159,15 @@ def test_dropout_masks_differ_between_members_layers_and_steps():
     ensemble = ds.Ensemble(lambda: nn.Sequential(nn.Dropout(0.5), nn.Identity(), nn.Linear(1, 1)), 4)
     layer = ensemble.body.network[0]
     assert len(set(layer.key.tolist())) == 4
-    two = ds.Ensemble(NETWORKS["two_dropouts"][0], 1)
-    assert len({int(m.key) for m in two.body.network.modules() if isinstance(m, nn.Dropout)}) == 2
+    two_dropouts = ds.Ensemble(NETWORKS["two_dropouts"][0], 1)
+    assert len({int(m.key) for m in two_dropouts.body.network.modules() if isinstance(m, nn.Dropout)}) == 2
     x = torch.ones(1000, 6)
     net = ds.Ensemble(lambda: nn.Sequential(nn.Dropout(0.25), nn.Linear(6, 3)), 1, backend="loop")
     first, second = net(x), net(x)
     assert not torch.equal(first, second)
     dropout = net.member(0)[0]
-    kept = (dropout(torch.ones(100_000)) > 0).double().mean()
-    assert abs(kept - 0.75) < 0.005
+    kept_share = (dropout(torch.ones(100_000)) > 0).double().mean()
+    assert abs(kept_share - 0.75) < 0.005
     torch.testing.assert_close(dropout(torch.ones(100_000)).mean(), torch.tensor(1.0), atol=0.01, rtol=0)
 
 
@@ -235,14 +235,14 @@ def test_members_are_ordinary_modules():
 
 def test_gradients_reach_the_inputs_in_every_backend():
     x = torch.randn(B, 6, dtype=torch.float64)
-    found = []
+    gradients = []
     for backend in BACKENDS:
         ensemble = ds.Ensemble(NETWORKS["mlp"][0], M, backend=backend).double()
         inputs = x.clone().requires_grad_()
         (grad,) = torch.autograd.grad(ensemble(inputs).square().sum(), inputs)
-        found.append(grad)
-    for grad in found[1:]:
-        torch.testing.assert_close(grad, found[0])
+        gradients.append(grad)
+    for grad in gradients[1:]:
+        torch.testing.assert_close(grad, gradients[0])
 
 
 def test_predict_equals_one_pass_and_puts_the_mode_back():
@@ -298,7 +298,7 @@ def test_modules_keep_their_mode():
     assert not mixed.training
 
 
-class Held(nn.Module):
+class WithSetting(nn.Module):
     """A network with a setting that is neither a layer nor a plain number."""
 
     def __init__(self, setting):
@@ -324,14 +324,14 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_networks_that_differ_in_an_attribute_are_not_stacked_as_one(settings):
-    modules = [Held(setting) for setting in settings]
+    modules = [WithSetting(setting) for setting in settings]
     x = torch.randn(B, 6)
     ensemble = ds.Ensemble.from_modules(modules)
     for i, module in enumerate(modules):
         torch.testing.assert_close(ensemble(x)[i], module(x))
-    given = iter(settings)
+    remaining = iter(settings)
     with pytest.raises(ValueError, match="setting of the network differs in member 1.*make it a buffer"):
-        ds.Ensemble(lambda: Held(next(given)), 2)
+        ds.Ensemble(lambda: WithSetting(next(remaining)), 2)
 
 
 def hooked():
@@ -389,9 +389,9 @@ def test_a_dropout_layer_that_hangs_twice_stays_one_keyed_layer():
         drop = nn.Dropout(0.5)
         return nn.Sequential(nn.Linear(6, 8), drop, nn.ReLU(), nn.Linear(8, 8), drop, nn.Linear(8, 3))
 
-    found = [ds.Ensemble(build, M, backend=backend)(torch.ones(B, 6)) for backend in BACKENDS]
-    for outputs in found[1:]:
-        torch.testing.assert_close(outputs, found[0])
+    results = [ds.Ensemble(build, M, backend=backend)(torch.ones(B, 6)) for backend in BACKENDS]
+    for outputs in results[1:]:
+        torch.testing.assert_close(outputs, results[0])
     network = ds.Ensemble(build, M).body.network
     assert network[1] is network[4]
     assert type(network[1]) is not nn.Dropout

@@ -16,7 +16,7 @@ from dissensus.cli.main import app
 from dissensus.metrics import auroc, compared, detection, ood, threshold
 
 
-def drawn(n=300, u=200, shift=1.0, ties=False, seed=0):
+def random_scores(n=300, u=200, shift=1.0, ties=False, seed=0):
     generator = torch.Generator().manual_seed(seed)
     inside = torch.randn(n, generator=generator, dtype=torch.float64)
     outside = shift + torch.randn(u, generator=generator, dtype=torch.float64)
@@ -39,7 +39,7 @@ def by_sklearn(inside, outside):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("sizes", [(300, 200), (7, 50), (40, 3), (1, 1)])
 def test_figures_are_scikit_learns(sizes, ties):
-    inside, outside = drawn(*sizes, ties=ties)
+    inside, outside = random_scores(*sizes, ties=ties)
     result = ood(inside, outside, repeats=50)
     for name, value in by_sklearn(inside, outside).items():
         assert getattr(result, name).value == pytest.approx(value), name
@@ -48,7 +48,7 @@ def test_figures_are_scikit_learns(sizes, ties):
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_roc_curve_is_scikit_learns(ties):
-    inside, outside = drawn(ties=ties)
+    inside, outside = random_scores(ties=ties)
     curve = ds.metrics.roc(inside, outside)
     false, true, _ = roc_curve([0] * 300 + [1] * 200, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
     np.testing.assert_allclose(curve.false_positives, false)
@@ -64,7 +64,7 @@ def test_roc_curves_of_what_is_no_score_are_refused(inside, unchecked):
 
 
 def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
-    inside, outside = drawn(30, 20, ties=True)
+    inside, outside = random_scores(30, 20, ties=True)
     generator = torch.Generator().manual_seed(5)
     chosen = torch.randint(30, (1, 30), generator=generator)[0], torch.randint(20, (1, 20), generator=generator)[0]
     expected = by_sklearn(inside[chosen[0]], outside[chosen[1]])
@@ -75,34 +75,34 @@ def test_a_resample_is_what_scikit_learn_says_of_the_drawn_examples():
 
 def test_intervals_hold_what_they_promise():
     truth = 0.5 * (1 + math.erf(1.0 / 2))  # two normals, one apart: Φ(1/√2)
-    held = {"delong": 0, "bootstrap": 0}
+    covered = {"delong": 0, "bootstrap": 0}
     for seed in range(200):
-        inside, outside = drawn(80, 60, seed=seed)
+        inside, outside = random_scores(80, 60, seed=seed)
         for name, interval in (
             ("delong", auroc(inside, outside)),
             ("bootstrap", ood(inside, outside, repeats=300).auroc),
         ):
-            held[name] += interval.low <= truth <= interval.high
-    assert 180 <= held["delong"] <= 198
-    assert 178 <= held["bootstrap"] <= 198
+            covered[name] += interval.low <= truth <= interval.high
+    assert 180 <= covered["delong"] <= 198
+    assert 178 <= covered["bootstrap"] <= 198
 
 
 def test_delongs_test_of_a_difference():
     alarms, powers = 0, 0
     for seed in range(200):
-        inside, outside = drawn(80, 60, seed=seed)
+        inside, outside = random_scores(80, 60, seed=seed)
         noise = torch.Generator().manual_seed(1000 + seed)
-        again = [
+        first_noisy = [
             part + 0.5 * torch.randn(len(part), generator=noise, dtype=torch.float64) for part in (inside, outside)
         ]
-        other = [
+        second_noisy = [
             part + 0.5 * torch.randn(len(part), generator=noise, dtype=torch.float64) for part in (inside, outside)
         ]
-        alarms += compared((again[0], again[1]), (other[0], other[1])).p_value < 0.05
+        alarms += compared((first_noisy[0], first_noisy[1]), (second_noisy[0], second_noisy[1])).p_value < 0.05
         powers += compared((inside, outside), (inside, outside - 0.7)).p_value < 0.05
     assert 2 <= alarms <= 22, "about one in twenty where there is no difference"
     assert powers > 150
-    first = drawn()
+    first = random_scores()
     assert compared(first, first) == ds.metrics.Difference(ds.metrics.Interval(0.0, 0.0, 0.0), 1.0)
     swapped = compared((first[0], first[1] - 0.5), first)
     assert swapped.difference.value == pytest.approx(-compared(first, (first[0], first[1] - 0.5)).difference.value)
@@ -114,22 +114,22 @@ def test_scores_that_tell_everything_and_nothing():
     assert [figure.value for figure in best] == [1.0, 1.0, 1.0, 0.0]
     least = 0.025**0.1  # with this share or more of ten pairs alike, all of them are in one of forty data sets
     assert best.auroc == pytest.approx((1.0, least, 1.0))
-    same = ood(torch.zeros(10), torch.zeros(30), repeats=20)
-    assert same.auroc == pytest.approx((0.5, least / 2, 1 - least / 2)), "ten against thirty do not prove a tie"
-    assert same.aupr_out.value == pytest.approx(0.75)
-    assert same.fpr_at_95.value == 1.0
+    tied = ood(torch.zeros(10), torch.zeros(30), repeats=20)
+    assert tied.auroc == pytest.approx((0.5, least / 2, 1 - least / 2)), "ten against thirty do not prove a tie"
+    assert tied.aupr_out.value == pytest.approx(0.75)
+    assert tied.fpr_at_95.value == 1.0
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 50), (50, 1)])
 def test_one_example_is_too_few_for_an_interval(sizes, caplog):
-    inside, outside = drawn(*sizes)
-    other = drawn(*sizes, seed=1)
+    inside, outside = random_scores(*sizes)
+    second = random_scores(*sizes, seed=1)
     with caplog.at_level(logging.WARNING, logger="dissensus"):
         assert auroc(inside, outside)[1:] == (0.0, 1.0)
         assert f"{sizes[0]} against {sizes[1]} examples are too few" in caplog.text
         for figure in ood(inside, outside, repeats=50):
             assert figure[1:] == (0.0, 1.0)
-        difference = compared((inside, outside), other)
+        difference = compared((inside, outside), second)
     assert (difference.difference.low, difference.difference.high, difference.p_value) == (-1.0, 1.0, 1.0)
 
 
@@ -147,22 +147,24 @@ def test_scores_that_separate_all_examples_are_not_certain_to_separate_others(ex
 
 
 def test_few_examples_within_do_not_tell_their_95_percent_point():
-    assert ood(*drawn(58, 100), repeats=50).fpr_at_95.high == 1.0
-    assert ood(*drawn(59, 100, shift=3.0), repeats=50).fpr_at_95.high < 1.0
+    assert ood(*random_scores(58, 100), repeats=50).fpr_at_95.high == 1.0
+    assert ood(*random_scores(59, 100, shift=3.0), repeats=50).fpr_at_95.high < 1.0
 
 
 def test_intervals_of_few_and_of_separated_examples_hold_what_they_promise():
     for sizes, shift in (((10, 10), 3.0), ((2, 2), 1.0)):
         truth = 0.5 * (1 + math.erf(shift / 2))
-        held = sum(low <= truth <= high for _, low, high in (auroc(*drawn(*sizes, shift, seed=s)) for s in range(200)))
-        assert held >= 190, "with no width where examples are separated, 102 and 96 of them hold it"
+        covered = sum(
+            low <= truth <= high for _, low, high in (auroc(*random_scores(*sizes, shift, seed=s)) for s in range(200))
+        )
+        assert covered >= 190, "with no width where examples are separated, 102 and 96 of them hold it"
 
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (2, 9), (5, 5), (30, 4), (100, 80)])
 def test_estimates_lie_within_their_intervals(sizes, ties):
     for seed in range(20):
-        first, second = drawn(*sizes, ties=ties, seed=seed), drawn(*sizes, ties=ties, seed=seed + 1000)
+        first, second = random_scores(*sizes, ties=ties, seed=seed), random_scores(*sizes, ties=ties, seed=seed + 1000)
         for value, low, high in (auroc(*first), *ood(*first, repeats=30, seed=seed)):
             assert 0 <= low <= value <= high <= 1
         value, low, high = compared(first, second).difference
@@ -170,7 +172,7 @@ def test_estimates_lie_within_their_intervals(sizes, ties):
 
 
 def test_a_threshold_keeps_to_its_false_alarms():
-    inside = drawn()[0]
+    inside = random_scores()[0]
     for rate in (0.0, 0.01, 0.05, 0.5):
         assert float((inside > threshold(inside, rate)).double().mean()) <= rate
         assert float((inside >= threshold(inside, rate)).double().mean()) > rate
@@ -187,7 +189,7 @@ def test_a_threshold_keeps_to_its_false_alarms():
         (lambda: threshold(torch.zeros(3), 1.5), "false_alarms"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(call, message, unchecked):
+def test_invalid_arguments_are_refused(call, message, unchecked):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -200,10 +202,10 @@ def stored(folder, name, scale, seed):
     return outputs.double()
 
 
-def test_the_command_tells_sets_from_outside_apart(tmp_path):
+def test_the_command_compares_several_outside_sets(tmp_path):
     inside = stored(tmp_path, "in", 1.0, 0)
-    near, far = stored(tmp_path, "near", 0.6, 1), stored(tmp_path, "far", 0.0, 2)
-    words = [
+    near_outputs, far_outputs = stored(tmp_path, "near", 0.6, 1), stored(tmp_path, "far", 0.0, 2)
+    arguments = [
         "ood",
         str(tmp_path / "in.npy"),
         "--outside",
@@ -219,10 +221,10 @@ def test_the_command_tells_sets_from_outside_apart(tmp_path):
         "--false-alarms",
         "0.1",
     ]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "o.json").read_text())
-    for name, outputs in (("near", near), ("far", far)):
+    for name, outputs in (("near", near_outputs), ("far", far_outputs)):
         for score in ("predictive_diversity", "model_average", "mean_energy"):
             expected = auroc(ds.scores.table(inside)[score], ds.scores.table(outputs)[score]).value
             assert content["sets"][name]["scores"][score]["auroc"][0] == pytest.approx(expected, abs=1e-6)
@@ -232,11 +234,11 @@ def test_the_command_tells_sets_from_outside_apart(tmp_path):
     assert content["sets"]["far"]["scores"]["model_average"]["auroc"][0] > 0.9
     assert (tmp_path / "o.png").stat().st_size > 10_000
     assert "predictive diversity" in result.output
-    for bad, message in (
+    for wrong_arguments, message in (
         (["--kind", "votes"], "must be logits or probabilities"),
         (["--outside", "no.npy"], "no file"),
     ):
-        failed = CliRunner().invoke(app, [*words[:4], *bad])
+        failed = CliRunner().invoke(app, [*arguments[:4], *wrong_arguments])
         assert failed.exit_code == 1
         assert message in re.sub(r"\s+", " ", failed.output)
 
@@ -244,8 +246,8 @@ def test_the_command_tells_sets_from_outside_apart(tmp_path):
 @pytest.mark.parametrize("outputs", ["logits", "probabilities"])
 def test_calibration_takes_logarithms_of_probabilities_alone(outputs):
     logits, labels = torch.randn(20, 4), torch.randint(4, (20,))
-    wrong = {"logits": logits, "probabilities": logits.softmax(-1)}[outputs]
+    values = {"logits": logits, "probabilities": logits.softmax(-1)}[outputs]
     with pytest.raises(ValueError, match="sum to one"):
-        ds.metrics.calibration(wrong, labels)
+        ds.metrics.calibration(values, labels)
     ds.metrics.calibration(logits.log_softmax(-1), labels)
     ds.metrics.calibration(logits.bfloat16().log_softmax(-1), labels)

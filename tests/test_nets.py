@@ -99,13 +99,13 @@ def wide_names(depths):
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage
         for block in range(depth):
-            place = f"layer{stage + 1}.{block}"
-            shapes[f"{place}.conv1.weight"] = (width, before, 3, 3)
-            shapes[f"{place}.conv2.weight"] = (width, width, 3, 3)
-            shapes |= {f"{place}.bn{i}.{key}": (width,) for i in (1, 2) for key in BATCH_NORM}
+            prefix = f"layer{stage + 1}.{block}"
+            shapes[f"{prefix}.conv1.weight"] = (width, before, 3, 3)
+            shapes[f"{prefix}.conv2.weight"] = (width, width, 3, 3)
+            shapes |= {f"{prefix}.bn{i}.{key}": (width,) for i in (1, 2) for key in BATCH_NORM}
             if before != width:
-                shapes[f"{place}.downsample.0.weight"] = (width, before, 1, 1)
-                shapes |= {f"{place}.downsample.1.{key}": (width,) for key in BATCH_NORM}
+                shapes[f"{prefix}.downsample.0.weight"] = (width, before, 1, 1)
+                shapes |= {f"{prefix}.downsample.1.{key}": (width,) for key in BATCH_NORM}
             before = width
     return shapes | {"fc.weight": (1000, 512), "fc.bias": (1000,)}
 
@@ -114,19 +114,19 @@ def mobile_names():
     """Shapes of torchvision's MobileNetV2, from the widths of its blocks."""
     shapes = {}
 
-    def convolution(place, norm, *shape):
-        shapes[f"{place}.weight"] = shape
+    def convolution(prefix, norm, *shape):
+        shapes[f"{prefix}.weight"] = shape
         shapes.update({f"{norm}.{key}": shape[:1] for key in BATCH_NORM})
 
     convolution("features.0.0", "features.0.1", 32, 3, 3, 3)
     widths = [32, 16, 24, 24, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 160, 160, 160, 320]
     for i, (before, after) in enumerate(pairwise(widths), start=1):
-        place, inner, step = f"features.{i}.conv", before * (1 if i == 1 else 6), 0
+        prefix, inner, step = f"features.{i}.conv", before * (1 if i == 1 else 6), 0
         if i > 1:
-            convolution(f"{place}.0.0", f"{place}.0.1", inner, before, 1, 1)
+            convolution(f"{prefix}.0.0", f"{prefix}.0.1", inner, before, 1, 1)
             step = 1
-        convolution(f"{place}.{step}.0", f"{place}.{step}.1", inner, 1, 3, 3)
-        convolution(f"{place}.{step + 1}", f"{place}.{step + 2}", after, inner, 1, 1)
+        convolution(f"{prefix}.{step}.0", f"{prefix}.{step}.1", inner, 1, 3, 3)
+        convolution(f"{prefix}.{step + 1}", f"{prefix}.{step + 2}", after, inner, 1, 1)
     convolution("features.18.0", "features.18.1", 1280, 320, 1, 1)
     return shapes | {"classifier.1.weight": (1000, 1280), "classifier.1.bias": (1000,)}
 

@@ -47,7 +47,7 @@ def test_auto_takes_bf16_where_card_and_network_gain(network, capability, dtype,
     assert str(numerics(PrecisionSettings("auto", None, False), network, dtype, Card())) == expected
 
 
-def test_what_was_asked_for_is_taken(monkeypatch, unchecked):
+def test_explicit_settings_are_used(monkeypatch, unchecked):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     conv = nn.Conv2d(3, 4, 3)
     assert str(numerics(PrecisionSettings("tf32", False, True), conv, torch.float32, Card())) == "tf32, deterministic"
@@ -77,38 +77,38 @@ def test_switches_are_set_and_put_back(precision, deterministic, monkeypatch, un
         torch.are_deterministic_algorithms_enabled(),
     )
     before = switches()
-    wanted = "tf32" if precision == "tf32" else "ieee"
+    expected = "tf32" if precision == "tf32" else "ieee"
     with contextlib.suppress(KeyboardInterrupt), Numerics(precision, False, deterministic, Card()).training():
         during = switches()
         raise KeyboardInterrupt
-    assert during == (wanted, wanted, not deterministic, deterministic)
+    assert during == (expected, expected, not deterministic, deterministic)
     assert switches() == before
 
 
 def test_deterministic_works_on_the_cpu_and_changes_nothing_there():
-    found = []
+    predictions = []
     for deterministic in (False, True):
         ensemble = ds.Ensemble(NETWORKS["cnn_batch_norm"][0], 2, backend="loop").double()
         ds.fit(ensemble, data(), mse, epochs=2, batch_size=8, deterministic=deterministic)
-        found.append(ensemble.predict(data()[0]))
+        predictions.append(ensemble.predict(data()[0]))
     assert not torch.are_deterministic_algorithms_enabled()
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(predictions[0], predictions[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["loop", "streams", "vmap"])
-def test_channels_last_changes_where_weights_lie_and_nothing_else(backend):
+def test_channels_last_changes_the_memory_layout_only(backend):
     build, shape = NETWORKS["cnn_batch_norm"]
-    found = []
+    trained = []
     for channels_last in (False, True):
         ensemble = ds.Ensemble(build, 3, backend=backend).double()
         history = ds.fit(ensemble, data(shape), mse, epochs=3, batch_size=8, lr=0.01, channels_last=channels_last)
-        found.append({name: t.detach() for name, t in ensemble.body.tensors().items()})
+        trained.append({name: t.detach() for name, t in ensemble.body.tensors().items()})
         assert ("channels last" in history.precision) == channels_last
-    conv = next(name for name, t in found[1].items() if t.ndim == 5)
-    assert found[1][conv][0].is_contiguous(memory_format=torch.channels_last)
-    assert found[0][conv][0].is_contiguous()
-    for name in found[0]:
-        torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-9, atol=1e-11)
+    conv = next(name for name, t in trained[1].items() if t.ndim == 5)
+    assert trained[1][conv][0].is_contiguous(memory_format=torch.channels_last)
+    assert trained[0][conv][0].is_contiguous()
+    for name in trained[0]:
+        torch.testing.assert_close(trained[1][name], trained[0][name], rtol=1e-9, atol=1e-11)
 
 
 def test_channels_last_members_are_saved_and_loaded(tmp_path):
@@ -116,11 +116,11 @@ def test_channels_last_members_are_saved_and_loaded(tmp_path):
     ensemble = ds.Ensemble(build, 3).double()
     ds.fit(ensemble, data(shape), mse, epochs=1, batch_size=8, channels_last=True)
     ensemble.save(tmp_path / "ens")
-    again = ds.Ensemble.load(tmp_path / "ens", lambda: build().double())
-    torch.testing.assert_close(again.predict(data(shape)[0]), ensemble.predict(data(shape)[0]))
+    loaded = ds.Ensemble.load(tmp_path / "ens", lambda: build().double())
+    torch.testing.assert_close(loaded.predict(data(shape)[0]), ensemble.predict(data(shape)[0]))
 
 
-def test_a_checkpoint_knows_how_its_weights_lie(tmp_path):
+def test_a_checkpoint_of_another_memory_layout_is_refused(tmp_path):
     build, shape = NETWORKS["cnn_batch_norm"]
     options = {"epochs": 2, "batch_size": 8, "checkpoint": tmp_path}
     ds.fit(ds.Ensemble(build, 2).double(), data(shape), mse, channels_last=True, **options)
@@ -130,7 +130,7 @@ def test_a_checkpoint_knows_how_its_weights_lie(tmp_path):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_packed_weights_are_the_hanging_ones(name, channels_last):
+def test_packed_weights_equal_hanging_weights(name, channels_last):
     body = ds.Ensemble(NETWORKS[name][0], 3).double().body
     body.channels_last = channels_last
     before = {n: p.detach().clone() for n, p in body.trainable().items()}
@@ -166,11 +166,11 @@ def test_casting_once_gives_what_autocast_gives(backend):
     x = data(shape, dtype=torch.float32)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = torch.stack([ensemble.member(i)(x) for i in range(3)])
-        (wanted,) = torch.autograd.grad(expected.float().square().sum(), [expected], retain_graph=True)
-        found = ensemble.body.run(ensemble.body.packed().requires_grad_(), x)
-    assert found.dtype == expected.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-    assert wanted.shape == found.shape
+        (gradient,) = torch.autograd.grad(expected.float().square().sum(), [expected], retain_graph=True)
+        outputs = ensemble.body.run(ensemble.body.packed().requires_grad_(), x)
+    assert outputs.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(outputs, expected, rtol=2e-2, atol=2e-2)
+    assert gradient.shape == outputs.shape
 
 
 class Scaled(nn.Module):
@@ -211,11 +211,11 @@ def test_precision_may_have_been_set_by_torchs_newer_switches(unchecked):
 
 
 def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
-    seen = []
+    precisions = []
 
-    def rounded(*told):
-        seen.append(torch.backends.cudnn.conv.fp32_precision)
-        return run_batched(*told) * (1 + 0.01 * (seen[-1] == "tf32"))
+    def rounded(*arguments):
+        precisions.append(torch.backends.cudnn.conv.fp32_precision)
+        return run_batched(*arguments) * (1 + 0.01 * (precisions[-1] == "tf32"))
 
     monkeypatch.setitem(execution.BACKENDS, "batched", execution.Backend("batched", rounded))
     ensemble = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (8,)), 3)
@@ -223,4 +223,4 @@ def test_backends_are_compared_without_the_roundings_of_tf32(monkeypatch):
         ensemble(torch.randn(5, 6))
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
     assert "batched" in ensemble.choices[0].milliseconds
-    assert set(seen) == {"ieee", "tf32"}, "compared in full, measured as it will be used"
+    assert set(precisions) == {"ieee", "tf32"}, "compared in full, measured as it will be used"

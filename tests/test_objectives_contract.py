@@ -150,11 +150,11 @@ def test_the_total_is_that_of_the_papers_equation(name):
 @every_objective
 def test_neutral_values_give_independent_training_and_others_do_not(name):
     declared, targets = declaration(OBJECTIVES[name]), CASES[name].targets
-    known = trained_loss(bound(name))
+    trained = trained_loss(bound(name))
     outputs, inputs = random_outputs().requires_grad_(), inputs_of(name)
-    expected = independent(outputs, targets, loss=known.loss).total
-    other = bound(name)(outputs, targets, **inputs).total
-    assert abs(float(other.detach() - expected.detach())) > 1e-3
+    expected = independent(outputs, targets, loss=trained.loss).total
+    total = bound(name)(outputs, targets, **inputs).total
+    assert abs(float(total.detach() - expected.detach())) > 1e-3
     if declared.neutral:
         neutral = bound(name, **declared.neutral)(outputs, targets, **inputs).total
         torch.testing.assert_close(neutral, expected)
@@ -169,8 +169,8 @@ def test_members_can_be_permuted(name):
         bound(name)(outputs[list(order)], targets, **{key: value[list(order)] for key, value in inputs.items()}).total
         for order in itertools.permutations(range(M))
     ]
-    same = [torch.allclose(total, other, rtol=1e-12) for other in permuted]
-    assert all(same) if CASES[name].permutable else not all(same)
+    equal = [torch.allclose(total, permuted_total, rtol=1e-12) for permuted_total in permuted]
+    assert all(equal) if CASES[name].permutable else not all(equal)
 
 
 @every_case
@@ -207,8 +207,8 @@ def test_gradients_are_those_of_the_function(name):
     outputs = random_outputs()
     objective = bound(name, **case.fixed(outputs, case.targets))
 
-    def total(outputs, *others):
-        return objective(outputs, case.targets, **dict(zip(inputs, others, strict=True))).total
+    def total(outputs, *extra_outputs):
+        return objective(outputs, case.targets, **dict(zip(inputs, extra_outputs, strict=True))).total
 
     leaves = [tensor.requires_grad_() for tensor in (outputs, *inputs.values())]
     assert torch.autograd.gradcheck(total, leaves)
@@ -255,7 +255,7 @@ def test_half_precision_is_computed_in_float32(name, dtype):
 def test_sweepable_numbers_may_be_tensors(name):
     outputs, inputs, targets = random_outputs().requires_grad_(), inputs_of(name), CASES[name].targets
     numbers = {key: torch.tensor(value, dtype=torch.float64) for key, value in CASES[name].numbers.items()}
-    floats, tensors = (bound(name, **more)(outputs, targets, **inputs) for more in ({}, numbers))
+    floats, tensors = (bound(name, **options)(outputs, targets, **inputs) for options in ({}, numbers))
     torch.testing.assert_close(tensors.total, floats.total)
     torch.testing.assert_close(gradients(tensors.total, outputs), gradients(floats.total, outputs))
     torch.testing.assert_close(dict(tensors.parts), dict(floats.parts))
@@ -274,14 +274,16 @@ def test_runs_with_numbers_and_draws_of_their_own_go_through_vmap(name):
     def total(outputs, keywords):
         return objective(outputs, case.targets, **case.options, **keywords).total
 
-    together = torch.func.vmap(total)(outputs, {**inputs, **numbers, **draws})
+    mapped = torch.func.vmap(total)(outputs, {**inputs, **numbers, **draws})
     for run in range(runs):
         keywords = {key: float(value[run]) for key, value in numbers.items()}
         keywords |= {key: int(value[run]) for key, value in draws.items()}
         keywords |= {key: value[run] for key, value in inputs.items()}
-        torch.testing.assert_close(together[run], total(outputs[run], keywords))
-    alone = [total(outputs[run], {k: v[run] for k, v in {**inputs, **numbers, **draws}.items()}) for run in range(runs)]
-    torch.testing.assert_close(gradients(together.sum(), outputs), gradients(torch.stack(alone).sum(), outputs))
+        torch.testing.assert_close(mapped[run], total(outputs[run], keywords))
+    one_by_one = [
+        total(outputs[run], {k: v[run] for k, v in {**inputs, **numbers, **draws}.items()}) for run in range(runs)
+    ]
+    torch.testing.assert_close(gradients(mapped.sum(), outputs), gradients(torch.stack(one_by_one).sum(), outputs))
 
 
 # Declarations
@@ -293,7 +295,7 @@ def test_declared_separable_is_what_gradients_say(name):
     case, objective, declared = CASES[name], bound(name), declaration(objective_of(name))
     outputs, inputs = random_outputs(), inputs_of(name)
     tensors = [outputs, *inputs.values()]
-    others = [torch.cat([tensor[:1], tensor[1:2].flip(-1), tensor[2:]]) for tensor in tensors]
+    changed_tensors = [torch.cat([tensor[:1], tensor[1:2].flip(-1), tensor[2:]]) for tensor in tensors]
 
     def gradient_of_first(tensors, keywords):
         leaves = [tensor.requires_grad_() for tensor in tensors]
@@ -301,14 +303,16 @@ def test_declared_separable_is_what_gradients_say(name):
         return torch.cat([gradient[0].flatten() for gradient in gradients(total, *leaves)])
 
     draws = [{DRAW: draw} for draw in range(10)] if declared.draw else [{}]
-    moved = [(gradient_of_first(tensors, draw) - gradient_of_first(others, draw)).abs().max() for draw in draws]
+    moved = [
+        (gradient_of_first(tensors, draw) - gradient_of_first(changed_tensors, draw)).abs().max() for draw in draws
+    ]
     assert (max(moved) == 0) == declared.separable
     if is_separable(objective):
-        alone = sum(
+        member_totals = sum(
             objective(outputs[m : m + 1], case.targets, **{k: v[m : m + 1] for k, v in inputs.items()}).total
             for m in range(M)
         )
-        torch.testing.assert_close(objective(outputs, case.targets, **inputs).total, alone)
+        torch.testing.assert_close(objective(outputs, case.targets, **inputs).total, member_totals)
 
 
 @every_objective
@@ -354,10 +358,10 @@ def test_declared_loss_and_pool_are_those_of_the_parts(name):
     changes = dict(CASES[name].untempered)
     changes |= {"smoothing": None} if "smoothing" in CASES[name].numbers else {}
     outputs, inputs, targets = random_outputs(), inputs_of(name), CASES[name].targets
-    known = trained_loss(bound(name, **changes))
-    assert known is not None
-    assert known.declared
-    expected = known(outputs, targets)
+    trained = trained_loss(bound(name, **changes))
+    assert trained is not None
+    assert trained.declared
+    expected = trained(outputs, targets)
     parts = bound(name, **changes)(outputs, targets, **inputs).parts
     torch.testing.assert_close(parts["member_loss"], expected.parts["member_loss"])
     if "ensemble" in parts:
@@ -370,9 +374,9 @@ PER_MEMBER = [(name, key) for name in OBJECTIVES for key in declaration(OBJECTIV
 @pytest.mark.parametrize(("name", "key"), PER_MEMBER)
 def test_declared_values_per_member(name, key, unchecked):
     outputs, targets = random_outputs(), CASES[name].targets
-    whole = {"weights": None, "smoothing": 0.2}[key]
+    common = {"weights": None, "smoothing": 0.2}[key]
     per_member = {"weights": [1 / M] * M, "smoothing": [0.2] * M}[key]
-    total = bound(name, **{key: whole})(outputs, targets).total
+    total = bound(name, **{key: common})(outputs, targets).total
     torch.testing.assert_close(bound(name, **{key: per_member})(outputs, targets).total, total)
     with pytest.raises(ValueError, match=f"`{key}` must"):
         bound(name, **{key: per_member[1:]})(outputs, targets)
@@ -464,8 +468,8 @@ def repelled(outputs, targets, *, strength=0.3, power=1, unlabelled=None, draw=0
     assert isinstance(power, int)  # so it is no tensor, and runs that differ in it are trained apart
     parts = independent(outputs, targets, loss="mse")
     pairs = torch.tensor([(0, 1), (0, 2), (1, 2)])
-    here = outputs if unlabelled is None else unlabelled
-    first, second = here[pairs[torch.as_tensor(draw) % 3]]
+    compared = outputs if unlabelled is None else unlabelled
+    first, second = compared[pairs[torch.as_tensor(draw) % 3]]
     distance = (first - second).abs().pow(power).mean()
     return ds.LossParts(parts.total - strength * distance.tanh(), {**parts.parts, "distance": distance})
 
@@ -523,10 +527,10 @@ def test_an_objective_from_outside_is_swept():
     swept = ds.sweep(lambda: build().double(), (X, Y), repelled, grid=grid, members=M, unlabelled=OTHER_X, **TRAINING)
     assert len(swept.groups) == 2, "one for each power"
     for number, point in enumerate(swept.points):
-        alone = ds.Ensemble(build, M, seed=point["seed"], backend="loop").double()
+        single = ds.Ensemble(build, M, seed=point["seed"], backend="loop").double()
         objective = partial(repelled, strength=point["strength"], power=point["power"])
-        ds.fit(alone, (X, Y), objective, seed=point["seed"], unlabelled=OTHER_X, **TRAINING)
-        torch.testing.assert_close(swept.run(number).predict(X), alone.predict(X), rtol=1e-8, atol=1e-10)
+        ds.fit(single, (X, Y), objective, seed=point["seed"], unlabelled=OTHER_X, **TRAINING)
+        torch.testing.assert_close(swept.run(number).predict(X), single.predict(X), rtol=1e-8, atol=1e-10)
     with pytest.raises(ValueError, match="Did you mean 'strength'"):
         ds.sweep(build, (X.float(), Y.float()), repelled, grid={"strenth": [0.1]}, members=M, epochs=1)
 
@@ -540,14 +544,17 @@ def test_an_objective_from_outside_has_a_twin():
     assert not torch.allclose(ensemble.predict(X), ensemble.twin.predict(X))
     pooled = ds.diversity.decompose(ensemble.predict(X), Y, loss="mse", pool="score").ensemble.mean()
     assert history.column("validation")[-1] == pytest.approx(float(pooled)), "the declared loss and pool are watched"
-    for objective, got in ((shrunk, "shrunk, which"), (partial(repelled, strength=0.0), "repelled with strength=0")):
-        with pytest.raises(ValueError, match=f"`twin` must come with .* members interact; got {got}"):
+    for objective, description in (
+        (shrunk, "shrunk, which"),
+        (partial(repelled, strength=0.0), "repelled with strength=0"),
+    ):
+        with pytest.raises(ValueError, match=f"`twin` must come with .* members interact; got {description}"):
             ds.fit(ensemble_of(), (X, Y), objective, twin=True, **TRAINING)
 
 
 @pytest.mark.usefixtures("tables_unchanged")
 @pytest.mark.parametrize("declared", [True, False])
-def test_members_come_in_groups_with_or_without_a_declaration(declared):
+def test_members_are_processed_in_groups_if_declared_separable(declared):
     """A separable objective is called for a part of the members; one that declares nothing for all at once."""
     calls = []
 
@@ -556,12 +563,12 @@ def test_members_come_in_groups_with_or_without_a_declaration(declared):
         return shrunk(outputs, targets, strength=strength)
 
     objective = Declaration(separable=True)(recorded) if declared else recorded
-    whole, parts = ensemble_of(), ensemble_of()
-    ds.fit(whole, (X, Y), partial(objective, strength=0.4), **TRAINING)
+    at_once, in_groups = ensemble_of(), ensemble_of()
+    ds.fit(at_once, (X, Y), partial(objective, strength=0.4), **TRAINING)
     assert set(calls) == {M}
     calls.clear()
-    held = 6 * whole.body.packed().numel() * 8
-    history = ds.fit(parts, (X, Y), partial(objective, strength=0.4), max_memory=held + 2000, **TRAINING)
+    state_bytes = 6 * at_once.body.packed().numel() * 8
+    history = ds.fit(in_groups, (X, Y), partial(objective, strength=0.4), max_memory=state_bytes + 2000, **TRAINING)
     assert not history.memory.startswith(f"{M} of"), history.memory
     assert (min(calls) < M) == declared
-    torch.testing.assert_close(weights(parts), weights(whole))
+    torch.testing.assert_close(weights(in_groups), weights(at_once))

@@ -39,41 +39,45 @@ def gradients(steps):
 
 @pytest.mark.parametrize("everyone", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_torch_with_a_rate_per_member(case, everyone):
-    name, theirs, options = CASES[case]
+def test_updates_equal_torch_with_a_rate_per_member(case, everyone):
+    name, make_optimiser, options = CASES[case]
     rates = [0.1, 0.01, 0.3]
     start = torch.randn(M, P, dtype=torch.float64)
     flat = start.clone()
-    given = settings(flat, rates, everyone=everyone, **options)
-    state = optim.initial_moments(name, flat, given.momentum)
+    columns = settings(flat, rates, everyone=everyone, **options)
+    state = optim.initial_moments(name, flat, columns.momentum)
     rows = [torch.nn.Parameter(row.clone()) for row in start]
-    others = [theirs([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]
+    optimisers = [make_optimiser([row], lr=rate, **options) for row, rate in zip(rows, rates, strict=True)]
     for grad in gradients(20):
-        optim.OPTIMIZERS[name](flat, grad.clone(), state, given, torch.ones(M, 1, dtype=torch.float64))
-        for row, other, own in zip(rows, others, grad, strict=True):
-            row.grad = own.clone()
-            other.step()
+        optim.OPTIMIZERS[name](flat, grad.clone(), state, columns, torch.ones(M, 1, dtype=torch.float64))
+        for row, optimiser, member_grad in zip(rows, optimisers, grad, strict=True):
+            row.grad = member_grad.clone()
+            optimiser.step()
     torch.testing.assert_close(flat, torch.stack([row.detach() for row in rows]), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resting_member_keeps_weights_and_state(case):
+def test_an_inactive_member_keeps_weights_and_state(case):
     name, _, options = CASES[case]
     flat = torch.randn(M, P, dtype=torch.float64)
-    given = settings(flat, 0.1, **options)
-    state = optim.initial_moments(name, flat, given.momentum)
+    columns = settings(flat, 0.1, **options)
+    state = optim.initial_moments(name, flat, columns.momentum)
     plan = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]], dtype=torch.float64)
     expected = []
     for member in range(M):
-        lone = flat[member : member + 1].clone()
-        own = optim.OptimizerColumns(**{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(given).items()})
-        lone_state = optim.initial_moments(name, lone, own.momentum)
+        single = flat[member : member + 1].clone()
+        single_columns = optim.OptimizerColumns(
+            **{k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in vars(columns).items()}
+        )
+        single_state = optim.initial_moments(name, single, single_columns.momentum)
         for step, grad in enumerate(gradients(6)):
             if plan[member, step]:
-                optim.OPTIMIZERS[name](lone, grad[member : member + 1], lone_state, own, lone.new_ones(1, 1))
-        expected.append(lone)
+                optim.OPTIMIZERS[name](
+                    single, grad[member : member + 1], single_state, single_columns, single.new_ones(1, 1)
+                )
+        expected.append(single)
     for step, grad in enumerate(gradients(6)):
-        optim.OPTIMIZERS[name](flat, grad.clone(), state, given, plan[:, step : step + 1])
+        optim.OPTIMIZERS[name](flat, grad.clone(), state, columns, plan[:, step : step + 1])
     torch.testing.assert_close(flat, torch.cat(expected), rtol=1e-12, atol=1e-14)
 
 
@@ -103,20 +107,20 @@ def test_hyperparameters_are_checked():
 def test_schedules_follow_torch():
     def torch_factors(make, epochs):
         optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        scheduler, found = make(optimiser), []
+        scheduler, factors = make(optimiser), []
         for _ in range(epochs):
-            found.append(optimiser.param_groups[0]["lr"])
+            factors.append(optimiser.param_groups[0]["lr"])
             optimiser.step()
             scheduler.step()
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(factors, dtype=torch.float64)
 
     epochs = torch.arange(10, dtype=torch.float64)
     steps = torch_factors(lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 7], 0.2), 10)
     torch.testing.assert_close(schedules.step([3, 7], 0.2)(epochs, 10.0), steps)
     cosine = torch_factors(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10, 0.1), 10)
     torch.testing.assert_close(schedules.cosine(0.1)(epochs, 10.0), cosine)
-    both = schedules.warmup(4.0, schedules.cosine())(epochs, 10.0)
-    torch.testing.assert_close(both[:4], epochs[:4] / 4 * schedules.cosine()(epochs, 10.0)[:4])
+    warmed_up = schedules.warmup(4.0, schedules.cosine())(epochs, 10.0)
+    torch.testing.assert_close(warmed_up[:4], epochs[:4] / 4 * schedules.cosine()(epochs, 10.0)[:4])
     torch.testing.assert_close(schedules.resolved("constant")(epochs, 10.0), torch.ones(10, dtype=torch.float64))
     with pytest.raises(ValueError, match="Did you mean 'cosine'"):
         schedules.resolved("cosin")
@@ -124,14 +128,14 @@ def test_schedules_follow_torch():
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_low_precision_weights_follow_float32_ones(name):
-    exact, rough = torch.ones(M, P), torch.ones(M, P, dtype=torch.bfloat16)
-    for flat in (exact, rough):
-        given = settings(flat, 0.01, weight_decay=0.1)
-        state = optim.initial_moments(name, flat, given.momentum)
+    exact, low_precision = torch.ones(M, P), torch.ones(M, P, dtype=torch.bfloat16)
+    for flat in (exact, low_precision):
+        columns = settings(flat, 0.01, weight_decay=0.1)
+        state = optim.initial_moments(name, flat, columns.momentum)
         for grad in gradients(30):
-            optim.OPTIMIZERS[name](flat, grad.to(flat.dtype).abs(), state, given, torch.ones(M, 1))
+            optim.OPTIMIZERS[name](flat, grad.to(flat.dtype).abs(), state, columns, torch.ones(M, 1))
     assert (exact - 1).abs().min() > 0.05
-    torch.testing.assert_close(rough.float(), exact, rtol=0.1, atol=0.03)
+    torch.testing.assert_close(low_precision.float(), exact, rtol=0.1, atol=0.03)
 
 
 def test_settings_that_torch_refuses_are_refused():
@@ -149,39 +153,39 @@ def test_settings_that_torch_refuses_are_refused():
 def test_one_kernel_equals_the_passes_it_replaces(case, monkeypatch):
     """Rows that rest hold NaN in their gradients, and are left exactly as they are."""
     name, _, options = CASES[case]
-    columns = 5000
-    found = []
+    width = 5000
+    results = []
     for fused in (False, True):
         torch.manual_seed(0)
-        flat = torch.randn(M, columns, device="cuda")
-        given = settings(flat, [0.1, 0.01, 0.3], **options)
-        state = optim.initial_moments(name, flat, given.momentum)
+        flat = torch.randn(M, width, device="cuda")
+        columns = settings(flat, [0.1, 0.01, 0.3], **options)
+        state = optim.initial_moments(name, flat, columns.momentum)
         with monkeypatch.context() as patch:
             if not fused:
                 patch.setattr("dissensus.train.fused_optim.takes", lambda flat: False)
             for step in range(20):
                 active = torch.tensor([[1.0], [float(step % 3 > 0)], [1.0]], device="cuda")
-                grad = torch.where(active > 0, torch.randn(M, columns, device="cuda"), torch.nan)
+                grad = torch.where(active > 0, torch.randn(M, width, device="cuda"), torch.nan)
                 scale = torch.tensor([[1.0], [0.5], [0.1]], device="cuda")
-                optim.OPTIMIZERS[name](flat, grad, state, given, active, scale)
-        found.append([flat, *state.values()])
-    for passes, one in zip(*found, strict=True):
-        torch.testing.assert_close(one, passes, rtol=1e-5, atol=1e-6)
+                optim.OPTIMIZERS[name](flat, grad, state, columns, active, scale)
+        results.append([flat, *state.values()])
+    for passes, kernel in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, passes, rtol=1e-5, atol=1e-6)
 
 
 def test_without_a_compiler_updates_take_several_passes(monkeypatch, caplog):
     fused = optim.fused
     flat = torch.randn(M, P)
-    room = type("Room", (), {"BLOCK": 4})()
-    monkeypatch.setattr(fused, "kernels", lambda: room)  # launching anything fails
+    kernels = type("Room", (), {"BLOCK": 4})()
+    monkeypatch.setattr(fused, "kernels", lambda: kernels)  # launching anything fails
     monkeypatch.setattr(fused, "_refused", [])
     monkeypatch.setattr(fused, "takes", lambda flat: not fused._refused)
-    given = settings(flat, 0.1)
-    state = optim.initial_moments("adam", flat, given.momentum)
-    expected, other = flat.clone(), {name: tensor.clone() for name, tensor in state.items()}
+    columns = settings(flat, 0.1)
+    state = optim.initial_moments("adam", flat, columns.momentum)
+    expected, expected_state = flat.clone(), {name: tensor.clone() for name, tensor in state.items()}
     grad = torch.randn(M, P)
-    optim.adam(flat, grad, state, given, torch.ones(M, 1))
+    optim.adam(flat, grad, state, columns, torch.ones(M, 1))
     assert "updates take several passes" in caplog.text
-    optim.adam(expected, grad, other, given, torch.ones(M, 1))
+    optim.adam(expected, grad, expected_state, columns, torch.ones(M, 1))
     torch.testing.assert_close(flat, expected)
-    torch.testing.assert_close(state, other)
+    torch.testing.assert_close(state, expected_state)

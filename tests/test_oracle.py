@@ -157,10 +157,10 @@ def assert_agree(actual, expected, rtol=1e-10, atol=1e-12):
 
 
 def oracle_decomposition(outputs, targets, weights, *, loss, pool):
-    def one(member_outputs, target):
+    def decompose(member_outputs, target):
         return oracle.decompose(member_outputs, target, loss=loss, pool=pool, weights=weights)
 
-    return oracle.per_example(one, outputs, targets).T
+    return oracle.per_example(decompose, outputs, targets).T
 
 
 def library_decomposition(outputs, targets, weights, *, loss, pool):
@@ -265,9 +265,11 @@ def test_explicit_equal_weights_are_the_default(loss, kind, pool):
 @every_case
 def test_a_member_without_weight_is_absent(loss, kind, pool):
     weights = np.array([0.5, 0.0, 0.3, 0.2])
-    kept = weights > 0
+    present = weights > 0
     actual = library_decomposition(OUTPUTS, TARGETS[kind], weights, loss=library_loss(loss), pool=pool)
-    expected = oracle_decomposition(OUTPUTS[kept], TARGETS[kind], weights[kept], loss=oracle_loss(loss), pool=pool)
+    expected = oracle_decomposition(
+        OUTPUTS[present], TARGETS[kind], weights[present], loss=oracle_loss(loss), pool=pool
+    )
     for part, value in zip(actual, expected, strict=True):
         assert_agree(part, value)
 
@@ -313,9 +315,9 @@ def test_probability_kl_limit_is_the_log_ratio_at_the_ensembles_own_distribution
     expected = oracle.per_example(lambda logits: oracle.probability_kl_limit(logits, filled(weights)), OUTPUTS)
     actual = ds.diversity.probability_kl_limit(tensor(OUTPUTS), weights=tensor(weights))
     assert_agree(actual, expected)
-    own = ds.pooling.mean_probability(tensor(OUTPUTS), weights=tensor(weights)).exp()
-    at_own = ds.diversity.probability_log_ratio(tensor(OUTPUTS), own, weights=tensor(weights))
-    assert_agree(actual, at_own.numpy())
+    pooled = ds.pooling.mean_probability(tensor(OUTPUTS), weights=tensor(weights)).exp()
+    log_ratio = ds.diversity.probability_log_ratio(tensor(OUTPUTS), pooled, weights=tensor(weights))
+    assert_agree(actual, log_ratio.numpy())
 
 
 @either_weights
@@ -433,8 +435,8 @@ def test_diversity_lies_within_theorem_4_5_over_all_c(loss, kind):
 
 
 def test_hessian_form_is_exact_with_two_nodes_for_mse():
-    few = ds.diversity.hessian_form(tensor(OUTPUTS), tensor(TARGETS["real"]), loss="mse", nodes=2)
-    assert_agree(few, ds.diversity.ambiguity(tensor(OUTPUTS)).numpy())
+    two_nodes = ds.diversity.hessian_form(tensor(OUTPUTS), tensor(TARGETS["real"]), loss="mse", nodes=2)
+    assert_agree(two_nodes, ds.diversity.ambiguity(tensor(OUTPUTS)).numpy())
 
 
 @either_weights
@@ -500,18 +502,18 @@ def test_independent(loss, kind, pool, weights):
     actual = ds.objectives.independent(
         tensor(OUTPUTS), tensor(TARGETS[kind]), loss=library_loss(loss), weights=tensor(weights)
     )
-    own = oracle.member_losses(OUTPUTS, TARGETS[kind], loss=oracle_loss(loss))
+    member_losses = oracle.member_losses(OUTPUTS, TARGETS[kind], loss=oracle_loss(loss))
     individual = oracle_decomposition(OUTPUTS, TARGETS[kind], filled(weights), loss=oracle_loss(loss), pool=pool)[1]
     assert_agree(actual.total, MEMBERS * individual.mean())
     assert_agree(actual.parts["individual"], individual.mean())
-    assert_agree(actual.parts["member_loss"], own)
+    assert_agree(actual.parts["member_loss"], member_losses)
 
 
 @pytest.mark.parametrize(("loss", "kind", "pool"), [case for case in TRAINABLE_CASES if case[0] not in CUSTOM])
 def test_augmented_at_beta_zero_is_independent(loss, kind, pool):
     zero = library_total(OUTPUTS, TARGETS[kind], UNEQUAL, beta=0.0, loss=loss, pool=pool)
-    alone = ds.objectives.independent(tensor(OUTPUTS), tensor(TARGETS[kind]), loss=loss, weights=tensor(UNEQUAL))
-    assert_agree(zero, alone.total.item())
+    independent = ds.objectives.independent(tensor(OUTPUTS), tensor(TARGETS[kind]), loss=loss, weights=tensor(UNEQUAL))
+    assert_agree(zero, independent.total.item())
 
 
 def test_beta_above_one_is_refused():
@@ -554,8 +556,8 @@ def logits_towards_boundary(log_t):
     logits = np.tile(log_target, (MEMBERS, 1, 1))
     logits[0, 0] = log_target - log_t
     inside = SINGULAR > 0
-    rest = math.log1p(-math.exp(-log_t))
-    logits[0, 0, inside] = np.logaddexp(logits[0, 0, inside], rest + np.log(SINGULAR[inside]))
+    log_share = math.log1p(-math.exp(-log_t))
+    logits[0, 0, inside] = np.logaddexp(logits[0, 0, inside], log_share + np.log(SINGULAR[inside]))
     return logits
 
 

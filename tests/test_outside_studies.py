@@ -168,9 +168,9 @@ def test_a_measure_from_outside_that_changes_is_another_run(study, tmp_path):
     file = study("mine", STUDY)
     first = runner.run(file, "smoke", root=tmp_path / "runs", measures=MORE_MEASURES)
     changed = {**measures.MEASURES, "spread": wider_spread}
-    other = runner.run(file, "smoke", root=tmp_path / "runs", measures=changed)
-    assert other != first
-    narrow, wide = (read_report(folder).rows[0].measures["spread"] for folder in (first, other))
+    second = runner.run(file, "smoke", root=tmp_path / "runs", measures=changed)
+    assert second != first
+    narrow, wide = (read_report(folder).rows[0].measures["spread"] for folder in (first, second))
     assert wide == pytest.approx(2 * narrow, rel=1e-3)
 
 

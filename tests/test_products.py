@@ -19,11 +19,11 @@ def layers(request, monkeypatch):
 def tensors(members, *shape, bias=True):
     generator = torch.Generator().manual_seed(members)
     shapes = [(members, *shape, 5), (members, 3, 5), (members, 3)][: 3 if bias else 2]
-    made = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-    return made if bias else [*made, None]
+    result = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    return result if bias else [*result, None]
 
 
-def plain(x, weight, bias):
+def linear_by_einsum(x, weight, bias):
     y = torch.einsum("m...i,moi->m...o", x, weight)
     return y if bias is None else y + bias.view(len(bias), *[1] * (x.ndim - 2), -1)
 
@@ -32,13 +32,13 @@ def plain(x, weight, bias):
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (0,)])
 def test_products_and_their_gradients_are_those_of_every_member(shape, bias):
     arguments = tensors(2, *shape, bias=bias)
-    wanted = [t for t in arguments if t is not None]
-    y, expected = stacked_linear(*arguments), plain(*arguments)
+    inputs = [t for t in arguments if t is not None]
+    y, expected = stacked_linear(*arguments), linear_by_einsum(*arguments)
     torch.testing.assert_close(y, expected)
     aim = torch.randn_like(y)
-    ours, theirs = (torch.autograd.grad((out * aim).sum(), wanted) for out in (y, expected))
-    for actual, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(actual, other)
+    actual_gradients, expected_gradients = (torch.autograd.grad((out * aim).sum(), inputs) for out in (y, expected))
+    for actual_gradient, expected_gradient in zip(actual_gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(actual_gradient, expected_gradient)
 
 
 def test_products_have_derivatives_of_second_order():
@@ -66,30 +66,32 @@ def test_products_follow_autocast():
         y = stacked_linear(x, weight, bias)
     assert y.dtype == torch.bfloat16
     grads = torch.autograd.grad(y.float().square().sum(), (x, weight, bias))
-    exact = torch.autograd.grad(plain(x, weight, bias).square().sum(), (x, weight, bias))
-    for actual, other in zip(grads, exact, strict=True):
+    exact = torch.autograd.grad(linear_by_einsum(x, weight, bias).square().sum(), (x, weight, bias))
+    for actual, expected in zip(grads, exact, strict=True):
         assert actual.dtype == torch.float32
-        torch.testing.assert_close(actual, other, rtol=0.05, atol=0.2)
+        torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.2)
 
 
 def test_products_can_be_mapped():
     x, weight, bias = tensors(2, 4)
-    many = torch.randn(3, *x.shape, dtype=torch.float64)
-    gradients = torch.func.vmap(torch.func.grad(lambda x_i: stacked_linear(x_i, weight, bias).square().sum()))(many)
-    for x_i, got in zip(many, gradients, strict=True):
+    inputs = torch.randn(3, *x.shape, dtype=torch.float64)
+    gradients = torch.func.vmap(torch.func.grad(lambda x_i: stacked_linear(x_i, weight, bias).square().sum()))(inputs)
+    for x_i, actual in zip(inputs, gradients, strict=True):
         x_i = x_i.requires_grad_()
-        torch.testing.assert_close(got, torch.autograd.grad(plain(x_i, weight, bias).square().sum(), x_i)[0])
+        torch.testing.assert_close(
+            actual, torch.autograd.grad(linear_by_einsum(x_i, weight, bias).square().sum(), x_i)[0]
+        )
 
 
 def test_a_matrix_cut_in_two_gets_one_gradient():
     flat = torch.randn(3, 7, dtype=torch.float64).requires_grad_()
     assert gradcheck(lambda matrix: _Cut.apply(matrix, 4, torch.float64), [flat])
     assert gradgradcheck(lambda matrix: tuple(t.square() for t in _Cut.apply(matrix, 4, torch.float64)), [flat])
-    products, rest = _Cut.apply(flat.detach().float().requires_grad_(), 4, torch.bfloat16)
-    assert (products.dtype, rest.dtype) == (torch.bfloat16, torch.float32)
+    products, remainder = _Cut.apply(flat.detach().float().requires_grad_(), 4, torch.bfloat16)
+    assert (products.dtype, remainder.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_what_is_not_used_of_a_cut_matrix_has_no_gradient():
+def test_unused_parts_of_a_cut_matrix_have_no_gradient():
     flat = torch.randn(3, 7).requires_grad_()
     products, _ = _Cut.apply(flat, 4, torch.bfloat16)
     (gradient,) = torch.autograd.grad(products.float().sum(), flat)
@@ -109,29 +111,32 @@ def test_autocast_leaves_doubles_alone():
     with torch.autocast("cpu", torch.bfloat16):
         y = stacked_linear(x, weight, bias)
     assert y.dtype == torch.float64
-    torch.testing.assert_close(y, plain(x, weight, bias))
+    torch.testing.assert_close(y, linear_by_einsum(x, weight, bias))
 
 
 def test_complex_weights_have_the_gradient_that_autograd_finds():
     x, weight, bias = (t.detach().to(torch.complex128) * (1 + 2j) for t in tensors(2, 4))
-    ours, theirs = (
+    actual, expected = (
         torch.autograd.grad(f(x, w, bias).abs().sum(), w)[0]
-        for f, w in ((stacked_linear, weight.clone().requires_grad_()), (plain, weight.clone().requires_grad_()))
+        for f, w in (
+            (stacked_linear, weight.clone().requires_grad_()),
+            (linear_by_einsum, weight.clone().requires_grad_()),
+        )
     )
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(("of_x", "of_weight"), [(True, False), (False, True)])
-def test_what_no_gradient_needs_is_not_kept(of_x, of_weight):
+def test_tensors_that_no_gradient_needs_are_not_saved(of_x, of_weight):
     x, weight, bias = tensors(3, 4)
     x, weight = x.detach().requires_grad_(of_x), weight.detach().requires_grad_(of_weight)
-    kept = []
+    pointers = []
 
     def keep(tensor):
-        kept.append(tensor.data_ptr())
+        pointers.append(tensor.data_ptr())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         stacked_linear(x, weight, bias.detach())
-    assert (x.data_ptr() in kept) == of_weight
-    assert (weight.data_ptr() in kept) == of_x
+    assert (x.data_ptr() in pointers) == of_weight
+    assert (weight.data_ptr() in pointers) == of_x

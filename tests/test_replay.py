@@ -17,8 +17,8 @@ from dissensus.randomness import GlobalGenerators
 
 def doubling(x):
     """A recording that doubles its input."""
-    held = x.clone()
-    return Recording(lambda: 2 * held, (held,))
+    memory = x.clone()
+    return Recording(lambda: 2 * memory, (memory,))
 
 
 def run(cache, x, **options):
@@ -53,7 +53,7 @@ def test_only_the_first_keys_get_a_graph():
     assert [run(cache, torch.ones(size))[1] for size in (1, 2, 3, 1, 2)] == [True, True, False, True, True]
 
 
-def test_what_does_not_pay_is_not_captured_yet():
+def test_runs_are_captured_only_when_it_pays():
     cache = cache_with(warm_up=1)
     x = torch.ones(2)
     pays = [False, False, False, True, False]
@@ -147,8 +147,8 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_drawn_on_the_host_are_refused_and_given_back(name, caplog):
     def record():
-        held = torch.ones(2)
-        return Recording(lambda: held * float(DRAWS[name]()), (held,))
+        memory = torch.ones(2)
+        return Recording(lambda: memory * float(DRAWS[name]()), (memory,))
 
     cache = cache_with(partial(recorded, host_reads=True), warm_up=0)
     before = GlobalGenerators.now()
@@ -212,8 +212,8 @@ def test_recording_has_no_effect_through_views_statistics_and_generators():
     replay()
     replay()
     expected = torch.Generator().manual_seed(0)
-    drawn = torch.rand(3, generator=expected) + torch.rand(3, generator=expected)
-    torch.testing.assert_close(matrix[1], drawn)
+    expected_row = torch.rand(3, generator=expected) + torch.rand(3, generator=expected)
+    torch.testing.assert_close(matrix[1], expected_row)
     assert not matrix[0].any()
     assert norm.num_batches_tracked == 2
 

@@ -15,9 +15,9 @@ SHIPPED_FILES = sorted(SHIPPED.rglob("*.json"))
 @pytest.mark.parametrize("file", SHIPPED_FILES, ids=lambda file: file.stem)
 def test_a_shipped_result_is_read_and_written_without_loss(file):
     stored = json.loads(file.read_text())
-    written = Summary.from_json(stored).to_json()
-    assert written["made"].pop("device") == stored["made"].pop("device", "cpu")
-    assert written == stored
+    restored = Summary.from_json(stored).to_json()
+    assert restored["made"].pop("device") == stored["made"].pop("device", "cpu")
+    assert restored == stored
 
 
 def test_a_row_is_read_and_written_without_loss():

@@ -77,8 +77,8 @@ def test_a_run_that_was_interrupted_is_not_taken_for_a_result(tmp_path, show):
     with pytest.raises(KeyboardInterrupt):
         runner.run(TRAINED, "smoke", root=root, on_study=interrupt)
     assert find(TRAINED, root) is None
-    shown = show(TRAINED)
-    assert f"was interrupted. Continue it with `dissensus study run {TRAINED} --scale smoke`" in shown
+    output = show(TRAINED)
+    assert f"was interrupted. Continue it with `dissensus study run {TRAINED} --scale smoke`" in output
 
 
 def test_a_run_in_progress_names_its_process(tmp_path):
@@ -101,11 +101,11 @@ def test_a_report_without_its_mark_is_half_written(tmp_path):
 
 def test_a_run_with_other_settings_is_another_folder_and_says_so(tmp_path, show):
     root, changes = run_folders.runs_folder(), {"grid.classes": [4]}
-    other = runner.run(STUDY, "smoke", changes=changes, root=root)
+    other_folder = runner.run(STUDY, "smoke", changes=changes, root=root)
     assert find(STUDY, root).origin == "a run with other settings (grid.classes=[4])"
     assert "The result is a run with other settings (grid.classes=[4])." in show(STUDY)
     assert "a run with other settings" in html(page([STUDY], root))
-    assert runner.run(STUDY, "smoke", root=root) != other
+    assert runner.run(STUDY, "smoke", root=root) != other_folder
     assert find(STUDY, root).origin == "", "the study's own settings come first"
     runner.run(STUDY, "smoke", changes={"grid.classes": [3]}, root=root)
     assert find(STUDY, root).origin == ""
@@ -123,22 +123,23 @@ def test_a_result_of_another_version_is_another_folder_and_says_so(tmp_path, mon
 def test_a_run_of_an_earlier_release_without_a_state_is_still_read(tmp_path):
     folder = runner.run(STUDY, "smoke", root=tmp_path)
     (folder / "state.json").unlink()
+    (folder / "manifest.json").unlink()
     report = json.loads((folder / "report.json").read_text())
     report["made"].pop("fingerprint")
     report["made"]["version"] = "0.1.0"
     (folder / "report.json").write_text(json.dumps(report))
     folder.rename(folder.with_name("smoke-0123456789ab"))
     result = find(STUDY, tmp_path)
-    assert result.origin == "a run of dissensus 0.1.0"
+    assert result.origin == "a run of dissensus 0.1.0 without checksums: changes of its files cannot be seen"
     assert result.points
 
 
 def test_texts_do_not_change_the_fingerprint_and_settings_do():
-    plain = settings_of(STUDY)
-    assert settings_of(STUDY, title="Another title").digest() == plain.digest()
+    original = settings_of(STUDY)
+    assert settings_of(STUDY, title="Another title").digest() == original.digest()
     changed = settings_of(STUDY, **{"grid.classes": [4]})
-    assert changed.settings_fingerprint() != plain.settings_fingerprint()
-    assert plain.settings_fingerprint("other code") != plain.settings_fingerprint()
+    assert changed.settings_fingerprint() != original.settings_fingerprint()
+    assert original.settings_fingerprint("other code") != original.settings_fingerprint()
 
 
 def test_shipped_results_say_where_they_come_from(tmp_path, monkeypatch):

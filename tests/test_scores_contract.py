@@ -71,7 +71,7 @@ ORACLES = {
 every_score = pytest.mark.parametrize("name", SCORES)
 
 
-def slow(name, logits):
+def oracle(name, logits):
     f = logits.numpy()
     p = np.exp(f - f.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
@@ -113,17 +113,17 @@ def test_the_documentation_lists_every_score():
 
 @every_score
 @pytest.mark.parametrize(("members", "classes"), [(M, C), (2, 2), (7, 3)])
-def test_the_equation(name, members, classes):
+def test_every_score_equals_its_equation(name, members, classes):
     logits = draw(members, B, classes, seed=members)
-    found = computed(name, logits)
-    assert found.dtype == torch.float64
-    assert found.shape == (B,)
-    torch.testing.assert_close(found, slow(name, logits), rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(ds.scores.of_logits(name, logits), found, rtol=1e-10, atol=1e-13)
+    scores = computed(name, logits)
+    assert scores.dtype == torch.float64
+    assert scores.shape == (B,)
+    torch.testing.assert_close(scores, oracle(name, logits), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(ds.scores.of_logits(name, logits), scores, rtol=1e-10, atol=1e-13)
 
 
 @every_score
-def test_members_and_examples_in_another_order(name):
+def test_the_order_of_members_and_examples_does_not_matter(name):
     logits = draw(M, B, C)
     members, examples = torch.tensor([2, 0, 3, 1]), torch.randperm(B, generator=torch.Generator().manual_seed(1))
     expected = computed(name, logits)
@@ -136,27 +136,27 @@ def test_members_and_examples_in_another_order(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_members_and_one_member(name, members, dtype):
     """Scores of disagreement are at the lower end of their range; others are those of the member itself."""
-    one = 1.5 * draw(1, 400, 10, seed=members, dtype=dtype)
-    found = computed(name, one.expand(members, -1, -1))
+    member_logits = 1.5 * draw(1, 400, 10, seed=members, dtype=dtype)
+    scores = computed(name, member_logits.expand(members, -1, -1))
     low, _ = SCORES[name].bounds(members, 10)
-    expected = torch.full_like(found, low) if SCORES[name].disagreement else computed(name, one)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-13)
-    assert (found >= low).all() or name == "predictive_diversity", "not below its range, not even by rounding"
+    expected = torch.full_like(scores, low) if SCORES[name].disagreement else computed(name, member_logits)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-13)
+    assert (scores >= low).all() or name == "predictive_diversity", "not below its range, not even by rounding"
 
 
 @every_score
 @pytest.mark.parametrize(("members", "classes"), [(1, 3), (2, 5), (5, 2), (6, 6)])
-def test_the_range(name, members, classes):
+def test_every_score_lies_within_its_bounds(name, members, classes):
     low, high = SCORES[name].bounds(members, classes)
     for scale in (0.0, 1.0, 30.0, 1e4):
-        found = computed(name, draw(members, 100, classes, scale=scale))
-        assert (found >= low - 1e-12).all()
-        assert (found <= high + 1e-12).all()
+        scores = computed(name, draw(members, 100, classes, scale=scale))
+        assert (scores >= low - 1e-12).all()
+        assert (scores <= high + 1e-12).all()
     assert low < high or (SCORES[name].disagreement and members == 1)
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if math.isfinite(SCORES[name].bounds(2, 2)[1])])
-def test_the_range_is_no_larger_than_needed(name):
+def test_the_bounds_are_reached(name):
     """Members that are certain of different classes, or not certain at all, reach the upper end."""
     low, high = SCORES[name].bounds(4, 4)
     different = torch.eye(4, dtype=torch.float64).unsqueeze(1)
@@ -181,32 +181,32 @@ def test_large_logits_are_finite(name, dtype):
 def test_half_precision_is_computed_in_single_precision(name, dtype):
     logits = draw(M, B, C).to(dtype)
     outputs = logits if SCORES[name].takes == "logits" else logits.softmax(-1)
-    found = SCORES[name].function(outputs)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, SCORES[name].function(outputs.float()))
+    scores = SCORES[name].function(outputs)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, SCORES[name].function(outputs.float()))
     in_table = ds.scores.table(logits)[name]
     torch.testing.assert_close(in_table, ds.scores.table(logits.float())[name])
     torch.testing.assert_close(in_table.double(), ds.scores.table(logits.double())[name], rtol=1e-4, atol=1e-6)
 
 
 @every_score
-def test_nan_spoils_its_example_only(name):
+def test_nan_affects_its_example_only(name):
     logits = draw(M, B, C)
     expected = computed(name, logits)
     outputs = logits if SCORES[name].takes == "logits" else logits.softmax(-1)
     outputs = outputs.clone()
     outputs[1, 7, 2] = math.nan
-    found = SCORES[name].function(outputs)
-    assert found.isnan().nonzero().tolist() == [[7]]
-    others = torch.arange(B) != 7
-    torch.testing.assert_close(found[others], expected[others])
+    scores = SCORES[name].function(outputs)
+    assert scores.isnan().nonzero().tolist() == [[7]]
+    unaffected = torch.arange(B) != 7
+    torch.testing.assert_close(scores[unaffected], expected[unaffected])
 
 
 @every_score
 def test_a_score_is_higher_out_of_distribution(name):
     labels = torch.arange(200) % 4
-    near = 6 * torch.nn.functional.one_hot(labels, 4) + draw(5, 200, 4, scale=0.3)
-    assert computed(name, draw(5, 200, 4, seed=1)).mean() > computed(name, near).mean()
+    in_distribution = 6 * torch.nn.functional.one_hot(labels, 4) + draw(5, 200, 4, scale=0.3)
+    assert computed(name, draw(5, 200, 4, seed=1)).mean() > computed(name, in_distribution).mean()
 
 
 @pytest.mark.parametrize(
@@ -223,14 +223,14 @@ def test_scores_of_probabilities_refuse_logits(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("apart", [50.0, 100.0, 200.0, 5000.0])
-def test_divergence_of_pairs_has_no_cap(apart, dtype):
-    logits = torch.tensor([[[0.0, apart]], [[apart, 0.0]]], dtype=dtype)
-    expected = torch.tensor([apart], dtype=dtype)  # (1 − ε)·apart
+@pytest.mark.parametrize("distance", [50.0, 100.0, 200.0, 5000.0])
+def test_divergence_of_pairs_has_no_cap(distance, dtype):
+    logits = torch.tensor([[[0.0, distance]], [[distance, 0.0]]], dtype=dtype)
+    expected = torch.tensor([distance], dtype=dtype)  # (1 − ε)·distance
     torch.testing.assert_close(ds.scores.table(logits)["pairwise_kl"], expected)
     torch.testing.assert_close(ds.scores.of_logits("pairwise_kl", logits), expected)
     torch.testing.assert_close(ds.scores.pairwise_kl(log_probs=logits.log_softmax(-1)), expected)
-    if apart < (100 if dtype is torch.float32 else 700):
+    if distance < (100 if dtype is torch.float32 else 700):
         torch.testing.assert_close(ds.scores.pairwise_kl(logits.softmax(-1)), expected)
 
 
@@ -242,8 +242,8 @@ def test_divergence_of_pairs_takes_probabilities_or_their_logarithms():
             ds.scores.pairwise_kl(**options)
     with pytest.raises(ValueError, match=r"Logits\? Use logits.log_softmax"):
         ds.scores.pairwise_kl(log_probs=draw(M, B, C))
-    ruled_out = torch.tensor([[[0.0, -math.inf]], [[-math.inf, 0.0]]])
-    assert ds.scores.pairwise_kl(log_probs=ruled_out).isfinite().all()
+    impossible_classes = torch.tensor([[[0.0, -math.inf]], [[-math.inf, 0.0]]])
+    assert ds.scores.pairwise_kl(log_probs=impossible_classes).isfinite().all()
 
 
 def test_bfloat16_logits_keep_their_ranking():
@@ -254,11 +254,11 @@ def test_bfloat16_logits_keep_their_ranking():
 # --- all scores at once, and scores of a user
 
 
-def test_the_table_in_slices():
+def test_a_table_computed_in_slices_is_the_same():
     logits = draw(M, 50, C)
-    whole, sliced = ds.scores.table(logits), ds.scores.table(logits, at_once=M * C * 7)
-    assert list(whole) == list(SCORES)
-    for name, values in whole.items():
+    table, sliced = ds.scores.table(logits), ds.scores.table(logits, at_once=M * C * 7)
+    assert list(table) == list(SCORES)
+    for name, values in table.items():
         torch.testing.assert_close(sliced[name], values)
         torch.testing.assert_close(values, computed(name, logits))
     of_probs = ds.scores.table(logits.softmax(-1), kind="probabilities")
@@ -278,27 +278,29 @@ def largest_range(probs):
 MARGIN = Score(lambda logits: -logits.mean(0).topk(2).values.diff().abs().squeeze(-1), "logits", "margin")
 
 
-def test_a_score_from_outside_is_in_the_table():
+def test_the_table_takes_custom_scores():
     logits = draw(M, B, C)
-    found = ds.scores.table(logits, scores={**SCORES, "largest_range": largest_range, "margin": MARGIN}, at_once=M * C)
-    assert list(found) == [*SCORES, "largest_range", "margin"]
-    torch.testing.assert_close(found["largest_range"], largest_range(logits.softmax(-1)))
-    torch.testing.assert_close(found["margin"], MARGIN.function(logits))
-    only = ds.scores.table(logits.softmax(-1), kind="probabilities", scores={"range": largest_range, "margin": MARGIN})
-    assert list(only) == ["range"], "a score of logits cannot be computed from probabilities"
+    table = ds.scores.table(logits, scores={**SCORES, "largest_range": largest_range, "margin": MARGIN}, at_once=M * C)
+    assert list(table) == [*SCORES, "largest_range", "margin"]
+    torch.testing.assert_close(table["largest_range"], largest_range(logits.softmax(-1)))
+    torch.testing.assert_close(table["margin"], MARGIN.function(logits))
+    from_probs = ds.scores.table(
+        logits.softmax(-1), kind="probabilities", scores={"range": largest_range, "margin": MARGIN}
+    )
+    assert list(from_probs) == ["range"], "a score of logits cannot be computed from probabilities"
     assert "largest_range" not in SCORES, "the table of built-in scores is left as it is"
 
 
-def test_a_score_from_outside_is_in_the_audit():
+def test_the_audit_takes_custom_scores():
     labels = torch.arange(200) % C
     inside = 4 * torch.nn.functional.one_hot(labels, C) + draw(M, 200, C, scale=1.0)
     outside = draw(M, 100, C, seed=1, scale=1.0)
-    mine = {"range": largest_range, "margin": MARGIN, "kl": SCORES["pairwise_kl"]}
-    found = ds.audit(inside, labels, ood=outside, scores=mine, **CLASSES).detection
-    assert list(found) == list(mine)
-    for name, values in ds.scores.table(inside, scores=mine).items():
-        expected = ds.metrics.auroc(values.float(), ds.scores.table(outside, scores=mine)[name].float())
-        assert found[name] == pytest.approx(expected), name
+    scores = {"range": largest_range, "margin": MARGIN, "kl": SCORES["pairwise_kl"]}
+    detection = ds.audit(inside, labels, ood=outside, scores=scores, **CLASSES).detection
+    assert list(detection) == list(scores)
+    for name, values in ds.scores.table(inside, scores=scores).items():
+        expected = ds.metrics.auroc(values.float(), ds.scores.table(outside, scores=scores)[name].float())
+        assert detection[name] == pytest.approx(expected), name
     assert list(ds.audit(inside, labels, ood=outside, **CLASSES).detection) == list(DETECTORS)
     f, y = inside[..., :2], inside[..., :2].mean(0) + 0.1
     by_range = ds.audit(f, y, task="regression", ood=outside[..., :2], scores={"range": largest_range}).detection
@@ -317,7 +319,7 @@ def test_a_score_from_outside_is_in_the_audit():
         ({"values": Score(largest_range, "values")}, "`scores` must hold a score of logits; got 'values'"),
     ],
 )
-def test_what_is_no_score_is_refused(scores, message, unchecked):
+def test_invalid_scores_are_refused(scores, message, unchecked):
     logits = draw(M, B, C)
     with pytest.raises((TypeError, ValueError), match=message):
         ds.scores.table(logits, scores=scores)
@@ -325,6 +327,6 @@ def test_what_is_no_score_is_refused(scores, message, unchecked):
         ds.audit(logits, torch.arange(B) % C, ood=logits, scores=scores, **CLASSES)
 
 
-def test_scores_without_shifted_data_are_refused():
+def test_scores_without_ood_data_are_refused():
     with pytest.raises(ValueError, match="`scores` must come with `ood`"):
         ds.audit(draw(M, B, C), torch.arange(B) % C, scores={"range": largest_range}, **CLASSES)

@@ -87,8 +87,8 @@ def another_clock(monkeypatch):
     """Make any backend the fastest by a clock that says so."""
 
     def fastest(name):
-        def measured(each, candidates, refused, replayed, rounds):
-            return {other: 1.0 if other == name else 2.0 for other in candidates}
+        def measured(ensemble, candidates, refused, replayed, rounds):
+            return {backend: 1.0 if backend == name else 2.0 for backend in candidates}
 
         monkeypatch.setattr(choice, "_measured", measured)
 
@@ -122,10 +122,10 @@ def test_a_deterministic_training_is_not_decided_by_a_clock(name, another_clock,
     assert backends == {"batched" if name == "mlp" else "loop"}
     first = trained["loop", True]
     for fastest in ("vmap", "batched"):
-        again = trained[fastest, True]
-        assert all(torch.equal(a, b) for a, b in zip(first[1], again[1], strict=True))
-        assert first[2] == again[2]
-        assert torch.equal(first[3], again[3])
+        other = trained[fastest, True]
+        assert all(torch.equal(a, b) for a, b in zip(first[1], other[1], strict=True))
+        assert first[2] == other[2]
+        assert torch.equal(first[3], other[3])
     assert {trained[fastest, False][0] for fastest in ("loop", "vmap")} == {"loop", "vmap"}
 
 
@@ -148,9 +148,9 @@ def test_a_resumed_training_runs_in_the_backend_it_had(tmp_path, another_clock, 
     assert ds.fit(resumed, data(shape), cross_entropy, **options).backend == "vmap"
     assert resumed.body.choices.file is None
     another_clock("vmap")
-    whole = ds.Ensemble(build, 3)
-    ds.fit(whole, data(shape), cross_entropy, **{**options, "checkpoint": tmp_path / "other"})
-    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
+    uninterrupted = ds.Ensemble(build, 3)
+    ds.fit(uninterrupted, data(shape), cross_entropy, **{**options, "checkpoint": tmp_path / "other"})
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), uninterrupted.parameters(), strict=True))
 
 
 def test_a_sweep_measures_once_and_keeps_its_choice(tmp_path, another_clock, monkeypatch, unchecked):
@@ -220,9 +220,9 @@ def test_activation_checkpointing_inside_members_is_refused(reentrant, backend, 
     with torch.no_grad():
         expected = torch.stack([ensemble.member(i)(x) for i in range(3)])
     torch.testing.assert_close(ensemble.predict(x), expected)
-    lone = Recomputing(reentrant=False)  # the entries of torch's are in place again
-    lone(x).sum().backward()
-    assert lone.first.weight.grad is not None
+    network = Recomputing(reentrant=False)  # the entries of torch's are in place again
+    network(x).sum().backward()
+    assert network.first.weight.grad is not None
 
 
 class Switched(nn.Module):
@@ -258,8 +258,8 @@ def test_trainings_in_threads_leave_torchs_checkpointing_alone(unchecked):
         try:
             mixed = ds.Ensemble.from_modules([nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))])
             ds.fit(mixed, data(), cross_entropy, epochs=5, batch_size=4)
-            lone = Recomputing(reentrant=False)
-            lone(data()[0]).sum().backward()
+            network = Recomputing(reentrant=False)
+            network(data()[0]).sum().backward()
         except Exception as reason:
             failures.append(reason)
 
@@ -275,39 +275,39 @@ def test_trainings_in_threads_leave_torchs_checkpointing_alone(unchecked):
 class Counts(nn.Module):
     """A buffer that every training pass moves, and evaluation reads."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, update: str) -> None:
         super().__init__()
-        self.layer, self.how = nn.Linear(6, 3), how
+        self.layer, self.update = nn.Linear(6, 3), update
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("mean", torch.zeros(6), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.how == "in place":
+        if self.training and self.update == "in place":
             self.count += 1
-        elif self.training and self.how == "assigned":
+        elif self.training and self.update == "assigned":
             self.count = self.count + 1
-        elif self.training and self.how == "mean":
+        elif self.training and self.update == "mean":
             self.count += 1
             self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
         return self.layer(x + self.mean) * (self.count / 8).clamp(max=1)
 
 
-@pytest.mark.parametrize("how", ["in place", "assigned", "mean"])
-def test_buffers_that_a_pass_moves_are_moved_once_in_every_backend(how, unchecked):
+@pytest.mark.parametrize("update", ["in place", "assigned", "mean"])
+def test_buffers_that_a_pass_moves_are_moved_once_in_every_backend(update, unchecked):
     x, y = data(examples=64)
-    found = {}
+    states = {}
     for backend in ("loop", "vmap", "batched", "auto", "rule"):
-        ensemble = ds.Ensemble(lambda: Counts(how), 3, seed=1, backend="auto" if backend == "rule" else backend)
+        ensemble = ds.Ensemble(lambda: Counts(update), 3, seed=1, backend="auto" if backend == "rule" else backend)
         ds.fit(ensemble, (x, y), cross_entropy, epochs=2, batch_size=16, deterministic=backend == "rule")
-        found[backend] = ensemble.body.state() | {"outputs": ensemble.predict(x)}
+        states[backend] = ensemble.body.state() | {"outputs": ensemble.predict(x)}
         assert ensemble.body.network.count.tolist() == [8.0] * 3, backend
-    for backend, state in found.items():
-        torch.testing.assert_close(state, found["loop"], msg=lambda m, b=backend: f"{b}: {m}")
-    alone = Counts(how)
-    ds.fit(alone, (x, y), cross_entropy, epochs=2, batch_size=16)
-    assert alone.count == 8
-    if how == "mean":
-        torch.testing.assert_close(alone.mean, found["loop"]["mean"][0])
+    for backend, state in states.items():
+        torch.testing.assert_close(state, states["loop"], msg=lambda m, b=backend: f"{b}: {m}")
+    single = Counts(update)
+    ds.fit(single, (x, y), cross_entropy, epochs=2, batch_size=16)
+    assert single.count == 8
+    if update == "mean":
+        torch.testing.assert_close(single.mean, states["loop"]["mean"][0])
 
 
 def test_an_input_of_the_wrong_shape_does_not_settle_the_backend(unchecked):
@@ -328,10 +328,10 @@ def test_frozen_layers_keep_their_precision_in_a_sweep(unchecked):
             return self.head(self.frozen(x.double()).float())
 
     swept = ds.sweep(Mixed, data(), cross_entropy, grid={"lr": [0.1]}, members=2, epochs=2)
-    alone = ds.Ensemble(Mixed, 2)
-    ds.fit(alone, data(), cross_entropy, epochs=2, lr=0.1)
+    ensemble = ds.Ensemble(Mixed, 2)
+    ds.fit(ensemble, data(), cross_entropy, epochs=2, lr=0.1)
     assert swept.run(0).body.network.frozen.weight.dtype == torch.float64
-    torch.testing.assert_close(swept.run(0).predict(data()[0]), alone.predict(data()[0]))
+    torch.testing.assert_close(swept.run(0).predict(data()[0]), ensemble.predict(data()[0]))
 
 
 class Lazy(nn.Module):

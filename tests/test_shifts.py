@@ -42,10 +42,10 @@ def test_a_jigsaw_has_the_same_pieces_elsewhere():
     torch.testing.assert_close(result.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
     assert not bool((result == x).flatten(1).all(1).any())
     pieces = {tuple(p.flatten().tolist()) for p in x[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)}
-    again = {
+    result_pieces = {
         tuple(p.flatten().tolist()) for p in result[0].unfold(1, 4, 4).unfold(2, 4, 4).flatten(1, 2).transpose(0, 1)
     }
-    assert pieces == again
+    assert pieces == result_pieces
     odd = shifted_datasets.jigsaw(pictures(2, 1, 30))
     assert odd.shape == (2, 1, 30, 30)
 
@@ -59,9 +59,9 @@ def test_pictures_of_other_sources_are_brought_to_shape():
 def test_six_classes_are_trained_on_and_four_kept_back():
     x, y, _ = datasets.images("made-images-six", "test")
     assert sorted(y.unique().tolist()) == [0, 1, 2, 3, 4, 5]
-    other, labels, _ = datasets.images("made-images-six", "test", unseen=True)
+    unseen, labels, _ = datasets.images("made-images-six", "test", unseen=True)
     assert sorted(labels.unique().tolist()) == [6, 7, 8, 9]
-    assert len(x) + len(other) == 400
+    assert len(x) + len(unseen) == 400
 
 
 @pytest.mark.parametrize(("part", "aligned"), [("train", 0.95), ("validation", 0.5), ("test", 0.5)])
@@ -76,7 +76,7 @@ def test_the_shortcut_is_there_in_training_alone(part, aligned):
     assert float(x.max()) <= 1
 
 
-def test_names_of_measures_are_taken_apart_by_the_longest_set():
+def test_names_of_measures_are_parsed_by_the_longest_set():
     assert Measure.parse("auroc_model_average_fashion-mnist").dataset == "fashion-mnist"
     assert Measure.parse("accuracy_mnist").dataset == "mnist"
     assert is_shift_measure("auroc_pairwise_kl_unseen")
@@ -84,8 +84,8 @@ def test_names_of_measures_are_taken_apart_by_the_longest_set():
     assert is_shift_measure("audit_collusive")
     assert is_shift_measure("worst_group_accuracy")
     assert not is_shift_measure("worst_group_accuracy_validation")
-    for wrong in ("auroc_model_average", "auroc_nonsense_mnist", "audit_fine", "nonsense"):
-        assert not is_shift_measure(wrong)
+    for name in ("auroc_model_average", "auroc_nonsense_mnist", "audit_fine", "nonsense"):
+        assert not is_shift_measure(name)
 
 
 def test_measures_are_what_they_say():
@@ -93,11 +93,11 @@ def test_measures_are_what_they_say():
     outputs, outside = (3 * torch.randn(4, 50, 5, generator=generator) for _ in range(2))
     targets = torch.randint(5, (50,), generator=generator)
     groups = torch.randint(3, (50,), generator=generator)
-    others = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
+    other_sets = {"mnist": (outside, None), "corrupted-2": (outside, targets)}
     outputs_on_sets = ShiftOutputs(
         outputs,
         targets,
-        others,
+        other_sets,
         "cross_entropy",
         "score",
         objective="ldr",
@@ -124,8 +124,8 @@ def test_measures_are_what_they_say():
         ],
         outputs_on_sets,
     )
-    right = outputs.mean(0).argmax(-1) == targets
-    assert result["accuracy"] == pytest.approx(float(right.float().mean()))
+    correct = outputs.mean(0).argmax(-1) == targets
+    assert result["accuracy"] == pytest.approx(float(correct.float().mean()))
     assert np.isnan(result["accuracy_mnist"]), "nobody is right about classes that are not among theirs"
     assert np.isnan(result["accuracy_unseen"])
     assert result["accuracy_corrupted-2"] == pytest.approx(
@@ -133,7 +133,7 @@ def test_measures_are_what_they_say():
     )
     assert result["best_member_accuracy"] == pytest.approx(float((outputs.argmax(-1) == targets).float().mean(1).max()))
     assert result["worst_group_accuracy"] == pytest.approx(
-        min(float(right[groups == g].float().mean()) for g in range(3))
+        min(float(correct[groups == g].float().mean()) for g in range(3))
     )
     labels = [0] * 50 + [1] * 50
     pds = torch.cat([x.softmax(-1).amax(0).mean(-1) for x in (outputs, outside)])
@@ -142,8 +142,10 @@ def test_measures_are_what_they_say():
     assert result["auroc_mean_energy_mnist"] == pytest.approx(roc_auc_score(labels, energy))
     assert result["auroc_best_mnist"] == result["auroc_predictive_diversity_mnist"], "for LDR, PDS alone"
     assert (result["audit_collusive"], result["audit_healthy"], result["seconds_per_epoch"]) == (1.0, 0.0, 1.5)
-    named = outputs.argmax(-1)
-    assert result["distinct_predictions"] == pytest.approx(np.mean([len(set(named[:, n].tolist())) for n in range(50)]))
+    predicted = outputs.argmax(-1)
+    assert result["distinct_predictions"] == pytest.approx(
+        np.mean([len(set(predicted[:, n].tolist())) for n in range(50)])
+    )
 
 
 def test_points_say_what_is_trained():
@@ -222,14 +224,14 @@ def test_heads_on_a_pretrained_network_see_each_picture_once(tmp_path, monkeypat
     assert 0 <= json.loads((first / "report.json").read_text())["rows"][0]["measures"]["accuracy"] <= 1
 
 
-def test_what_members_disagree_on_is_shown_most_and_least(tmp_path):
+def test_examples_of_most_and_least_disagreement_are_shown(tmp_path):
     folder = runner.run("ldr/figure-3", "smoke", root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
-    shown = [row["shown"] for row in report["rows"] if row.get("shown")]
-    assert len(shown) == 1, "of the first LDR ensemble"
-    scores = [one["disagreement"] for one in shown[0]]
+    galleries = [row["shown"] for row in report["rows"] if row.get("shown")]
+    assert len(galleries) == 1, "of the first LDR ensemble"
+    scores = [example["disagreement"] for example in galleries[0]]
     assert min(scores[: shift.SHOWN]) >= max(scores[shift.SHOWN :])
-    drawn = figures(library.load("ldr/figure-3"), summarise(read_report(folder)))
-    ((figure, title),) = drawn
+    drawings = figures(library.load("ldr/figure-3"), summarise(read_report(folder)))
+    ((figure, title),) = drawings
     assert "ldr" in title
     assert figure.axes[0].get_title(loc="left") == f"{title}: most disagreement", "a page has no other title for it"

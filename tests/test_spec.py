@@ -66,14 +66,14 @@ def test_a_good_file_becomes_a_study():
     assert study.optimisation.batch_size == 128, "what is not said has its default"
 
 
-def test_it_does_not_change_what_it_was_given():
+def test_parsing_does_not_change_its_input():
     before, original = settings(), settings()
     resolved(parse(original, "collusion/figure-2", "a.toml"), "smoke", {"optimisation.lr": 0.5}, "a.toml")
     assert original == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "near"),
+    ("changes", "key", "suggestion"),
     [
         ({"titel": "x"}, "'titel'", "'title'"),
         ({"optimisation": {"epoch": 3}}, "'optimisation.epoch'", "'epochs'"),
@@ -83,21 +83,21 @@ def test_it_does_not_change_what_it_was_given():
         ({"scales": {"smoke": {"optimisation": {"epoch": 3}}}}, "'scales.smoke.optimisation.epoch'", "'epochs'"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, near):
+def test_an_unknown_key_is_refused_with_the_nearest_name(changes, key, suggestion):
     text = message(**changes)
     assert text.startswith("a.toml: ")
     assert f"key {key} is not known" in text
-    assert f"Did you mean {near}?" in text
+    assert f"Did you mean {suggestion}?" in text
 
 
-def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
+def test_a_key_like_no_other_is_refused_with_all_known_keys():
     text = message(search={"zzz": 1})
     assert "'search.zzz'" in text
     assert "It may be one of trials, space" in text
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "wanted", "came"),
+    ("changes", "key", "expected_type", "received"),
     [
         ({"title": 3}, "'title'", "text", "a whole number 3"),
         ({"data": "diabetes"}, "'data'", "a list", "text 'diabetes'"),
@@ -111,9 +111,9 @@ def test_a_key_like_nothing_is_answered_with_all_that_may_be_said():
         ({"scales": {"smoke": {"title": 3}}}, "'scales.smoke.title'", "text", "a whole number 3"),
     ],
 )
-def test_a_wrong_type_is_refused_with_file_key_and_value(changes, key, wanted, came):
+def test_a_wrong_type_is_refused_with_file_key_and_value(changes, key, expected_type, received):
     text = message(**changes)
-    assert text == f"a.toml: key {key} must be {wanted}; got {came}."
+    assert text == f"a.toml: key {key} must be {expected_type}; got {received}."
 
 
 @pytest.mark.parametrize("section", ["members", "objective", "optimisation", "evaluation", "figure", "search"])
@@ -163,7 +163,7 @@ def test_a_word_of_a_closed_list_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize("key", ["title", "reference", "claim", "data"])
-def test_what_must_be_said_is_asked_for(key):
+def test_missing_keys_are_refused(key):
     original = settings()
     del original[key]
     with pytest.raises(SpecError, match=rf"a\.toml: key {key} is missing"):
@@ -184,7 +184,7 @@ def test_a_study_belongs_to_a_paper():
         parse(settings(), "other/figure-1", "a.toml")
 
 
-def test_a_scale_says_what_is_otherwise():
+def test_a_scale_overrides_settings():
     smoke, paper = (resolved(parsed(), scale, {}, "a.toml") for scale in ("smoke", "paper"))
     assert smoke.optimisation == spec.Optimisation(epochs=2, lr=0.01), "a section is changed key by key"
     assert smoke.grid == {"beta": [1.0]}, "a grid is replaced whole"
@@ -235,7 +235,7 @@ def test_changes_leave_the_study_as_it_was():
 
 
 @pytest.mark.parametrize(
-    "words",
+    "texts",
     [
         {"title": "Another"},
         {"reference": "Table 9"},
@@ -246,10 +246,10 @@ def test_changes_leave_the_study_as_it_was():
         {"figure": {"x": "seed"}},
         {"scales": {"smoke": {}, "paper": {}, "laptop": {}}},
     ],
-    ids=lambda words: next(iter(words)),
+    ids=lambda texts: next(iter(texts)),
 )
-def test_words_do_not_change_the_digest(words):
-    assert parsed(**words).digest() == parsed().digest()
+def test_words_do_not_change_the_digest(texts):
+    assert parsed(**texts).digest() == parsed().digest()
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ def test_words_do_not_change_the_digest(words):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_whatever_is_computed_changes_the_digest(change):
+def test_settings_of_the_computation_change_the_digest(change):
     study = parsed()
     before = resolved(study, "paper", {}, "a.toml").digest()
     assert resolved(study, "paper", change, "a.toml").digest() != before
 
 
-def test_the_digest_is_of_what_is_said_not_of_how():
+def test_the_digest_does_not_depend_on_notation():
     original = settings()
     turned = {key: original[key] for key in reversed(original)}
     turned["optimisation"] = {"lr": 0.01, "epochs": 5, "batch_size": 128}
@@ -314,9 +314,9 @@ def test_a_file_of_the_library_survives_being_written_and_read(path):
     raw = tomllib.loads(path.read_text())
     assert tomllib.loads(to_toml(raw)) == raw
     study = library(path)
-    again = parse({k: v for k, v in tomllib.loads(to_toml(study.to_dict())).items() if k != "name"}, study.name, "b")
-    assert again == study
-    assert again.digest() == study.digest()
+    restored = parse({k: v for k, v in tomllib.loads(to_toml(study.to_dict())).items() if k != "name"}, study.name, "b")
+    assert restored == study
+    assert restored.digest() == study.digest()
 
 
 @pytest.mark.slow(cases=["adp/*", "ldr/*"])
@@ -324,10 +324,10 @@ def test_a_file_of_the_library_survives_being_written_and_read(path):
 def test_a_resolved_study_survives_being_written_and_read(path):
     study = library(path)
     for scale in study.scales:
-        once = resolved(study, scale, {}, str(path))
-        again = tomllib.loads(to_toml(once.to_dict()))
-        assert again.pop("name") == study.name
-        assert parse(again, study.name, "spec.toml") == once
+        resolved_study = resolved(study, scale, {}, str(path))
+        restored = tomllib.loads(to_toml(resolved_study.to_dict()))
+        assert restored.pop("name") == study.name
+        assert parse(restored, study.name, "spec.toml") == resolved_study
 
 
 @pytest.mark.parametrize(

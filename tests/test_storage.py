@@ -27,9 +27,9 @@ def test_round_trip_is_exact(tmp_path, name):
     ensemble, path = saved(tmp_path, name)
     loaded = ds.Ensemble.load(path, NETWORKS[name][0])
     assert (loaded.seed, loaded.member_ids, loaded.training) == (4, [0, 1, 2], True)
-    own, other = ensemble.body.tensors(), loaded.body.tensors()
-    assert own.keys() == other.keys()
-    assert all(torch.equal(own[key], other[key]) for key in own)
+    expected, actual = ensemble.body.tensors(), loaded.body.tensors()
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[key], actual[key]) for key in expected)
     x = torch.randn(5, *NETWORKS[name][1])
     ensemble.body.backend = loaded.body.backend = "loop"
     torch.testing.assert_close(ensemble(x), loaded(x), rtol=0, atol=0)
@@ -50,7 +50,7 @@ def test_mixed_and_subset_round_trips(tmp_path):
     torch.testing.assert_close(loaded(x), part(x))
 
 
-def test_manifest_tells_what_is_stored(tmp_path):
+def test_the_manifest_lists_what_is_stored(tmp_path):
     _, path = saved(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["members"] == 3
@@ -74,17 +74,17 @@ def test_damage_is_refused_by_name(tmp_path):
     build = NETWORKS["mlp"][0]
     _, path = saved(tmp_path)
     file, manifest = weights_of(path), path / "manifest.json"
-    whole, text = file.read_bytes(), manifest.read_text()
+    contents, text = file.read_bytes(), manifest.read_text()
 
     def refused(match):
         with pytest.raises(ds.StorageError, match=match):
             ds.Ensemble.load(path, build)
-        file.write_bytes(whole)
+        file.write_bytes(contents)
         manifest.write_text(text)
 
-    file.write_bytes(whole[:-7])
+    file.write_bytes(contents[:-7])
     refused("truncated")
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    file.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
     refused("changed after it was saved")
     manifest.write_text(text[: len(text) // 2])
     refused("manifest.json is damaged")
@@ -133,7 +133,7 @@ def test_a_save_that_breaks_off_leaves_the_old_one(tmp_path, monkeypatch, moment
     loaded = ds.Ensemble.load(path, NETWORKS["mlp"][0])
     assert torch.equal(loaded.body.tensors()["0.weight"], old.body.tensors()["0.weight"])
     new.save(path)
-    assert len(list(path.iterdir())) == 2, "stale files stay behind"
+    assert len(list(path.iterdir())) == 3, "stale files stay behind"  # manifest, weights, lock
 
 
 def test_saving_leaves_what_is_not_its_own(tmp_path):
@@ -142,7 +142,7 @@ def test_saving_leaves_what_is_not_its_own(tmp_path):
     (path / ".0123.unfinished").write_text("of a save that was killed")
     ds.Ensemble(NETWORKS["mlp"][0], 3, seed=9).save(path)
     assert (path / "weights-final.safetensors").read_text() == "mine"
-    assert len(list(path.iterdir())) == 3
+    assert len(list(path.iterdir())) == 4  # with manifest, weights and lock
     with pytest.raises(ds.StorageError, match="holds 'dissensus.ensemble'; give another folder"):
         storage.write_folder(path, "dissensus.sweep", {"a": torch.ones(1)}, {})
 

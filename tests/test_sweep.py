@@ -26,21 +26,23 @@ def tensors_of(ensemble):
     return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            actual[name], expected[name], rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
-def fitted_alone(build, data, objective, point, *, members=3, **options):
+def fit_single_run(build, data, objective, point, *, members=3, **options):
     """The run of one point through `fit`."""
     hyper = {key: point[key] for key in ("beta",) if key in point}
-    own = {key: point[key] for key in ("lr", "weight_decay", "momentum", "batch_size", "split_seed") if key in point}
+    settings = {
+        key: point[key] for key in ("lr", "weight_decay", "momentum", "batch_size", "split_seed") if key in point
+    }
     seed = point.get("seed", options.pop("seed", 0))
     ensemble = ds.Ensemble(build, point.get("members", members), seed=seed).double()
-    history = ds.fit(ensemble, data, partial(objective, **hyper), seed=seed, **{**options, **own})
+    history = ds.fit(ensemble, data, partial(objective, **hyper), seed=seed, **{**options, **settings})
     return ensemble, history
 
 
@@ -55,52 +57,52 @@ GRIDS = {
 @pytest.mark.slow(fast=["mlp-rates and seeds", "mlp-decay", "mlp-shapes", "cnn_batch_norm-betas", "two_dropouts-betas"])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", ["mlp", "cnn_batch_norm", "two_dropouts"])
-def test_every_run_equals_the_same_run_fitted_alone(name, grid):
+def test_every_run_equals_a_single_fit(name, grid):
     build, shape = NETWORKS[name]
     data = regression(shape)
     options = {"epochs": 7, "batch_size": BATCH, "lr": 0.01, "clip_norm": 2.0, "schedule": "cosine"}
     swept = ds.sweep(build, data, augmented, grid=GRIDS[grid], members=3, **options)
     assert len(swept) == math.prod(len(values) for values in GRIDS[grid].values())
     for i, point in enumerate(swept.points):
-        alone, history = fitted_alone(build, data, augmented, point, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, history = fit_single_run(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
         assert swept.history(i).column("loss") == pytest.approx(history.column("loss"))
 
 
 @pytest.mark.slow(fast=["sgd"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_equality_over_optimisers_with_a_momentum_per_run(optimizer):
+def test_every_run_equals_a_single_fit_with_any_optimiser(optimizer):
     build, _ = NETWORKS["mlp"]
     data = regression()
     grid = {"momentum": [0.0, 0.9], "beta": [0.2, 0.8]}
     options = {"epochs": 7, "batch_size": BATCH, "lr": 0.01, "optimizer": optimizer}
     swept = ds.sweep(build, data, augmented, grid=grid, members=3, **options)
     for i, point in enumerate(swept.points):
-        alone, _ = fitted_alone(build, data, augmented, point, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, _ = fit_single_run(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
 
 
 @pytest.mark.slow(fast=["norm_first-ensemble"])
 @pytest.mark.parametrize("watch", ["ensemble", "member"])
 @pytest.mark.parametrize("name", ["mlp", "norm_first", "two_dropouts"])
-def test_equality_with_early_stopping_own_splits_and_compaction(name, watch):
+def test_every_run_equals_a_single_fit_with_early_stopping_and_compaction(name, watch):
     build, shape = NETWORKS[name]
     data = regression(shape, n=40)
     grid = {"lr": [0.1, 0.02, 0.001], "seed": [0, 1], "split_seed": [5, 6], "beta": [0.3]}
     options = {"epochs": 25, "batch_size": BATCH, "validation": 0.3, "patience": 2, "watch": watch}
     sizes = []
     swept = ds.sweep(build, data, augmented, grid=grid, members=3, progress=lambda p: sizes.append(p.runs), **options)
-    stopped = [outcome.status for outcome in swept.outcomes]
-    assert stopped.count("stopped early") > 2
+    statuses = [outcome.status for outcome in swept.outcomes]
+    assert statuses.count("stopped early") > 2
     assert min(sizes) < 12, "runs that are done still cost"
     for i, point in enumerate(swept.points):
-        alone, history = fitted_alone(build, data, augmented, point, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, history = fit_single_run(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
         assert swept.history(i).best_epoch == history.best_epoch
         assert swept.history(i).stopped_early == history.stopped_early
 
 
-def test_equality_with_augmentation_and_shared_validation_data():
+def test_every_run_equals_a_single_fit_with_augmentation():
     def noisy(x, generator):
         return x + 0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
@@ -109,8 +111,8 @@ def test_equality_with_augmentation_and_shared_validation_data():
     options = {"epochs": 4, "batch_size": BATCH, "augment": noisy, "validation": held_out, "drop_last": True}
     swept = ds.sweep(build, data, augmented, grid={"seed": [0, 1], "beta": [0.0, 0.9]}, members=3, **options)
     for i, point in enumerate(swept.points):
-        alone, history = fitted_alone(build, data, augmented, point, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, history = fit_single_run(build, data, augmented, point, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
         assert swept.history(i).column("validation") == pytest.approx(history.column("validation"))
 
 
@@ -128,16 +130,16 @@ def test_a_run_that_turns_nan_is_frozen_and_the_others_go_on():
     assert "step 0" in swept.outcomes[1].reason
     assert swept.table(frame=False)[1]["reason"] == swept.outcomes[1].reason
     assert swept.history(1).epochs == []
-    plain = partial(ds.objectives.independent, loss="mse")
-    alone = ds.Ensemble(build, 2).double()
-    ds.fit(alone, data, plain, **options)
-    assert_same(tensors_of(swept.run(0)), tensors_of(alone))
+    independent = partial(ds.objectives.independent, loss="mse")
+    single = ds.Ensemble(build, 2).double()
+    ds.fit(single, data, independent, **options)
+    assert_same(tensors_of(swept.run(0)), tensors_of(single))
     failed, fresh = tensors_of(swept.run(1)), tensors_of(ds.Ensemble(build, 2).double())
     assert all(tensor.isfinite().all() for tensor in failed.values() if tensor.is_floating_point())
     assert torch.equal(failed["net.1.weight"], fresh["net.1.weight"])
 
 
-def test_the_grid_reaches_the_network_and_the_objectives_words():
+def test_the_grid_sets_parameters_of_network_and_objective():
     def build(width=4, depth=1):
         return ds.nets.mlp(6, 3, (width,) * depth)
 
@@ -151,21 +153,21 @@ def test_the_grid_reaches_the_network_and_the_objectives_words():
         assert swept.run(i).member(0)[0].weight.shape == (point["width"], 6)
 
 
-def test_memory_decides_how_many_runs_go_at_once_and_changes_nothing(caplog):
+def test_max_memory_limits_runs_at_once_and_keeps_results(caplog):
     build, _ = NETWORKS["two_dropouts"]
     data = regression()
     options = {"grid": {"beta": [0.0, 0.3, 0.6, 0.9, 1.0]}, "members": 3, "epochs": 3, "batch_size": BATCH}
-    whole = ds.sweep(build, data, augmented, **options)
+    at_once = ds.sweep(build, data, augmented, **options)
     with caplog.at_level(logging.INFO, "dissensus"):
         ds.sweep(build, data, augmented, **options)
-    (told,) = [record.getMessage() for record in caplog.records if "at once" in record.getMessage()]
-    assert told.startswith("5 runs of 3 members, about ")
-    per_run = float(told.split("about ")[1].split(" MiB")[0])
-    cut = ds.sweep(build, data, augmented, max_memory=int(2.5 * max(per_run, 0.05) * 2**20), **options)
-    assert len(whole.groups) == 1
-    assert len(cut.groups) > 1
+    (message,) = [record.getMessage() for record in caplog.records if "at once" in record.getMessage()]
+    assert message.startswith("5 runs of 3 members, about ")
+    per_run = float(message.split("about ")[1].split(" MiB")[0])
+    in_parts = ds.sweep(build, data, augmented, max_memory=int(2.5 * max(per_run, 0.05) * 2**20), **options)
+    assert len(at_once.groups) == 1
+    assert len(in_parts.groups) > 1
     for i in range(5):
-        assert_same(tensors_of(cut.run(i)), tensors_of(whole.run(i)))
+        assert_same(tensors_of(in_parts.run(i)), tensors_of(at_once.run(i)))
     with pytest.raises(ValueError, match=r"`max_memory` must hold one member at a time, about .* smaller batches"):
         ds.sweep(build, data, augmented, max_memory=100, **options)
 
@@ -206,8 +208,8 @@ def test_save_and_load(tmp_path):
     loaded = ds.Sweep.load(tmp_path / "sweep", build)
     assert loaded.table(frame=False) == swept.table(frame=False)
     for i in range(4):
-        own, other = tensors_of(loaded.run(i)), tensors_of(swept.run(i))
-        assert all(torch.equal(own[key], other[key]) for key in own)
+        expected = tensors_of(swept.run(i))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors_of(loaded.run(i)).items())
     with pytest.raises(ds.StorageError, match="does not fit"):
         ds.Sweep.load(tmp_path / "sweep", lambda width=4: ds.nets.mlp(6, 3, (width, 5)))
 
@@ -245,8 +247,8 @@ def test_an_objective_that_vmap_cannot_take_runs_once_per_run(caplog):
         swept = ds.sweep(build, data, stubborn, grid={"beta": [0.0, 0.5]}, members=2, **options)
     assert sum("once per run" in record.getMessage() for record in caplog.records) == 1
     for i, point in enumerate(swept.points):
-        alone, _ = fitted_alone(build, data, stubborn, point, members=2, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, _ = fit_single_run(build, data, stubborn, point, members=2, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
 
 
 def test_functions_in_the_grid_can_be_saved(tmp_path):
@@ -263,14 +265,14 @@ def test_functions_in_the_grid_can_be_saved(tmp_path):
         ds.Sweep.load(tmp_path / "sweep", builds[:1])
 
 
-def test_runs_come_in_evaluation_mode_whatever_was_called_before():
+def test_runs_are_returned_in_evaluation_mode():
     build, _ = NETWORKS["two_dropouts"]
     x, y = regression()
     swept = ds.sweep(build, (x, y), augmented, grid={"beta": [0.0, 1.0]}, members=2, epochs=1)
-    before = swept.run(0)
-    assert not before.training
+    first = swept.run(0)
+    assert not first.training
     swept.outputs(x)
-    torch.testing.assert_close(swept.run(0)(x), before(x))
+    torch.testing.assert_close(swept.run(0)(x), first(x))
 
 
 def test_augmentation_may_change_the_number_of_axes():
@@ -279,8 +281,8 @@ def test_augmentation_may_change_the_number_of_axes():
     options = {"epochs": 2, "batch_size": BATCH, "augment": lambda batch, generator: batch.flatten(1)}
     swept = ds.sweep(build, (x, y), augmented, grid={"seed": [0, 1], "beta": [0.5]}, members=2, **options)
     for i, point in enumerate(swept.points):
-        alone, _ = fitted_alone(build, (x, y), augmented, point, members=2, **options)
-        assert_same(tensors_of(swept.run(i)), tensors_of(alone))
+        single, _ = fit_single_run(build, (x, y), augmented, point, members=2, **options)
+        assert_same(tensors_of(swept.run(i)), tensors_of(single))
 
 
 def test_numpy_values_are_fine_in_a_grid():
@@ -299,41 +301,41 @@ def test_evaluation_takes_fewer_examples_at_once_with_more_members():
     assert evaluation_batch(10**6) == 1
 
 
-def folds(n=30, held=12):
+def folds(n=30, held_out=12):
     generator = torch.Generator().manual_seed(8)
 
-    def drawn(rows):
+    def draw(rows):
         x = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
         return x, x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=generator, dtype=torch.float64)
 
-    return [drawn(n) for _ in range(3)], [drawn(held) for _ in range(3)]
+    return [draw(n) for _ in range(3)], [draw(held_out) for _ in range(3)]
 
 
 @pytest.mark.slow(fast=["0.3"])
 @pytest.mark.parametrize("validation", ["own", "one for all", 0.3, None])
-def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
-    train, held = folds()
+def test_runs_on_several_data_sets_equal_runs_on_one(validation):
+    train, held_out = folds()
     build = partial(ds.nets.mlp, 4, 1, (6,))
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
     options = {"members": 2, "epochs": 8, "batch_size": 7, "lr": 0.02}
     options |= {"patience": 2} if validation is not None else {}
-    told = {"own": held, "one for all": held[0]}.get(validation, validation)
+    validation_data = {"own": held_out, "one for all": held_out[0]}.get(validation, validation)
     grid = [{"fold": f, "seed": s, "beta": b} for f in (2, 0, 1) for s, b in ((0, 0.2), (1, 0.9))]
-    together = ds.sweep(build, train, objective, grid=grid, validation=told, **options)
+    swept = ds.sweep(build, train, objective, grid=grid, validation=validation_data, **options)
     for i, point in enumerate(grid):
         fold = point["fold"]
-        alone = ds.sweep(
+        single = ds.sweep(
             build,
             train[fold],
             objective,
             grid=[{"seed": point["seed"], "beta": point["beta"]}],
-            validation=held[fold] if validation == "own" else told,
+            validation=held_out[fold] if validation == "own" else validation_data,
             **options,
         )
-        x = held[0][0]
-        torch.testing.assert_close(together.run(i).predict(x), alone.run(0).predict(x), rtol=1e-9, atol=1e-11)
-        assert len(together.history(i).epochs) == len(alone.history(0).epochs)
-        assert together.history(i).column("loss") == pytest.approx(alone.history(0).column("loss"))
+        x = held_out[0][0]
+        torch.testing.assert_close(swept.run(i).predict(x), single.run(0).predict(x), rtol=1e-9, atol=1e-11)
+        assert len(swept.history(i).epochs) == len(single.history(0).epochs)
+        assert swept.history(i).column("loss") == pytest.approx(single.history(0).column("loss"))
 
 
 @pytest.mark.parametrize(
@@ -347,13 +349,13 @@ def test_runs_on_several_data_sets_equal_runs_on_each_alone(validation):
         ({"data": folds()[0][0], "validation": None}, "below 1"),
     ],
 )
-def test_data_sets_that_do_not_go_together_are_refused(change, message, unchecked):
-    train, held = folds()
-    told = {"data": train, "grid": {"beta": [0.5], "fold": [0, 2]}, "validation": held, **change}
+def test_inconsistent_data_sets_are_refused(change, message, unchecked):
+    train, held_out = folds()
+    options = {"data": train, "grid": {"beta": [0.5], "fold": [0, 2]}, "validation": held_out, **change}
     build = partial(ds.nets.mlp, 4, 1, (6,))
     objective = partial(ds.objectives.augmented, loss="mse", pool="score")
     with pytest.raises(ValueError, match=message):
-        ds.sweep(build, told.pop("data"), objective, members=2, epochs=1, **told)
+        ds.sweep(build, options.pop("data"), objective, members=2, epochs=1, **options)
 
 
 def test_targets_that_a_loss_of_the_grid_does_not_take_are_refused():
@@ -362,29 +364,35 @@ def test_targets_that_a_loss_of_the_grid_does_not_take_are_refused():
     build = partial(ds.nets.mlp, 5, 1, (4,))
     options = {"members": 2, "epochs": 1, "batch_size": 4}
     ds.sweep(build, (x, counts), ds.objectives.independent, grid={"loss": ["mse", "poisson"]}, **options)
-    for name, given in (("targets", {}), ("validation targets", {"validation": (x, counts)})):
-        own = (x, counts if name == "targets" else counts.clamp(1, 1))
+    for name, validation in (("targets", {}), ("validation targets", {"validation": (x, counts)})):
+        data = (x, counts if name == "targets" else counts.clamp(1, 1))
         with pytest.raises(ValueError, match=f"`{name}` must be -1 or \\+1; got values such as \\[0.0, 1.0, 2.0\\]"):
-            ds.sweep(build, own, ds.objectives.independent, grid={"loss": ["mse", "logistic"]}, **given, **options)
-    folds, poisson = [(x, counts), (x, counts - 2)], partial(ds.objectives.independent, loss="poisson")
+            ds.sweep(
+                build, data, ds.objectives.independent, grid={"loss": ["mse", "logistic"]}, **validation, **options
+            )
+    data_sets, poisson = [(x, counts), (x, counts - 2)], partial(ds.objectives.independent, loss="poisson")
     with pytest.raises(ValueError, match="`targets` must be counts of at least 0; got -2"):
-        ds.sweep(build, folds, poisson, grid={"fold": [0, 1]}, **options)
+        ds.sweep(build, data_sets, poisson, grid={"fold": [0, 1]}, **options)
 
 
 @pytest.mark.parametrize("objective", [partial(ds.objectives.independent, loss="cross_entropy"), ds.objectives.adp])
 def test_labels_outside_of_the_outputs_are_refused_before_a_sweep(objective):
     generator = torch.Generator().manual_seed(4)
     x, labels = torch.randn(12, 5, generator=generator), torch.arange(12) % 3
-    high = torch.where(torch.arange(12) == 11, 3, labels)
+    out_of_range = torch.where(torch.arange(12) == 11, 3, labels)
     build, options = partial(ds.nets.mlp, 5, 3, (4,)), {"members": 2, "epochs": 1, "batch_size": 4}
     ds.sweep(build, (x, labels), objective, grid={"seed": [0, 1]}, validation=(x, labels), **options)
-    for name, own, held in (("targets", high, labels), ("validation targets", labels, high), ("targets", high, None)):
-        validation = 0.5 if held is None else (x, held)
+    for name, train_labels, validation_labels in (
+        ("targets", out_of_range, labels),
+        ("validation targets", labels, out_of_range),
+        ("targets", out_of_range, None),
+    ):
+        validation = 0.5 if validation_labels is None else (x, validation_labels)
         with pytest.raises(ValueError, match=f"`{name}` must be labels from 0 to 2; got labels from 0 to 3"):
-            ds.sweep(build, (x, own), objective, grid={"seed": [0, 1]}, validation=validation, **options)
+            ds.sweep(build, (x, train_labels), objective, grid={"seed": [0, 1]}, validation=validation, **options)
 
 
-def test_the_pooled_predictions_loss_is_watched_in_every_run():
+def test_validation_watches_the_pooled_loss_of_every_run():
     generator = torch.Generator().manual_seed(4)
     pair = torch.randn(12, 5, generator=generator), torch.arange(12) % 3
     build, options = partial(ds.nets.mlp, 5, 3, (4,)), {"epochs": 2, "lr": 0.05, "validation": pair, "keep": "last"}
@@ -392,8 +400,10 @@ def test_the_pooled_predictions_loss_is_watched_in_every_run():
     swept = ds.sweep(build, pair, ds.objectives.independent, grid=grid, **options)
     for run, point in enumerate(swept.points):
         outputs = swept.run(run).predict(pair[0])
-        found = ds.diversity.decompose(outputs, pair[1], loss=point["loss"], pool="probability")
-        assert swept.history(run).column("validation")[-1] == pytest.approx(float(found.ensemble.mean()), rel=1e-5)
+        decomposition = ds.diversity.decompose(outputs, pair[1], loss=point["loss"], pool="probability")
+        assert swept.history(run).column("validation")[-1] == pytest.approx(
+            float(decomposition.ensemble.mean()), rel=1e-5
+        )
         assert swept.history(run).column("epoch") == [1, 2]
         last = swept.history(run).epochs[-1]
         assert last["loss"] == pytest.approx(sum(last["member_loss"]) / point["members"], rel=1e-5)
@@ -410,10 +420,12 @@ def test_runs_are_stopped_and_kept_by_the_highest_metric_on_request():
     highest = ds.sweep(build, data, augmented, grid=grid, members=2, metric=negative, mode="max", **options)
     assert len({len(highest.history(run).epochs) for run in range(6)}) > 1, "runs stop at different epochs"
     for run, point in enumerate(highest.points):
-        alone, history = fitted_alone(build, data, augmented, point, members=2, metric=negative, mode="max", **options)
+        single, history = fit_single_run(
+            build, data, augmented, point, members=2, metric=negative, mode="max", **options
+        )
         assert highest.history(run).best_epoch == lowest.history(run).best_epoch == history.best_epoch
         assert_same(tensors_of(highest.run(run)), tensors_of(lowest.run(run)))
-        assert_same(tensors_of(highest.run(run)), tensors_of(alone))
+        assert_same(tensors_of(highest.run(run)), tensors_of(single))
 
 
 def _negative_error(sign, outputs, targets):
@@ -421,7 +433,7 @@ def _negative_error(sign, outputs, targets):
 
 
 @pytest.mark.slow
-def test_the_table_tells_the_numbers_of_the_weights_that_are_kept():
+def test_the_table_has_the_metrics_of_the_kept_weights():
     build, data = partial(ds.nets.mlp, 5, 1, (16,)), (torch.randn(60, 5), torch.randn(60, 1))
     options = {"epochs": 12, "batch_size": 8, "validation": (data[0][:20], torch.randn(20, 1)), "members": 2}
     swept = ds.sweep(build, data, augmented, grid={"lr": [0.1, 0.03], "beta": [0.5]}, **options)

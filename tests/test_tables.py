@@ -47,10 +47,10 @@ def test_categories_become_columns_in_order():
 
 
 def test_the_leaky_variant_keeps_the_parts_of_the_target():
-    plain, leaky = table(SCHEMAS["facebook"], facebook()), table(SCHEMAS["facebook"], facebook(), leaky=True)
-    assert leaky.features == (*plain.features, "comment", "like", "share")
+    clean, leaky = table(SCHEMAS["facebook"], facebook()), table(SCHEMAS["facebook"], facebook(), leaky=True)
+    assert leaky.features == (*clean.features, "comment", "like", "share")
     assert torch.equal(leaky.x[:, -3:].sum(1, keepdim=True), leaky.y)
-    assert torch.equal(leaky.x[:, :-3], plain.x)
+    assert torch.equal(leaky.x[:, :-3], clean.x)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "NA", "nan", "NaN", "?"])
@@ -86,10 +86,10 @@ def test_odd_tables_are_refused():
         table(SCHEMAS["facebook"], facebook(Paid=["0", "1", "inf", "0"]))
 
 
-def oracle(train, other):
+def oracle(train, test_rows):
     """Standardisation and logs, column by column, by numpy and scipy."""
     out = []
-    for column, values in zip(train.T, other.T, strict=True):
+    for column, values in zip(train.T, test_rows.T, strict=True):
         log = column.min() >= 0 and np.ptp(column) > 0 and stats.skew(column) > 1
         a, b = (np.log1p(column), np.sign(values) * np.log1p(np.abs(values))) if log else (column, values)
         std = a.std() if np.ptp(column) > 0 else 1.0
@@ -113,12 +113,12 @@ def rows(n, seed=0):
 
 def test_scaling_equals_numpys():
     x, y = rows(300)
-    other, other_y = rows(50, seed=1)
+    test_x, test_y = rows(50, seed=1)
     scaler = TableScaler.fit(x, y)
     assert scaler.logged.tolist() == [False, True, False, False, False, False]
-    np.testing.assert_allclose(scaler.transform(other, other_y)[0], oracle(x.numpy(), other.numpy()), atol=1e-9)
-    expected = (other_y.numpy() - y.numpy().mean(0)) / y.numpy().std(0)
-    np.testing.assert_allclose(scaler.transform(other, other_y)[1], expected, atol=1e-9)
+    np.testing.assert_allclose(scaler.transform(test_x, test_y)[0], oracle(x.numpy(), test_x.numpy()), atol=1e-9)
+    expected = (test_y.numpy() - y.numpy().mean(0)) / y.numpy().std(0)
+    np.testing.assert_allclose(scaler.transform(test_x, test_y)[1], expected, atol=1e-9)
 
 
 def test_training_rows_get_mean_zero_and_deviation_one():
@@ -144,7 +144,7 @@ def test_only_training_rows_are_learnt_from():
     assert after[1][0].isfinite().all(), "the log goes on below zero"
 
 
-def test_targets_come_back():
+def test_scaled_targets_are_restored():
     x, y = rows(100)
     scaler = TableScaler.fit(x, y)
     torch.testing.assert_close(scaler.inverse_transform(scaler.transform(x, y)[1]), y)
@@ -198,11 +198,11 @@ def test_the_real_tables(name):
 @real
 def test_the_real_facebook_leaks_in_one_variant_only():
     columns = formats.csv_columns(UCI / "facebook.csv")
-    plain, leaky = table(SCHEMAS["facebook"], columns), table(SCHEMAS["facebook"], columns, leaky=True)
+    clean, leaky = table(SCHEMAS["facebook"], columns), table(SCHEMAS["facebook"], columns, leaky=True)
     like = leaky.x[:, leaky.features.index("like")]
     assert round(float(torch.corrcoef(torch.stack([like, leaky.y[:, 0]]))[0, 1]), 3) == 0.998
-    assert not {"comment", "like", "share"} & set(plain.features)
-    assert torch.equal(plain.y, leaky.y)
+    assert not {"comment", "like", "share"} & set(clean.features)
+    assert torch.equal(clean.y, leaky.y)
 
 
 @real

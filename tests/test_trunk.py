@@ -145,19 +145,19 @@ def test_a_forward_pass_that_catches_errors_does_not_hold_up_the_cut():
 def test_threads_do_not_take_each_others_features():
     backbone = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4))
     trunk = SharedTrunk(backbone, heads(), cut="1")
-    wrong: list[int] = []
+    failures: list[int] = []
 
     def run(number):
         x = torch.full((B, 6), float(number))
         expected = torch.tanh(backbone[0](x))
-        wrong.extend(number for _ in range(50) if not torch.equal(trunk.features(x), expected))
+        failures.extend(number for _ in range(50) if not torch.equal(trunk.features(x), expected))
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not failures
 
 
 def test_nothing_but_heads_moves_in_training():
@@ -186,11 +186,11 @@ def test_features_may_be_computed_at_every_step():
     x, y = images(32), torch.arange(32) % 3
     backbone = moved(nn.Sequential(*Backbone().body, nn.Flatten()), x)
     objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
-    kept, anew = (SharedTrunk(backbone, heads(144, backend="loop")) for _ in range(2))
-    ds.fit(kept.heads, (kept.features(x), y), objective, epochs=2, batch_size=8)
-    ds.fit(anew.heads, (x, y), objective, epochs=2, batch_size=8, augment=lambda x, _: anew.features(x))
-    for first, two in zip(kept.heads.parameters(), anew.heads.parameters(), strict=True):
-        torch.testing.assert_close(first, two, rtol=1e-4, atol=1e-5)
+    stored, recomputed = (SharedTrunk(backbone, heads(144, backend="loop")) for _ in range(2))
+    ds.fit(stored.heads, (stored.features(x), y), objective, epochs=2, batch_size=8)
+    ds.fit(recomputed.heads, (x, y), objective, epochs=2, batch_size=8, augment=lambda x, _: recomputed.features(x))
+    for first, second in zip(stored.heads.parameters(), recomputed.heads.parameters(), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
 def test_a_backbone_that_someone_else_puts_into_training_is_still_evaluated():
@@ -201,8 +201,8 @@ def test_a_backbone_that_someone_else_puts_into_training_is_still_evaluated():
     backbone.train()
     torch.testing.assert_close(trunk.features(x), expected, rtol=0, atol=0)
     same_state(before, backbone.state_dict())
-    whole = nn.ModuleList([trunk]).train()
-    assert whole.training
+    parent = nn.ModuleList([trunk]).train()
+    assert parent.training
     assert not backbone.training
 
 
@@ -281,9 +281,11 @@ def test_the_pieces_compute_what_the_network_computes(build, shape, cut, batched
         expected, copied = network(x), x.clone()
         outputs = trunk(x)
         features = trunk.features(x)
-        kept = features.clone()
+        features_before = features.clone()
         trunk.heads(features)
-    torch.testing.assert_close(features, kept, rtol=0, atol=0, msg="heads write into the features they share")
+    torch.testing.assert_close(
+        features, features_before, rtol=0, atol=0, msg="heads write into the features they share"
+    )
     torch.testing.assert_close(x, copied, rtol=0, atol=0)
     for output in outputs:
         torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
@@ -291,8 +293,8 @@ def test_the_pieces_compute_what_the_network_computes(build, shape, cut, batched
         assert trunk.heads.body.is_batchable()
         trunk.heads.body.backend = "batched"
         torch.testing.assert_close(trunk(x), outputs, rtol=1e-9, atol=1e-9)
-    held = sum(p.numel() for p in [*trunk.backbone.parameters(), *trunk.heads.member(0).parameters()])
-    assert held >= sum(p.numel() for p in network.parameters())
+    parameter_count = sum(p.numel() for p in [*trunk.backbone.parameters(), *trunk.heads.member(0).parameters()])
+    assert parameter_count >= sum(p.numel() for p in network.parameters())
     assert not any(parameter.requires_grad for parameter in trunk.backbone.parameters())
     assert all(parameter.requires_grad for parameter in network.parameters()), "the network itself was frozen"
     same_state(before, network.state_dict())
@@ -317,16 +319,16 @@ def test_heads_train_from_copies_or_afresh():
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     network = ds.nets.mlp(6, 3, (8, 7), dropout=0.3)
     copied = last_layers(network, "2", members=M, seed=5)
-    fresh, more = (last_layers(network, "2", members=m, seed=5, start="fresh") for m in (M, M + 2))
-    other = last_layers(network, "2", members=M, seed=6, start="fresh")
+    fresh, larger = (last_layers(network, "2", members=m, seed=5, start="fresh") for m in (M, M + 2))
+    other_seed = last_layers(network, "2", members=M, seed=6, start="fresh")
     weight = "body.network.3.weight"
     assert (copied.training, fresh.heads.training, fresh.heads.seed) == (True, True, 5)
     assert all(torch.equal(head, network[3].weight) for head in copied.heads.state_dict()[weight])
-    drawn = fresh.heads.state_dict()[weight]
-    assert not any(torch.equal(head, network[3].weight) for head in drawn)
-    assert not torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn, more.heads.state_dict()[weight][:M]), "a member depends on M"
-    assert not torch.equal(drawn, other.heads.state_dict()[weight])
+    fresh_weights = fresh.heads.state_dict()[weight]
+    assert not any(torch.equal(head, network[3].weight) for head in fresh_weights)
+    assert not torch.equal(fresh_weights[0], fresh_weights[1])
+    assert torch.equal(fresh_weights, larger.heads.state_dict()[weight][:M]), "a member depends on M"
+    assert not torch.equal(fresh_weights, other_seed.heads.state_dict()[weight])
     objective = functools.partial(ds.objectives.independent, loss="cross_entropy")
     before = copy.deepcopy(copied.backbone.state_dict())
     ds.fit(copied.heads, (copied.features(x), y), objective, epochs=1, batch_size=8, lr=0.1)
@@ -347,9 +349,9 @@ def test_split_heads_are_saved_and_loaded(tmp_path):
     network = residual_network().eval()
     trunk = last_layers(network, "1", members=M, start="fresh")
     trunk.heads.save(tmp_path)
-    again = last_layers(network, "1", members=M)
-    again.heads = ds.Ensemble.load(tmp_path, lambda: again.heads.member(0))
-    torch.testing.assert_close(again(images()), trunk(images()))
+    loaded = last_layers(network, "1", members=M)
+    loaded.heads = ds.Ensemble.load(tmp_path, lambda: loaded.heads.member(0))
+    torch.testing.assert_close(loaded(images()), trunk(images()))
 
 
 def test_a_layer_used_twice_goes_by_either_name():

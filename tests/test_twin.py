@@ -21,7 +21,7 @@ VALUES = torch.randn(24, 3, generator=torch.Generator().manual_seed(4))
 LABELS = torch.arange(24) % 3
 OTHER = torch.randn(10, 6, generator=torch.Generator().manual_seed(5))
 augmented = partial(OBJECTIVES.augmented, beta=0.9, loss="mse", pool="score")
-alone = partial(OBJECTIVES.independent, loss="mse")
+independent = partial(OBJECTIVES.independent, loss="mse")
 alone_on_classes = partial(OBJECTIVES.independent, loss="cross_entropy")
 
 
@@ -37,8 +37,8 @@ def weights(ensemble):
     return {name: tensor.detach().clone() for name, tensor in ensemble.body.tensors().items()}
 
 
-def same(ensemble, other):
-    actual, expected = weights(ensemble), weights(other)
+def identical(ensemble, reference):
+    actual, expected = weights(ensemble), weights(reference)
     return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in actual)
 
 
@@ -49,9 +49,9 @@ def check_twin(objective, reference, data, *, make=fresh, main=(), twin=True, **
     history = ds.fit(ensemble, data, objective, twin=twin, **settings, **dict(main))
     ds.fit(without, data, objective, **settings, **dict(main))
     expected_history = ds.fit(expected, data, reference, **settings)
-    assert same(ensemble, without), "the twin changed its sibling"
-    assert same(ensemble.twin, expected), "the twin is not what independent training gives"
-    assert not same(ensemble, ensemble.twin)
+    assert identical(ensemble, without), "the twin changed its sibling"
+    assert identical(ensemble.twin, expected), "the twin is not what independent training gives"
+    assert not identical(ensemble, ensemble.twin)
     assert history.twin is ensemble.twin
     assert history.twin_history.column("loss") == expected_history.column("loss")
     assert history.twin_history.best_epoch == expected_history.best_epoch
@@ -63,20 +63,20 @@ def check_twin(objective, reference, data, *, make=fresh, main=(), twin=True, **
 WITH_TWIN = {
     "a2d": (OBJECTIVES.a2d, alone_on_classes, LABELS, {"unlabelled": OTHER}),
     "adp": (OBJECTIVES.adp, alone_on_classes, LABELS, {}),
-    "augmented": (augmented, alone, VALUES, {}),
+    "augmented": (augmented, independent, VALUES, {}),
     "divdis": (OBJECTIVES.divdis, alone_on_classes, LABELS, {"unlabelled": DataLoader(TensorDataset(OTHER), 5)}),
-    "gradient_adjusted": (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), alone, VALUES, {}),
-    "joint": (partial(OBJECTIVES.joint, loss="mse", pool="score"), alone, VALUES, {}),
+    "gradient_adjusted": (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), independent, VALUES, {}),
+    "joint": (partial(OBJECTIVES.joint, loss="mse", pool="score"), independent, VALUES, {}),
     "ldr": (partial(OBJECTIVES.ldr, strength=0.5), alone_on_classes, LABELS, {}),
     "learner_dropout": (
         partial(OBJECTIVES.learner_dropout, drop=0.4, loss="mse", pool="score"),
-        alone,
+        independent,
         VALUES,
         {},
     ),
-    "negative_correlation": (partial(OBJECTIVES.negative_correlation, strength=0.5), alone, VALUES, {}),
+    "negative_correlation": (partial(OBJECTIVES.negative_correlation, strength=0.5), independent, VALUES, {}),
 }
-WITHOUT_TWIN = {"independent": alone, "trades": OBJECTIVES.trades}
+WITHOUT_TWIN = {"independent": independent, "trades": OBJECTIVES.trades}
 
 
 def test_every_objective_has_a_twin_or_is_refused():
@@ -86,18 +86,18 @@ def test_every_objective_has_a_twin_or_is_refused():
 @pytest.mark.slow(fast=["adp", "augmented", "gradient_adjusted", "ldr"])
 @pytest.mark.parametrize("name", WITH_TWIN)
 def test_a_twin_is_what_independent_training_gives_and_its_sibling_is_as_without(name):
-    objective, reference, targets, more = WITH_TWIN[name]
-    ensemble, history = check_twin(objective, reference, (X, targets), main=more)
+    objective, reference, targets, options = WITH_TWIN[name]
+    ensemble, history = check_twin(objective, reference, (X, targets), main=options)
     assert ensemble.twin.twin is None
     assert history.twin_history.twin is None
     assert {"individual", "ensemble", "diversity"} <= set(history.twin_history.epochs[-1])
 
 
 VARIANTS = {
-    "weights": (partial(augmented, weights=[0.5, 0.3, 0.2]), partial(alone, weights=[0.5, 0.3, 0.2])),
-    "a user's loss": (partial(augmented, loss=cube), partial(alone, loss=cube)),
-    "a loss as a function": (partial(augmented, loss=ds.losses.mse), alone),
-    "nested": (partial(partial(augmented, beta=0.5), loss="mse"), alone),
+    "weights": (partial(augmented, weights=[0.5, 0.3, 0.2]), partial(independent, weights=[0.5, 0.3, 0.2])),
+    "a user's loss": (partial(augmented, loss=cube), partial(independent, loss=cube)),
+    "a loss as a function": (partial(augmented, loss=ds.losses.mse), independent),
+    "nested": (partial(partial(augmented, beta=0.5), loss="mse"), independent),
 }
 
 
@@ -113,10 +113,10 @@ def test_losses_of_classes_agree_to_rounding_whatever_the_pool(loss, pool):
     ensemble, expected = (fresh("norm_first").double() for _ in range(2))
     data, options = (X.double(), LABELS), {"epochs": 3, "batch_size": 7}
     ds.fit(ensemble, data, partial(OBJECTIVES.joint, loss=loss, pool=pool), twin=True, **options)
-    ds.fit(expected, data, partial(alone, loss=loss), **options)
-    actual, other = weights(ensemble.twin), weights(expected)
-    for name in other:
-        torch.testing.assert_close(actual[name], other[name], rtol=1e-8, atol=1e-10)
+    ds.fit(expected, data, partial(independent, loss=loss), **options)
+    actual, expected_weights = weights(ensemble.twin), weights(expected)
+    for name in expected_weights:
+        torch.testing.assert_close(actual[name], expected_weights[name], rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("objective", WITHOUT_TWIN.values(), ids=WITHOUT_TWIN)
@@ -129,7 +129,7 @@ def test_objectives_without_interaction_are_refused_as_their_own_reference(objec
 
 
 @pytest.mark.parametrize(
-    ("objective", "got"),
+    ("objective", "description"),
     [
         (partial(augmented, beta=0), "augmented with beta=0"),
         (partial(augmented, beta=torch.tensor(0.0)), "augmented with beta=0"),
@@ -138,8 +138,8 @@ def test_objectives_without_interaction_are_refused_as_their_own_reference(objec
         (partial(OBJECTIVES.adp, alpha=0.0, beta=0.0), "adp with alpha=0, beta=0, temperature=1"),
     ],
 )
-def test_neutral_hyperparameters_are_refused_too(objective, got):
-    with pytest.raises(ValueError, match=f"got {got}. Its twin, from the same seeds, would be a copy"):
+def test_neutral_hyperparameters_are_refused_too(objective, description):
+    with pytest.raises(ValueError, match=f"got {description}. Its twin, from the same seeds, would be a copy"):
         ds.fit(fresh(), (X, VALUES), objective, epochs=1, twin=True)
 
 
@@ -156,34 +156,36 @@ def shy(outputs, targets):
 
 
 def visible(outputs, targets, *, loss="mse"):
-    return ds.LossParts(shy(outputs, targets).total, dict(alone(outputs, targets, loss=loss).parts))
+    return ds.LossParts(shy(outputs, targets).total, dict(independent(outputs, targets, loss=loss).parts))
 
 
-def test_a_loss_that_nobody_sees_asks_for_the_twins_objective():
+def test_a_hidden_loss_requires_the_twins_objective():
     for hidden in (shy, lambda outputs, targets: augmented(outputs, targets)):
         with pytest.raises(ValueError, match="`twin` must be an objective if .*; got True. Pass twin=partial"):
             ds.fit(fresh(), (X, VALUES), hidden, epochs=1, twin=True)
-    check_twin(shy, alone, (X, VALUES), twin=alone)
+    check_twin(shy, independent, (X, VALUES), twin=independent)
 
 
 def test_a_parameter_named_loss_makes_it_visible():
-    check_twin(visible, alone, (X, VALUES))
+    check_twin(visible, independent, (X, VALUES))
 
 
 @pytest.mark.parametrize("twin", ["independent", 1, None])
-def test_what_is_no_objective_is_refused(twin, unchecked):
+def test_invalid_twins_are_refused(twin, unchecked):
     with pytest.raises(TypeError, match="`twin` must be True, False, or an objective; got"):
         ds.fit(fresh(), (X, VALUES), augmented, epochs=1, twin=twin)
 
 
 def test_a_twins_objective_must_go_with_the_settings():
-    beside = ds.train.AdversarialTraining(0.1, steps=1, beside=True, box=(-9, 9))
+    adversarial_training = ds.train.AdversarialTraining(0.1, steps=1, beside=True, box=(-9, 9))
     with pytest.raises(ValueError, match="`twin` does not go with this training: `objective` must take .*adversarial"):
-        ds.fit(fresh(), (X, LABELS), OBJECTIVES.trades, epochs=1, adversarial=beside, twin=alone_on_classes)
+        ds.fit(
+            fresh(), (X, LABELS), OBJECTIVES.trades, epochs=1, adversarial=adversarial_training, twin=alone_on_classes
+        )
     with pytest.raises(ValueError, match="`twin` does not go with this training: `unlabelled` must be given"):
         ds.fit(fresh(), (X, LABELS), OBJECTIVES.adp, epochs=1, twin=OBJECTIVES.a2d)
     with pytest.raises(ValueError, match="`twin` does not go with this training: `targets` must be"):
-        ds.fit(fresh(), (X, VALUES), augmented, epochs=1, twin=partial(alone, loss="logistic"))
+        ds.fit(fresh(), (X, VALUES), augmented, epochs=1, twin=partial(independent, loss="logistic"))
 
 
 def test_a_twin_that_takes_unlabelled_data_gets_it():
@@ -191,7 +193,7 @@ def test_a_twin_that_takes_unlabelled_data_gets_it():
     options = {"epochs": 2, "unlabelled": OTHER}
     ds.fit(ensemble, (X, LABELS), OBJECTIVES.a2d, twin=OBJECTIVES.divdis, **options)
     ds.fit(expected, (X, LABELS), OBJECTIVES.divdis, **options)
-    assert same(ensemble.twin, expected)
+    assert identical(ensemble.twin, expected)
 
 
 # Members
@@ -213,7 +215,7 @@ def masked(assign):
 def test_masks_of_a_network_have_a_twin_where_they_interact():
     network, expected = masked("all"), masked("all")
     history = ds.fit(network, (X, VALUES), augmented, epochs=2, twin=True)
-    ds.fit(expected, (X, VALUES), alone, epochs=2)
+    ds.fit(expected, (X, VALUES), independent, epochs=2)
     torch.testing.assert_close(history.twin.predict(X), expected.eval()(X).detach())
     with pytest.raises(ValueError, match="`twin` must come with masks that interact; got assign='split'"):
         ds.fit(masked("split"), (X, VALUES), augmented, epochs=1, twin=True)
@@ -224,7 +226,7 @@ def test_members_of_different_architectures_have_a_twin():
         torch.manual_seed(0)
         return ds.Ensemble.from_modules([nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))])
 
-    check_twin(augmented, alone, (X, VALUES), make=mixed)
+    check_twin(augmented, independent, (X, VALUES), make=mixed)
 
 
 @pytest.mark.parametrize("backend", ["auto", "vmap", "batched"])
@@ -232,10 +234,10 @@ def test_other_backends_agree_to_rounding(backend):
     ensemble, expected = (fresh("norm_first", backend=backend).double() for _ in range(2))
     data, options = (X.double(), VALUES.double()), {"epochs": 3, "batch_size": 7}
     history = ds.fit(ensemble, data, augmented, twin=True, **options)
-    ds.fit(expected, data, alone, **options)
-    actual, other = weights(ensemble.twin), weights(expected)
-    for name in other:
-        torch.testing.assert_close(actual[name], other[name], rtol=1e-8, atol=1e-10)
+    ds.fit(expected, data, independent, **options)
+    actual, expected_weights = weights(ensemble.twin), weights(expected)
+    for name in expected_weights:
+        torch.testing.assert_close(actual[name], expected_weights[name], rtol=1e-8, atol=1e-10)
     assert history.twin_history.backend == history.backend
     assert ensemble.twin.backend == backend
 
@@ -246,9 +248,9 @@ def test_backends_are_measured_once_for_both(monkeypatch):
     measured, chosen = [], stacked.chosen
     monkeypatch.setattr(stacked, "chosen", lambda *args, **kwargs: measured.append(1) or chosen(*args, **kwargs))
     ds.fit(fresh(backend="auto"), (X, VALUES), augmented, epochs=1)
-    once = len(measured)
+    measurements = len(measured)
     ds.fit(fresh(backend="auto"), (X, VALUES), augmented, epochs=1, twin=True)
-    assert len(measured) == 2 * once > 0
+    assert len(measured) == 2 * measurements > 0
 
 
 # Settings that go with it
@@ -271,15 +273,15 @@ SETTINGS = {
 @pytest.mark.slow(fast=["freeze", "validation", "augment"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_twin_follows_the_same_settings(name):
-    check_twin(augmented, alone, (X, VALUES), **SETTINGS[name])
+    check_twin(augmented, independent, (X, VALUES), **SETTINGS[name])
 
 
 def test_an_iterable_of_frozen_members_is_for_both():
     ensemble, start = fresh("mlp"), fresh("mlp")
     ds.fit(ensemble, (X, VALUES), augmented, epochs=2, twin=True, frozen=(i for i in (0, 2)))
     for trained in (ensemble, ensemble.twin):
-        now, before = weights(trained), weights(start)
-        moved = [any(not torch.equal(now[n][m], before[n][m]) for n in now) for m in range(M)]
+        after, before = weights(trained), weights(start)
+        moved = [any(not torch.equal(after[n][m], before[n][m]) for n in after) for m in range(M)]
         assert moved == [False, True, False]
 
 
@@ -302,8 +304,8 @@ def test_validation_judges_both_by_the_same_pool():
 def test_a_sequential_training_has_an_ordinary_independent_twin():
     objective = partial(OBJECTIVES.a2d, classes="earlier")
     moments = []
-    more = {"sequential": True, "unlabelled": OTHER, "progress": moments.append}
-    ensemble, _ = check_twin(objective, alone_on_classes, (X, LABELS), main=more)
+    options = {"sequential": True, "unlabelled": OTHER, "progress": moments.append}
+    ensemble, _ = check_twin(objective, alone_on_classes, (X, LABELS), main=options)
     first = [moment for moment in moments if moment.steps == (M + 1) * 12]
     assert first[-1].step == first[-1].steps
     assert first[-1].twin
@@ -348,7 +350,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["global", "own", "data set", "network"])
-def test_what_is_drawn_for_one_is_drawn_for_the_other(kind):
+def test_ensemble_and_twin_draw_the_same_random_numbers(kind):
     settings, make, data = {"epochs": 3, "lr": 0.01}, fresh, (X, VALUES)
     if kind == "network":
         make = partial(ds.Ensemble, Dropping, M, backend="loop")
@@ -356,7 +358,7 @@ def test_what_is_drawn_for_one_is_drawn_for_the_other(kind):
         data = Noisy()
     after = []
 
-    def trained(objective, **more):
+    def trained(objective, **changes):
         torch.manual_seed(7)
         generator = torch.Generator().manual_seed(8)
         source = data
@@ -364,15 +366,17 @@ def test_what_is_drawn_for_one_is_drawn_for_the_other(kind):
             shuffled = {"shuffle": True, "generator": generator if kind == "own" else None}
             source = DataLoader(TensorDataset(X, VALUES), 7, **shuffled)
         ensemble = make()
-        ds.fit(ensemble, source, objective, **settings, **more)
+        ds.fit(ensemble, source, objective, **settings, **changes)
         after.append((torch.get_rng_state(), generator.get_state()))
         return ensemble
 
-    both, main, twin = trained(augmented, twin=True), trained(augmented), trained(alone)
-    assert same(both, main)
-    assert same(both.twin, twin)
-    assert not same(both, both.twin)
-    assert all(torch.equal(first, other) for first, other in zip(after[0], after[1], strict=True)), "generators went on"
+    twinned_ensemble, main, twin = trained(augmented, twin=True), trained(augmented), trained(independent)
+    assert identical(twinned_ensemble, main)
+    assert identical(twinned_ensemble.twin, twin)
+    assert not identical(twinned_ensemble, twinned_ensemble.twin)
+    assert all(torch.equal(first, second) for first, second in zip(after[0], after[1], strict=True)), (
+        "generators went on"
+    )
 
 
 # What keeps it
@@ -385,17 +389,17 @@ def twinned(**options):
 
 def test_a_twin_is_no_part_of_its_sibling(tmp_path):
     ensemble, _ = twinned()
-    plain = fresh()
-    ds.fit(plain, (X, VALUES), augmented, epochs=2)
-    assert plain.twin is None
-    assert list(ensemble.state_dict()) == list(plain.state_dict())
-    assert len(list(ensemble.parameters())) == len(list(plain.parameters()))
+    without_twin = fresh()
+    ds.fit(without_twin, (X, VALUES), augmented, epochs=2)
+    assert without_twin.twin is None
+    assert list(ensemble.state_dict()) == list(without_twin.state_dict())
+    assert len(list(ensemble.parameters())) == len(list(without_twin.parameters()))
     assert ensemble.twin not in list(ensemble.modules())
-    assert fingerprint(ensemble) == fingerprint(plain)
+    assert fingerprint(ensemble) == fingerprint(without_twin)
     ensemble.double().eval()
     assert (ensemble.twin.dtype, ensemble.twin.training) == (torch.float32, True)
     ensemble.float().save(tmp_path / "with")
-    plain.eval().save(tmp_path / "without")
+    without_twin.double().float().eval().save(tmp_path / "without")  # lies in memory as the other
     manifests = [json.loads((tmp_path / kind / "manifest.json").read_text()) for kind in ("with", "without")]
     assert manifests[0] == manifests[1]
     assert ds.Ensemble.load(tmp_path / "with", NETWORKS["two_dropouts"][0]).twin is None
@@ -406,16 +410,16 @@ def test_a_copy_has_a_copy_of_the_twin():
     ensemble, _ = twinned()
     copied = copy.deepcopy(ensemble)
     assert copied.twin is not ensemble.twin
-    assert same(copied.twin, ensemble.twin)
+    assert identical(copied.twin, ensemble.twin)
     ds.fit(copied.twin, (X, VALUES), augmented, epochs=1)
-    assert not same(copied.twin, ensemble.twin)
+    assert not identical(copied.twin, ensemble.twin)
 
 
 def test_a_twin_can_be_set_and_dropped_and_never_becomes_a_submodule():
     ensemble = fresh()
-    ensemble.twin = other = fresh()
-    assert ensemble.twin is other
-    assert other not in list(ensemble.modules())
+    ensemble.twin = twin = fresh()
+    assert ensemble.twin is twin
+    assert twin not in list(ensemble.modules())
     ensemble.twin = None
     assert ensemble.twin is None
     with pytest.raises(TypeError, match="`twin` must be an Ensemble, or None; got Linear"):
@@ -427,7 +431,7 @@ def test_a_twin_can_be_set_and_dropped_and_never_becomes_a_submodule():
 
 def test_a_fit_without_a_twin_drops_the_old_one_and_a_refused_fit_does_not(tmp_path):
     ensemble, _ = twinned()
-    kept = ensemble.twin
+    twin = ensemble.twin
     refused = [
         {"lr": [0.1, 0.2]},
         {"validation": 2.0},
@@ -437,11 +441,11 @@ def test_a_fit_without_a_twin_drops_the_old_one_and_a_refused_fit_does_not(tmp_p
     for options in refused:
         with pytest.raises((ValueError, TypeError)):
             ds.fit(ensemble, (X, VALUES), augmented, **{"epochs": 1, **options})
-        assert ensemble.twin is kept
+        assert ensemble.twin is twin
     ds.fit(fresh(), (X, VALUES), augmented, epochs=1, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="holds a checkpoint already"):
         ds.fit(ensemble, (X, VALUES), augmented, epochs=1, checkpoint=tmp_path)
-    assert ensemble.twin is kept
+    assert ensemble.twin is twin
     ds.fit(ensemble, (X, VALUES), augmented, epochs=1)
     assert ensemble.twin is None
 
@@ -450,27 +454,27 @@ def test_a_second_twin_starts_where_its_sibling_does():
     ensemble, _ = twinned()
     first, expected = ensemble.twin, ensemble.subset(range(M))
     ds.fit(ensemble, (X, VALUES), augmented, epochs=1, twin=True)
-    ds.fit(expected, (X, VALUES), alone, epochs=1)
+    ds.fit(expected, (X, VALUES), independent, epochs=1)
     assert ensemble.twin is not first
-    assert same(ensemble.twin, expected)
+    assert identical(ensemble.twin, expected)
 
 
-def test_the_history_tells_of_both():
+def test_the_history_holds_both_trainings():
     _, history = twinned()
-    _, plain = None, ds.fit(fresh(), (X, VALUES), augmented, epochs=2)
+    _, without_twin = None, ds.fit(fresh(), (X, VALUES), augmented, epochs=2)
     stored = json.loads(history.to_json())
     assert stored["twin_history"]["epochs"] == history.twin_history.epochs
     assert "twin" not in stored
-    assert set(json.loads(plain.to_json())) == set(stored) - {"twin_history"}
+    assert set(json.loads(without_twin.to_json())) == set(stored) - {"twin_history"}
     assert "; twin: 2 epochs" in str(history)
-    assert "twin" not in str(plain)
-    assert (plain.twin, plain.twin_history) == (None, None)
+    assert "twin" not in str(without_twin)
+    assert (without_twin.twin, without_twin.twin_history) == (None, None)
 
 
 # When something breaks
 
 
-def breaking_at(step, objective=alone):
+def breaking_at(step, objective=independent):
     count = [0]
 
     def breaks(outputs, targets):
@@ -488,7 +492,7 @@ def test_a_twin_that_diverges_leaves_its_sibling_trained():
     ) as e:
         ds.fit(ensemble, (X, VALUES), augmented, twin=breaking_at(6), **options)
     expected_history = ds.fit(expected, (X, VALUES), augmented, **options)
-    assert same(ensemble, expected)
+    assert identical(ensemble, expected)
     assert ensemble.twin is None
     assert e.value.twin
     assert e.value.history.column("loss") == expected_history.column("loss")
@@ -498,7 +502,7 @@ def test_a_twin_that_diverges_leaves_its_sibling_trained():
 def test_an_ensemble_that_diverges_has_no_twin():
     ensemble, _ = twinned()
     with pytest.raises(ds.TrainingDiverged, match="^training met") as error:
-        ds.fit(ensemble, (X, VALUES), breaking_at(3, augmented), epochs=2, batch_size=7, twin=alone)
+        ds.fit(ensemble, (X, VALUES), breaking_at(3, augmented), epochs=2, batch_size=7, twin=independent)
     assert not error.value.twin
     assert ensemble.twin is None
     assert error.value.history.twin_history is None
@@ -537,14 +541,14 @@ def test_an_interrupted_training_goes_on_with_its_twin(at, same_ensemble, source
     torch.manual_seed(6)
     resumed = ensemble if same_ensemble else fresh()
     history = ds.fit(resumed, data(), augmented, resume=True, **saving)
-    assert same(resumed, expected)
-    assert same(resumed.twin, expected.twin)
+    assert identical(resumed, expected)
+    assert identical(resumed.twin, expected.twin)
     assert history.column("loss") == expected_history.column("loss")
     assert history.twin_history.column("validation") == expected_history.twin_history.column("validation")
-    again = fresh()
-    ds.fit(again, data(), augmented, resume=True, **saving)  # done already
-    assert same(again, expected)
-    assert same(again.twin, expected.twin)
+    finished = fresh()
+    ds.fit(finished, data(), augmented, resume=True, **saving)  # done already
+    assert identical(finished, expected)
+    assert identical(finished.twin, expected.twin)
 
 
 def test_checkpoints_of_another_training_are_refused_before_anything_is_trained(tmp_path):
@@ -552,9 +556,9 @@ def test_checkpoints_of_another_training_are_refused_before_anything_is_trained(
     ds.fit(fresh(), (X, VALUES), augmented, twin=True, **options)
     with pytest.raises(ValueError, match="holds a checkpoint already"):
         ds.fit(fresh(), (X, VALUES), augmented, twin=True, **options)
-    for other in (False, partial(alone, loss="mse")):
+    for twin in (False, partial(independent, loss="mse")):
         with pytest.raises(ValueError, match="belongs to another training: 'twin' differ"):
-            ds.fit(fresh(), (X, VALUES), augmented, twin=other, resume=True, **options)
+            ds.fit(fresh(), (X, VALUES), augmented, twin=twin, resume=True, **options)
     ds.fit(fresh(), (X, VALUES), augmented, epochs=2, checkpoint=tmp_path / "plain")
     untouched, before = fresh(), dict(fresh().named_parameters())
     with pytest.raises(ValueError, match="belongs to a training without a twin"):

@@ -58,25 +58,25 @@ def subject(trained, tmp_path_factory):
 
 
 class TestSpec:
-    def test_some_data_may_be_otherwise(self):
+    def test_settings_may_differ_by_data(self):
         settings = library.load("adp/table-1")
-        here = spec.on_data(spec.resolved(settings, "paper", {}, "x"), "mnist")
-        assert (here.optimisation.epochs, here.optimisation.cut_at, here.optimisation.augment) == (
+        on_mnist = spec.on_data(spec.resolved(settings, "paper", {}, "x"), "mnist")
+        assert (on_mnist.optimisation.epochs, on_mnist.optimisation.cut_at, on_mnist.optimisation.augment) == (
             40,
             [0.375, 0.75],
             [],
         )
-        assert here.optimisation.lr == settings.optimisation.lr
+        assert on_mnist.optimisation.lr == settings.optimisation.lr
         assert spec.on_data(settings, "cifar10") is settings
 
-    def test_what_is_changed_by_hand_is_changed_for_all_data(self):
+    def test_changes_by_hand_hold_for_all_data(self):
         changed = spec.resolved(library.load("adp/table-1"), "paper", {"optimisation.epochs": 2}, "x")
-        here = spec.on_data(changed, "mnist")
-        assert here.optimisation.epochs == 2
-        assert here.optimisation.cut_at == [0.375, 0.75]
+        on_mnist = spec.on_data(changed, "mnist")
+        assert on_mnist.optimisation.epochs == 2
+        assert on_mnist.optimisation.cut_at == [0.375, 0.75]
 
     def test_a_wrong_word_is_named_with_its_place(self):
-        wrong = {
+        content = {
             "title": "t",
             "reference": "Table 1",
             "claim": "C.",
@@ -84,12 +84,12 @@ class TestSpec:
             "by_data": {"mnist": {"optimisation": {"epoch": 1}}},
         }
         with pytest.raises(spec.SpecError, match=r"by_data.mnist.optimisation.epoch' is not known.*epochs"):
-            spec.parse(wrong, "adp/table-1", "f.toml")
+            spec.parse(content, "adp/table-1", "f.toml")
 
-    def test_what_a_scale_says_holds_for_all_data(self):
-        here = spec.on_data(spec.resolved(library.load("adp/table-1"), "smoke", {}, "x"), "mnist")
-        assert here.optimisation.epochs == 2
-        assert here.optimisation.augment == []
+    def test_settings_of_a_scale_hold_for_all_data(self):
+        on_mnist = spec.on_data(spec.resolved(library.load("adp/table-1"), "smoke", {}, "x"), "mnist")
+        assert on_mnist.optimisation.epochs == 2
+        assert on_mnist.optimisation.augment == []
         measured = spec.on_data(spec.resolved(library.load("adp/table-2"), "laptop", {}, "x"), "mnist")
         assert "accuracy_jsma_0.3" not in measured.evaluation.measures
 
@@ -106,15 +106,15 @@ class TestSpec:
         assert "error_rate" not in spec.resolved(settings, "laptop", {}, "x").evaluation.measures
         assert spec.resolved(settings, "laptop", {}, "x").members.network == "cnn"
 
-    def test_a_study_that_uses_trainings_says_nothing_of_its_own_on_them(self, tmp_path):
+    def test_a_study_that_uses_trainings_must_not_change_them(self, tmp_path):
         (tmp_path / "adp").mkdir()
         file = tmp_path / "adp" / "mine.toml"
-        words = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\nuses = "adp/table-1"\n'
-        file.write_text(words + '[members]\nnetwork = "cnn"\n[scales.smoke]\n')
+        header = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\nuses = "adp/table-1"\n'
+        file.write_text(header + '[members]\nnetwork = "cnn"\n[scales.smoke]\n')
         with pytest.raises(spec.SpecError, match="key 'members' is that of adp/table-1, whose trainings this study"):
             library.load(str(file))
 
-    def test_what_a_study_computes_depends_on_it(self):
+    def test_the_digest_depends_on_settings_by_data(self):
         settings = library.load("adp/table-1")
         assert replace(settings, by_data={}).digest() != settings.digest()
 
@@ -123,14 +123,14 @@ class TestTraining:
     @pytest.mark.slow
     def test_methods_that_differ_in_numbers_are_one_sweep_and_equal_those_trained_alone(self, trained, runs):
         assert len(list((trained / "made-images").glob("checkpoints-*"))) == 1
-        alone = runner.run(
+        single_folder = runner.run(
             "adp/table-1", "smoke", changes={**SMALL, "grid.method": ["adp-2-0.5"], "grid.seed": [1]}, root=runs
         )
-        (only,) = rows_of(alone)
-        among = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 1)
+        (single_row,) = rows_of(single_folder)
+        swept_row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 1)
         a, b = (
             np.load(next(folder.glob("made-images*")) / f"outputs-{row['run']:03d}.npy")
-            for folder, row in ((alone, only), (trained, among))
+            for folder, row in ((single_folder, single_row), (trained, swept_row))
         )
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -147,38 +147,38 @@ class TestTraining:
     def test_every_ensemble_is_audited(self, trained):
         assert all(row["audit"]["verdict"] for row in rows_of(trained))
 
-    def test_settings_that_no_sweep_can_vary_are_bound_and_tell_sweeps_apart(self):
-        same = {"objective": "ldr"}
+    def test_settings_that_no_sweep_can_vary_are_bound_and_separate_sweeps(self):
+        shared = {"objective": "ldr"}
         described = {
-            "a": {**same, "strength": 1.0},
-            "b": {**same, "strength": 2.0},
-            "c": {**same, "strength": 2.0, "weight": "inverse"},
+            "a": {**shared, "strength": 1.0},
+            "b": {**shared, "strength": 2.0},
+            "c": {**shared, "strength": 2.0, "weight": "inverse"},
         }
         settings = settings_of("adp/table-1", **{"objective.options.methods": described})
         a, b, c = (methods.method_of(settings, name) for name in "abc")
         assert a.sweep_key == b.sweep_key != c.sweep_key
         assert (c.numbers, c.fixed) == ({"strength": 2.0}, {"weight": "inverse"})
         logits, labels = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-        ours = methods.method_objective(settings, c)(logits, labels, **c.numbers)
-        theirs = ds.objectives.ldr(logits, labels, strength=2.0, weight="inverse")
-        torch.testing.assert_close(ours.total, theirs.total)
-        assert not torch.isclose(ours.total, ds.objectives.ldr(logits, labels, strength=2.0).total)
+        actual = methods.method_objective(settings, c)(logits, labels, **c.numbers)
+        expected = ds.objectives.ldr(logits, labels, strength=2.0, weight="inverse")
+        torch.testing.assert_close(actual.total, expected.total)
+        assert not torch.isclose(actual.total, ds.objectives.ldr(logits, labels, strength=2.0).total)
 
     def test_an_unknown_method_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.method names 'adp-3'"):
             methods.method_of(settings_of("adp/table-1"), "adp-3")
 
-    def test_what_is_left_gives_the_outputs_of_the_training(self, subject, trained):
+    def test_stored_members_give_the_outputs_of_the_training(self, subject, trained):
         row = next(row for row in rows_of(trained) if row["method"] == "adp-2-0.5" and row["seed"] == 0)
         with torch.no_grad():
-            again = subject.model(subject.x)
-        kept = np.load(trained / "made-images" / f"outputs-{row['run']:03d}.npy")
-        np.testing.assert_allclose(again.numpy(), kept, rtol=1e-4, atol=1e-5)
+            outputs = subject.model(subject.x)
+        stored_outputs = np.load(trained / "made-images" / f"outputs-{row['run']:03d}.npy")
+        np.testing.assert_allclose(outputs.numpy(), stored_outputs, rtol=1e-4, atol=1e-5)
 
 
 class TestMeasures:
     def test_names(self):
-        known = [
+        names = [
             "accuracy_fgsm_0.1",
             "accuracy_square_0.01",
             "standard_0.02",
@@ -191,8 +191,8 @@ class TestMeasures:
             "features_similarity",
             "error_rate",
         ]
-        assert all(attack_measures.is_attack_measure(name) for name in known)
-        unknown = [
+        assert all(attack_measures.is_attack_measure(name) for name in names)
+        unknown_names = [
             "accuracy_fgsm",
             "accuracy_foo_0.1",
             "standard_",
@@ -202,12 +202,12 @@ class TestMeasures:
             "worst_0.1",
             "fooled_apgd",
         ]
-        assert not any(attack_measures.is_attack_measure(name) for name in unknown)
+        assert not any(attack_measures.is_attack_measure(name) for name in unknown_names)
         assert "the measure 'accuracy_foo_0.1'" in missing(
             settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
         )
 
-    def test_what_cannot_be_attacked_is_said_before_anything_is_trained(self):
+    def test_impossible_attacks_are_refused_before_training(self):
         def first(**changes):
             return missing(settings_of("adp/table-2", **changes))[0]
 
@@ -234,14 +234,14 @@ class TestMeasures:
         assert attack_measures.value(name, subject) == pytest.approx(float((~result.success).double().mean()))
 
     def test_an_attack_may_be_run_on_fewer(self, subject, tmp_path):
-        few = replace(subject, examples={"fgsm": 7}, folder=tmp_path, adversarials={}, drawn={})
+        fewer_examples = replace(subject, examples={"fgsm": 7}, folder=tmp_path, adversarials={}, drawn={})
         result = attacks.fgsm(subject.model, subject.x[:7], subject.y[:7], epsilon=0.02)
         expected = float((~result.success).double().mean())
-        assert attack_measures.value("accuracy_fgsm_0.02", few) == pytest.approx(expected)
+        assert attack_measures.value("accuracy_fgsm_0.02", fewer_examples) == pytest.approx(expected)
 
     def test_how_many_examples_a_measure_looks_at_is_known(self, subject):
         attacked = {"fgsm": 7, "adaptive": 50, "transfer": 9}
-        many = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), examples=attacked)
+        repeated = replace(subject, x=subject.x.repeat(100, 1, 1, 1), y=subject.y.repeat(100), examples=attacked)
         expected_counts = {
             "accuracy_fgsm_0.1": 7,
             "auroc_nonmaximal_volume_fgsm": 7,
@@ -255,53 +255,53 @@ class TestMeasures:
             "transfer_pgd_0.05": 9,
             "features_similarity": 1000,
         }
-        assert {name: attack_measures.examples_of(name, many) for name in expected_counts} == expected_counts
+        assert {name: attack_measures.examples_of(name, repeated) for name in expected_counts} == expected_counts
 
     def test_the_worst_case_comes_with_its_flags(self, subject, tmp_path):
-        few = replace(subject, examples={"standard": 4}, folder=tmp_path, adversarials={}, drawn={})
-        worst = attack_measures.value("standard_0.02", few)
-        one = attacks.apgd(subject.model, subject.x[:4], subject.y[:4], epsilon=0.02)
-        assert worst <= float((~one.success).double().mean())
-        assert list(few.drawn["flags"]) == ["standard_0.02"]
+        fewer_examples = replace(subject, examples={"standard": 4}, folder=tmp_path, adversarials={}, drawn={})
+        worst = attack_measures.value("standard_0.02", fewer_examples)
+        apgd = attacks.apgd(subject.model, subject.x[:4], subject.y[:4], epsilon=0.02)
+        assert worst <= float((~apgd.success).double().mean())
+        assert list(fewer_examples.drawn["flags"]) == ["standard_0.02"]
 
     def test_detection_is_the_area_of_clean_against_what_was_turned(self, subject, tmp_path):
         fresh = replace(subject, folder=tmp_path, adversarials={}, drawn={})
         result = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.1)
         with torch.no_grad():
             clean, after = (subject.model(x) for x in (subject.x, result.inputs))
-        right = clean.softmax(-1).mean(0).argmax(-1) == subject.y
-        turned = result.success & right
-        assert attack_measures.value("fooled_fgsm", fresh) == pytest.approx(float(turned.sum() / right.sum()))
-        truth = np.r_[np.zeros(len(subject.x)), np.ones(int(turned.sum()))]
-        ed = [diversity.nonmaximal_volume(part, log=True) for part in (clean, after[:, turned])]
+        correct = clean.softmax(-1).mean(0).argmax(-1) == subject.y
+        fooled = result.success & correct
+        assert attack_measures.value("fooled_fgsm", fresh) == pytest.approx(float(fooled.sum() / correct.sum()))
+        truth = np.r_[np.zeros(len(subject.x)), np.ones(int(fooled.sum()))]
+        ed = [diversity.nonmaximal_volume(part, log=True) for part in (clean, after[:, fooled])]
         expected = roc_auc_score(truth, -torch.cat(ed).numpy())
         assert attack_measures.value("auroc_nonmaximal_volume_fgsm", fresh) == pytest.approx(expected)
-        bma = [scores.model_average(part.softmax(-1)) for part in (clean, after[:, turned])]
+        bma = [scores.model_average(part.softmax(-1)) for part in (clean, after[:, fooled])]
         expected = roc_auc_score(truth, torch.cat(bma).numpy())
         assert attack_measures.value("auroc_model_average_fgsm", fresh) == pytest.approx(expected)
         assert len(fresh.drawn["curves"]["true_positive_rate_fgsm"]) == 101
 
     def test_nothing_turned_is_no_number(self, subject, tmp_path):
-        none = replace(subject, folder=tmp_path, drawn={}, adversarials={})
+        unattacked = replace(subject, folder=tmp_path, drawn={}, adversarials={})
         clean = attacks.Adversarial(subject.x, torch.zeros(24, dtype=torch.bool), torch.zeros(24))
-        none.adversarials["fgsm-0.1"] = clean
-        assert np.isnan(attack_measures.value("auroc_nonmaximal_volume_fgsm", none))
-        assert attack_measures.value("fooled_fgsm", none) == 0
+        unattacked.adversarials["fgsm-0.1"] = clean
+        assert np.isnan(attack_measures.value("auroc_nonmaximal_volume_fgsm", unattacked))
+        assert attack_measures.value("fooled_fgsm", unattacked) == 0
 
     def test_detection_may_be_tried_on_stronger_attacks(self, subject, tmp_path):
         strong = replace(subject, strengths={"fgsm": 0.3}, folder=tmp_path, adversarials={}, drawn={})
         result = attacks.fgsm(subject.model, subject.x, subject.y, epsilon=0.3)
         with torch.no_grad():
-            right = subject.model(subject.x).softmax(-1).mean(0).argmax(-1) == subject.y
-        share = float((result.success & right).sum() / right.sum())
+            correct = subject.model(subject.x).softmax(-1).mean(0).argmax(-1) == subject.y
+        share = float((result.success & correct).sum() / correct.sum())
         assert attack_measures.value("fooled_fgsm", strong) == pytest.approx(share)
         assert list(strong.adversarials) == ["fgsm-0.3"]
         assert strong.strength("pgd") == attack_measures.STRENGTHS["pgd"]
 
     def test_ed_is_scored_so_that_agreement_is_suspicious(self):
-        apart = torch.tensor([[[0.6, 0.4, 1e-9]], [[0.6, 1e-9, 0.4]]]).log()
-        alike = torch.tensor([[[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]]]).log()
-        assert detection_score(alike, "nonmaximal_volume") > detection_score(apart, "nonmaximal_volume")
+        different = torch.tensor([[[0.6, 0.4, 1e-9]], [[0.6, 1e-9, 0.4]]]).log()
+        identical = torch.tensor([[[0.6, 0.3, 0.1]], [[0.6, 0.3, 0.1]]]).log()
+        assert detection_score(identical, "nonmaximal_volume") > detection_score(different, "nonmaximal_volume")
 
     def test_rates_are_the_curve_at_its_highest(self):
         draw = torch.Generator().manual_seed(3)
@@ -358,7 +358,7 @@ class TestRunning:
         with pytest.raises(spec.SpecError, match="adp/figure-5 looks at 65 test examples; adp/table-1 kept 64"):
             runner.run("adp/figure-5", "smoke", changes={**SMALL, "evaluation.examples": 65}, root=runs)
 
-    def test_a_training_that_failed_is_told_and_not_attacked(self, runs):
+    def test_a_failed_training_is_reported_and_not_attacked(self, runs):
         changes = {**SMALL, "optimisation.lr": 1e30, "grid.seed": [0], "grid.method": ["baseline"]}
         folder = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
         (row,) = rows_of(folder)
@@ -371,12 +371,12 @@ class TestRunning:
 
     @pytest.mark.slow
     def test_a_task_that_was_broken_off_goes_on(self, runs, monkeypatch):
-        taken = []
+        measured = []
         inner = attack_measures.value
 
-        def watched(name, subject):
-            taken.append(name)
-            if len(taken) == 3:
+        def recording_value(name, subject):
+            measured.append(name)
+            if len(measured) == 3:
                 raise KeyboardInterrupt
             return inner(name, subject)
 
@@ -386,11 +386,11 @@ class TestRunning:
             "grid.method": ["baseline"],
             "grid.seed": [0],
         }
-        monkeypatch.setattr(attack_measures, "value", watched)
+        monkeypatch.setattr(attack_measures, "value", recording_value)
         with pytest.raises(KeyboardInterrupt):
             runner.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
         folder = runner.run("adp/table-2", "smoke", changes={**changes, "grid.seed": [0, 1]}, root=runs)
-        assert taken == [
+        assert measured == [
             "accuracy_fgsm_0.1",
             "accuracy_pgd_0.1",
             "accuracy_fgsm_0.1",
@@ -404,9 +404,9 @@ class TestRunning:
     @pytest.mark.slow
     def test_several_at_once_give_what_one_after_the_other_gives(self, runs, tmp_path):
         changes = {**SMALL, "evaluation.measures": ["accuracy_fgsm_0.02"]}
-        one = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
-        other = runner.run("adp/table-2", "smoke", changes=changes, root=tmp_path, jobs=2)
-        assert [row["measures"] for row in rows_of(one)] == [row["measures"] for row in rows_of(other)]
+        sequential = runner.run("adp/table-2", "smoke", changes=changes, root=runs)
+        parallel = runner.run("adp/table-2", "smoke", changes=changes, root=tmp_path, jobs=2)
+        assert [row["measures"] for row in rows_of(sequential)] == [row["measures"] for row in rows_of(parallel)]
 
     def test_the_histogram_comes_with_its_study(self, runs):
         folder = runner.run("adp/figure-5", "smoke", changes=SMALL, root=runs)
@@ -433,10 +433,10 @@ class TestHardened:
         assert row["measures"]["accuracy"] == pytest.approx(float((pooled == problem.test[1]).double().mean()))
 
     def test_attacks_are_those_of_the_paper(self):
-        one, ten = adversarial.adversary("fgsm"), adversarial.adversary("pgd")
+        fgsm, pgd = adversarial.adversary("fgsm"), adversarial.adversary("pgd")
         assert adversarial.adversary("none") is None
-        assert (one.steps, one.random_start, one.range, one.share) == (1, False, (0.01, 0.05), 0.5)
-        assert (ten.steps, ten.random_start, ten.step_share) == (10, True, None)
+        assert (fgsm.steps, fgsm.random_start, fgsm.range, fgsm.share) == (1, False, (0.01, 0.05), 0.5)
+        assert (pgd.steps, pgd.random_start, pgd.step_share) == (10, True, None)
 
     def test_an_unknown_attack_is_refused(self):
         with pytest.raises(spec.SpecError, match="grid.adversarial names 'bim'; it may be one of none, fgsm, pgd"):

@@ -25,20 +25,20 @@ def verdict(expectation, rows):
 
 
 @pytest.mark.parametrize(
-    ("ours", "expected"), [(0.52, "agrees"), (0.55, "agrees"), (0.551, "disagrees"), (0.4, "disagrees")]
+    ("value", "expected"), [(0.52, "agrees"), (0.55, "agrees"), (0.551, "disagrees"), (0.4, "disagrees")]
 )
-def test_a_number_agrees_within_its_tolerance(ours, expected):
+def test_a_number_agrees_within_its_tolerance(value, expected):
     expectation = Expectation("s", "m", at={"beta": 1.0}, paper=0.5, tolerance=0.05)
-    result = verdict(expectation, rows_of([ours - 0.01, ours + 0.01 - 1e-12], beta=1.0))
+    result = verdict(expectation, rows_of([value - 0.01, value + 0.01 - 1e-12], beta=1.0))
     assert result.verdict == expected
-    assert result.ours == pytest.approx(ours)
-    assert result.difference == pytest.approx(ours - 0.5)
+    assert result.ours == pytest.approx(value)
+    assert result.difference == pytest.approx(value - 0.5)
     assert result.paper == "0.5 ± 0.05"
     assert result.low <= result.ours <= result.high
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "factor", "expected"),
+    ("baseline", "compared", "factor", "expected"),
     [
         ([1.0, 2.0, 3.0], [2.0, 3.1, 4.2], 1.0, "agrees"),
         ([1.0, 2.0, 3.0], [2.0, 3.1, 4.2], 3.0, "agrees in direction"),
@@ -49,29 +49,29 @@ def test_a_number_agrees_within_its_tolerance(ours, expected):
     ],
 )
 @pytest.mark.parametrize("direction", ["greater", "less"])
-def test_directions_are_judged_by_paired_differences(there, here, factor, expected, direction):
+def test_directions_are_judged_by_paired_differences(baseline, compared, factor, expected, direction):
     if direction == "less":
-        there, here = ([1 / v for v in values] for values in (there, here))
+        baseline, compared = ([1 / v for v in values] for values in (baseline, compared))
     expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
-    result = verdict(expectation, rows_of(here, beta=1.0) + rows_of(there, beta=0.0))
+    result = verdict(expectation, rows_of(compared, beta=1.0) + rows_of(baseline, beta=0.0))
     assert result.verdict == expected
-    assert result.difference == pytest.approx(np.mean(here) - np.mean(there))
-    assert result.seeds == len(here)
+    assert result.difference == pytest.approx(np.mean(compared) - np.mean(baseline))
+    assert result.seeds == len(compared)
 
 
 def test_a_direction_with_a_number_agrees_only_near_it():
-    there, here = rows_of([1.0, 1.1], beta=0.0), rows_of([2.0, 2.2], beta=1.0)
+    baseline, compared = rows_of([1.0, 1.1], beta=0.0), rows_of([2.0, 2.2], beta=1.0)
     comparison = {"at": {"beta": 1.0}, "than": {"beta": 0.0}, "direction": "greater", "tolerance": 0.2}
-    assert verdict(Expectation("s", "m", paper=2.2, **comparison), there + here).verdict == "agrees"
-    assert verdict(Expectation("s", "m", paper=9.0, **comparison), there + here).verdict == "agrees in direction"
+    assert verdict(Expectation("s", "m", paper=2.2, **comparison), baseline + compared).verdict == "agrees"
+    assert verdict(Expectation("s", "m", paper=9.0, **comparison), baseline + compared).verdict == "agrees in direction"
 
 
 @pytest.mark.parametrize(
-    ("here", "expected"), [([1.05, 1.02], "agrees"), ([0.9, 1.7], "agrees in direction"), ([1.5, 1.6], "disagrees")]
+    ("compared", "expected"), [([1.05, 1.02], "agrees"), ([0.9, 1.7], "agrees in direction"), ([1.5, 1.6], "disagrees")]
 )
-def test_similar_is_relative_to_the_other_point(here, expected):
+def test_similar_is_relative_to_the_other_point(compared, expected):
     expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="similar", tolerance=0.1)
-    assert verdict(expectation, rows_of(here, beta=1.0) + rows_of([1.0, 1.0], beta=0.0)).verdict == expected
+    assert verdict(expectation, rows_of(compared, beta=1.0) + rows_of([1.0, 1.0], beta=0.0)).verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
     table = np.array(curves)
     by_seed = []
     for s in range(len(curves)):
-        others = np.delete(table, s, 0) if len(curves) > 1 else table
-        at = 1 + others.mean(0)[1:-1].argmin()
-        by_seed.append(table[s, at] - min(table[s, 0], table[s, -1]))
+        other_seeds = np.delete(table, s, 0) if len(curves) > 1 else table
+        position = 1 + other_seeds.mean(0)[1:-1].argmin()
+        by_seed.append(table[s, position] - min(table[s, 0], table[s, -1]))
     assert result.difference == pytest.approx(sign * np.mean(by_seed))
     assert result.low <= result.difference <= result.high
     assert f"beta = {best:g}" in result.says
@@ -112,22 +112,22 @@ def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
 
 
 @pytest.mark.parametrize(
-    ("here", "expected"), [([0.5, 0.6], "agrees"), ([0.2, 0.35], "agrees in direction"), ([0.1, 0.12], "disagrees")]
+    ("compared", "expected"), [([0.5, 0.6], "agrees"), ([0.2, 0.35], "agrees in direction"), ([0.1, 0.12], "disagrees")]
 )
-def test_ranges(here, expected):
+def test_ranges(compared, expected):
     expectation = Expectation("s", "m", at={"beta": 1.0}, low=0.3, high=0.7)
-    result = verdict(expectation, rows_of(here, beta=1.0))
+    result = verdict(expectation, rows_of(compared, beta=1.0))
     assert result.verdict == expected
     assert result.paper == "0.3 to 0.7"
 
 
-def test_what_was_not_run_is_said_so():
+def test_expectations_without_rows_are_not_run():
     expectation = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
     for rows in ([], rows_of([1.0], beta=1.0), rows_of([math.nan], beta=0.5)):
         result = verdict(expectation, rows)
         assert (result.verdict, result.ours, result.seeds) == ("not run", None, 0)
-    other = Expectation("s", "m", at={"beta": 1.0}, low=0.0, data=["b", "c"])
-    (result,) = verdicts.judge(spec_of(other), rows_of([1.0], beta=1.0))
+    elsewhere = Expectation("s", "m", at={"beta": 1.0}, low=0.0, data=["b", "c"])
+    (result,) = verdicts.judge(spec_of(elsewhere), rows_of([1.0], beta=1.0))
     assert (result.verdict, result.data) == ("not run", "b, c")
     unpaired = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction="greater")
     rows = [*rows_of([2.0], beta=1.0), Row("a", {"beta": 0.0}, 7, {"m": 1.0})]
@@ -166,11 +166,13 @@ def test_a_point_that_could_be_several_runs_is_refused():
         verdict(expectation, rows)
 
 
-@pytest.mark.parametrize(("here", "there", "direction"), [(0.5, 0.0, "greater"), (0.0, 0.5, "less")])
+@pytest.mark.parametrize(("compared", "baseline", "direction"), [(0.5, 0.0, "greater"), (0.0, 0.5, "less")])
 @pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_a_value_of_zero_is_compared_like_any_other(here, there, direction, factor):
+def test_a_value_of_zero_is_compared_like_any_other(compared, baseline, direction, factor):
     expectation = Expectation("s", "m", at={"beta": 1.0}, than={"beta": 0.0}, direction=direction, factor=factor)
-    assert verdict(expectation, rows_of([here] * 3, beta=1.0) + rows_of([there] * 3, beta=0.0)).verdict == "agrees"
+    assert (
+        verdict(expectation, rows_of([compared] * 3, beta=1.0) + rows_of([baseline] * 3, beta=0.0)).verdict == "agrees"
+    )
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])

@@ -2,8 +2,9 @@
 
 Usage: python docs/tables [--check]
 
-A table stands in a page between a comment with its name, such as ``<!-- members -->``, and ``<!-- end -->``. Every
-module here has the tables of one page. With ``--check`` nothing is written, and stale pages are named.
+A table stands in a page between a comment with its name, such as ``<!-- members -->``, and ``<!-- end -->``. There may
+be nothing between the two: a section whose benchmark has no result yet is left out. Every module here has the tables of
+one page. With ``--check`` nothing is written, and stale pages are named.
 """
 
 import sys
@@ -12,6 +13,7 @@ import audit
 import detection
 import diversity
 import masks
+import reliability
 import robustness
 import speed
 from layout import DOCS
@@ -21,6 +23,7 @@ PAGES = {
     "detection.md": detection.TABLES,
     "diversity.md": diversity.TABLES,
     "masks.md": masks.TABLES,
+    "reliability.md": reliability.TABLES,
     "robustness.md": robustness.TABLES,
     "speed.md": speed.TABLES,
 }
@@ -32,7 +35,9 @@ def rendered(name: str) -> str:
     text = (DOCS / name).read_text()
     for mark, table in PAGES[name].items():
         before, after = text.split(f"<!-- {mark} -->\n")
-        text = f"{before}<!-- {mark} -->\n\n{table()}\n{END}{after.split(END, 1)[1]}"
+        content = table()
+        block = f"\n{content}\n" if content else ""
+        text = f"{before}<!-- {mark} -->\n{block}{END}{after.split(END, 1)[1]}"
     return text
 
 

@@ -1,6 +1,7 @@
 """Stacked members behind one callable: ``x [B, ...] -> [M, B, ...]``."""
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from dissensus.execution import (
 from dissensus.execution.backends import checked
 from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
+from dissensus.execution.out_of_memory import advising
 from dissensus.randomness import Use, derived_seed, seeded
 
 Build = Callable[[], nn.Module]
@@ -298,7 +300,11 @@ class Ensemble(nn.Module):
                 rows could not be matched with anything. A stream (``IterableDataset``) is taken in its own order.
             batch_size: Examples at once: what bounds the memory that is needed besides the result.
             targets: Return ``(outputs, targets)``, with the targets ``[N, ...]`` of the same rows in the same order.
-            file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory.
+            file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory. Its
+                space is reserved before anything is written: a full disk is an `OSError`, and leaves an earlier file.
+
+        Raises:
+            OutOfMemory: Memory ran out; the message says what helps.
 
         On a GPU, passes are replayed from a CUDA graph, and outputs travel while the next batch is computed.
 
@@ -311,11 +317,14 @@ class Ensemble(nn.Module):
         many = source.examples is None or source.examples > 4 * batch_size
         capture = capture_on(self.device) if many else None
         replayed = nullcontext() if capture is None else passes_replayed()
-        with settings_kept(self), on(self.device), replayed:
+        advice = functools.partial(
+            inference.prediction_out_of_memory, self.device, self.members, batch_size, file is not None
+        )
+        with advising(advice), settings_kept(self), on(self.device), replayed:
             self.eval()
             passes = inference.Passes(self, self.device, capture)
             outputs = inference.collected(passes, source, None if file is None else Path(file))
-        return (outputs, torch.cat(source.targets)) if targets else outputs
+            return (outputs, torch.cat(source.targets)) if targets else outputs
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

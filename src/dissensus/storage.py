@@ -1,29 +1,48 @@
 """Folders of tensors: a safetensors file and a JSON manifest. Nothing is unpickled.
 
 The manifest names the weights file, whose name is its checksum. The weights are written first, and the manifest is
-replaced last, atomically. At any moment the manifest therefore names a complete file.
+replaced last, atomically. At any moment the manifest therefore names a complete file. Writers of one folder wait for
+each other; readers wait for nobody, and see either the old or the new contents.
 """
 
+import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
+import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+
+log = logging.getLogger("dissensus")
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+LOCK = ".lock"
+_CHECKSUM = "manifest_sha256"
 _TEMPORARY = ".unfinished"
 _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+_OF_SAFETENSORS = re.compile(r"\.tmp[0-9A-Za-z]{6}")
+"""Temporary files of safetensors, which earlier releases wrote beside the weights."""
+_ABANDONED_SECONDS = 24 * 3600.0
+"""The age of a temporary file that counts as abandoned where locks cannot tell."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+_MOST_UNUSED = 2
+"""The layout of tensors in memory is stored unless their memory is larger than they are by this factor."""
 
 
 class StorageError(ValueError):
@@ -31,21 +50,38 @@ class StorageError(ValueError):
 
 
 def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
-    """Write tensors and details as a folder; an interrupted save leaves the previous contents in place."""
-    folder = Path(path)
+    """Write tensors and details as a folder; an interrupted save leaves the previous contents in place.
+
+    A save into a folder that another process is writing waits for it. What earlier saves that were killed have left
+    behind is removed.
+    """
+    folder = Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; give a folder to save into.")
-    folder.mkdir(parents=True, exist_ok=True)
-    previous = _previous_weights(folder, kind)
-    temporary = folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+    with full_disk_told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, wait=True) as exclusive:
+            previous = _previous_weights(folder, kind)
+            _remove_leftovers(folder, previous, exclusive)
+            weights = _write_locked(folder, kind, tensors, details)
+            if previous is not None and previous != weights:
+                (folder / previous).unlink(missing_ok=True)
+
+
+def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> str:
+    """Write weights and manifest; return the name of the weights file."""
+    temporary = (
+        folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
+    )  # a folder, since safetensors makes files beside its own
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
-        checksum, size = file_digest(temporary), temporary.stat().st_size
+        temporary.mkdir()
+        unnamed = temporary / "weights"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unnamed)
+        checksum, size = file_digest(unnamed), unnamed.stat().st_size
         weights = f"weights-{checksum[:16]}.safetensors"
-        _to_disk(temporary, folder / weights)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        _to_disk(unnamed, folder / weights)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     manifest = {
         "kind": kind,
         "format": FORMAT,
@@ -53,31 +89,111 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
         "sha256": checksum,
         "bytes": size,
         "tensors": {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()},
+        "layout": _layout(tensors),
         **details,
     }
-    manifest["manifest_sha256"] = _manifest_digest(json.loads(json.dumps(manifest)))
-    write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    if previous is not None and previous != weights:
-        (folder / previous).unlink(missing_ok=True)
-    for leftover in folder.iterdir():  # of saves that were interrupted
-        if leftover.name.endswith(_TEMPORARY) or (_OUR_NAME.fullmatch(leftover.name) and leftover.name != weights):
-            leftover.unlink(missing_ok=True)
+    write_record(folder / MANIFEST, manifest)
+    return weights
 
 
 def _previous_weights(folder: Path, kind: str) -> str | None:
     """The weights file that the folder's manifest names; a folder of another kind is refused."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        stored_kind, name = manifest["kind"], Path(manifest["weights"]).name
+        stored_kind, name = manifest["kind"], str(manifest["weights"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if stored_kind != kind:
         raise StorageError(f"{folder} holds {stored_kind!r}; give another folder to save {kind!r} into.")
-    return name
+    return name if _OUR_NAME.fullmatch(name) else None
+
+
+def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> None:
+    """Remove what saves that were killed have left in a folder; without a lock, only what is old."""
+    for entry in folder.iterdir():
+        if entry.name.endswith(_TEMPORARY) and entry.is_file():
+            _remove_if_abandoned(entry)
+        elif _OF_SAFETENSORS.fullmatch(entry.name):
+            if _is_old(entry) and _begins_as_safetensors(entry):
+                entry.unlink(missing_ok=True)
+        elif exclusive or _is_old(entry):
+            if entry.name.endswith(_TEMPORARY):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif weights is not None and _OUR_NAME.fullmatch(entry.name) and entry.name != weights:
+                entry.unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _ABANDONED_SECONDS
+    except OSError:
+        return False
+
+
+def _begins_as_safetensors(path: Path) -> bool:
+    """Whether a file, maybe a part of one, has the header of safetensors: its length, and a JSON object."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError:
+        return False
+    return len(start) == 9 and int.from_bytes(start[:8], "little") < 100_000_000 and start[8:] == b"{"
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Where tensors lie in the memory that they share with others, for tensors that are not plain.
+
+    Kernels may round differently for other strides or another alignment. Loaded tensors therefore lie in memory as the
+    saved ones did: members after training, for example, are views of one matrix.
+    """
+    views: dict[tuple[int, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.is_contiguous() and tensor.storage_offset() == 0
+        broadcast = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel() and not broadcast and (not plain or tensor.untyped_storage().nbytes() > tensor.nbytes):
+            views.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(name)
+    sizes: list[int] = []
+    entries: dict[str, list[Any]] = {}
+    for names in views.values():
+        first = tensors[names[0]]
+        size = first.untyped_storage().nbytes() // first.element_size()
+        if size <= _MOST_UNUSED * sum(tensors[name].numel() for name in names):
+            for name in names:
+                entries[name] = [len(sizes), tensors[name].storage_offset(), list(tensors[name].stride())]
+            sizes.append(size)
+    return {"sizes": sizes, "tensors": entries}
+
+
+def write_record(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with a checksum of all its entries, atomically."""
+    record = json.loads(json.dumps(content))
+    record[_CHECKSUM] = _manifest_digest(record)
+    write_atomically(file, (json.dumps(record, indent=2) + "\n").encode())
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """A JSON object that `write_record` wrote; `StorageError` says what is wrong with it."""
+    return _checked_record(file, _parsed(file, file.read_bytes()))
+
+
+def _parsed(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as reason:
+        raise StorageError(f"{file} is damaged: {reason}.") from reason
+    if not isinstance(record, dict):
+        raise StorageError(f"{file} is damaged: it holds no JSON object.")
+    return record
+
+
+def _checked_record(file: Path, record: dict[str, Any]) -> dict[str, Any]:
+    if record.get(_CHECKSUM) != _manifest_digest(record):
+        raise StorageError(f"{file} was changed after it was saved: its checksum does not match its contents.")
+    return record
 
 
 def _manifest_digest(manifest: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    rest = {key: value for key, value in manifest.items() if key != _CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
@@ -94,81 +210,278 @@ def _to_disk(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
 
 
-@contextmanager
-def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Lock a folder for this process, if the system supports such locks; the lock ends with the process.
+_open_locks: dict[tuple[int, int], tuple[int, IO[Any]]] = {}
+"""Locked files of this process by device and inode, each with the thread that locked it."""
 
-    With ``wait=False``, `BlockingIOError` is raised for a locked folder and says which process holds it since when.
-    """
+
+def _close_inherited_locks() -> None:
+    """Close locked files after a fork: a lock would otherwise last until the last child has ended."""
+    for _, file in _open_locks.values():
+        with suppress(OSError):
+            file.close()
+    _open_locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+def _lock(file: IO[Any], *, wait: bool) -> bool | None:
+    """Lock an open file: True if it is locked now, False if another has locked it, None if that cannot be known."""
     try:
         import fcntl
     except ImportError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as reason:
+        if reason.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+def _key(file: IO[Any]) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _registered(file: IO[Any]) -> Iterator[None]:
+    key = _key(file)
+    _open_locks[key] = threading.get_ident(), file
+    try:
         yield
-        return
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise BlockingIOError(lock.read().strip() or "another process") from error
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        lock.flush()
-        yield
+    finally:
+        _open_locks.pop(key, None)
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a folder for this process; the lock ends with the process, whatever ends it.
+
+    The value is whether there is a lock: some network file systems do not support any. With ``wait=False``,
+    `BlockingIOError` is raised for a locked folder and says which process holds it since when. With ``wait=True``, a
+    thread that holds the lock already gets it again.
+    """
+    file = folder / LOCK
+    while True:
+        with file.open("a+") as lock:
+            holder = _open_locks.get(_key(lock))
+            if wait and holder is not None and holder[0] == threading.get_ident():
+                yield True
+                return
+            exclusive = _lock(lock, wait=wait)
+            if exclusive is False:
+                lock.seek(0)
+                raise BlockingIOError(lock.read().strip() or "another process")
+            if not _is_at(lock, file):  # its folder was removed meanwhile
+                continue
+            if exclusive is None:
+                log.warning("%s does not support locks: only one process at a time may write there", folder)
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            lock.flush()
+            with _registered(lock):
+                yield exclusive is not None
+            return
+
+
+def _is_at(opened: IO[Any], path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A new, empty file in the folder of ``path``, to be written and renamed to it; otherwise it is deleted at the end.
+
+    The file is locked as long as it is written. Files that processes left behind when they were killed are therefore
+    recognised, and removed.
+    """
+    prefix = f".{hashlib.sha256(path.name.encode()).hexdigest()[:12]}-"
+    for leftover in path.parent.glob(f"{prefix}*{_TEMPORARY}"):
+        _remove_if_abandoned(leftover)
+    while True:
+        temporary = path.parent / f"{prefix}{secrets.token_hex(8)}{_TEMPORARY}"
+        with temporary.open("xb") as file:
+            if _lock(file, wait=True) is None:
+                file.close()  # some systems cannot rename open files
+            elif not _is_at(file, temporary):  # it was taken for a left-over before it was locked
+                continue
+            try:
+                if file.closed:
+                    yield temporary
+                else:
+                    with _registered(file):
+                        yield temporary
+            finally:
+                temporary.unlink(missing_ok=True)
+            return
+
+
+def _remove_if_abandoned(temporary: Path) -> None:
+    """Delete a temporary file unless a process is writing it."""
+    with suppress(OSError), temporary.open("r+b") as file:
+        free = _lock(file, wait=False)
+        if free or (free is None and _is_old(temporary)):
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write a file so that readers see either the old or the new contents, never a part."""
-    temporary = path.parent / f".{secrets.token_hex(8)}{_TEMPORARY}"
-    try:
+    path = path.absolute()
+    with full_disk_told(path), temporary_beside(path) as temporary:
         temporary.write_bytes(payload)
         _to_disk(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def full_disk_told(path: Path) -> Iterator[None]:
+    """A block that writes to a path; its errors about a full disk become one sentence about it, in an `OSError`."""
+    try:
+        yield
+    except SafetensorError as reason:
+        code = re.search(r"os error (\d+)", str(reason))
+        if code is None:
+            raise StorageError(f"{path} could not be written: {reason}.") from reason
+        raise _not_written(path, int(code[1])) from reason
+    except OSError as reason:
+        if reason.errno not in _FULL:
+            raise
+        raise _not_written(path, reason.errno) from reason
+
+
+def _not_written(path: Path, code: int) -> OSError:
+    error = OSError(
+        f"{path} could not be written: {os.strerror(code)}. What was there before is unchanged. Free some space, or "
+        "write to another place."
+    )
+    error.errno = code
+    return error
+
+
+def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "np.memmap[Any, Any]":
+    """A new ``.npy`` file, mapped into memory, with all of its bytes reserved on disk.
+
+    A full disk is an error here. Without the reservation, it would end the process by a signal when memory is written.
+    """
+    with full_disk_told(path):
+        array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        with path.open("r+b") as file:
+            _reserve(file, array.offset, path.stat().st_size)
+    return array
+
+
+def _reserve(file: IO[bytes], start: int, size: int) -> None:
+    """Reserve the bytes of a file on disk; all from ``start`` on are zero."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as reason:
+            if reason.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP):
+                raise
+        else:
+            return
+    file.seek(start)
+    zeros = bytes(2**20)
+    for position in range(start, size, len(zeros)):
+        file.write(zeros[: size - position])
 
 
 def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of a folder; `StorageError` says what is wrong with it."""
-    folder = Path(path)
-    manifest = _manifest(folder, kind)
-    name = str(manifest["weights"])
-    if name != Path(name).name:
-        raise StorageError(f"{folder / MANIFEST} names a weights file outside its folder ({name!r}): refused.")
-    file = folder / name
+    """Tensors and manifest of a folder; `StorageError` says what is wrong with it.
+
+    Tensors are copied into new memory, aligned as that of any new tensor, in the layout of the saved ones. A folder
+    that is overwritten meanwhile is read again.
+    """
+    folder = Path(path).absolute()
+    vanished: object = None
+    while True:
+        manifest, version = _manifest(folder, kind)
+        name = str(manifest["weights"])
+        if name != Path(name).name:
+            raise StorageError(f"{folder / MANIFEST} names a weights file outside its folder ({name!r}): refused.")
+        try:
+            return _tensors(folder / name, manifest), manifest
+        except OSError as reason:
+            if reason.errno not in (None, errno.ENOENT, errno.ESTALE):
+                raise
+            if version == vanished:
+                raise StorageError(f"{folder / name} is missing, though {MANIFEST} names it.") from reason
+            vanished = version
+
+
+def _tensors(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     if not file.is_file():
-        raise StorageError(f"{file} is missing, though {MANIFEST} names it.")
-    size = file.stat().st_size
-    if size != manifest["bytes"]:
-        raise StorageError(f"{file} is truncated: {size} bytes, where {manifest['bytes']} were saved.")
-    if file_digest(file) != manifest["sha256"]:
-        raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
-    tensors = load_file(file)
+        raise _vanished(file)
+    with file.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != manifest["bytes"]:
+            raise StorageError(f"{file} is truncated: {size} bytes, where {manifest['bytes']} were saved.")
+        if hashlib.file_digest(opened, "sha256").hexdigest() != manifest["sha256"]:
+            raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
+        try:
+            tensors = _copied_tensors(file, manifest, size)
+        except (SafetensorError, RuntimeError, KeyError, IndexError, TypeError, ValueError) as reason:
+            if not _is_at(opened, file):  # safetensors opens it anew, and it was replaced meanwhile
+                raise _vanished(file) from reason
+            raise StorageError(f"{file} is damaged: {reason}.") from reason
     listed = {name: {"shape": list(t.shape), "dtype": _dtype_name(t)} for name, t in tensors.items()}
     if listed != manifest["tensors"]:
         raise StorageError(f"{file} does not hold the tensors that {MANIFEST} lists.")
-    return tensors, manifest
+    return tensors
 
 
-def _manifest(folder: Path, kind: str) -> dict[str, Any]:
+def _vanished(file: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+
+
+def _copied_tensors(file: Path, manifest: Mapping[str, Any], size: int) -> dict[str, Tensor]:
+    """The tensors of a weights file, copied into new memory."""
+    layout = manifest.get("layout", {"sizes": [], "tensors": {}})
+    memory: dict[int, Tensor] = {}
+    with safe_open(file, framework="pt") as stored:
+        return {
+            name: _copied(stored.get_tensor(name), layout["tensors"].get(name), layout["sizes"], memory, size)
+            for name in stored.keys()  # noqa: SIM118  # it is no mapping
+        }
+
+
+def _copied(tensor: Tensor, entry: list[Any] | None, sizes: list[int], memory: dict[int, Tensor], limit: int) -> Tensor:
+    """A tensor in new memory; as a view of memory that it shares with others, where its entry of the layout says so."""
+    if entry is None:
+        return tensor.clone()
+    index, offset, strides = entry
+    if sizes[index] > _MOST_UNUSED * limit:
+        raise ValueError(f"a layout of {sizes[index]} numbers")
+    if index not in memory:
+        memory[index] = torch.zeros(sizes[index], dtype=tensor.dtype)
+    view = memory[index].as_strided(tensor.shape, strides, offset)
+    return view.copy_(tensor)
+
+
+def _manifest(folder: Path, kind: str) -> tuple[dict[str, Any], object]:
+    """The manifest of a folder, and what tells it from the manifest of another save."""
     file = folder / MANIFEST
     if not file.is_file():
         raise StorageError(f"{folder} holds no {MANIFEST}; is it a folder that dissensus saved?")
-    try:
-        manifest = json.loads(file.read_text())
-        stored_kind, form = manifest["kind"], manifest["format"]
-        missing = [key for key in ("weights", "sha256", "bytes", "tensors") if key not in manifest]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{file} is damaged: {error}.") from error
-    if stored_kind != kind:
-        raise StorageError(f"{folder} holds {stored_kind!r}, not {kind!r}.")
-    if form != FORMAT:
+    with file.open("rb") as opened:
+        status, manifest = os.fstat(opened.fileno()), _parsed(file, opened.read())
+    absent = [key for key in ("kind", "format", "weights", "sha256", "bytes", "tensors") if key not in manifest]
+    if "kind" not in absent and manifest["kind"] != kind:
+        raise StorageError(f"{folder} holds {manifest['kind']!r}, not {kind!r}.")
+    if "format" not in absent and manifest["format"] != FORMAT:
+        form = manifest["format"]
         raise StorageError(f"{folder} has format {form}; this version reads format {FORMAT}. Update dissensus.")
-    if missing:
-        raise StorageError(f"{file} is damaged: it lacks {', '.join(missing)}.")
-    if manifest.get("manifest_sha256") != _manifest_digest(manifest):
-        raise StorageError(f"{file} was changed after it was saved: its checksum does not match its contents.")
-    return manifest
+    if absent:
+        raise StorageError(f"{file} is damaged: it lacks {', '.join(absent)}.")
+    return _checked_record(file, manifest), (status.st_ino, status.st_mtime_ns)
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -10,6 +10,7 @@ import dissensus.auditing.testing as testing
 from dissensus.auditing.limits import LIMITS, Limits
 from dissensus.auditing.tallying import AuditTally
 from dissensus.auditing.testing import Test
+from dissensus.pages.parts import significant
 
 UNSKILLED, COLLUSIVE, DOMINATED = "unskilled", "collusive", "dominated"
 REDUNDANT, UNDECIDED, HEALTHY = "redundant", "undecided", "healthy"
@@ -51,11 +52,11 @@ class Evidence(NamedTuple):
 
     def numbers(self) -> str:
         """The value, its standard error, the line and the p-value."""
-        spread = "" if math.isnan(self.error) else f" ± {self.error:.2g}"
-        line = f"a yes is {'above' if self.above else 'below'} {self.line:.3g}"
+        spread = "" if math.isnan(self.error) else f" ± {significant(self.error, 2)}"
+        line = f"a yes is {'above' if self.above else 'below'} {significant(self.line)}"
         if math.isnan(self.p):
-            return f"{self.value:.3g}{spread}; {line}; not tested"
-        return f"{self.value:.3g}{spread}; {line}, with p below {self.level:.2g}; p = {self.p:.2g}"
+            return f"{significant(self.value)}{spread}; {line}; not tested"
+        return f"{significant(self.value)}{spread}; {line}, with p below {self.level:.2g}; p = {self.p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _rotation(tally: AuditTally, data: str, level: float) -> Evidence:
         COLLUSIVE,
         result,
         level,
-        f"members' errors on {data} data cancel: diversity is {times:.3g} times the ensemble's error, where "
+        f"members' errors on {data} data cancel: diversity is {significant(times)} times the ensemble's error, where "
         f"independent errors would give M − 1 = {independent}",
     )
 
@@ -230,9 +231,9 @@ def _gap(test: TallyTests, train: AuditTally, level: float, trained_on_all: bool
         COLLUSIVE,
         share._replace(p=_both(share, gap)),
         level,
-        f"the ensemble fits its training data (its error is {gap.value:.3g} times as large on test data) and no member "
-        f"does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained alone leave "
-        f"{usual}",
+        f"the ensemble fits its training data (its error is {significant(gap.value)} times as large on test data) and "
+        f"no member does: {min(share.value, 1.0):.0%} of that gap is the ensemble's alone, where members trained "
+        f"alone leave {usual}",
     )
 
 
@@ -247,9 +248,9 @@ def _comparison(test: TallyTests, reference: AuditTally, level: float) -> Eviden
         COLLUSIVE,
         result.members if tested else _ruled_out(result.members),
         level,
-        f"members have {result.members.value:.2f} times the error of the reference's, {min(result.cancels, 1.0):.0%} "
+        f"members have {result.members.value:,.2f} times the error of the reference's, {min(result.cancels, 1.0):.0%} "
         "of the additional error cancels in the ensemble, and the ensemble is not better for it "
-        f"({result.pool.value:.2f} times the reference's error)",
+        f"({result.pool.value:,.2f} times the reference's error)",
     )
 
 
@@ -263,7 +264,7 @@ def _dominance(test: TallyTests) -> list[Evidence]:
             DOMINATED,
             _ruled_out(best.loss) if less_often_right else best.loss,
             limits.level,
-            f"the best member alone has {best.loss.value:.2f} times the loss of the whole ensemble",
+            f"the best member alone has {best.loss.value:,.2f} times the loss of the whole ensemble",
         )
     ]
     if best.accuracy is not None:
@@ -285,8 +286,8 @@ def _dominance(test: TallyTests) -> list[Evidence]:
             DOMINATED,
             best.others._replace(p=_both(best.no_better, best.others)),
             limits.level,
-            f"the ensemble is no better than its best member (its error is {best.no_better.value:.2f} times the "
-            f"best's), and the others have {best.others.value:.1f} times the best's error",
+            f"the ensemble is no better than its best member (its error is {best.no_better.value:,.2f} times the "
+            f"best's), and the others have {best.others.value:,.1f} times the best's error",
         )
     )
     return questions

@@ -145,7 +145,7 @@ def _scores(data: AuditData, names: Any) -> AuditData:
     def read(outputs: Outputs, name: str) -> Outputs:
         members = _members(outputs, name, columns)
         parts = members if isinstance(members, list) else [members]
-        if any(isinstance(part, np.ndarray) and part.dtype.kind in "OUS" for part in parts):
+        if any(getattr(getattr(part, "dtype", None), "kind", "") in tuple("OUS") for part in parts):
             checks.refuse(name, "be numbers", "names", "Hard votes? Use kind='labels' (--kind labels).", TypeError)
         width = _width(members)
         if classes is not None and width not in (None, len(classes.labels)):

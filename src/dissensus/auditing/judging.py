@@ -90,7 +90,7 @@ def _skill_in_words(test: TallyTests) -> str:
         return f"the ensemble explains {max(test.skill['loss'].value, -99.0):.0%} of the variance"
     loss, kappa = 1 - test.skill["loss"].value, test.skill["kappa"].value
     return (
-        f"the ensemble's loss is {loss:.2f} times that of class frequencies alone, and its kappa is {kappa:.2f} (0 is "
+        f"the ensemble's loss is {loss:,.2f} times that of class frequencies alone, and its kappa is {kappa:.2f} (0 is "
         "guessing)"
     )
 
@@ -168,7 +168,7 @@ def _doubts(audited: Audited, evidence: list[Evidence]) -> list[str]:
     pool_error = test.best_member.no_better.value
     if pool_error * test.tally.members < 0.5 and unlike_reference(lambda tests: tests.best_member.no_better.value):
         doubts.append(
-            f"the ensemble has 1/{1 / max(pool_error, 1e-12):.0f} of its best member's error, which "
+            f"the ensemble has 1/{1 / max(pool_error, 1e-12):,.0f} of its best member's error, which "
             f"{test.tally.members} members that err independently do not reach: each knows what the others do not, or "
             "errors cancel"
         )

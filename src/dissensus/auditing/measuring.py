@@ -21,6 +21,7 @@ from dissensus.auditing.sums import BinSums, ErrorSums, Sums, mapped
 from dissensus.auditing.tallying import AuditTally
 from dissensus.metrics import intervals
 from dissensus.metrics.intervals import Interval
+from dissensus.pages.parts import significant
 
 REPLICATES = 999
 
@@ -33,7 +34,7 @@ class Figure(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+        return f"{significant(self.value)} ({significant(self.low)} to {significant(self.high)})"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """Stored outputs: one file for all members, or one file per member. Files that could run code are not opened."""
 
 import csv
-import math
-import struct
-import zipfile
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from dissensus import checks
+from dissensus.auditing.archives import ReadingError, check_regular, read_npy, read_npz
+
+__all__ = ["KINDS", "ReadingError", "read_array", "read_files"]
 
 OUTPUTS, TARGETS = "outputs", "targets"
 STREAMED = (OUTPUTS, "reference", "ood")
@@ -18,29 +19,27 @@ STREAMED = (OUTPUTS, "reference", "ood")
 KINDS = (".npz", ".npy", ".safetensors", ".csv", ".parquet")
 
 
-class ReadingError(ValueError):
-    """Raised for a file that an audit cannot read; the message says what to do."""
-
-
-def read_files(paths: Sequence[str | Path]) -> dict[str, Any]:
+def read_files(paths: Sequence[str | Path], *, unpack_limit: float | None = None) -> dict[str, Any]:
     """Arrays of files by name: ``outputs``, and where the file has them ``targets``, ``train_outputs`` and others.
 
     Args:
         paths: One ``.npz`` or ``.safetensors`` with arrays of these names, one ``.npy`` ``[M, N, C]``, or one ``.npy``,
-            ``.csv`` or ``.parquet`` ``[N, C]`` per member. Large arrays are read slice by slice, except in compressed
-            archives (``numpy.savez_compressed``) and text.
+            ``.csv`` or ``.parquet`` ``[N, C]`` per member. Large arrays are read slice by slice, except in text.
+            Compressed ones (``numpy.savez_compressed``) are first unpacked into a temporary file. Arrays of an
+            ``.npz`` have checksums, which are compared while they are read.
+        unpack_limit: Gigabytes that compressed arrays of a file may have when they are unpacked; half of this
+            machine's memory by default.
     """
     files = [Path(path) for path in paths]
     for file in files:
-        if not file.is_file():
-            raise ReadingError(f"there is no file {file}")
+        check_regular(file)
         if file.suffix not in KINDS:
             raise ReadingError(f"{file} is none of {', '.join(KINDS)}; save arrays with numpy.savez or safetensors")
     if len(files) > 1:
         return {OUTPUTS: [read_array(file) for file in files]}
     (file,) = files
     if file.suffix == ".npz":
-        return _npz(file)
+        return _with_outputs(file, read_npz(file, STREAMED, unpack_limit))
     if file.suffix == ".safetensors":
         return _safetensors(file)
     member = read_array(file)
@@ -52,13 +51,9 @@ def read_files(paths: Sequence[str | Path]) -> dict[str, Any]:
 def read_array(path: str | Path) -> Any:
     """One array: targets ``[N]``, or a member ``[N, C]``."""
     file = Path(path)
-    if not file.is_file():
-        raise ReadingError(f"there is no file {file}")
+    check_regular(file)
     if file.suffix == ".npy":
-        try:
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as reason:
-            raise ReadingError(f"{file} is no plain array of numbers (pickles are not opened): {reason}") from reason
+        return read_npy(file)
     if file.suffix == ".csv":
         return _csv(file)
     if file.suffix == ".parquet":
@@ -66,52 +61,22 @@ def read_array(path: str | Path) -> Any:
     raise ReadingError(f"{file} holds several arrays or none; give a .npy, .csv or .parquet file")
 
 
-def _npz(file: Path) -> dict[str, Any]:
-    """Arrays of an archive as memory maps; compressed arrays are loaded."""
-    try:
-        with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as loaded:
-            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            arrays = {name: _mapped(file, entries[name]) for name in loaded.files if _is_plain(entries[name])}
-            arrays |= {name: loaded[name] for name in loaded.files if name not in arrays}
-    except (ValueError, EOFError, zipfile.BadZipFile) as reason:
-        raise ReadingError(f"{file} cannot be read (pickles are not opened): {reason}") from reason
-    return _with_outputs(file, arrays)
-
-
-def _is_plain(entry: zipfile.ZipInfo) -> bool:
-    return entry.compress_type == zipfile.ZIP_STORED and entry.filename.endswith(".npy")
-
-
-def _mapped(file: Path, entry: zipfile.ZipInfo) -> Any:
-    """A memory map of an array in an archive. The array follows a header, which ends with two lengths."""
-    with file.open("rb") as stream:
-        stream.seek(entry.header_offset + 26)
-        name, extra = struct.unpack("<HH", stream.read(4))
-        start = entry.header_offset + 30 + name + extra
-        stream.seek(start)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        version = np.lib.format.read_magic(stream)
-        if version not in read:  # of columns with names
-            raise ValueError(f"`{entry.filename}` holds no plain numbers")
-        shape, by_columns, dtype = read[version](stream)
-        if dtype.hasobject:
-            raise ValueError(f"`{entry.filename}` holds objects")
-        at = stream.tell()
-        if at - start + dtype.itemsize * math.prod(shape) != entry.file_size:
-            raise ValueError(f"`{entry.filename}` is cut short")
-    if not shape or 0 in shape:  # nothing to map
-        return np.load(file)[entry.filename.removesuffix(".npy")]
-    return np.memmap(file, dtype, "r", at, shape, "F" if by_columns else "C")
-
-
 class _Slices:
     """A tensor of a safetensors file, read when it is sliced."""
 
-    def __init__(self, tensor: Any) -> None:
-        self.tensor, self.shape = tensor, tuple(tensor.get_shape())
+    def __init__(self, tensor: Any, file: Path, name: str) -> None:
+        self.tensor, self.file, self.name = tensor, file, name
+        self.shape, self.ndim = tuple(tensor.get_shape()), len(tensor.get_shape())
 
     def __getitem__(self, index: Any) -> Any:
-        return self.tensor[index]
+        return _real(self.tensor[index], self.file, self.name)
+
+
+def _real(tensor: Any, file: Path, name: str) -> Any:
+    """A tensor of real numbers; eight-bit floats, with which torch cannot compute, as single precision."""
+    if tensor.is_complex():
+        raise ReadingError(f"{file} cannot be read: `{name}` holds complex numbers; save real ones")
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
 
 
 def _safetensors(file: Path) -> dict[str, Any]:
@@ -120,13 +85,17 @@ def _safetensors(file: Path) -> dict[str, Any]:
     try:
         stored_tensors = safe_open(file, "pt")
         names = list(stored_tensors.keys())
-        arrays: dict[str, Any] = {
-            name: _Slices(stored_tensors.get_slice(name)) for name in names if name.endswith(STREAMED)
-        }
-        arrays |= {name: stored_tensors.get_tensor(name) for name in names if name not in arrays}
-        return _with_outputs(file, arrays)
-    except SafetensorError as reason:
+        arrays: dict[str, Any] = {}
+        for name in names:
+            if name.endswith(STREAMED):
+                arrays[name] = _Slices(stored_tensors.get_slice(name), file, name)
+                if arrays[name].ndim:
+                    arrays[name][(slice(0, 1),) * arrays[name].ndim]  # refuses a type that torch does not know
+            else:
+                arrays[name] = _real(stored_tensors.get_tensor(name), file, name)
+    except (SafetensorError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as reason:
         raise ReadingError(f"{file} cannot be read: {reason}") from reason
+    return _with_outputs(file, arrays)
 
 
 def _with_outputs(file: Path, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -137,33 +106,49 @@ def _with_outputs(file: Path, arrays: dict[str, Any]) -> dict[str, Any]:
 
 def _csv(file: Path) -> Any:
     """Numbers, with or without a header. A header may be the columns' numbers, as pandas writes it."""
+    numbers, width = array("d"), 0
     try:
-        with file.open(newline="") as stream:
-            rows = [row for row in csv.reader(stream) if row]
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            for row in csv.reader(stream):
+                if not row:
+                    continue
+                if not width:
+                    width = len(row)
+                    if _is_header(row):
+                        continue
+                if len(row) != width:
+                    raise ReadingError(f"{file}: every line must hold the same count of numbers")
+                numbers.extend(map(float, row))
     except (UnicodeDecodeError, csv.Error) as reason:
         raise ReadingError(f"{file} cannot be read as text: {reason}") from reason
-    counted = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))] if rows else False
-    if rows and (counted or not all(checks.is_number_text(text) for text in rows[0])):
-        rows = rows[1:]
-    try:
-        table = np.array([[float(text) for text in row] for row in rows])
+    except ReadingError:
+        raise
     except ValueError as reason:
         raise ReadingError(f"{file}: every line must hold the same count of numbers: {reason}") from reason
-    if not len(table):
+    if not numbers:
         raise ReadingError(f"{file} holds no lines")
-    return _narrow(table)
+    return _narrow(np.frombuffer(numbers).reshape(-1, width))
+
+
+def _is_header(row: Sequence[str]) -> bool:
+    counted = len(row) > 1 and list(row) == [str(i) for i in range(len(row))]
+    return counted or not all(checks.is_number_text(text) for text in row)
 
 
 def _parquet(file: Path) -> Any:
     try:
+        import pyarrow  # pyright: ignore[reportMissingImports]
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError as reason:
         raise ReadingError("parquet files need pyarrow: pip install pyarrow; or save as .npy or .csv") from reason
-    return _narrow(np.column_stack([column.to_numpy() for column in parquet.read_table(file).columns]))
+    try:
+        return _narrow(np.column_stack([column.to_numpy() for column in parquet.read_table(file).columns]))
+    except (pyarrow.ArrowException, ValueError) as reason:
+        raise ReadingError(f"{file} cannot be read: {reason}") from reason
 
 
 def _narrow(table: Any) -> Any:
     """A single column as a list of numbers; whole numbers as labels."""
     narrow = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
-    whole = narrow.ndim == 1 and bool((narrow == np.round(narrow)).all())
+    whole = narrow.ndim == 1 and bool((narrow == np.round(narrow)).all() and (np.abs(narrow) < 2**63).all())
     return narrow.astype(np.int64) if whole else narrow

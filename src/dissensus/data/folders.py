@@ -1,7 +1,11 @@
 """Images in folders, read one at a time: sorted by class, or listed in a table as those of Waterbirds."""
 
+import hashlib
+import json
+import os
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dissensus import checks
-from dissensus.data.formats import AGAIN, csv_columns, refuse
+from dissensus.data.formats import AGAIN, DataError, csv_columns, refuse
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 WATERBIRDS_PARTS = ("train", "validation", "test")
@@ -27,8 +31,8 @@ def read_image(path: str | Path, size: int = 224) -> UInt8[Tensor, "3 size size"
             colour = image.convert("RGB")
     except FileNotFoundError:
         refuse(path, "be a file", "nothing of that name")
-    except (OSError, SyntaxError) as reason:
-        refuse(path, "be a complete image", str(reason).splitlines()[0], AGAIN)
+    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as reason:
+        refuse(path, "be a complete image", (str(reason).splitlines() or [type(reason).__name__])[0], AGAIN)
     scale = round(size * 8 / 7) / min(colour.size)
     width, height = (max(size, round(side * scale)) for side in colour.size)
     colour = colour.resize((width, height), Image.Resampling.BILINEAR)
@@ -103,13 +107,72 @@ def part_by_class(folder: str | Path, part: str, size: int = 224) -> ImageFiles:
 
 
 def waterbirds(folder: str | Path, part: str, size: int = 224) -> ImageFiles:
-    """A part of Waterbirds. Label 1 is a water bird; groups are 2 · label + 1 on water, 2 · label on land."""
+    """A part of Waterbirds. Label 1 is a water bird; groups are 2 · label + 1 on water, 2 · label on land.
+
+    ``metadata.csv`` lists the images. It is refused where it names a file outside of its folder.
+    """
     checks.one_of("part", part, WATERBIRDS_PARTS)
-    columns = csv_columns(Path(folder) / "metadata.csv")
+    table = Path(folder) / "metadata.csv"
+    columns = csv_columns(table)
     needed = ("img_filename", "y", "split", "place")
     if not columns.keys() >= set(needed):
-        refuse(Path(folder) / "metadata.csv", f"have the columns {', '.join(needed)}", list(columns))
+        refuse(table, f"have the columns {', '.join(needed)}", list(columns))
     rows = [i for i, split in enumerate(columns["split"]) if split == str(WATERBIRDS_PARTS.index(part))]
-    labels, places = (torch.tensor([int(columns[name][i]) for i in rows]) for name in ("y", "place"))
-    files = [Path(folder) / columns["img_filename"][i] for i in rows]
+    labels, places = (_binary(table, name, [columns[name][i] for i in rows]) for name in ("y", "place"))
+    files = _files_within(table, [columns["img_filename"][i] for i in rows])
     return ImageFiles(files, labels, ("land bird", "water bird"), size, 2 * labels + places)
+
+
+def _binary(table: Path, column: str, texts: Sequence[str]) -> Int64[Tensor, " N"]:
+    odd = next((text for text in texts if text.strip() not in ("0", "1")), None)
+    if odd is not None:
+        refuse(table, f"have 0 or 1 in the column {column}", repr(odd), AGAIN)
+    return torch.tensor([int(text) for text in texts], dtype=torch.int64)
+
+
+def _files_within(table: Path, names: Sequence[str]) -> list[Path]:
+    """Paths of files that a table names; a name that leads out of the table's folder is refused."""
+    root = Path(os.path.realpath(table.parent))
+    parents: dict[Path, Path] = {}
+    for name in names:
+        inner = PurePosixPath(name)
+        inside = bool(inner.parts) and not inner.is_absolute() and ".." not in inner.parts and "\0" not in name
+        if inside:
+            file = root / inner
+            if file.parent not in parents:
+                parents[file.parent] = Path(os.path.realpath(file.parent))
+            target = Path(os.path.realpath(file)) if os.path.islink(file) else parents[file.parent]
+            inside = target.is_relative_to(root)
+        if not inside:
+            refuse(table, "name files within its own folder", repr(name), "Remove that row, or get the data set again.")
+    return [table.parent / name for name in names]
+
+
+class TreeDigest(NamedTuple):
+    """Number, size and digest of the files in a folder, as DVC computes it: the MD5 of all names and MD5s."""
+
+    files: int
+    bytes: int
+    md5: str
+
+
+def tree_digest(folder: Path, files: Sequence[Path]) -> TreeDigest:
+    """The digest of these files of a folder; `DataError` names a file that is missing.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a").write_bytes(b"1"), (folder / "b").write_bytes(b"23")
+    >>> tree_digest(folder, [folder / "b", folder / "a"])
+    TreeDigest(files=2, bytes=3, md5='4c52e6518dd05ef3c2f6019d102f7345')
+    """
+    total, entries = 0, []
+    for file in files:
+        try:
+            with file.open("rb") as content:
+                checksum = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            total += file.stat().st_size
+        except OSError as reason:
+            raise DataError(f"{file} cannot be read: {reason.strerror or reason}.") from reason
+        entries.append({"md5": checksum, "relpath": file.relative_to(folder).as_posix()})
+    text = json.dumps(sorted(entries, key=lambda entry: entry["relpath"]), sort_keys=True)
+    return TreeDigest(len(files), total, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest())

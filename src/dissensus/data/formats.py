@@ -10,6 +10,7 @@ import io
 import json
 import math
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from torch import Tensor
 from dissensus import checks
 
 AGAIN = "Fetch it again."
+DECOMPRESSED_LIMIT = 1 << 30
+"""Bytes that a compressed file may hold, where nothing else is known about it."""
 
 Images = UInt8[Tensor, "N C H W"]
 Labels = Int64[Tensor, " N"]
@@ -87,7 +90,8 @@ def cifar_sheet(path: str | Path) -> Images:
             if sheet.width != 1024 or sheet.mode != "RGB":
                 refuse(path, "be an RGB sheet, 1024 pixels wide", f"{sheet.mode}, {sheet.width} pixels wide")
             pixels = np.asarray(sheet)
-    except (OSError, SyntaxError, zlib.error) as reason:  # pillow reports a broken PNG as a SyntaxError
+    except (OSError, SyntaxError, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning) as reason:
+        # pillow reports a broken PNG as a SyntaxError
         refuse(path, "be a whole PNG file", _first_line(reason), AGAIN)
     return torch.from_numpy(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
 
@@ -195,6 +199,7 @@ def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "...
     """Arrays of these names from an npz file, as tensors."""
     data = _content(path)
     try:
+        _check_compressed(path, data)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             missing = [name for name in names if name not in arrays]
             if missing:
@@ -204,6 +209,23 @@ def npz(path: str | Path, names: Sequence[str]) -> dict[str, Shaped[Tensor, "...
         raise
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as reason:
         refuse(path, "be a whole npz file of plain arrays", _first_line(reason))
+    except (MemoryError, ArithmeticError, RuntimeError) as reason:
+        refuse(path, "be an npz file that NumPy can read", _first_line(reason))
+
+
+def _check_compressed(path: str | Path, data: bytes) -> None:
+    """Refuse an npz file whose compressed entries are too large once they are decompressed."""
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        return
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED)
+    if size > DECOMPRESSED_LIMIT:
+        _refuse_large(path, f"{size} bytes")
+
+
+def _refuse_large(path: str | Path, got: str) -> NoReturn:
+    fix = "Decompress it first, or raise dissensus.data.formats.DECOMPRESSED_LIMIT."
+    refuse(path, f"hold at most {DECOMPRESSED_LIMIT} bytes once decompressed", got, fix)
 
 
 def refuse(path: str | Path, requirement: str, got: object, fix: str = "") -> NoReturn:
@@ -212,9 +234,11 @@ def refuse(path: str | Path, requirement: str, got: object, fix: str = "") -> No
 
 
 def _content(path: str | Path) -> bytes:
-    """Content of a file, decompressed if it is a ``.gz``."""
+    """Content of a regular file, decompressed if it is a ``.gz``."""
     file = Path(path)
     try:
+        if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
+            refuse(path, "be a regular file", "a pipe, a device or a socket")
         data = file.read_bytes()
     except FileNotFoundError:
         refuse(path, "be a file", "nothing of that name")
@@ -223,9 +247,13 @@ def _content(path: str | Path) -> bytes:
     if file.suffix != ".gz":
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.open(io.BytesIO(data)) as compressed:
+            content = compressed.read(DECOMPRESSED_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as reason:
         refuse(path, "be a whole gzip file", _first_line(reason), AGAIN)
+    if len(content) > DECOMPRESSED_LIMIT:
+        _refuse_large(path, "more")
+    return content
 
 
 def _records(path: str | Path, labels: int) -> UInt8[Tensor, "N width"]:

@@ -23,7 +23,7 @@ import dissensus.data.tables as tables
 from dissensus import checks
 from dissensus.data.batches import split
 from dissensus.data.catalogue import DATASETS, DatasetInfo, File, ImageTree, Mirror
-from dissensus.data.fetching import Progress, fetch
+from dissensus.data.fetching import DISK_FULL, UNFINISHED, Progress, by_hand, fetch
 from dissensus.data.formats import DataError, refuse
 from dissensus.data.unpacking import unpack
 from dissensus.data.verifying import has_size, verify
@@ -48,7 +48,8 @@ __all__ = [
 
 log = logging.getLogger("dissensus")
 
-_UNFINISHED = ".unfinished-"
+_SPARE = 1 << 26
+"""Bytes that an archive may give beyond a multiple of the data set's known size."""
 
 
 def data_folder() -> Path:
@@ -81,11 +82,14 @@ def state(name: str | DatasetInfo) -> Literal["present", "incomplete", "absent"]
         return "present" if find_spec(info.package) else "absent"
     folder = folder_of(info)
     entries = info.tree.entries if info.tree is not None else ()
-    complete = [(folder / entry).exists() for entry in entries]
-    complete += [has_size(folder / file.name, file) for file in info.files]
-    if all(complete):
-        return "present"
-    begun = folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+    try:
+        complete = [(folder / entry).exists() for entry in entries]
+        complete += [has_size(folder / file.name, file) for file in info.files]
+        if all(complete):
+            return "present"
+        begun = folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+    except OSError as reason:
+        raise DataError(f"{folder} cannot be read: {reason.strerror or reason}.") from reason
     return "incomplete" if any(complete) or begun else "absent"
 
 
@@ -101,9 +105,12 @@ def check(name: str | DatasetInfo) -> list[tuple[str, bool, str]]:
         installed = find_spec(info.package) is not None
         return [(info.name, installed, f"in {_title(info)}" if installed else f"{_title(info)} is not installed")]
     folder = folder_of(info)
-    if info.tree is not None:
-        return [(part, *_verify_images(info.tree, folder, part)) for part in info.parts]
-    return [(file.name, *verify(folder / file.name, file)) for file in info.files]
+    files = [(file.name, *verify(folder / file.name, file)) for file in info.files]
+    if info.tree is None:
+        return files
+    images = [(part, *_verify_images(info.tree, folder, part)) for part in info.parts]
+    whole = [] if info.tree.digest is None else [("all files", *_verify_tree(info, info.tree, folder))]
+    return [*images, *files, *whole]
 
 
 def get(name: str | DatasetInfo, *, progress: Progress | None = None) -> Path:
@@ -114,7 +121,7 @@ def get(name: str | DatasetInfo, *, progress: Progress | None = None) -> Path:
         progress: Called with ``(file, bytes so far, bytes in all or None)`` during a download.
 
     Raises:
-        DataError: No mirror had it; the message says which file to put where by hand.
+        DataError: No mirror had it, and the message says which file to put where by hand; or the disk is full.
     """
     info = _info(name)
     if present(info):
@@ -130,6 +137,9 @@ def get(name: str | DatasetInfo, *, progress: Progress | None = None) -> Path:
                 if present(info) or _fetch_from_mirrors(info, folder, reasons, progress):
                     return folder
         except OSError as reason:
+            if reason.errno in DISK_FULL:
+                fix = "Make room, or set DISSENSUS_DATA to a folder on another disk."
+                raise DataError(f"{info.name} does not fit into {folder}: {reason.strerror}. {fix}") from reason
             reasons.append(f"{folder}: {reason.strerror or reason}")
     raise DataError(_instructions(info, folder, reasons))
 
@@ -174,8 +184,12 @@ def dataset(name: str | DatasetInfo, part: str, *, size: int = 224) -> folders.I
     if info.tree is None:
         checks.refuse("name", "be a data set of images in folders", repr(info.name), "Use sources.load(name, part).")
     _check_part(info, part)
-    get(info)
-    return info.tree.open(folder_of(info), part, size)
+    folder = _verified_folder(info, info.files)
+    if info.tree.digest is not None:
+        ok, reason = _verify_tree(info, info.tree, folder)
+        if not ok:
+            refuse(folder, f"hold the expected files of {info.name}", reason, _FETCH_AGAIN)
+    return info.tree.open(folder, part, size)
 
 
 def weights(name: str | DatasetInfo) -> dict[str, Tensor]:
@@ -229,15 +243,22 @@ def _check_part(info: DatasetInfo, part: str | None) -> None:
         checks.refuse("part", "be None for data that is one whole", repr(part), "Split it with dissensus.data.split.")
 
 
+_FETCH_AGAIN = "Delete it and fetch it again with dissensus.data.sources.get."
+
+
 def _verified(info: DatasetInfo, files: Sequence[File]) -> list[Path]:
     """Paths of files, each of which was read and is the expected one."""
+    folder = _verified_folder(info, files)
+    return [folder / file.name for file in files]
+
+
+def _verified_folder(info: DatasetInfo, files: Sequence[File]) -> Path:
     folder = get(info)
     for file in files:
         ok, reason = verify(folder / file.name, file)
         if not ok:
-            fix = "Delete it and fetch it again with dissensus.data.sources.get."
-            refuse(folder / file.name, f"be the expected file of {info.name}", reason, fix)
-    return [folder / file.name for file in files]
+            refuse(folder / file.name, f"be the expected file of {info.name}", reason, _FETCH_AGAIN)
+    return folder
 
 
 def _title(info: DatasetInfo) -> str:
@@ -262,10 +283,27 @@ def _verify_images(tree: ImageTree, folder: Path, part: str) -> tuple[bool, str]
         images = tree.open(folder, part, 224)
     except DataError as reason:
         return False, str(reason)
-    missing = [file for file in images.files if not file.is_file()]
+    missing = [file for file in images.files if not os.path.isfile(file)]
     if missing:
         return False, f"{len(missing)} of {len(images)} images are missing, first {missing[0].name}"
     return True, f"{len(images)} images in {len(images.classes)} classes"
+
+
+def _verify_tree(info: DatasetInfo, tree: ImageTree, folder: Path) -> tuple[bool, str]:
+    """Whether all images, and the files that list them, are the expected ones."""
+    expected = tree.digest
+    try:
+        images = [file for part in info.parts for file in tree.open(folder, part, 224).files]
+        actual = folders.tree_digest(folder, [*images, *(folder / file.name for file in info.files)])
+    except DataError as reason:
+        return False, str(reason)
+    if actual == expected:
+        return True, f"{actual.files} files have the published digest"
+    return False, f"{_digest_text(actual)} instead of {_digest_text(expected)}" if expected else "no digest is known"
+
+
+def _digest_text(digest: folders.TreeDigest) -> str:
+    return f"{digest.files} files of {digest.bytes} bytes with the digest {digest.md5}"
 
 
 def _fetch_from_mirrors(info: DatasetInfo, folder: Path, reasons: list[str], progress: Progress | None) -> bool:
@@ -283,24 +321,23 @@ def _fetch_from_mirrors(info: DatasetInfo, folder: Path, reasons: list[str], pro
 
 
 def _fetch_from_mirror(info: DatasetInfo, mirror: Mirror, folder: Path, progress: Progress | None) -> None:
+    for leftover in folder.glob(f"{UNFINISHED}*"):  # of processes that were killed; the lock keeps others out
+        shutil.rmtree(leftover, ignore_errors=True)
     fetched = []
     for item in mirror.downloads:
         target = folder / item.name
         if not target.exists():
             log.info("fetching %s", item.address)
-            fetch(item.address, target, sha256=item.sha256, progress=progress)
+            limit = item.bytes or (4 * info.download + _SPARE if info.download else None)
+            fetch(item.address, target, sha256=item.sha256, limit=limit, progress=progress)
             fetched.append(target)
         elif item.sha256 is not None and (checksum := file_digest(target)) != item.sha256:
             refuse(target, f"have the SHA-256 {item.sha256}", checksum, "Delete it.")
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as unpacked:
+    archives = [folder / item.name for item in mirror.downloads]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as unpacked:
         try:
-            unpack(mirror.unpack, [folder / item.name for item in mirror.downloads], Path(unpacked))
-            for file in info.files:
-                ok, reason = verify(Path(unpacked) / file.name, file)
-                if not ok:
-                    refuse(file.name, f"be the expected file when it comes from {mirror.name}", reason)
+            unpack(mirror.unpack, archives, Path(unpacked), limit=_unpacked_limit(info, archives))
+            _verify_unpacked(info, Path(unpacked), mirror.name)
         finally:
             for target in fetched:  # archives that were put there by hand stay
                 target.unlink(missing_ok=True)
@@ -310,6 +347,23 @@ def _fetch_from_mirror(info: DatasetInfo, mirror: Mirror, folder: Path, progress
             if target.is_dir():
                 shutil.rmtree(target)
             os.replace(entry, target)
+
+
+def _verify_unpacked(info: DatasetInfo, folder: Path, mirror: str) -> None:
+    for file in info.files:
+        ok, reason = verify(folder / file.name, file)
+        if not ok:
+            refuse(file.name, f"be the expected file when it comes from {mirror}", reason)
+    if info.tree is not None and info.tree.digest is not None:
+        ok, reason = _verify_tree(info, info.tree, folder)
+        if not ok:
+            refuse(info.name, f"be the expected files when they come from {mirror}", reason)
+
+
+def _unpacked_limit(info: DatasetInfo, archives: Sequence[Path]) -> int:
+    """Bytes that archives may give: a few times the size of the data set, or of the archives where it is not known."""
+    known = max(info.download, sum(file.bytes or 0 for file in info.files))
+    return _SPARE + (4 * known if known else 32 * sum(archive.stat().st_size for archive in archives))
 
 
 def _instructions(info: DatasetInfo, folder: Path, reasons: list[str]) -> str:
@@ -324,7 +378,7 @@ def _instructions(info: DatasetInfo, folder: Path, reasons: list[str]) -> str:
     for mirror in info.mirrors:
         for item in mirror.downloads:
             checksum = f", SHA-256 {item.sha256}" if item.sha256 else ""
-            lines.append(f"  - {item.name} ({item.address}{checksum})")
+            lines.append(f"  - {item.name} ({by_hand(item.address)}{checksum})")
     files = [file.name + (f" (SHA-256 {file.sha256})" if file.sha256 else "") for file in info.files]
     lines += [f"  - {', '.join(files)}"] if files else []
     return "\n".join(lines)

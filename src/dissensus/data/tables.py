@@ -76,7 +76,7 @@ def table(
     missing = [column for column in (*schema.targets, *schema.categories) if column not in columns]
     if missing:
         checks.refuse(name, f"have the columns {', '.join(map(repr, missing))}", list(columns))
-    complete = [i for i, row in enumerate(zip(*columns.values(), strict=True)) if not any(map(_is_missing, row))]
+    complete = [i for i, row in enumerate(zip(*columns.values(), strict=True)) if not any(map(is_missing, row))]
     rows = len(next(iter(columns.values())))
     if len(complete) < rows:
         log.info("%s: %d of %d rows lack a value and are dropped", name, rows - len(complete), rows)
@@ -157,7 +157,8 @@ def scaled(
     return [(x_part.float(), y_part.float()) for x_part, y_part in pairs]
 
 
-def _is_missing(text: str) -> bool:
+def is_missing(text: str) -> bool:
+    """Whether a text stands for a missing value: empty, "NA", "NaN" or "?"."""
     return text.strip().lower() in ("", "na", "nan", "?")
 
 

@@ -1,7 +1,6 @@
 """Which backend runs members: measured on the first batch or chosen by a rule, remembered, reported."""
 
 import functools
-import json
 import logging
 import time
 import warnings
@@ -19,7 +18,7 @@ from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Weights
 from dissensus.randomness import generators_kept
-from dissensus.storage import write_atomically
+from dissensus.storage import read_record, write_record
 
 log = logging.getLogger("dissensus")
 
@@ -61,14 +60,16 @@ class Choices(dict[Mode, Choice]):
         A file that is damaged or belongs to another network is overwritten: choices affect speed and rounding only.
         """
         try:
-            stored = json.loads(file.read_text())
+            stored = read_record(file)
             made = {
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
             if stored["network"] == network and all(choice.backend in BACKENDS for choice in made.values()):
                 self.update(made)
-        except (OSError, ValueError, TypeError, KeyError):
+        except FileNotFoundError:
             pass
+        except (OSError, ValueError, TypeError, KeyError) as reason:
+            log.warning("backends are chosen anew, which may change the last bits of results: %s", reason)
         self.file, self.network = file, network
         self._write()
 
@@ -81,7 +82,7 @@ class Choices(dict[Mode, Choice]):
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice) for mode, choice in self.items()]
-            write_atomically(self.file, json.dumps({"network": self.network, "choices": choices}).encode())
+            write_record(self.file, {"network": self.network, "choices": choices})
 
 
 class _Pass(NamedTuple):

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from dissensus import checks
+from dissensus import checks, storage
 from dissensus.execution.graphs import Capture
+from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.execution.replay import GraphCache, Recording
 
 Inputs = Tensor | tuple[Tensor, ...] | Dataset[Any] | DataLoader[Any]
@@ -189,9 +190,11 @@ class _Collection:
                 checks.refuse("file", "end in .npy", repr(file.name))
             if examples is None:
                 checks.refuse("data", "have a known length when outputs go to a file", "a stream")
-        self.examples, self.file = examples, file
+        self.examples, self.file = examples, None if file is None else file.absolute()
         self.array: np.memmap[Any, Any] | None = None
         self.part: Path | None = None
+        self.unfinished = ExitStack()
+        """Deletes the part at the end, unless it was renamed."""
         self.outputs: Tensor | None = None
         self.pieces: list[Tensor] = []
 
@@ -217,9 +220,10 @@ class _Collection:
             return torch.empty(shape, dtype=first.dtype)
         if first.dtype == torch.bfloat16:
             checks.refuse("outputs", "have a dtype that .npy can store", "bfloat16", "Use ensemble.float().")
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.part = self.file.with_name(f".{self.file.name}.{os.getpid()}.part")
-        self.array = np.lib.format.open_memmap(self.part, "w+", first.numpy().dtype, shape)
+        with storage.full_disk_told(self.file):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.part = self.unfinished.enter_context(storage.temporary_beside(self.file))
+            self.array = storage.new_array(self.part, first.cpu().numpy().dtype, shape)
         return torch.from_numpy(self.array)
 
     def whole(self, examples: int) -> Tensor:
@@ -232,10 +236,29 @@ class _Collection:
         if self.file is None or self.array is None or self.part is None:
             return self.outputs
         self.array.flush()
+        outputs = torch.from_numpy(np.load(self.part, mmap_mode="c"))  # before another process can replace the file
         self.part.replace(self.file)  # readers see the whole file or none
-        return torch.from_numpy(np.load(self.file, mmap_mode="c"))
+        return outputs
 
     def close(self) -> None:
         """Delete an unfinished file."""
-        if self.part is not None:
-            self.part.unlink(missing_ok=True)
+        self.unfinished.close()
+
+
+def prediction_out_of_memory(device: torch.device, members: int, batch_size: int, file: bool) -> OutOfMemory:
+    """What helps where a prediction runs out of memory, the cheapest measure first.
+
+    >>> error = prediction_out_of_memory(torch.device("cpu"), 5, 1024, file=True)
+    >>> str(error).partition("What helps: ")[2]
+    'batch_size=512, or smaller batches of your DataLoader; fewer members at once, by ensemble.subset.'
+    """
+    ways: list[str] = []
+    if batch_size > 1:
+        ways.append(f"batch_size={batch_size // 2}, or smaller batches of your DataLoader")
+    if not file:
+        ways.append('file="outputs.npy", so that outputs do not stay in memory')
+    ways.append("fewer members at once, by ensemble.subset" if members > 1 else "a smaller network")
+    return OutOfMemory(
+        f"prediction ran out of memory on {device} with {members} members and batches of {batch_size} examples. "
+        f"What helps: {'; '.join(ways)}."
+    )

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from html import escape
 from itertools import groupby
+from xml.etree.ElementTree import Element
 
+from dissensus.pages.markup import document, element, on_lines
 from dissensus.pages.parts import (
     Badge,
     Cell,
@@ -46,6 +47,7 @@ p + .note { margin-top: -.6rem; }
 figure { margin: 0; max-width: 40rem; padding: .9rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 10px; }
 figure svg { width: 100%; height: auto; display: block; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { color: var(--soft); font-size: .92rem; line-height: 1.45; margin-top: .5rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: 1rem 0; }
@@ -97,91 +99,86 @@ _SHORT = 24
 
 def html(page: Page) -> str:
     """The page as the text of an HTML file."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}</title>\n<style>{STYLE}</style>\n"
-        '<link rel="icon" href="data:,">\n</head>\n<body>\n<main>\n'
-        f"<h1>{escape(page.title)}</h1>\n{_parts(page.parts, 2)}\n</main>\n</body>\n</html>\n"
-    )
+    heading = element("h1", None, page.title)
+    main = element("main", None, *on_lines(heading, *_parts(page.parts, 2)))
+    return document(page.title, main, style=STYLE)
 
 
-def _parts(parts: Sequence[Part], level: int) -> str:
+def _parts(parts: Sequence[Part], level: int) -> list[Element]:
     """Parts one after another; ``level`` is that of the next heading."""
-    pieces: list[str] = []
+    elements: list[Element] = []
     for is_drawing, group in groupby(parts, lambda part: isinstance(part, Drawing)):
         neighbours = list(group)
-        pieces += [_drawings(neighbours)] if is_drawing else [_part(part, level) for part in neighbours]
-    return "\n".join(pieces)
+        elements += (
+            [_drawings(neighbours)] if is_drawing else [node for part in neighbours for node in _part(part, level)]
+        )
+    return elements
 
 
-def _part(part: Part, level: int) -> str:
+def _part(part: Part, level: int) -> list[Element]:
     match part:
         case Text():
-            return _paragraph(part)
+            return [element("p", {"class": part.kind}, *_prose(part.text))]
         case Badge():
-            return f"<p>{_badge(part)}</p>"
+            return [element("p", None, _badge(part))]
         case PageTable():
-            return _table(part)
+            return [_table(part)]
         case FactList():
-            pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in part.pairs)
-            return f"<dl>{pairs}</dl>"
+            pairs = [(element("dt", None, name), element("dd", None, value)) for name, value in part.pairs]
+            return [element("dl", None, *(item for pair in pairs for item in pair))]
         case Folded():
-            return f"<details><summary>{escape(part.summary)}</summary>{_parts(part.parts, level)}</details>"
+            return [element("details", None, element("summary", None, part.summary), *_parts(part.parts, level))]
         case Section():
-            anchor = f' id="{escape(part.anchor)}"' if part.anchor else ""
-            return f"<h{level}{anchor}>{escape(part.title)}</h{level}>\n{_parts(part.parts, level + 1)}"
+            return [element(f"h{level}", {"id": part.anchor}, part.title), *_parts(part.parts, level + 1)]
         case Drawing():
-            return _drawings([part])
+            return [_drawings([part])]
 
 
-def _paragraph(part: Text) -> str:
-    return f"<p{_class_attribute(part.kind)}>{_prose(part.text)}</p>"
-
-
-def _prose(text: str) -> str:
+def _prose(text: str) -> list[Element | str]:
     """Text in which a number stays on one line with its symbol or its per cent sign, and `names` are code."""
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-    return re.sub(r"(?<=\d) %", "&nbsp;%", re.sub("([βελ]) = ", r"\1&nbsp;=&nbsp;", text))
+    text = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
+    text = re.sub("([βελ]) = ", "\\1\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}", text)
+    pieces = re.split(r"`([^`]+)`", text)
+    return [element("code", None, piece) if i % 2 else piece for i, piece in enumerate(pieces)]
 
 
-def _badge(badge: Badge) -> str:
-    return f'<span class="badge {badge.news}">{escape(badge.text)}</span>'
+def _badge(badge: Badge) -> Element:
+    return element("span", {"class": f"badge {badge.news}"}, badge.text)
 
 
-def _drawings(drawings: Sequence[Part]) -> str:
+def _drawings(drawings: Sequence[Part]) -> Element:
     """Figures side by side where there is room: two columns for two or four of them, else up to three."""
-    inner = "\n".join(_figure(drawing) for drawing in drawings if isinstance(drawing, Drawing))
+    figures = [_figure(drawing) for drawing in drawings if isinstance(drawing, Drawing)]
     even = " even" if len(drawings) in (2, 4) else ""
-    return f'<div class="figures{even}">\n{inner}\n</div>'
+    return element("div", {"class": f"figures{even}"}, *on_lines(*figures))
 
 
-def _figure(drawing: Drawing) -> str:
+def _figure(drawing: Drawing) -> Element:
     svg = as_svg(drawing.figure, drawing.description or drawing.caption)
-    caption = f"<figcaption>{_prose(drawing.caption)}</figcaption>" if drawing.caption else ""
-    return f"<figure>{svg}{caption}</figure>"
+    caption = [element("figcaption", None, *_prose(drawing.caption))] if drawing.caption else []
+    return element("figure", None, svg, *caption)
 
 
-def _table(table: PageTable) -> str:
+def _table(table: PageTable) -> Element:
     numeric = [_is_numeric([row[i] for row in table.rows]) for i in range(len(table.header))]
-    head = "".join(
-        f'<th scope="col"{_class_attribute("number" if right else "")}>{escape(name)}</th>'
+    names = [
+        element("th", {"scope": "col", "class": "number" if right else ""}, name)
         for name, right in zip(table.header, numeric, strict=True)
-    )
+    ]
     labels = [name if table.narrow == "cards" else "" for name in table.header]
-    rows = ["".join(_cell(*cell) for cell in zip(row, labels, numeric, strict=True)) for row in table.rows]
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table{_class_attribute(_TABLE_CLASSES[table.narrow])}>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
+    rows = [
+        element("tr", None, *(_cell(*cell) for cell in zip(row, labels, numeric, strict=True))) for row in table.rows
+    ]
+    head, body = element("thead", None, element("tr", None, *names)), element("tbody", None, *on_lines(*rows))
+    content = element("table", {"class": _TABLE_CLASSES[table.narrow]}, *on_lines(head, body))
+    return element("div", {"class": "scroll"}, content)
 
 
 def _is_numeric(cells: Sequence[Cell]) -> bool:
     return any(isinstance(cell, Number) for cell in cells)
 
 
-def _cell(cell: Cell, label: str, numeric: bool) -> str:
+def _cell(cell: Cell, label: str, numeric: bool) -> Element:
     if isinstance(cell, Number):
         kind = "number"
     elif isinstance(cell, str) and len(cell) > _SHORT:
@@ -190,21 +187,17 @@ def _cell(cell: Cell, label: str, numeric: bool) -> str:
         kind = "beside-numbers"
     else:
         kind = "short" if isinstance(cell, str) and cell else ""
-    labelled = f' data-label="{escape(label)}"' if label and not isinstance(cell, Badge) else ""
-    return f"<td{_class_attribute(kind)}{labelled}>{_cell_content(cell)}</td>"
+    attributes = {"class": kind, "data-label": "" if isinstance(cell, Badge) else label}
+    return element("td", attributes, *_cell_content(cell))
 
 
-def _cell_content(cell: Cell) -> str:
+def _cell_content(cell: Cell) -> list[Element | str]:
     match cell:
         case Number():
-            return escape(cell.text) + (f" <small>{escape(cell.interval)}</small>" if cell.interval else "")
+            return [cell.text, *([" ", element("small", None, cell.interval)] if cell.interval else [])]
         case Badge():
-            return _badge(cell)
+            return [_badge(cell)]
         case Link():
-            return f'<a href="{escape(cell.target)}">{escape(cell.text)}</a>'
+            return [element("a", {"href": f"#{cell.anchor}"}, cell.text)]
         case _:
-            return escape(cell)
-
-
-def _class_attribute(name: str) -> str:
-    return f' class="{name}"' if name else ""
+            return [cell]

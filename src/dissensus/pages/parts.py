@@ -1,12 +1,24 @@
 """The parts of a page, as plain data: text, numbers, tables, figures, facts, sections."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 News = Literal["good", "fair", "bad", "none"]
 """What kind of news a verdict is; pages and commands choose its colour by it."""
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits; from a thousand on with commas, and without an exponent up to 10⁹.
+
+    >>> significant(1813.6), significant(-12_345_678.0), significant(0.00012346), significant(999.6), significant(2e9)
+    ('1,810', '-12,300,000', '0.000123', '1,000', '2e+09')
+    """
+    text = f"{value:.{digits}g}"
+    rounded = float(text)
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e9 else text
 
 
 @dataclass(frozen=True)
@@ -38,15 +50,15 @@ class Number:
     @property
     def text(self) -> str:
         """The value alone; empty where it is missing or not finite."""
-        return "" if not _known(self.value) else f"{self.value:{self.form}}"
+        return "" if self.value is None or not math.isfinite(self.value) else _formatted(self.value, self.form)
 
     @property
     def interval(self) -> str:
         """``low to high``, or ``± error``; empty where neither is known."""
         form = ".3g" if self.form.endswith("g") else self.form
-        if _known(self.low) and _known(self.high):
-            return f"{self.low:{form}} to {self.high:{form}}"
-        return f"± {self.error:.1g}" if self.error and _known(self.error) else ""
+        if self.low is not None and self.high is not None and math.isfinite(self.low) and math.isfinite(self.high):
+            return f"{_formatted(self.low, form)} to {_formatted(self.high, form)}"
+        return f"± {significant(self.error, 1)}" if self.error and math.isfinite(self.error) else ""
 
     def __str__(self) -> str:
         if not self.text or not self.interval:
@@ -54,8 +66,9 @@ class Number:
         return f"{self.text} {self.interval}" if self.interval.startswith("±") else f"{self.text} ({self.interval})"
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _formatted(value: float, form: str) -> str:
+    digits = re.fullmatch(r"\.(\d+)g", form)
+    return significant(value, int(digits[1])) if digits else f"{value:{form}}"
 
 
 @dataclass(frozen=True)
@@ -68,9 +81,10 @@ class Badge:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to an anchor of the page."""
+    """A link to a section of the page."""
 
-    target: str
+    anchor: str
+    """The anchor of the section."""
     text: str
 
 

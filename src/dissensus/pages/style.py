@@ -1,12 +1,13 @@
 """The style of all figures, and figures as files: SVG takes its ink from the page, so it reads in light and in dark."""
 
 import io
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element, fromstring
+
+from dissensus.pages.markup import printable
 
 INK = "#010203"
 """Stands for the page's text colour: replaced by ``currentColor`` in the SVG."""
@@ -19,6 +20,8 @@ DARK_INK = "#1c2428"
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE_SIZE = 11.5
+_BETWEEN = 0.06
+"""Space between panels, as a share of a panel, so that the label of one does not touch the next."""
 _LEGEND_WIDTH = 62
 """Characters that fit side by side below a panel."""
 
@@ -58,8 +61,10 @@ def figure_style() -> Iterator[None]:
 def blank_figure(width: float = 5.2, height: float = 3.3, **options: Any) -> Any:
     """An empty matplotlib figure of this many inches."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return Figure(figsize=(width, height), layout="constrained", **options)
+    layout = ConstrainedLayoutEngine(wspace=_BETWEEN, hspace=_BETWEEN)
+    return Figure(figsize=(width, height), layout=layout, **options)
 
 
 def draw_line(
@@ -95,7 +100,8 @@ def add_legend(figure: Any, names: Sequence[str]) -> None:
 
 def save(figure: Any, file: Path) -> None:
     """Write a figure on white as PDF, PNG or SVG, by the file's ending."""
-    figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
+    with _plain_text(figure):
+        figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
 
 
 def as_png(figure: Any) -> bytes:
@@ -104,16 +110,47 @@ def as_png(figure: Any) -> bytes:
     for axes in figure.axes:
         if len(axes.lines) > 1 and not figure.legends:
             axes.legend(frameon=False)
-    figure.savefig(buffer, format="png", dpi=110, facecolor="white", bbox_inches="tight")
+    with _plain_text(figure):
+        figure.savefig(buffer, format="png", dpi=110, facecolor="white", bbox_inches="tight")
     return buffer.getvalue()
 
 
 @figure_style()
-def as_svg(figure: Any, description: str) -> str:
-    """A figure as inline SVG, with a description for screen readers and the page's ink."""
+def as_svg(figure: Any, description: str) -> Element:
+    """A figure as an SVG element, with a description for screen readers and the page's ink."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with _plain_text(figure):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    body = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    start, rest = body.replace(INK, "currentColor").split(">", 1)
-    return f'{start} role="img" aria-label="{escape(description)}">{rest}'
+    svg = fromstring(text[text.index("<svg") :])
+    for node in svg.iter():
+        for child in list(node):
+            if child.tag.endswith(("}metadata", "}style")):  # the page has the style, which is the same for all figures
+                node.remove(child)
+        node.tag = _local_name(node.tag)
+        node.attrib = {_local_name(name): value.replace(INK, "currentColor") for name, value in node.attrib.items()}
+    svg.attrib |= {"role": "img", "aria-label": printable(description)}
+    return svg
+
+
+def _local_name(name: str) -> str:
+    """A name without its namespace, as HTML has it: ``xlink:href`` is ``href``."""
+    return name.rpartition("}")[2]
+
+
+@contextmanager
+def _plain_text(figure: Any) -> Iterator[None]:
+    """Draw texts as they are: ``$`` starts no formula, and characters that cannot be drawn are replaced."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text()))
+        text.set_parse_math(False)
+    for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
+        names = axis.get_major_formatter()
+        if isinstance(names, FuncFormatter):  # of ticks with names, which are written when they are drawn
+            axis.set_major_formatter(lambda value, place, names=names: printable(names(value, place)))
+    with rc_context({"text.parse_math": False}):
+        yield

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dissensus.auditing.examples import DROPS
 from dissensus.pages import Cell, Drawing, FactList, Number, Page, PageTable, Part, Section, Text, charts, style
+from dissensus.pages.parts import significant
 from dissensus.studies import verdicts
 from dissensus.studies.demo import DemoProblem, DemoResult, DemoRun
 
@@ -58,7 +59,8 @@ def finding(result: DemoResult, problem: str) -> str:
     ratio = member[-1] / member[0]
     return (
         f"From β = {betas[0]:g} to β = {betas[-1]:g}, diversity {_growth_in_words(growth)} "
-        f"({diversity[0]:.3g} to {diversity[-1]:.3g}), and each member alone got {'worse' if ratio > 1 else 'better'}: "
+        f"({significant(diversity[0])} to {significant(diversity[-1])}), and each member alone got "
+        f"{'worse' if ratio > 1 else 'better'}: "
         f"its error is {_rounded(ratio)} times what it was. {_change_in_words(differences, ensemble[0])}"
     )
 

@@ -89,7 +89,7 @@ def _overview(studies: Sequence[Study]) -> PageTable:
     rows: list[list[Cell]] = []
     for spec, summary in studies:
         words = state(spec, summary)
-        name = spec.reference if summary is None else Link(f"#{_anchor(spec)}", spec.reference)
+        name = spec.reference if summary is None else Link(_anchor(spec), spec.reference)
         scale = "" if summary is None else summary.scale
         rows.append([name, Badge(words, NEWS.get(words, "none")), agreement(summary), scale, spec.claim])
     return PageTable(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
@@ -308,7 +308,12 @@ def write_figures(names: Sequence[str], root: Path, folder: Path, kind: str) -> 
             continue
         spec = library.load(name)
         for figure, title in figures(spec, summary):
-            file = folder / f"{_anchor(spec)}-{title.replace(' ', '-')}.{kind}"
+            file = folder / f"{_anchor(spec)}-{_file_name(title)}.{kind}"
             style.save(figure, file)
             files.append(file)
     return files
+
+
+def _file_name(title: str) -> str:
+    """A title as a part of a file's name: characters that separate folders, or that are not printable, become ``-``."""
+    return "".join("-" if character in "/\\: " or not character.isprintable() else character for character in title)

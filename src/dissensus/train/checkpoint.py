@@ -9,15 +9,15 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import dissensus.train.memory as memory
 from dissensus import storage
+from dissensus.execution.out_of_memory import advising
 from dissensus.fingerprint import differing
 from dissensus.train.engine import Engine
 from dissensus.train.settings import CheckpointSettings
@@ -42,16 +42,47 @@ def threads_restored() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+@contextmanager
+def reserved(settings: CheckpointSettings | None) -> Iterator[None]:
+    """A block in which no other training can use a folder of checkpoints; one that is in use is refused."""
+    if settings is None:
+        yield
+        return
+    folder = settings.folder
+    if folder.exists() and not folder.is_dir():
+        raise storage.StorageError(f"{folder} is a file; give a folder for checkpoints.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(storage.locked(folder, wait=False))
+        except BlockingIOError as reason:
+            raise storage.StorageError(
+                f"{folder} is in use by another training, of {reason}. Wait for its end, or give another folder."
+            ) from None
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):  # nothing was written: leave no folder behind
+                if [path.name for path in folder.iterdir()] == [storage.LOCK]:
+                    (folder / storage.LOCK).unlink()
+                    folder.rmdir()
+            raise
+
+
 class Checkpointer:
     """Writes the state of an engine between steps, and restores it.
 
     Args:
         settings: Where checkpoints are, how often they are written, and whether training resumes from one.
-        fingerprint: The fingerprint of every setting. A checkpoint with another fingerprint is refused.
+        fingerprint: The fingerprint of every setting. A checkpoint with another fingerprint is refused, and so is one
+            of other runs of a sweep.
     """
 
     def __init__(self, settings: CheckpointSettings, fingerprint: Mapping[str, Any]) -> None:
-        self.settings, self.fingerprint = settings, dict(fingerprint)
+        self.settings, self.fingerprint = (
+            settings,
+            {**fingerprint, "part": None if settings.part is None else list(settings.part)},
+        )
         self.folder = settings.folder
         self.choices = self.folder / "choices.json" if settings.choices is None else settings.choices
         """The file that keeps which backends run, so that a resumed training uses the same ones."""
@@ -104,14 +135,15 @@ class Checkpointer:
                 log.warning("checkpoint skipped, trying the one before it: %s", reason)
                 continue
             check_format(manifest, path)
-            self._check(manifest["fingerprint"], path)
+            self.check(manifest["fingerprint"], path)
             self._restore(engine, tensors, manifest)
             return True
         if paths:
             raise storage.StorageError(f"no checkpoint in {self.folder} is whole; give another folder to start anew.")
         return False
 
-    def _check(self, stored: Mapping[str, Any], path: Path) -> None:
+    def check(self, stored: object, path: Path) -> None:
+        """Refuse a folder with another fingerprint."""
         keys = differing(stored, self.fingerprint)
         if keys:
             raise storage.StorageError(
@@ -136,15 +168,11 @@ def check_format(stored: Mapping[str, Any], path: Path) -> None:
 
 def train(engine: Engine) -> None:
     """Train to the end, from the newest checkpoint if there is one; an error about memory says what helps."""
-    try:
+    with advising(engine.out_of_memory):
         if isinstance(engine.checkpointer, Checkpointer):
             _train_with_checkpoints(engine, engine.checkpointer)
         else:
             engine.train()
-    except RuntimeError as reason:
-        if not memory.ran_out(reason):
-            raise
-        raise engine.out_of_memory() from None
 
 
 def _train_with_checkpoints(engine: Engine, checkpointer: Checkpointer) -> None:

@@ -17,7 +17,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, split
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
-from dissensus.train.checkpoint import train
+from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
 from dissensus.train.grid import Run
@@ -75,98 +75,115 @@ def fit(
     split_seed: int | None = None,
     twin: bool | Objective = False,
 ) -> History:
-    """Train an ensemble in place and return the record of it.
+    """Train the members of an ensemble in place.
 
-    All members see the same batches and take one stacked step. With an objective that has no interaction, that is what
-    M separate trainings would do, step for step.
+    All members see the same batches and are updated in one stacked step. Without interaction between members, the
+    result is that of M separate trainings, step for step.
 
     Args:
-        ensemble: Trained where it is (``ensemble.to("cuda")`` first for a GPU). Left in its mode (train or eval). A
-            module by itself is an ensemble of one, or of its masks (`dissensus.masks.Masked`).
-        data: ``(x, y)`` tensors, moved to the device whole; a ``Dataset``; or a ``DataLoader``, whose own order stands.
-        objective: ``(outputs [M, B, C], targets) -> LossParts``; bind hyperparameters with ``functools.partial``.
-            Targets that its loss does not take are refused: tensors before training, a loader's batch by batch. The
-            loss must be visible for that: bound by name in the ``partial``, or the objective's own. An objective of
-            your own gets this check if it has a parameter ``loss`` that holds a name from `dissensus.losses`.
-        epochs: Passes over the data.
-        batch_size: Examples per step; the last batch of an epoch may be smaller.
-        lr: Learning rate, or one per member; so are ``momentum``, ``weight_decay`` and ``clip_norm``.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``, each equal to ``torch.optim``'s.
-        momentum: SGD's.
-        nesterov: SGD's.
-        betas: Adam's.
-        eps: Adam's.
-        weight_decay: L2 penalty, or decoupled decay in AdamW.
-        schedule: ``"constant"``, ``"cosine"`` or one of `dissensus.train.schedules`.
-        clip_norm: Largest norm of a member's gradient.
-        frozen: Members that take no step: weights, moments and batch-norm statistics stay as they are.
-        freeze: Freeze members that have converged, one per epoch at most (`dissensus.train.Convergence` has the rule);
-            their outputs still count for the others. Training ends when all are frozen, or after ``epochs``; the
-            history's ``frozen_at`` tells when each was.
-        unlabelled: Data for objectives that disagree on data without labels (`objectives.a2d`, `objectives.divdis`): a
-            tensor, or any source, whose targets are not looked at. Each step sees a batch of it beside the labelled
-            one, in a pass of its own; the objective gets members' outputs on it as ``unlabelled``.
-        active_members: The number of members that are drawn at every step and trained alone, as though they were the
-            ensemble, with the loss counted M / ``active_members`` times (the LDR paper's stochastic sum). Members that
-            are not drawn cost nothing and do not change: no decay, no moments, no batch-norm statistics.
-        sequential: Train members one after the other, each for ``epochs``, with earlier ones frozen, as A2D was first
-            done (`objectives.a2d` with ``classes="earlier"``). The first has nobody to differ from and is trained on
-            its cross-entropy alone; later ones see themselves and the earlier members. The history is that of all
-            stages, one after the other.
-        adversarial: Attack part of every batch with the weights of that step (`dissensus.train.AdversarialTraining`).
-        validation: ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs, or the fraction of tensor data to split
-            off (by the seed). The best epoch's weights are kept at the end. The metric on it goes into the history as
-            ``validation``, the objective's parts on it as ``validation_...``.
-        metric: ``(outputs [M, N, C], targets) -> `` a number, or one per member with ``watch="member"``. By default the
-            loss of the pooled prediction, with the loss and the pool that are bound to the objective (and each member's
-            own loss with ``watch="member"``). Without a pool, as in `objectives.independent`, class logits are pooled
-            by probability and everything else by score. An objective of your own gives these losses as its parts
-            ``ensemble`` and ``member_loss``; without ``ensemble``, a parameter ``loss`` that holds a name from
-            `dissensus.losses` counts, and without such a loss its total divided by M.
-        mode: Whether a lower (``"min"``) or a higher ``metric`` is better (``"max"``, as for an accuracy). Required
-            with ``metric``.
-        track: More measures of the validation data, by name: ``(outputs [M, N, C], targets) -> `` a number. They go
-            into the history as ``validation_...`` and do not affect training.
-        watch: Whose metric decides: the ensemble's, or each member's own (each then stops and is kept on its own).
-        patience: Stop after this number of epochs without an improvement of the metric by more than ``min_delta``.
-        min_delta: See ``patience``. It is in the metric's units; the default metric does not grow with M.
-        keep: Keep the weights of the ``"best"`` epoch at the end, or of the ``"last"`` one; validation data then does
-            not change the result.
-        augment: ``(x, generator) -> x`` on each training batch, on the device, seeded by (seed, epoch, step). A list
-            has one per member, each of whom then sees a batch of its own.
-        precision: ``"auto"`` is bf16 autocast on cards with bf16 matrix units, for networks that gain from it
-            (convolutions, or linear layers at least 256 wide), else the weights' own; ``"float32"``, ``"tf32"`` and
-            ``"bf16"`` on request. The objective always sees float32.
-        channels_last: How images lie in memory; by default so where networks with convolutions run in bf16 on a GPU.
-        deterministic: Equal bits for the same training on the same machine, at some cost of speed: every sum has a
-            fixed order, and ``backend="auto"`` goes by a rule, not by measuring. The number of threads counts:
-            ``torch.set_num_threads`` must be the same.
-        max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
-            Members that do not fit all at once are taken in groups, with equal results.
-        shuffle: A new order every epoch, from (seed, epoch).
-        drop_last: Leave out a smaller last batch.
-        checkpoint: A folder for checkpoints, so that a training that was killed can go on (a foreign ``DataLoader``
-            at epoch ends only).
-        resume: Go on from the newest whole checkpoint in that folder, or start where there is none.
-        checkpoint_seconds: Time between checkpoints; by default ten seconds, more where writing costs over 2 %.
-        progress: Called with a `Progress` about ten times a second and at epoch ends.
-        seed: Determines data order, layers of dropout and augmentation. What a network's own code or a data set draws
-            (``F.dropout``, ``torch.randn``) comes from torch's global generator.
-        split_seed: Determines the validation split; by default the seed does.
-        twin: Train an independent twin as well, a reference for an audit: a copy of the members as they are now,
-            trained with the same loss, data order, seeds and settings, but without interaction between members. It is
-            trained after the ensemble, whose result it does not change, and takes as long as an independent training
-            does. It ends up as ``ensemble.twin`` and ``history.twin``, its record as ``history.twin_history``. The
-            loss of ``objective`` must be visible, as it must be for the check of targets; otherwise pass the twin's
-            objective here, ``partial(objectives.independent, loss="mse")`` for example. Data without labels is left
-            out where that objective does not take it, and ``sequential`` members are trained all at once. A
-            ``checkpoint`` holds the twin's training in a folder ``twin`` inside. Any fit without ``twin`` sets
-            ``ensemble.twin`` to None.
+        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first. Its
+            mode (train or eval) is restored afterwards. An ``nn.Module`` is trained as an ensemble of one member, or of
+            its masks (`dissensus.masks.Masked`).
+        data: Training data: a pair of tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader``. Tensors are moved to the
+            device as a whole. A ``DataLoader`` keeps its own order and batch size.
+        objective: Function ``(outputs [M, B, C], targets) -> LossParts``. Bind hyperparameters with
+            ``functools.partial``. Targets that do not fit its loss are refused: tensors before training, batches of a
+            loader when they arrive. This check needs to know the loss. It knows the losses of `dissensus.objectives`,
+            and the loss of your own objective if its parameter ``loss`` is the name of a loss in `dissensus.losses`.
+        epochs: Number of passes over the data.
+        batch_size: Number of examples per step. The last batch of an epoch may be smaller. Not used with a
+            ``DataLoader``.
+        lr: Learning rate: a number, or a sequence with one number per member.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``. Updates equal those of ``torch.optim``.
+        momentum: Momentum of SGD: a number, or one per member.
+        nesterov: Whether SGD uses Nesterov momentum.
+        betas: Decay rates of Adam's two moments.
+        eps: Number that Adam adds to the denominator.
+        weight_decay: L2 penalty of SGD and Adam, decoupled weight decay of AdamW: a number, or one per member.
+        schedule: Learning-rate schedule: ``"constant"``, ``"cosine"`` or a function from `dissensus.train.schedules`.
+        clip_norm: Maximum norm of a member's gradient: a number, or one per member. None does not clip.
+        frozen: Indices of members that are not trained. Their weights, optimizer state and batch-norm statistics do not
+            change. Their outputs still count in the objective.
+        freeze: Rule that freezes members once they have converged, at most one per epoch (see
+            `dissensus.train.Convergence`). Training ends when all members are frozen, or after ``epochs``.
+            ``frozen_at`` of the history has the epoch at which each member was frozen.
+        unlabelled: Data without labels, for objectives such as `objectives.a2d` and `objectives.divdis`: a tensor, or
+            any source that ``data`` may be. Targets in it are ignored. Every step takes one batch of it in a separate
+            forward pass. The objective receives the members' outputs on it as ``unlabelled``.
+        active_members: Number of members to draw at random for every step. Only these members are evaluated and
+            trained, and the loss is multiplied by M / ``active_members`` (the stochastic sum of the LDR paper). The
+            other members do not change: neither weights, nor optimizer state, nor batch-norm statistics. None trains
+            all members at every step.
+        sequential: Whether to train members one after another, each for ``epochs`` epochs, with earlier members frozen.
+            This is how A2D was first trained (`objectives.a2d` with ``classes="earlier"``). The first member is trained
+            with cross-entropy. Every later member is trained with the objective of itself and the earlier members. The
+            history holds the epochs of all members in this order.
+        adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
+            attacked with the weights of that step.
+        validation: Validation data: ``(x, y)``, a ``Dataset`` or a ``DataLoader``; or the fraction of the training
+            tensors to hold out, a float between 0 and 1. The history records ``metric`` on it as ``validation``, and
+            the parts of the objective as ``validation_...``.
+        metric: Function ``(outputs [M, N, C], targets)`` of the validation data that returns a number, or one number
+            per member with ``watch="member"``. The default is the loss of the pooled prediction, with loss and pool of
+            the objective; with ``watch="member"``, the loss of every member. An objective without a pool, such as
+            `objectives.independent`, pools class logits by probability and other outputs by score. For your own
+            objective the default is its part ``ensemble`` (or ``member_loss``). If there is no such part, it is the
+            loss that the parameter ``loss`` names, and otherwise the total divided by M.
+        mode: Whether a lower (``"min"``) or a higher (``"max"``) ``metric`` is better. Required with ``metric``.
+        track: Further measures of the validation data, by name: functions ``(outputs [M, N, C], targets)`` that return
+            a number. The history records them as ``validation_...``. They do not affect training.
+        watch: Whether the metric is that of the ``"ensemble"`` or of every ``"member"``. With ``"member"``, early
+            stopping and the choice of the best epoch are separate for every member.
+        patience: Number of epochs without improvement after which training stops. None does not stop early. Requires
+            ``validation``.
+        min_delta: The metric has improved if it is better than the best one so far by more than this number. The
+            default metric does not grow with the number of members.
+        keep: Which weights the ensemble has at the end, if there is validation data: those of the ``"best"`` epoch or
+            of the ``"last"`` one. With ``"last"``, validation data does not change the result.
+        augment: Function ``(x, generator) -> x`` that is applied to every training batch on the device. The generator
+            is seeded by seed, epoch and step. A list has one function per member, and every member then sees its own
+            version of the batch.
+        precision: ``"auto"``, ``"float32"``, ``"tf32"`` or ``"bf16"``. ``"auto"`` uses bf16 autocast on GPUs with bf16
+            matrix units for networks that profit from it (with convolutions, or with linear layers at least 256 wide),
+            and the dtype of the weights otherwise. The objective is always computed in float32 or higher.
+        channels_last: Whether images and convolution weights are stored with channels last. By default, this is the
+            case for networks with convolutions in bf16 on a GPU.
+        deterministic: Whether the same training gives the same bits on the same machine. It is slower, because sums
+            have a fixed order and ``backend="auto"`` follows a rule instead of measuring. The number of threads
+            (``torch.set_num_threads``) must be the same too.
+        max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
+            or half of the machine's memory. If not all members fit, they are processed in groups, with equal results.
+        shuffle: Whether the order of examples changes every epoch. The order depends on seed and epoch.
+        drop_last: Whether to leave out the last batch of an epoch if it is smaller than ``batch_size``.
+        checkpoint: Folder for checkpoints, with which an interrupted training can be resumed. With a ``DataLoader``,
+            checkpoints are written at the ends of epochs only.
+        resume: Whether to resume from the newest intact checkpoint in ``checkpoint``. Training starts from the
+            beginning if there is none.
+        checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
+            the time.
+        progress: Function that is called with a `Progress` about ten times a second and at the end of every epoch.
+        seed: Seed of data order, dropout layers and augmentation. Random numbers that a network's own code or a data
+            set draws (``F.dropout``, ``torch.randn``) come from torch's global generator.
+        split_seed: Seed of the validation split. The default is ``seed``.
+        twin: Whether to train an independent twin as well, as a reference for an audit. The twin starts from a copy of
+            the members as they are before training. It is trained with the same loss, data order, seeds and settings,
+            but without interaction between members. It is trained after the ensemble and does not change the ensemble's
+            result. It takes as long as an independent training. The twin is stored as ``ensemble.twin`` and
+            ``history.twin``, its history as ``history.twin_history``.
+
+            The loss of ``objective`` must be known, as for the check of targets. Otherwise pass the objective of the
+            twin here, for example ``partial(objectives.independent, loss="mse")``. The twin does not use ``unlabelled``
+            data unless its objective takes it, and its members are trained together even if ``sequential`` is set. Its
+            checkpoints are in the folder ``twin`` inside ``checkpoint``. A fit without ``twin`` sets ``ensemble.twin``
+            to None.
+
+    Returns:
+        The history: losses, parts of the objective, learning rates and validation metrics of every epoch.
 
     Raises:
-        TrainingDiverged: NaN or infinity in the loss or a gradient. It names step, part and members; the ensemble keeps
-            the weights from before that step, or with validation data its best ones up to then. Where that happens to
-            the twin, the error's ``twin`` is True and the ensemble keeps the result of its own training.
+        TrainingDiverged: The loss or a gradient is NaN or infinite. The error names the step, the part of the objective
+            and the members. The ensemble has the weights from before that step or, with validation data, its best
+            weights so far. If the twin diverged, ``twin`` of the error is True, and the ensemble keeps its result.
     """
     check_objective(objective)
     check_resume(resume, checkpoint)
@@ -219,16 +236,19 @@ def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin 
     with settings_kept(ensemble):
         tell_of_split(ensemble.body, recipe.objective)
         engine = recipe.engine(progress=progress, checkpoint=recipe.checkpoint)
-        if twin is not None:
-            twin.keep(engine.checkpointer)
-        before, ensemble.twin = ensemble.twin, None
-        try:
-            train(engine)
-        except BaseException:
-            ensemble.twin = before if engine.state.steps == 0 else None  # weights that did not change keep their twin
-            raise
-        finally:
-            ensemble.body.choices.file = None
+        with reserved(recipe.checkpoint):
+            if twin is not None:
+                twin.keep(engine.checkpointer)
+            before, ensemble.twin = ensemble.twin, None
+            try:
+                train(engine)
+            except BaseException:
+                ensemble.twin = (
+                    before if engine.state.steps == 0 else None
+                )  # weights that did not change keep their twin
+                raise
+            finally:
+                ensemble.body.choices.file = None
     history = replace(engine.history(0), steps=engine.state.steps, seconds=engine.state.elapsed)
     if 0 in engine.state.failures:
         finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.execution import Body, settings_kept
+from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.randomness import generators_kept
 from dissensus.train.member_groups import MemberGroups
 
@@ -187,17 +188,6 @@ def runs_at_once(bytes_per_run: int, runs: int, budget: int) -> int:
     return min(runs, max(1, budget // max(bytes_per_run, 1)))
 
 
-class OutOfMemory(RuntimeError):
-    """Training ran out of memory; the message says what helps."""
-
-
-def ran_out(reason: BaseException) -> bool:
-    """Whether an error means that memory has run out."""
-    return isinstance(reason, torch.OutOfMemoryError) or (
-        isinstance(reason, RuntimeError) and "can't allocate memory" in str(reason)
-    )
-
-
 @dataclass(frozen=True)
 class Footprint:
     """What was training when memory ran out."""
@@ -218,6 +208,8 @@ class Footprint:
         if at_once > 1 and self.plan is not None:
             half = self.plan.needs.held + at_once // 2 * self.plan.needs.per_member
             ways.append(f"max_memory={half} (fewer members at once, equal results; now {at_once})")
+        if self.runs > 1:
+            ways.append(f"a smaller max_memory (fewer runs at once; now {self.runs}), with a new folder of checkpoints")
         if self.batch_size is None or self.batch_size > 1:
             ways.append("a smaller batch" + (f" (now {self.batch_size})" if self.batch_size else ""))
         ways.append("fewer members" if self.members > 1 else "a smaller network")

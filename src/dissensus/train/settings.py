@@ -75,7 +75,10 @@ class CheckpointSettings:
     """Time between checkpoints; None: ten seconds, or more where writing takes more than 2 % of the time."""
     choices: Path | None = None
     """The file of the chosen backends; None: in the folder."""
+    part: tuple[int, ...] | None = None
+    """The runs of a part of a sweep, by number: a checkpoint of other runs is refused."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training
         if self.seconds is not None:
             checks.number("checkpoint_seconds", self.seconds, 0)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dissensus import checks, storage
 from dissensus.ensemble import Ensemble
 from dissensus.execution import BACKENDS, Body, StackedMembers
+from dissensus.execution.inference import prediction_out_of_memory
+from dissensus.execution.out_of_memory import advising
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
@@ -111,6 +113,12 @@ class Sweep:
         checks.count("batch_size", batch_size)
         if len({group.members for group in self.groups}) > 1:
             raise ValueError("runs have different numbers of members; use sweep.run(i).predict(x) for each run.")
+        members = max((len(group.runs) * group.members for group in self.groups), default=0)
+        device = next(self.groups[0].body.parameters()).device
+        with advising(functools.partial(prediction_out_of_memory, device, members, batch_size, file=True)):
+            return self._outputs(x, batch_size)
+
+    def _outputs(self, x: Tensor, batch_size: int) -> Tensor:
         result: Tensor | None = None
         for group in self.groups:
             group.body.eval()

@@ -1,7 +1,6 @@
 """`sweep`: a grid of runs as one training, wherever runs share shapes."""
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +16,10 @@ from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
+from dissensus.execution.out_of_memory import advising
 from dissensus.fingerprint import differing
-from dissensus.storage import StorageError, write_atomically
-from dissensus.train.checkpoint import FORMAT, check_format, train
+from dissensus.storage import StorageError, read_record, write_record
+from dissensus.train.checkpoint import FORMAT, check_format, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -76,32 +76,65 @@ def sweep(
     progress: OnProgress | None = None,
     seed: int = 0,
 ) -> Sweep:
-    """Train every point of a grid, as one computation with a leading run axis wherever shapes agree.
+    """Train every point of a grid of settings.
 
-    Every run equals the same run fitted alone: its own initialisation, split, order of data, dropout, early stopping
-    and best weights. A run that turns NaN is frozen and marked failed; the others go on. Runs that are done stop
-    costing.
+    Runs whose tensors have the same shapes are trained as one computation with a leading run axis. Every run equals a
+    separate `dissensus.fit` with the same settings: initial weights, validation split, data order, dropout, early
+    stopping and best weights are its own. A run whose loss becomes NaN or infinite is marked as failed, and the other
+    runs continue. A run that has finished takes no further computation.
 
     Args:
-        build: Returns a new member; keys of the grid that are its parameters (a width, say) are passed to it.
-        data: ``(x, y)`` tensors; or a list of such pairs, all of one shape (the folds of a cross-validation, say), of
-            which the grid's ``fold`` names one for every run.
-        objective: ``(outputs, targets, **hyperparameters) -> LossParts``.
-        grid: Names to lists of values (their product is taken), or a list of points. Names: the objective's parameters;
-            ``lr``, ``weight_decay``, ``momentum``, ``clip_norm``; ``seed``, ``split_seed``; ``fold``;
-            ``members``, ``batch_size``; parameters of ``build``.
-        members: M, unless the grid says.
-        unlabelled: As in `dissensus.fit`, a tensor; so is ``active_members``.
-        epochs: As in `dissensus.fit`; so is everything up to ``drop_last``.
-        validation: ``(x, y)`` for all runs, a list with one pair per fold, or the fraction that each run splits off by
-            its own ``split_seed``.
-        backend: As in `dissensus.Ensemble`.
-        device: Where to train; by default where ``x`` is.
-        max_memory: Bytes that training may take; by default 80 % of a GPU's free memory, or half of the machine's.
-            More runs than fit are trained in parts, one after the other; of a run that does not fit, the members.
-        checkpoint: A folder, so that a sweep that was killed can go on with ``resume=True``.
-        progress: Called with a `Progress` whose losses are means over runs.
-        seed: Every run's seed, unless the grid says.
+        build: Function that returns a new member. Keys of the grid that are parameters of this function, such as a
+            width, are passed to it.
+        data: Training data: a pair of tensors ``(x, y)``, or a list of such pairs with equal shapes, such as the folds
+            of a cross-validation. With a list, ``fold`` in the grid is the index of the pair that a run is trained on.
+        objective: Function ``(outputs, targets, **hyperparameters) -> LossParts``.
+        grid: Dictionary from names to lists of values, whose product is taken; or a list of points, each a dictionary
+            from names to values. Names are parameters of ``objective`` and ``build``, settings of the optimizer
+            (``lr``, ``weight_decay``, ``momentum``, ``clip_norm``), ``seed``, ``split_seed``, ``fold``, ``members`` and
+            ``batch_size``.
+        members: Number of members of every run. The grid takes precedence.
+        epochs: Number of passes over the data.
+        batch_size: Number of examples per step. The grid takes precedence.
+        lr: Learning rate. The grid takes precedence.
+        optimizer: See `dissensus.fit`.
+        momentum: Momentum of SGD. The grid takes precedence.
+        nesterov: See `dissensus.fit`.
+        betas: See `dissensus.fit`.
+        eps: See `dissensus.fit`.
+        weight_decay: See `dissensus.fit`. The grid takes precedence.
+        schedule: See `dissensus.fit`.
+        clip_norm: Maximum norm of a member's gradient. The grid takes precedence.
+        unlabelled: Data without labels as a tensor. See `dissensus.fit`.
+        active_members: See `dissensus.fit`.
+        validation: Validation data: ``(x, y)`` for all runs, or a list with one pair per fold; or the fraction of the
+            training data that every run holds out, by its ``split_seed``.
+        metric: See `dissensus.fit`.
+        mode: See `dissensus.fit`.
+        track: See `dissensus.fit`.
+        watch: See `dissensus.fit`.
+        patience: See `dissensus.fit`. Every run stops separately.
+        min_delta: See `dissensus.fit`.
+        keep: See `dissensus.fit`.
+        augment: See `dissensus.fit`.
+        precision: See `dissensus.fit`.
+        channels_last: See `dissensus.fit`.
+        deterministic: See `dissensus.fit`.
+        shuffle: See `dissensus.fit`.
+        drop_last: See `dissensus.fit`.
+        backend: See `dissensus.Ensemble`.
+        device: Device to train on. The default is the device of ``x``.
+        max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
+            or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
+            even one run fits, its members are processed in groups.
+        checkpoint: Folder for checkpoints, with which an interrupted sweep can be resumed.
+        resume: Whether to resume the sweep in ``checkpoint``. It starts from the beginning if there is none.
+        checkpoint_seconds: See `dissensus.fit`.
+        progress: Function that is called with a `Progress`, whose losses are means over runs.
+        seed: Seed of every run. The grid takes precedence.
+
+    Returns:
+        The points of the grid, with the trained members, the history and the status of every run.
 
     >>> import dissensus as ds
     >>> x, y = torch.randn(64, 3), torch.randn(64, 1)
@@ -144,13 +177,15 @@ def sweep(
     )
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
-    for part in _parts(recipe):
-        engine = part.engine(recipe, progress)
-        train(engine)
-        engine.body.eval()
-        runs = [recipe.runs[number] for number in part.numbers]
-        groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
-        outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
+    with reserved(recipe.checkpoint):
+        for part in _parts(recipe):
+            with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
+                engine = part.engine(recipe, progress)
+            train(engine)
+            engine.body.eval()
+            runs = [recipe.runs[number] for number in part.numbers]
+            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
+            outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
 
 
@@ -173,7 +208,7 @@ class Part:
         if checkpoint is not None:
             folder = checkpoint.folder / f"part-{self.index:04d}"
             choices = checkpoint.folder / f"choices-{self.group:04d}.json"
-            checkpoint = replace(checkpoint, folder=folder, choices=choices)
+            checkpoint = replace(checkpoint, folder=folder, choices=choices, part=tuple(self.numbers))
         if progress is not None:
             progress = functools.partial(_shifted, progress, self.steps_before, self.steps_in_all)
         return recipe.engine(self.numbers, progress=progress, checkpoint=checkpoint, choices=self.choices)
@@ -205,13 +240,11 @@ def _planned(recipe: Recipe) -> list[list[int]]:
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
     for group in grouped(recipe.runs):
-        at_once = _runs_at_once(recipe, group)
+        with advising(functools.partial(_out_of_memory, recipe, group[:1])):
+            at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            file, json.dumps({"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts}).encode()
-        )
+        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts})
     return parts
 
 
@@ -238,15 +271,35 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
 
 
 def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
+    """The plan of a sweep that goes on; one that is damaged, or of another sweep, is refused."""
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
-    plan, fingerprint = json.loads(file.read_text()), recipe.fingerprint
+    try:
+        plan = read_record(file)
+    except StorageError as reason:
+        raise StorageError(f"{reason} Give another folder.") from reason
     check_format(plan, file.parent)
-    names = differing(plan["fingerprint"], fingerprint)
+    names = differing(plan["fingerprint"], recipe.fingerprint)
     if names:
         differ = ", ".join(map(repr, names))
         raise StorageError(f"{file.parent} belongs to another sweep: {differ} differ. Give another folder.")
-    return plan["parts"]
+    parts: list[list[int]] = plan["parts"]
+    if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
+        raise StorageError(f"{file} does not list every run of the sweep once. Give another folder.")
+    return parts
+
+
+def _out_of_memory(recipe: Recipe, numbers: list[int]) -> memory.OutOfMemory:
+    """What helps where memory runs out before the training of some runs."""
+    first = recipe.runs[numbers[0]]
+    return memory.Footprint(
+        device=recipe.initial.device,
+        runs=len(numbers),
+        members=first.members,
+        batch_size=first.batch_size,
+        precision=recipe.precision.precision,
+        plan=None,
+    ).advice()
 
 
 def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) -> None:

@@ -139,15 +139,16 @@ class Twin:
         if not checkpointer.checkpoints():
             if any(folder.glob("step-*")):
                 raise ValueError(f"{folder} holds a checkpoint already; give another folder.")
-            storage.write_folder(beginning, KIND, self._tensors(), {})
+            storage.write_folder(beginning, KIND, self._tensors(), {"fingerprint": checkpointer.fingerprint})
         elif checkpointer.settings.resume:
             try:
-                stored, _ = storage.read_folder(beginning, KIND)
+                stored, manifest = storage.read_folder(beginning, KIND)
             except storage.StorageError as reason:
                 raise storage.StorageError(
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "
                     "Give another folder."
                 ) from reason
+            checkpointer.check(manifest.get("fingerprint"), beginning)
             self._restore(beginning, stored)
 
     def _tensors(self) -> dict[str, Tensor]:
