@@ -1,5 +1,6 @@
 """Another training is never taken for one's own, and one's own is recognised in any process."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -25,9 +26,14 @@ from torch.utils.data import (
 
 import dissensus as ds
 from dissensus import attacks
+from dissensus.data.catalogue import DATASETS
 from dissensus.data.recognition import data_fingerprint
 from dissensus.fingerprint import fingerprint
 from dissensus.randomness import GlobalGenerators
+from dissensus.studies import library
+from dissensus.studies.measures import MEASURES
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.run import foreign_fingerprint
 from dissensus.train import schedules
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -248,6 +254,14 @@ def test_stored_attacks_on_another_class_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Classifier, "forward", lambda self, x: torch.tanh(x))
     with pytest.raises(ValueError, match="'model' differ"):
         attacks.over(attack, Classifier(), inputs, labels, folder=tmp_path)
+
+
+def test_a_study_on_replaced_data_is_another_run():
+    spec = dataclasses.replace(library.load("collusion/figure-2"), data=("abalone",))
+    replaced = {**DATASETS, "abalone": dataclasses.replace(DATASETS["abalone"], files=())}
+    prints = {foreign_fingerprint(spec, PROCEDURES, MEASURES, catalogue) for catalogue in (DATASETS, replaced)}
+    assert "" in prints
+    assert len(prints) == 2
 
 
 def test_examples_tell_where_attributes_do_not(tmp_path):

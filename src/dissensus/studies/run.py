@@ -146,7 +146,7 @@ def foreign_fingerprint(
         if name in measures and measures[name] is not MEASURES.get(name):
             parts[name] = measures[name]
     for name in spec.data:
-        if name in catalogue and name not in DATASETS:
+        if name in catalogue and catalogue[name] is not DATASETS.get(name):
             parts[f"data {name}"] = catalogue[name]
     return fingerprint(parts) if parts else ""
 
