@@ -587,3 +587,20 @@ def test_an_attack_from_outside_runs_over_batches_and_transfers(ensemble, tmp_pa
     dark = [*ensemble(x - 0.2).argmax(-1), predictions(ensemble, x - 0.2)]
     expected = torch.stack([(labels == y).double().mean() for labels in dark])
     assert torch.equal(matrix.accuracy, expected.expand(4, 4))
+
+
+@pytest.mark.parametrize("moment", ["the outputs", "an attack"])
+def test_an_attack_without_memory_says_what_helps(moment):
+    forward_passes = 0
+
+    class Full(torch.nn.Linear):
+        def forward(self, x):
+            nonlocal forward_passes
+            forward_passes += 1
+            if moment == "the outputs" or forward_passes > 30:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return super().forward(x)
+
+    data = (torch.rand(16, 4), torch.randint(3, (16,)))
+    with pytest.raises(ds.OutOfMemory, match=r"batches of 8 examples\. What helps: batch_size=4"):
+        ds.attacks.evaluate(Full(4, 3), data, "quick", epsilon=0.1, batch_size=8)

@@ -1,5 +1,6 @@
 """Fingerprints: different where anything differs that decides a result, and the same in every process."""
 
+import abc
 import collections
 import copy
 import dataclasses
@@ -144,6 +145,32 @@ def caught(value):
     return function
 
 
+def of_installed_module(code):
+    function = eval(code)
+    function.__module__ = "dissensus.losses"
+    return function
+
+
+def user_module(factor, **variables):
+    """A module that is not installed."""
+    module = types.ModuleType("users_module")
+    vars(module).update(factor=factor, **variables)
+    return module
+
+
+def through_module(module):
+    return lambda x: module.factor * x
+
+
+def through_package(package):
+    return lambda x: package.factor.factor * x
+
+
+def in_module(kind, module):
+    kind.__module__ = module
+    return kind
+
+
 DIFFERENT = {
     "number": (0.01, 0.5),
     "type of number": (1, 1.0),
@@ -169,6 +196,17 @@ DIFFERENT = {
     "parameter's name": (lambda outputs, *, alpha: outputs, lambda outputs, *, beta: outputs),
     "kind of a parameter": (lambda outputs, factor=1: outputs, lambda outputs, *, factor=1: outputs),
     "class name": (class_of("x"), class_of("x", "Other")),
+    "metaclass": (type("A", (), {}), abc.ABCMeta("A", (), {})),
+    "base of a class": tuple(type("Derived", (class_of(code),), {}) for code in ("x", "2 * x")),
+    "attribute of a class": tuple(type("A", (), {"depth": depth}) for depth in (1, 2)),
+    "tensor of a class": tuple(type("A", (), {"scale": torch.tensor(scale)}) for scale in (1, 2)),
+    "activation of a network": (class_of("torch.relu(x)")(), class_of("torch.tanh(x)")()),
+    "lambda of an installed module": tuple(of_installed_module(code) for code in ("lambda x: x", "lambda x: 2 * x")),
+    "tensor closed over": (closing(torch.tensor(1)), closing(torch.tensor(2))),
+    "tensor as a default": (defaulting(torch.tensor(1)), defaulting(torch.tensor(2))),
+    "tensor as an attribute": (with_attribute(torch.tensor(1)), with_attribute(torch.tensor(2))),
+    "module closed over": tuple(through_module(user_module(factor)) for factor in (2, 3)),
+    "module in a module": tuple(through_package(user_module(user_module(factor))) for factor in (2, 3)),
     "class name of a network": (class_of("x")(), class_of("x", "Other")()),
     "order of layers": (sequential("a", "b"), sequential("b", "a")),
     "list": ([1, [2]], [1, [3]]),
@@ -260,6 +298,15 @@ SAME = {
     "name of a function": (eval("lambda x: x"), eval("lambda x: x", {"__name__": "elsewhere"})),
     "docstring and comment": (documented("one"), documented("another")),
     "class made again": (class_of("x"), class_of("x")),
+    "class of another module": (class_of("x"), in_module(class_of("x"), "elsewhere")),
+    "variable of a module that is not used": (
+        through_module(user_module(2)),
+        through_module(user_module(2, unused=torch.ones(1))),
+    ),
+    "function of another file and line": (
+        eval(compile("lambda x: 2 * x", "a.py", "eval")),
+        eval(compile("\n\n\nlambda x: 2 * x", "b.py", "eval").replace(co_firstlineno=9)),
+    ),
     **{
         f"copy of {name}": (value, copy.deepcopy(value))
         for name, value in {
@@ -409,10 +456,56 @@ def test_differences_are_named_by_setting():
     assert differing("damaged", fingerprints({"lr": 0.1})) == ["lr"]
 
 
+class Counted(nn.Module):
+    """Counts its objects and its calls in the class."""
+
+    objects = calls = 0
+    depth = 1
+
+    def __init__(self):
+        super().__init__()
+        Counted.objects += 1
+
+    def forward(self, x):
+        type(self).calls += 1
+        return x
+
+    @classmethod
+    def configure(cls, depth):
+        cls.depth = depth
+
+
+def test_a_class_may_count_its_objects(monkeypatch):
+    monkeypatch.setattr(Counted, "objects", 0)
+    monkeypatch.setattr(Counted, "depth", 1)
+    monkeypatch.setattr(Counted, "calls", 0)
+    progress = functools.partial(fingerprint, skip_progress=True)
+    before = progress(Counted)
+    Counted()(torch.ones(1))
+    assert Counted.objects == Counted.calls == 1
+    assert progress(Counted) == before
+    Counted.configure(2)
+    assert progress(Counted) != before, "a setting that another method assigns"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_script_counts_by_its_graph_and_not_by_its_lines(tmp_path, monkeypatch):
+    source = "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return {} * x\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    prints = []
+    for index, (padding, factor) in enumerate((("", 2), ("\n\n\n", 2), ("", 3))):
+        (tmp_path / f"script{index}.py").write_text(padding + source.format(factor))
+        module = importlib.import_module(f"script{index}")
+        prints.append(fingerprint(torch.jit.trace(module.Net(), torch.ones(1))))
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_opaque_objects_may_be_identified_by_type():
-    opaque = functools.partial(fingerprint, allow_opaque=True)
+    types_met = []
+    opaque = functools.partial(fingerprint, opaque=types_met)
     assert opaque(closing(i for i in range(3))) == opaque(closing(i for i in range(4)))
     assert opaque(closing(i for i in range(3))) != opaque(closing(open))
+    assert types_met == ["builtins.generator"] * 3
 
 
 def test_a_module_that_is_imported_again_is_the_same(tmp_path, monkeypatch):

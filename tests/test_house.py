@@ -10,6 +10,7 @@ import dissensus
 
 SOURCE = Path(dissensus.__file__).parent
 FLOORS = [
+    "startup",
     "axes",
     "checks",
     "randomness",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dissensus.execution.graphs import capture_on
 from dissensus.execution.replay import Graph, GraphCache, Recording
-from dissensus.randomness import HostGenerators
+from dissensus.randomness import GlobalGenerators
 
 
 def doubling(x):
@@ -151,7 +151,7 @@ def test_numbers_drawn_on_the_host_are_refused_and_given_back(name, caplog):
         return Recording(lambda: memory * float(DRAWS[name]()), (memory,))
 
     cache = cache_with(partial(recorded, host_reads=True), warm_up=0)
-    before = HostGenerators.now()
+    before = GlobalGenerators.now()
     assert cache.graph("key", record) is None
     assert not before.drawn_from()
     (message,) = messages(caplog)

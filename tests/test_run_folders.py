@@ -123,13 +123,14 @@ def test_a_result_of_another_version_is_another_folder_and_says_so(tmp_path, mon
 def test_a_run_of_an_earlier_release_without_a_state_is_still_read(tmp_path):
     folder = runner.run(STUDY, "smoke", root=tmp_path)
     (folder / "state.json").unlink()
+    (folder / "manifest.json").unlink()
     report = json.loads((folder / "report.json").read_text())
     report["made"].pop("fingerprint")
     report["made"]["version"] = "0.1.0"
     (folder / "report.json").write_text(json.dumps(report))
     folder.rename(folder.with_name("smoke-0123456789ab"))
     result = find(STUDY, tmp_path)
-    assert result.origin == "a run of dissensus 0.1.0"
+    assert result.origin == "a run of dissensus 0.1.0 without checksums: changes of its files cannot be seen"
     assert result.points
 
 

@@ -26,7 +26,7 @@ from dissensus.cli import app
 from dissensus.data import augment, sources
 from dissensus.execution import choice
 from dissensus.pages import html
-from dissensus.studies import datasets, library, measures, spec
+from dissensus.studies import datasets, library, measures, spec, workers
 from dissensus.studies import page as study_page
 from dissensus.studies import run as runner
 from dissensus.studies.figures import figures
@@ -120,7 +120,7 @@ SEARCHED = {**QUICK, "search.trials": 7, "search.space": {"lr": [0.01, 0.003], "
 
 
 def trials_of(folder, seed):
-    return json.loads((folder / f"made-table-seed-{seed}" / "trials.json").read_text())
+    return search.read_trials(folder / f"made-table-seed-{seed}" / "trials.json")
 
 
 @pytest.mark.slow
@@ -454,7 +454,7 @@ def linger(folder):
 
 def start_a_worker(folder):
     with ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn"), initializer=runner._begin, initargs=(1,)
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=workers.begin, initargs=(1,)
     ) as pool:
         pool.submit(linger, folder).result()
 

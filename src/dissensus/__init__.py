@@ -1,5 +1,9 @@
 """dissensus: deep ensembles whose members disagree where it counts."""
 
+from dissensus import startup  # noqa: F401  # before the slow imports
+
+# isort: split
+
 from dissensus import (
     attacks,
     auditing,

@@ -8,8 +8,9 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -188,22 +189,53 @@ def member_weights(weights: Tensor | Sequence[float] | None, members: int, like:
     return weights
 
 
-def number(name: str, value: float, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False) -> float:
+_LARGEST_COUNT = 2**63 - 1
+
+
+def number(
+    name: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> float:
     """A finite Python number within its range."""
     words = f"be a number {'above' if open_low else 'of at least'} {low:g}" if low > -math.inf else "be a finite number"
-    words += f" and at most {high:g}" if high < math.inf else ""
+    words += f" and {'below' if open_high else 'at most'} {high:g}" if high < math.inf else ""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, words, repr(value), error=TypeError)
-    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+    try:
+        result = float(value)
+    except OverflowError:
+        refuse(name, words, "a number with more digits than a float holds")
+    outside = not low <= result <= high or (open_low and result == low) or (open_high and result == high)
+    if not math.isfinite(result) or outside:
         refuse(name, words, repr(value))
-    return float(value)
+    return result
 
 
 def count(name: str, value: int, low: int = 1) -> int:
-    """A whole number of at least ``low``, from Python or NumPy, as an ``int``."""
+    """A whole number of at least ``low`` that fits into 64 bits, from Python or NumPy, as an ``int``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
         refuse(name, f"be a whole number of at least {low}", repr(value))
+    if value > _LARGEST_COUNT:
+        refuse(name, f"be a whole number of at least {low} and at most {_LARGEST_COUNT}", "a larger one")
     return int(value)
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """The values of any iterable but a text, as a list; those of an array or tensor as Python numbers.
+
+    >>> listed("at", (1, 2)), listed("at", torch.tensor([3, 4]))
+    ([1, 2], [3, 4])
+    """
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        refuse(name, "be a list of numbers", repr(values), "One number? Put it into a list.", TypeError)
+    return list(values)
 
 
 def is_number_text(text: str) -> bool:

@@ -9,12 +9,14 @@ import dis
 import enum
 import functools
 import hashlib
+import importlib.util
 import inspect
 import io
+import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -69,14 +71,15 @@ _IN_PLACE = {
     *("popleft", "remove", "reverse", "setdefault", "sort", "subtract", "update"),
 }
 """Methods by which Python's containers are changed; those of tensors end with an underscore."""
-_CALLS = ("__call__", "forward")
+_CALLS = ("__call__", "forward", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
+"""Methods by which training uses a function, a network or a data set."""
 _HAS_DOCSTRING = 0x4000000
 """The flag of code objects by which Python 3.13 and later say that the first constant is the docstring."""
 _PIECE = 1 << 26
 
 
 def fingerprint(
-    value: object, *, replace: Replace | None = None, skip_progress: bool = False, allow_opaque: bool = False
+    value: object, *, replace: Replace | None = None, skip_progress: bool = False, opaque: list[str] | None = None
 ) -> str:
     """A checksum of a value and of everything that its behaviour depends on, as far as Python can see it.
 
@@ -88,7 +91,10 @@ def fingerprint(
       by function and owner.
     - A network counts by its class, settings, parameters, buffers, hooks and mode; the result of ``torch.compile`` as
       the network or function that was compiled.
+    - A class counts by its name, its bases and its attributes, whichever module it is in.
     - Functions and classes of installed packages count by name and version; those of PyTorch and NumPy by name alone.
+      A module that is not installed counts by the variables that a function uses, or by its code where a function
+      imports it when it is called.
     - Any other object counts by what its method ``fingerprint_parts()`` returns or, without one, by its class and what
       ``pickle`` would store of it, whole numbers included.
 
@@ -97,15 +103,17 @@ def fingerprint(
         replace: Returns what stands for a value.
         skip_progress: Leave out what a call of the value changes, such as a counter, so that a training is recognised
             after it has run. These are variables and attributes that the code of a function, or of an object's
-            ``__call__`` or ``forward`` and the methods that those call, assigns or changes in place.
-        allow_opaque: Count what cannot be inspected by its type, instead of raising `TypeError`.
+            ``__call__``, ``forward``, ``__getitem__`` or ``__iter__`` and the methods that those call, assigns or
+            changes in place; and attributes of a class that its methods assign.
+        opaque: A list that gets the type of everything that cannot be inspected, which then counts by its type alone.
+            Without a list `TypeError` is raised.
 
     >>> def scaled(factor):
     ...     return lambda x: factor * x
     >>> fingerprint(scaled(2.0)) == fingerprint(scaled(2.0)), fingerprint(scaled(2.0)) == fingerprint(scaled(3.0))
     (True, False)
     """
-    return _Walk(replace or (lambda other: other), skip_progress, allow_opaque).checksum(value)
+    return _Walk(replace or (lambda other: other), skip_progress, opaque).checksum(value)
 
 
 def fingerprints(
@@ -113,15 +121,22 @@ def fingerprints(
     *,
     replace: Replace | None = None,
     skip_progress: bool = False,
-    allow_opaque: bool = False,
+    opaque: dict[str, list[str]] | None = None,
 ) -> dict[str, str]:
     """The fingerprint of each setting, so that an error can name those that differ.
+
+    ``opaque`` gets the types that cannot be inspected, by setting.
 
     >>> differing(fingerprints({"lr": 0.1, "epochs": 3}), fingerprints({"lr": 0.2, "epochs": 3, "seed": 0}))
     ['lr', 'seed']
     """
-    options = {"replace": replace, "skip_progress": skip_progress, "allow_opaque": allow_opaque}
-    return {name: fingerprint(value, **options) for name, value in settings.items()}
+    result: dict[str, str] = {}
+    for name, value in settings.items():
+        types_of_setting: list[str] | None = None if opaque is None else []
+        result[name] = fingerprint(value, replace=replace, skip_progress=skip_progress, opaque=types_of_setting)
+        if opaque is not None and types_of_setting:
+            opaque[name] = types_of_setting
+    return result
 
 
 def differing(stored: object, current: Mapping[str, object]) -> list[str]:
@@ -165,6 +180,11 @@ def module_settings(module: nn.Module) -> dict[str, object]:
     return settings
 
 
+def hooks(module: nn.Module) -> list[list[object]]:
+    """Hooks of one layer."""
+    return [list(getattr(module, name).values()) for name in _HOOKS if getattr(module, name, None)]
+
+
 class _Namespace(dict[str, object]):
     """Keyword arguments or attributes, whose order does not matter."""
 
@@ -172,8 +192,8 @@ class _Namespace(dict[str, object]):
 class _Walk:
     """One fingerprint being taken: the options, the checksums so far, and the path to the present value."""
 
-    def __init__(self, replace: Replace, skip_progress: bool, allow_opaque: bool) -> None:
-        self.replace, self.skip_progress, self.allow_opaque = replace, skip_progress, allow_opaque
+    def __init__(self, replace: Replace, skip_progress: bool, opaque: list[str] | None) -> None:
+        self.replace, self.skip_progress, self.opaque = replace, skip_progress, opaque
         self.checksums: dict[int, str] = {}
         self.visited: list[object] = []
         """The values of `checksums`. While they live, no other object gets their ids."""
@@ -216,18 +236,20 @@ class _Walk:
         if isinstance(value, list | tuple):
             return f"sequence {type(value).__qualname__}", list(value)
         if isinstance(value, set | frozenset):
-            options = (self.replace, self.skip_progress, self.allow_opaque)
+            options = (self.replace, self.skip_progress, self.opaque)
             return "set", [*sorted(_Walk(*options).checksum(item) for item in value)]
         if isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref"):
             return f"left out {type(value).__qualname__}", []
         if isinstance(value, ModuleType):
-            return f"module {value.__name__} {_version(value.__name__)}", []
+            return _module(value.__name__) or f"module {value.__name__}", []
         if isinstance(value, MethodType):
             return self._method(value)
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, nn.Module):
             return self._network(value)
+        if isinstance(value, type):
+            return self._class(value)
         for kinds, parts in _SIMPLE:
             if isinstance(value, kinds):
                 return parts(value)
@@ -258,7 +280,11 @@ class _Walk:
         if not installed or "<locals>" in function.__qualname__:  # made while the program runs
             held.append(_closure(function, changed))
         if installed:
-            return f"function {function.__module__}.{function.__qualname__} {_version(function.__module__)}", held
+            code = _code_digest(function.__code__) if "<lambda>" in function.__qualname__ else ""  # one name for all
+            return (
+                f"function {function.__module__}.{function.__qualname__} {_version(function.__module__)} {code}",
+                held,
+            )
         attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         held += [_Namespace(attributes), _globals(function, changed)]
         return f"function {_code_digest(function.__code__)}", held
@@ -267,15 +293,24 @@ class _Walk:
         if hasattr(network, "_orig_mod"):  # compiled: the same network, computed in another way
             return "compiled", [network._orig_mod]
         if isinstance(network, torch.jit.ScriptModule):
-            return f"script {network.inlined_graph}", [network.training, network.state_dict()]
+            # Without the lines of the source and the names of types, which count how often a class was compiled.
+            graph = re.sub(r"__torch__[\w.]*", "", network.inlined_graph.str(False))
+            return f"script {graph}", [network.training, network.state_dict()]
         changed = self._progress_of(network)
         tensors = [self._namespace(held, changed) for held in (network._parameters, network._buffers)]
         # The order of layers is the order in which containers such as nn.Sequential run them.
         parts: list[object] = [network.training, *tensors, list(network._modules.items())]
-        parts += [[list(getattr(network, name).values()) for name in _HOOKS if getattr(network, name, None)]]
+        parts.append(hooks(network))
         if isinstance(network, fx.GraphModule):
             return f"graph {network.code}", parts
         return "network", [type(network), *parts, self._namespace(module_settings(network), changed)]
+
+    def _class(self, value: type) -> tuple[str, list[object]]:
+        if _installed(value.__module__):
+            return f"class {value.__module__}.{value.__qualname__} {_version(value.__module__)}", []
+        changed = _changed_of_class(value) if self.skip_progress else set[str]()
+        attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS | changed}
+        return f"class {value.__qualname__}", [type(value), *value.__bases__, _Namespace(attributes)]
 
     def _object(self, value: Any) -> tuple[str, list[object]]:
         """Any other object: what `pickle` would store of it."""
@@ -283,7 +318,8 @@ class _Walk:
         try:
             stored = value.__reduce_ex__(2)
         except Exception as error:
-            if self.allow_opaque:
+            if self.opaque is not None:
+                self.opaque.append(name)
                 return f"opaque {name}", []
             fix = "Bind settings with functools.partial, and keep open files, generators and the like out of it."
             checks.refuse("identity", "be taken of things that can be inspected", f"{name} ({error})", fix, TypeError)
@@ -374,6 +410,14 @@ def _changed_attributes(kind: type, functions: Iterable[FunctionType]) -> set[st
     return changed
 
 
+def _changed_of_class(kind: type) -> set[str]:
+    """Attributes of a class that making or calling its objects changes, such as the number of objects made so far."""
+    functions = [vars(kind).get(name) for name in (*_CALLS, "__init__", "__new__")]
+    codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
+    owners = (kind.__name__, "type")  # Network.made += 1, type(self).made += 1
+    return {name for code in codes for owner in owners for name in _changes(code, owner).attributes}
+
+
 def _code_digest(code: CodeType) -> str:
     """A checksum of what a function does, without its name, its docstring and its place in a file."""
     constants = list(code.co_consts)
@@ -411,7 +455,7 @@ def _closure(function: FunctionType, changed: set[str]) -> _Namespace:
         except ValueError:
             value = "no value yet"
         if name not in changed:
-            variables[name] = value
+            variables |= _variable(name, value, function.__code__.co_names)
     return variables
 
 
@@ -422,15 +466,53 @@ def _globals(function: FunctionType, changed: set[str]) -> _Namespace:
     while waiting:
         code = waiting.pop()
         waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        constants: list[Any] = []
         for step in dis.get_instructions(code):
             name = step.argval
-            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or name not in function.__globals__ or name in changed:
-                continue
-            value = variables[name] = function.__globals__[name]
-            if isinstance(value, ModuleType) and not _installed(value.__name__):
-                used = {key: vars(value)[key] for key in code.co_names if key in vars(value)}
-                variables.update({f"{name}.{key}": part for key, part in used.items()})
+            if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+                constants.append(name)
+            elif step.opname == "IMPORT_NAME":
+                variables |= _imported(name, *constants[-2:], str(function.__globals__.get("__package__") or ""))
+            elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__ and name not in changed:
+                variables |= _variable(name, function.__globals__[name], code.co_names)
     return variables
+
+
+def _variable(name: str, value: object, used: Sequence[str], around: tuple[ModuleType, ...] = ()) -> _Namespace:
+    """A variable; of a module that is not installed, those of its variables whose names the code uses."""
+    if not isinstance(value, ModuleType) or _installed(value.__name__):
+        return _Namespace({name: value})
+    variables = _Namespace({name: "a module"})
+    for key in used:
+        if key in vars(value) and value not in around:
+            variables |= _variable(f"{name}.{key}", vars(value)[key], used, (*around, value))
+    return variables
+
+
+def _imported(name: str, level: int, members: Sequence[str] | None, package: str) -> _Namespace:
+    """Modules that a function imports when it is called: by name, or by their code where they are not installed."""
+    try:
+        name = importlib.util.resolve_name("." * level + name, package)
+    except ImportError:
+        return _Namespace()
+    names = [name, *(f"{name}.{member}" for member in members or ())]
+    return _Namespace({f"import {module}": text for module in names if (text := _module(module)) is not None})
+
+
+def _module(name: str) -> str | None:
+    """What identifies a module: name and version, or the code of one that is not installed; None if there is none."""
+    if _installed(name):
+        return f"module {name} {_version(name)}"
+    try:
+        spec = importlib.util.find_spec(name)
+        source = spec.loader.get_source(name) if spec is not None and hasattr(spec.loader, "get_source") else None
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    if source is None or _is_installed_file(spec.origin):
+        return f"module {name}"
+    return f"module {_code_digest(compile(source, '', 'exec'))}"
 
 
 def _array(array: Any) -> tuple[str, list[object]]:
@@ -441,14 +523,6 @@ def _array(array: Any) -> tuple[str, list[object]]:
 
 def _partial(value: functools.partial[Any]) -> tuple[str, list[object]]:
     return "partial", [value.func, value.args, _Namespace(value.keywords)]
-
-
-def _class(value: type) -> tuple[str, list[object]]:
-    name = f"class {value.__module__}.{value.__qualname__}"
-    if _installed(value.__module__):
-        return f"{name} {_version(value.__module__)}", []
-    attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS}
-    return name, [*value.__bases__, _Namespace(attributes)]
 
 
 def _generator(generator: torch.Generator) -> tuple[str, list[object]]:
@@ -474,7 +548,6 @@ _SIMPLE: tuple[tuple[Any, Callable[[Any], tuple[str, list[object]]]], ...] = (
     (_BUILTIN, _builtin),
     (staticmethod | classmethod | functools._lru_cache_wrapper, _wrapped),
     (property, _property),
-    (type, _class),
     (torch.Generator, _generator),
 )
 
@@ -484,7 +557,10 @@ def _installed(module: str | None) -> bool:
     top = (module or "").partition(".")[0]
     if top in ("dissensus", "builtins", "torch") or top in sys.stdlib_module_names:
         return True
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return _is_installed_file(getattr(sys.modules.get(module or ""), "__file__", None))
+
+
+def _is_installed_file(file: str | None) -> bool:
     return bool(file) and not {"site-packages", "dist-packages"}.isdisjoint(PurePath(str(file)).parts)
 
 

@@ -183,7 +183,7 @@ def check_targets(loss: str, targets: Tensor, width: int | None = None, name: st
     if not targets.numel():
         return
     if takes == "logits" and not targets.is_floating_point():
-        low, high = int(targets.min()), int(targets.max())
+        low, high = torch.stack(targets.aminmax()).tolist()  # one number pair to read back from a device
         if width == 1:
             _refuse_one_class()
         if low < 0 or (width is not None and high >= width):

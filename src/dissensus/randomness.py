@@ -81,34 +81,46 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class HostGenerators(NamedTuple):
-    """States of the host's global generators: PyTorch's, Python's and NumPy's."""
+class GlobalGenerators(NamedTuple):
+    """States of the global generators: PyTorch's, Python's, NumPy's and, on request, that of a GPU."""
 
     torch: Tensor
     python: Any
     numpy: Any
+    device: torch.device | None = None
+    on_device: Tensor | None = None
+    """None for a CPU, and while a graph is being captured."""
 
     @classmethod
-    def now(cls) -> "HostGenerators":
+    def now(cls, device: torch.device | None = None) -> "GlobalGenerators":
         """Their present states."""
-        return cls(torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))  # noqa: NPY002
+        readable = device is not None and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
+        on_device = torch.cuda.get_rng_state(device) if device is not None and readable else None
+        return cls(torch.get_rng_state(), random.getstate(), numpy_state, device, on_device)
 
     def restore(self) -> None:
         """Put the generators back to these states."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
+        if self.device is not None and self.on_device is not None:
+            torch.cuda.set_rng_state(self.on_device, self.device)
 
     def drawn_from(self) -> bool:
         """Whether numbers were drawn since, from PyTorch's or NumPy's. (Type checkers draw from Python's.)"""
-        now = HostGenerators.now()
-        return not torch.equal(self.torch, now.torch) or pickle.dumps(self.numpy) != pickle.dumps(now.numpy)
+        now = GlobalGenerators.now(self.device)
+        if pickle.dumps(self.numpy) != pickle.dumps(now.numpy) or not torch.equal(self.torch, now.torch):
+            return True
+        if self.on_device is None or now.on_device is None:
+            return False
+        return not torch.equal(self.on_device, now.on_device)
 
 
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """Run a block, and restore the global generators of torch, Python and NumPy afterwards."""
-    before = HostGenerators.now()
+    before = GlobalGenerators.now()
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield

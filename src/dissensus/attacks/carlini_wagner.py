@@ -12,7 +12,7 @@ from dissensus import checks
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
-from dissensus.attacks.norms import l2_lengths, per_example, sums
+from dissensus.attacks.norms import LARGEST, l2_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
 
@@ -65,7 +65,7 @@ def carlini_wagner(
     ``distance`` is in L2.
     """
     check_settings(steps, step_size, confidence, constant, search_steps)
-    checks.number("widening", widening, 0.0)
+    checks.number("widening", widening, 0.0, LARGEST)
     with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
         if not math.isfinite(problem.high - problem.low):
             checks.refuse("box", "be finite for this attack", box)

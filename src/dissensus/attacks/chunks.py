@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from dissensus import checks, storage
 from dissensus.attacks.problem import Adversarial
 from dissensus.attacks.target_model import Model, evaluation_mode
+from dissensus.execution.out_of_memory import OutOfMemory, advising
 from dissensus.fingerprint import differing, digest, fingerprint
 
 KIND = "dissensus.attacks.chunk"
@@ -58,10 +60,24 @@ def over(
         for start in range(0, len(x), batch_size):
             batch = [part[start : start + batch_size] for part in (x, y, target) if part is not None]
             chunk = None if parent is None else parent / f"{start:09d}-{start + len(batch[0]):09d}"
-            results.append(_chunk_result(attack, model, batch, chunk, common))
+            with advising(partial(attack_out_of_memory, batch_size)):
+                results.append(_chunk_result(attack, model, batch, chunk, common))
             if progress is not None:
                 progress(start + len(batch[0]), len(x))
     return Adversarial(*(torch.cat(parts) for parts in zip(*results, strict=True)))
+
+
+def attack_out_of_memory(batch_size: int) -> OutOfMemory:
+    """What helps where an attack runs out of memory, the cheapest measure first.
+
+    >>> str(attack_out_of_memory(64)).partition("What helps: ")[2]
+    'batch_size=32 (results stay the same); an attack on fewer members, by ensemble.subset.'
+    """
+    smaller = f"batch_size={batch_size // 2} (results stay the same); " if batch_size > 1 else ""
+    return OutOfMemory(
+        f"the attack ran out of memory with batches of {batch_size} examples. "
+        f"What helps: {smaller}an attack on fewer members, by ensemble.subset."
+    )
 
 
 def _chunk_result(

@@ -13,7 +13,7 @@ from dissensus import checks
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
-from dissensus.attacks.norms import l1_lengths, per_example, sums
+from dissensus.attacks.norms import LARGEST, l1_lengths, per_example, sums
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
 
@@ -56,7 +56,7 @@ def elastic_net(
     ``distance`` is that of the rule.
     """
     check_settings(steps, step_size, confidence, constant, search_steps)
-    checks.number("l1_weight", l1_weight, 0.0)
+    checks.number("l1_weight", l1_weight, 0.0, LARGEST)
     checks.one_of("rule", rule, ("EN", "L1"))
 
     def lengths(change: Inputs) -> Numbers:

@@ -4,7 +4,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
-from dissensus.attacks.chunks import over
+from dissensus.attacks.chunks import attack_out_of_memory, over
 from dissensus.attacks.diagnostics import attack_diagnostics, model_diagnostics
 from dissensus.attacks.flags import DIFFERENT, SuiteStep, all_flags
 from dissensus.attacks.norms import Ball, NormName, check_reach
@@ -21,6 +23,7 @@ from dissensus.attacks.problem import Adversarial, Attack, attack_problem
 from dissensus.attacks.robustness import AttackResult, CurvePoint, Robustness
 from dissensus.attacks.suites import SUITES, Setting, Suite, SuiteMaker, Terms, as_setting, suite_of, transfers
 from dissensus.attacks.target_model import Model, PoolName
+from dissensus.execution.out_of_memory import advising
 from dissensus.metrics import Interval, wilson
 
 SuiteName = Literal["standard", "adaptive", "paper", "quick"]
@@ -80,10 +83,13 @@ def evaluate(
     checks.number("epsilon", epsilon, 0.0, open_low=True)
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
-    requested = None if epsilons is None else [checks.number("epsilons", e, 0.0, open_low=True) for e in epsilons]
-    clean = _misclassified(model, x, y, pool, batch_size)
+    requested = None
+    if epsilons is not None:
+        requested = [checks.number("epsilons", e, 0.0, open_low=True) for e in checks.listed("epsilons", epsilons)]
     diagnosed = min(DIAGNOSED, batch_size)
-    diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
+    with advising(partial(attack_out_of_memory, batch_size)):
+        clean = _misclassified(model, x, y, pool, batch_size)
+        diagnostics = model_diagnostics(model, x[:diagnosed], y[:diagnosed], pool)
     terms = Terms(
         float(epsilon),
         norm,
@@ -265,10 +271,13 @@ def _stored_seconds(folder: Path | None) -> float:
     """Seconds that an attack took in earlier calls; zero if they cannot be read."""
     try:
         return float(json.loads((folder / _SECONDS).read_text())) if folder is not None else 0.0
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return 0.0
 
 
 def _store_seconds(folder: Path | None, seconds: float) -> None:
-    if folder is not None and folder.is_dir():
+    """Store the seconds of an attack, unless the disk is full: they would hide the reason why the attack ended."""
+    if folder is None or not folder.is_dir():
+        return
+    with suppress(OSError):
         storage.write_atomically(folder / _SECONDS, f"{seconds}\n".encode())

@@ -11,7 +11,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import cross_entropy
-from dissensus.attacks.norms import Ball, NormName, Reach, l1_lengths, per_example
+from dissensus.attacks.norms import LARGEST, Ball, NormName, Reach, l1_lengths, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
 from dissensus.attacks.target_model import Model, PoolName
@@ -39,7 +39,7 @@ class GradientSteps(NamedTuple):
         """Refuse settings that make no sense."""
         checks.number("epsilon", self.epsilon, 0.0)
         checks.count("steps", self.steps)
-        checks.number("step_size", self.length, 0.0)
+        checks.number("step_size", self.length, 0.0, LARGEST)
         checks.count("seed", self.seed, 0)
         checks.count("restarts", self.restarts)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from dissensus import checks, losses
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import one_hot_mask
-from dissensus.attacks.norms import l0_lengths, linf_lengths
+from dissensus.attacks.norms import LARGEST, l0_lengths, linf_lengths
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.target_model import Model, PoolName
 
@@ -75,7 +75,7 @@ def jsma(
     checks.one_of("preset", preset, PRESETS)
     settings = PRESETS[preset]
     if step_size is not None:
-        settings = settings._replace(step_size=checks.number("step_size", step_size, 0.0, open_low=True))
+        settings = settings._replace(step_size=checks.number("step_size", step_size, 0.0, LARGEST, open_low=True))
     if distortion is not None:
         settings = settings._replace(distortion=checks.number("distortion", distortion, 0.0, 1.0))
     with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.gradient import GradientSteps, gradient_attack
-from dissensus.attacks.norms import NormName
+from dissensus.attacks.norms import LARGEST, NormName
 from dissensus.attacks.problem import Adversarial, Box
 from dissensus.attacks.target_model import Model, PoolName
 
@@ -34,6 +34,6 @@ def mim(
         step_size: Length of each update; ε / steps by default.
         decay: μ.
     """
-    checks.number("decay", decay, 0.0)
+    checks.number("decay", decay, 0.0, LARGEST)
     settings = GradientSteps(norm, epsilon, steps, step_size, stop=stop, decay=decay)
     return gradient_attack(model, x, y, settings, pool=pool, target=target, box=box)

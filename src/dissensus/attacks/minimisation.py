@@ -11,7 +11,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.attacks.bisection import Nearest
 from dissensus.attacks.losses import margin, one_hot_mask
-from dissensus.attacks.norms import per_example
+from dissensus.attacks.norms import LARGEST, per_example
 from dissensus.attacks.problem import AttackProblem, HasLabels
 
 Inputs = Float[Tensor, "B *S"]
@@ -65,7 +65,7 @@ def nearer(nearest: Nearest, point: Inputs, length: Numbers, success: Bool[Tenso
 def check_settings(steps: int, step_size: float, confidence: float, constant: float, search_steps: int) -> None:
     """Refuse settings that make no sense."""
     checks.count("steps", steps)
-    checks.number("step_size", step_size, 0.0, open_low=True)
-    checks.number("confidence", confidence, 0.0)
-    checks.number("constant", constant, 0.0, open_low=True)
+    checks.number("step_size", step_size, 0.0, LARGEST, open_low=True)
+    checks.number("confidence", confidence, 0.0, LARGEST)
+    checks.number("constant", constant, 0.0, LARGEST, open_low=True)
     checks.count("search_steps", search_steps, 0)

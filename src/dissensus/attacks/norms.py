@@ -136,6 +136,10 @@ NORMS: dict[str, Norm] = {
 }
 
 
+LARGEST = 1e30
+"""The largest step or weight that attacks take: products with it stay finite in float32."""
+
+
 def check_reach(norm: str, epsilon: float, box: tuple[float, float]) -> None:
     """Refuse an L∞ ε that is wider than the box of valid inputs: it is in other units."""
     low, high = box

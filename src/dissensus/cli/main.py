@@ -17,6 +17,7 @@ import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
 import dissensus.cli.robust as robust
 import dissensus.cli.study as study
+from dissensus import startup
 from dissensus.cli.screen import (
     check_folder,
     check_installed,
@@ -35,15 +36,14 @@ class Interruptible(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        startup.raise_again()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             errors.print("; ".join(["interrupted", *getattr(stop, "__notes__", [])]), soft_wrap=True, highlight=False)
-            raise typer.Exit(INTERRUPTED) from stop
+            raise typer.Exit(startup.INTERRUPTED) from stop
 
 
-INTERRUPTED = 130
-"""128 plus the number of the signal, as in shells."""
 app = typer.Typer(
     cls=Interruptible,
     no_args_is_help=True,
@@ -128,4 +128,7 @@ def demo(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    try:
+        app()
+    finally:
+        startup.end_quietly()

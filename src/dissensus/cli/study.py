@@ -1,6 +1,8 @@
 """`dissensus study`: list, show, run and report studies."""
 
+import errno
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,27 +47,32 @@ def list_studies(
     """List all studies: claim, data, scales with their cost in minutes, and state."""
     from dissensus.studies import library
     from dissensus.studies.page import state
-    from dissensus.studies.run_folders import find, runs_folder
+    from dissensus.studies.run_folders import damaged, find, runs_folder
     from dissensus.studies.spec import PAPERS, SpecError
 
     if paper and paper not in PAPERS:
         fail(f"there is no paper {paper!r}; there are {', '.join(PAPERS)}")
-    rows = []
+    rows, problems = [], []
     try:
         for name in library.names():
             if name.startswith(paper):
                 spec, summary = library.load(name), find(name, runs_folder())
                 words = _coloured(state(spec, summary)) + (f" ({summary.scale})" if summary is not None else "")
+                sentences = damaged(name, runs_folder())
+                problems += [f"{name}: {sentence}" for sentence in sentences]
+                words += f"\n[{COLOURS['bad']}]damaged: {len(sentences)}[/{COLOURS['bad']}]" if sentences else ""
                 rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), words])
     except SpecError as reason:
         fail(str(reason))
     if console.width < NARROW:
         for name, claim, data, scales, words in rows:
-            console.print(f"[bold]{name}[/bold]  {words}", highlight=False)
+            console.print(f"[bold]{name}[/bold]  {', '.join(words.splitlines())}", highlight=False)
             details = f"{claim}\n[dim]{data}; minutes: {', '.join(scales.splitlines())}[/dim]\n"
             console.print(Padding(details, (0, 0, 0, 2)), highlight=False)
     else:
         console.print(table("", ("study", "claim", "data", "scales (minutes)", "state"), rows, left=(0, 1, 2, 3, 4)))
+    for sentence in problems:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True, highlight=False)
     console.print("`dissensus study show NAME` shows more, `dissensus study run NAME --scale smoke` tries one.")
 
 
@@ -113,9 +120,9 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
         console.print(f"data {data}: {there}")
     for part in missing(spec):
         console.print(f"[yellow]waits for {escape(part)}[/yellow]")
-    for sentence in unfinished(name, runs_folder()):
+    for sentence in unfinished(spec.name, runs_folder()):
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
-    summary = find(name, runs_folder())
+    summary = find(spec.name, runs_folder())
     if summary is not None:
         _print_summary(summary)
 
@@ -226,9 +233,19 @@ def run(
                 on_study=lambda text, share: bar.update(name, share, text),
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
-        fail(str(reason))
+        fail(_full_disk(reason) or str(reason))
     _print_summary(summarise(read_report(folder)))
     console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _full_disk(reason: Exception) -> str:
+    """One sentence on a disk that is full, or a limit that is reached; empty for other errors."""
+    from dissensus.studies.run_folders import runs_folder
+
+    if not isinstance(reason, OSError) or reason.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return ""
+    place = f"{runs_folder()} cannot be written to: {os.strerror(reason.errno)}"
+    return f"{place}. What is finished is kept: the same command goes on when there is space again"
 
 
 @app.command()

@@ -166,8 +166,7 @@ class LoadedBatches:
 
     A ``Dataset`` is shuffled by (seed, epoch), and collated by its method ``collate`` if it has one. A ``DataLoader``
     keeps its order and randomness. With ``labels=False`` a batch may consist of inputs alone. ``check`` is called with
-    the targets of every batch before they are moved to the device; with targets that are on the device already, in the
-    first epoch only.
+    the targets of every batch before they are moved to the device.
     """
 
     resumable = False
@@ -235,9 +234,7 @@ class LoadedBatches:
                 batch = (inputs, torch.zeros(len(inputs)))
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
-            if self.check is not None and (
-                index == 0 or batch[1].device.type == "cpu"
-            ):  # a check on the device at every step would synchronise
+            if self.check is not None:
                 self.check(batch[1])
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
             yield x, y

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -15,7 +14,7 @@ from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
-from dissensus.execution.signature import signature
+from dissensus.execution.signature import architecture_fingerprint, signature
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
 
@@ -125,8 +124,9 @@ class MixedMembers(nn.Module):
 
     def identity(self) -> str:
         """A checksum of the architectures, by which checkpoints recognise them."""
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in self.tensors().items()]
-        return hashlib.sha256(repr((self.settings, shapes)).encode()).hexdigest()
+        tensors = self.tensors()
+        shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+        return architecture_fingerprint(self.networks, self.settings, tensors, shapes)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each network."""

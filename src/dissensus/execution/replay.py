@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dissensus.execution.graphs import Capture
 from dissensus.execution.skeleton import first_line
-from dissensus.randomness import HostGenerators
+from dissensus.randomness import GlobalGenerators
 
 log = logging.getLogger("dissensus")
 
@@ -120,7 +120,7 @@ class GraphCache:
         generators: Sequence[torch.Generator],
         capture: Capture,
     ) -> None:
-        before = HostGenerators.now()
+        before = GlobalGenerators.now()
         try:
             graph = Graph(record(), capture, generators)
             if before.drawn_from():

@@ -1,18 +1,57 @@
-"""What two networks must share to be run by one network's code."""
+"""What two networks must share to be run by one network's code, and what identifies an architecture."""
 
-from torch import fx, nn
+from collections.abc import Iterable, Mapping, Sequence
 
-from dissensus.fingerprint import fingerprint, module_settings
+from torch import Tensor, fx, nn
+
+from dissensus.fingerprint import fingerprint, hooks, module_settings
+
+Entry = tuple[str, str, str]
+"""A layer, a setting of it, and the fingerprint of its value."""
 
 
-def signature(network: nn.Module) -> list[tuple[str, str, str]]:
+def signature(network: nn.Module) -> list[Entry]:
     """Layers and their settings, as (layer, setting, fingerprint of its value)."""
-    entries: list[tuple[str, str, str]] = []
+    entries: list[Entry] = []
     for name, layer in network.named_modules():
         entries.append((name, "the class", f"{type(layer).__module__}.{type(layer).__qualname__}"))
         if isinstance(layer, fx.GraphModule):
             entries.append((name, "the code", layer.code))
             continue
         settings = module_settings(layer)
-        entries += [(name, setting, fingerprint(value, allow_opaque=True)) for setting, value in settings.items()]
+        entries += [(name, setting, fingerprint(value, opaque=[])) for setting, value in settings.items()]
     return entries
+
+
+def other_class(first: nn.Module, second: nn.Module) -> str | None:
+    """The name of the first layer whose class has the same name in two networks, but other code; None without one."""
+    for (name, layer), other in zip(first.named_modules(), second.modules(), strict=False):
+        if type(layer) is not type(other) and _class_fingerprint(type(layer)) != _class_fingerprint(type(other)):
+            return name
+    return None
+
+
+def _class_fingerprint(kind: type) -> str:
+    return fingerprint(kind, skip_progress=True, opaque=[])
+
+
+def architecture_fingerprint(
+    networks: Iterable[nn.Module], settings: Sequence[Sequence[Entry]], tensors: Mapping[str, Tensor], shapes: object
+) -> str:
+    """A checksum of architectures, by which checkpoints recognise them. Classes and hooks count by their code.
+
+    Args:
+        networks: The networks; one for members that share an architecture.
+        settings: The signature of each network, from before its first pass, which may change attributes.
+        tensors: All tensors by name, whose numbers do not count.
+        shapes: Shapes of the tensors, and how they are laid out.
+    """
+    layers = [layer for network in networks for layer in network.modules()]
+    parts = {id(part) for part in (*layers, *tensors.values())}
+    code = [(type(layer), hooks(layer)) for layer in layers]
+    return fingerprint(
+        [list(settings), list(tensors), shapes, code],
+        replace=lambda value: "a part of the network" if id(value) in parts else value,
+        skip_progress=True,
+        opaque=[],
+    )

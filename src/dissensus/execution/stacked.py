@@ -1,7 +1,6 @@
 """Members of one architecture: every parameter and buffer stored once, stacked ``[M, ...]``."""
 
 import copy
-import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
-from dissensus.execution.signature import signature
+from dissensus.execution.signature import architecture_fingerprint, other_class, signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
 from dissensus.randomness import generators_kept
@@ -71,6 +70,10 @@ class StackedMembers(nn.Module):
                 name, what, _ = differing[0]
                 where = f"layer {name!r}" if name else "the network"
                 raise ValueError(f"{what} of {where} differs in member {index} (a tensor? make it a buffer)")
+            name = other_class(first, network)
+            if name is not None:
+                where = f"layer {name!r}" if name else "the network"
+                raise ValueError(f"the code of the class of {where} differs in member {index}")
             for name, tensor in tensors.items():
                 stacks[name].append(tensor.detach())
         if first is None:
@@ -263,9 +266,10 @@ class StackedMembers(nn.Module):
 
     def identity(self) -> str:
         """A checksum of the architecture, by which checkpoints recognise it."""
-        shapes = [(name, tuple(tensor.shape[1:])) for name, tensor in self.tensors().items()]
-        columns = [*self.layout().shapes, self.channels_last]
-        return hashlib.sha256(repr((self.settings, shapes, columns)).encode()).hexdigest()
+        tensors = self.tensors()
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
+        columns = list(self.layout().shapes), self.channels_last
+        return architecture_fingerprint([self.network], [self.settings], tensors, (shapes, columns))
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each row."""

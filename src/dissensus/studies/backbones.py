@@ -1,5 +1,6 @@
 """Inputs of members: standardised images, or the features of a frozen network."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def prepared(data: ShiftedData, spec: Spec, backbone: str, device: torch.device,
     if spec.members.network != HEADS:
         return data.transformed(partial(_standardised, _scaling_of(data)))
     trunk = LowPrecision(_trunk(data, spec, backbone, device)).to(device).eval()
-    return data.transformed(partial(_features, trunk, cache / backbone.replace(":", "-")))
+    return data.transformed(partial(_features, trunk, cache / re.sub(r"[^\w.-]+", "-", backbone)))
 
 
 def _scaling_of(data: ShiftedData) -> ImageScaling:

@@ -37,7 +37,7 @@ def load(
 ) -> Spec:
     """A study of the library by name, such as ``collusion/figure-2``, or from a TOML file."""
     path = Path(name)
-    if path.suffix == ".toml" and path.exists():
+    if path.suffix == ".toml" and _exists(path):
         return read(path, f"{path.parent.name}/{path.stem}", procedures, catalogue)
     known = names()
     if name not in known:
@@ -56,11 +56,27 @@ def read(
     """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
     settings = _toml(path)
     if "uses" in settings:
+        check_used(settings["uses"], path.name)
         base = _toml(SPECS / f"{settings['uses']}.toml")
         settings = merged(_inherited(base, settings, path.name), settings)
     spec = parse(settings, name, path.name)
     check(spec, path.name, procedures, catalogue)
     return spec
+
+
+def check_used(name: object, file: str) -> None:
+    """Refuse trainings of a study that the library does not have, and paths that lead out of the library."""
+    known = names()
+    if name not in known:
+        hint = checks.nearest(str(name), known, "`dissensus study list` shows all.")
+        raise SpecError(f"{file}: key 'uses' must name a study of the library; got {name!r}. {hint}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or no name at all
+        return False
 
 
 def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dict[str, Any]:
@@ -70,10 +86,9 @@ def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dic
             raise SpecError(f"{file}: key {section!r} is that of {settings['uses']}, whose trainings this study uses.")
     excluded = (*_NOT_INHERITED, "evaluation", "scales", "by_data")
     inherited = {key: value for key, value in base.items() if key not in excluded}
+    scales = settings["scales"] if isinstance(settings.get("scales"), dict) else {}
     for key in ("scales", "by_data"):
-        sections = {
-            name: section for name, section in base.get(key, {}).items() if key != "scales" or name in settings[key]
-        }
+        sections = {name: section for name, section in base.get(key, {}).items() if key != "scales" or name in scales}
         inherited[key] = {
             name: {inner: value for inner, value in section.items() if inner != "evaluation"}
             for name, section in sections.items()
@@ -82,9 +97,11 @@ def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dic
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise SpecError(f"{path.name}: there is no such file.")
     try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as reason:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as reason:
         raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
-    except FileNotFoundError as reason:
-        raise SpecError(f"{path.name}: there is no such file.") from reason
+    except OSError as reason:
+        raise SpecError(f"{path.name} cannot be read: {reason.strerror}.") from reason

@@ -5,7 +5,9 @@ A second run of the same settings does nothing; one that was interrupted or has 
 processes from running the same study at once.
 """
 
+import itertools
 import json
+import logging
 import os
 import platform
 import re
@@ -13,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,30 @@ import torch
 import dissensus
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint
-from dissensus.storage import locked, write_atomically
+from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import datasets, library
+from dissensus.studies.checked_folders import MANIFEST, Misplaced, check_unit, inside, is_finished, write_run_manifest
 from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.procedures.base import OnProgress, Procedure, Step, StudyContext, no_progress
 from dissensus.studies.procedures.builtin import PROCEDURES
-from dissensus.studies.procedures.training import ROWS, read_rows, write_rows
+from dissensus.studies.procedures.search import read_trials
+from dissensus.studies.procedures.training import finish_unit, read_rows
 from dissensus.studies.results import Provenance, Report, Row
-from dissensus.studies.run_folders import RunState, folder_of, read_state, runs_folder, write_state
-from dissensus.studies.spec import PAPERS, Spec, SpecError, on_data, resolved, to_toml
+from dissensus.studies.run_folders import (
+    DONE,
+    RunState,
+    check_name,
+    damage,
+    folder_of,
+    read_state,
+    runs_folder,
+    write_state,
+)
+from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
+from dissensus.studies.workers import submit, worker_pool
+
+log = logging.getLogger("dissensus")
 
 _MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
 """Changed settings that a study does not pass on to the study whose trainings it uses."""
@@ -73,9 +89,7 @@ def run(
         catalogue: Data sets by name: the built-in ones, and those from outside (tables and images to train on).
     """
     spec = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
-    if spec.paper not in PAPERS:
-        fix = f"A name begins with one of {', '.join(PAPERS)}."
-        raise SpecError(f"`study` must have a name PAPER/NAME; got {spec.name!r}. {fix}")
+    check_name(spec.name)
     spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
     for data in spec.data:
         check(on_data(spec, data), f"{spec.name}.toml", procedures, catalogue)
@@ -85,10 +99,11 @@ def run(
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign)
-    if read_state(folder).stage == "done":
+    if _is_done(folder):
         return folder
     base = folder
     if spec.uses:
+        library.check_used(spec.uses, spec.name)
         passed_on = {key: value for key, value in (changes or {}).items() if not _MEASURING.match(key)}
         base = run(
             spec.uses,
@@ -107,9 +122,14 @@ def run(
         spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue
     )
     with alone(folder, spec.name):
-        if read_state(folder).stage != "done":
+        if not _is_done(folder):
             _run(context, procedures[spec.procedure], scale, jobs, foreign, changes or {})
     return folder
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether a run is finished, and all its files are as they were written."""
+    return read_state(folder).stage == "done" and not damage(folder)
 
 
 def foreign_fingerprint(
@@ -126,7 +146,7 @@ def foreign_fingerprint(
         if name in measures and measures[name] is not MEASURES.get(name):
             parts[name] = measures[name]
     for name in spec.data:
-        if name in catalogue and name not in DATASETS:
+        if name in catalogue and catalogue[name] is not DATASETS.get(name):
             parts[f"data {name}"] = catalogue[name]
     return fingerprint(parts) if parts else ""
 
@@ -136,6 +156,11 @@ def _run(
 ) -> None:
     """Run all steps and units, and write the report; the folder's state says how far it came."""
     spec, folder = context.spec, context.folder
+    if (folder / DONE).exists():
+        log.warning("%s What is damaged is computed again.", damage(folder))
+        (folder / DONE).unlink()
+    units = _unit_names(procedure, spec)
+    _discard_damaged(folder, units)
     state = RunState("started", spec.settings_fingerprint(foreign), dissensus.__version__)
     write_state(folder, state)
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
@@ -146,10 +171,45 @@ def _run(
         outputs = "." if context.base == folder else os.path.relpath(context.base, folder)
         report = Report(spec.name, scale, spec, provenance, rows, outputs)
         write_atomically(folder / "report.json", (json.dumps(report.to_json(), indent=1) + "\n").encode())
+        finished = [unit for unit in units if is_finished(folder, unit)]
+        details = {"study": spec.name, "scale": scale, "settings": state.settings, "version": state.version}
+        write_run_manifest(folder, finished, details)
     except Exception as reason:
-        write_state(folder, replace(state, stage="failed", reason=f"{type(reason).__name__}: {reason}"))
+        with suppress(OSError):  # a full disk: the reason is what counts
+            write_state(folder, replace(state, stage="failed", reason=f"{type(reason).__name__}: {reason}"))
         raise
     write_state(folder, replace(state, stage="done"))
+
+
+def _unit_names(procedure: Procedure, spec: Spec) -> list[str]:
+    """Names of all units, and of units that others lie in: trainings that are attacked."""
+    names: dict[str, None] = {}
+    for unit in procedure.units(spec):
+        parts = unit.name.split("/")
+        names.update(dict.fromkeys("/".join(parts[: i + 1]) for i in range(len(parts))))
+    return list(names)
+
+
+def _discard_damaged(folder: Path, units: Sequence[str]) -> None:
+    """Let units be computed again whose files are not those that were written."""
+    for unit in units:
+        if is_finished(folder, unit):
+            try:
+                check_unit(folder, unit)
+            except Misplaced as reason:
+                aside = _set_aside(folder, unit)
+                log.warning("%s It is in %s now, and the unit %s is computed again.", reason, aside, unit)
+            except StorageError as reason:
+                log.warning("%s The unit %s is computed again.", reason, unit)
+                (inside(folder, unit) / MANIFEST).unlink()
+
+
+def _set_aside(folder: Path, unit: str) -> Path:
+    """Move the folder of a unit out of the way, as its checkpoints are those of another unit; return its new path."""
+    place = folder / "misplaced"
+    place.mkdir(exist_ok=True)
+    names = (f"{unit.replace('/', '-')}-{number}" for number in itertools.count(1))
+    return inside(folder, unit).rename(next(path for name in names if not (path := place / name).exists()))
 
 
 def _rows(context: StudyContext, procedure: Procedure, jobs: int) -> list[Row]:
@@ -165,7 +225,7 @@ def _rows(context: StudyContext, procedure: Procedure, jobs: int) -> list[Row]:
         before += share
     units = _Units(procedure, unfinished=False)(context)
     return list(
-        procedure.combine([row for unit in units for row in read_rows(context.folder / unit.name, context.spec)])
+        procedure.combine([row for unit in units for row in read_rows(inside(context.folder, unit.name), context.spec)])
     )
 
 
@@ -179,7 +239,7 @@ class _Units:
         units = self.procedure.units(context.spec)
         if not self.unfinished:
             return units
-        left = [unit for unit in units if not (context.folder / unit.name / ROWS).exists()]
+        left = [unit for unit in units if not is_finished(context.folder, unit.name)]
         return sorted(left, key=self.procedure.priority)
 
 
@@ -190,9 +250,7 @@ class _RunUnit:
         self.run = run
 
     def __call__(self, unit: Any, context: StudyContext) -> None:
-        rows = self.run(unit, context)
-        (context.folder / unit.name).mkdir(parents=True, exist_ok=True)
-        write_rows(context.folder / unit.name, rows)
+        finish_unit(context.folder, unit.name, self.run(unit, context))
 
 
 class _ProgressPart:
@@ -213,44 +271,37 @@ def _work(step: Step, tasks: Sequence[Any], context: StudyContext, jobs: int, pr
             step.run(task, replace(context, progress=part))
         return
     silent = replace(context, progress=no_progress)
-    with _workers(jobs) as pool:
-        pending = [pool.submit(step.run, task, silent) for task in tasks]
+    with worker_pool(jobs) as pool:
+        pending = submit(pool, step.run, [(task, silent) for task in tasks])
         for done, future in enumerate(as_completed(pending), 1):
-            future.result()
+            try:
+                future.result()
+            except BrokenProcessPool as reason:
+                fix = "Was it killed, for want of memory? Fewer workers need less; what is finished is kept."
+                raise ChildProcessError(f"A worker process ended before its work was done. {fix}") from reason
             progress(f"{done} of {len(tasks)} tasks are done, in {jobs} processes", done / len(tasks))
-
-
-def _workers(jobs: int) -> ProcessPoolExecutor:
-    """Processes that share the cores."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,))
-
-
-def _begin(threads: int) -> None:
-    """Set up a worker: its share of the cores, and its end with the process that started it."""
-    torch.set_num_threads(threads)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)  # the lock ended with the parent: nothing may be written any more
 
 
 @contextmanager
 def _clock(folder: Path) -> Iterator[Callable[[], float]]:
     """Seconds that this study has taken, interrupted runs included; a killed process loses at most five of them."""
     file = folder / "seconds.json"
-    before = float(json.loads(file.read_text())) if file.exists() else 0.0
+    try:
+        before = float(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        before = 0.0
     started, over = time.perf_counter(), threading.Event()
 
     def seconds() -> float:
         return before + time.perf_counter() - started
 
+    def store() -> None:
+        with suppress(OSError):  # a full disk: what is measured again is not worth an error
+            write_atomically(file, json.dumps(seconds()).encode())
+
     def tick() -> None:
         while not over.wait(5.0):
-            write_atomically(file, json.dumps(seconds()).encode())
+            store()
 
     ticking = threading.Thread(target=tick, daemon=True)
     ticking.start()
@@ -259,7 +310,7 @@ def _clock(folder: Path) -> Iterator[Callable[[], float]]:
     finally:
         over.set()
         ticking.join()
-        write_atomically(file, json.dumps(seconds()).encode())
+        store()
 
 
 @contextmanager
@@ -278,7 +329,7 @@ PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "safetensors")
 
 def _searched_networks(folder: Path) -> int:
     """Number of networks that were trained in searches."""
-    trials = [trial for file in folder.glob("*/trials.json") for trial in json.loads(file.read_text())]
+    trials = [trial for file in folder.glob("*/trials.json") for trial in read_trials(file)]
     return sum(int(trial["params"].get("members", 1)) for trial in trials)
 
 

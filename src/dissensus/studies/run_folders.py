@@ -2,20 +2,22 @@
 
 A folder's name is determined by the study, the scale and a fingerprint of the settings and of the library's version.
 ``state.json`` says whether the run was started or has failed, and for which settings and version; ``DONE`` marks a
-finished one. This distinguishes runs that are unfinished, that have other settings, and that another version made.
+finished one, whose ``manifest.json`` has the checksums of its files (`dissensus.studies.checked_folders`). This
+distinguishes runs that are unfinished, damaged, that have other settings, and that another version made.
 """
 
 import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import dissensus
-from dissensus.storage import locked, write_atomically
+from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import library
+from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
 from dissensus.studies.results import Report, Summary
-from dissensus.studies.spec import SCALES, Spec, resolved, toml_value
+from dissensus.studies.spec import PAPERS, SCALES, Spec, SpecError, resolved, toml_value
 from dissensus.studies.summary import summarise
 
 SHIPPED = Path(__file__).parent / "results"
@@ -27,12 +29,14 @@ _STATE = "state.json"
 class RunState:
     """What a run's folder says of itself."""
 
-    stage: Literal["started", "failed", "done"]
+    stage: Literal["started", "failed", "done", "damaged"]
     settings: str = ""
     """Fingerprint of the settings; empty for runs of earlier releases."""
     version: str = ""
     reason: str = ""
-    """Why it failed."""
+    """Why it failed, or how it is damaged."""
+    format: int = FORMAT
+    """Of the folder; 0 where it was made before folders had manifests."""
 
 
 def runs_folder() -> Path:
@@ -42,7 +46,16 @@ def runs_folder() -> Path:
 
 def folder_of(spec: Spec, scale: str, root: Path, foreign: str = "") -> Path:
     """The folder of a study at a scale; ``foreign`` is the fingerprint of its parts from outside."""
-    return root / spec.name / f"{scale}-{spec.digest(foreign)}"
+    check_name(spec.name)
+    return inside(root / spec.name, f"{scale}-{spec.digest(foreign)}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a study's name that is not PAPER/NAME: its folder would lie elsewhere."""
+    parts = name.split("/")
+    if len(parts) != 2 or parts[0] not in PAPERS or not all(map(is_plain_name, parts)):
+        fix = f"PAPER is one of {', '.join(PAPERS)}, and NAME has letters, digits, '-' and '.'."
+        raise SpecError(f"`study` must have a name PAPER/NAME; got {name!r}. {fix}")
 
 
 def write_state(folder: Path, state: RunState) -> None:
@@ -53,48 +66,149 @@ def write_state(folder: Path, state: RunState) -> None:
 
 
 def read_state(folder: Path) -> RunState:
-    """A run's state; a folder of an earlier release has ``DONE`` alone, and says its version in its report."""
-    done = (folder / DONE).exists()
-    if (folder / _STATE).exists():
-        state = RunState(**json.loads((folder / _STATE).read_text()))
-        if done or state.stage != "done":  # a run that broke off before its mark is not done
-            return replace(state, stage="done") if done else state
-        return replace(state, stage="started")
-    if not done:
-        return RunState("started")
-    return RunState("done", version=json.loads((folder / "report.json").read_text())["made"]["version"])
+    """A run's state. The report of a finished run is checked; a folder of an earlier release has no checksums."""
+    state = _stored_state(folder)
+    if not (folder / DONE).exists():  # a run that broke off before its mark is not done
+        return (
+            state
+            if state is not None and state.stage == "failed"
+            else replace(state or RunState("started"), stage="started")
+        )
+    is_older = not (folder / MANIFEST).exists() and (state is None or state.format == 0)
+    try:
+        if is_older:
+            return RunState(
+                "done", "" if state is None else state.settings, _report(folder).provenance.version, format=0
+            )
+        manifest = check_run(folder)
+        return RunState("done", str(manifest["settings"]), str(manifest["version"]))
+    except (StorageError, KeyError) as reason:
+        return RunState("damaged", reason=str(reason))
+
+
+def _stored_state(folder: Path) -> RunState | None:
+    """What ``state.json`` says; None where there is none, or none that can be read."""
+    try:
+        state = RunState(**{"format": 0, **json.loads((folder / _STATE).read_bytes())})
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    words = (state.settings, state.version, state.reason)
+    known = state.stage in ("started", "failed", "done") and all(isinstance(word, str) for word in words)
+    return state if known else None
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with the files of a finished run, in one sentence; empty where all are as they were written."""
+    state = read_state(folder)
+    if state.stage == "damaged":
+        return state.reason
+    if state.format == 0:
+        return f"{folder} was made before runs had checksums, so that its files cannot be checked."
+    try:
+        check_units(folder, check_run(folder))
+    except StorageError as reason:
+        return str(reason)
+    return ""
 
 
 def read_report(folder: Path) -> Report:
-    """The report of a finished run."""
-    return Report.from_json(json.loads((folder / "report.json").read_text()))
+    """The report of a finished run; `StorageError` says what is wrong with it."""
+    state = read_state(folder)
+    if state.stage == "damaged":
+        raise StorageError(state.reason)
+    return _report(folder)
+
+
+def _report(folder: Path) -> Report:
+    file = folder / "report.json"
+    if not file.is_file():
+        raise StorageError(f"{file} is missing.")
+    try:
+        return Report.from_json(json.loads(file.read_bytes()))
+    except _UNREADABLE as reason:
+        raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
+
+
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""Errors of files whose content is not what this version writes."""
+
+
+def _summary(folder: Path) -> Summary:
+    """The summary of a finished run; `StorageError` where this version cannot make one."""
+    report = read_report(folder)
+    try:
+        return summarise(report)
+    except _UNREADABLE as reason:
+        words = f"{folder / 'report.json'} cannot be summarised: {type(reason).__name__}: {reason}."
+        raise StorageError(words) from reason
+
+
+def _folders(name: str, scale: str, root: Path) -> list[Path]:
+    return sorted(folder for folder in (root / name).glob(f"{scale}-*") if folder.is_dir())
 
 
 def find(name: str, root: Path) -> Summary | None:
     """The result of a study at the largest scale that has one: of a finished run under ``root``, or as shipped.
 
     Among runs at one scale, those with the study's settings come first, then those of this version, then the latest.
-    `Summary.origin` says where the result comes from, unless it is a run of the study as it is today.
+    `Summary.origin` says where the result comes from, unless it is a run of the study as it is today. Damaged runs are
+    left out; `damaged` lists them.
     """
     for scale in reversed(SCALES):
-        finished = [folder for folder in (root / name).glob(f"{scale}-*") if (folder / DONE).exists()]
-        if finished:
-            best = max(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
-            return replace(summarise(read_report(best)), origin=_origin(name, scale, best))
-        file = SHIPPED / f"{name}.{scale}.json"
-        if file.exists():
-            shipped = Summary.from_json(json.loads(file.read_text()))
+        finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
+        ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
+        for folder in reversed(ranked):
+            try:
+                summary = _summary(folder)
+            except StorageError:
+                continue
+            return replace(summary, origin=_origin(name, scale, folder, summary))
+        try:
+            shipped = _shipped(name, scale)
+        except StorageError:
+            continue
+        if shipped is not None:
             return replace(shipped, origin=f"shipped with the package and made by version {shipped.provenance.version}")
     return None
 
 
-def unfinished(name: str, root: Path) -> list[str]:
-    """One sentence on every run of a study that has no result: it failed, is running, or was interrupted."""
+def _shipped(name: str, scale: str) -> Summary | None:
+    """The result that is shipped with the package; None where there is none."""
+    file = SHIPPED / f"{name}.{scale}.json"
+    if not file.exists():
+        return None
+    try:
+        return Summary.from_json(json.loads(file.read_bytes()))
+    except _UNREADABLE as reason:
+        raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
+
+
+def damaged(name: str, root: Path) -> list[str]:
+    """One sentence on every finished run of a study whose result cannot be read."""
     sentences: list[str] = []
     for scale in SCALES:
-        for folder in sorted((root / name).glob(f"{scale}-*")):
+        try:
+            _shipped(name, scale)
+        except StorageError as reason:
+            sentences.append(f"The shipped result at scale {scale} is damaged: {reason} Install dissensus again.")
+        for folder in _folders(name, scale, root):
+            if not (folder / DONE).exists():
+                continue
+            try:
+                _summary(folder)
+            except StorageError as reason:
+                fix = f"Run it again with `dissensus study run {name} --scale {scale}`, or remove its folder."
+                sentences.append(f"A run at scale {scale} is damaged: {reason} {fix}")
+    return sentences
+
+
+def unfinished(name: str, root: Path) -> list[str]:
+    """One sentence on every run of a study without a result: it failed, is damaged, is going on, was interrupted."""
+    sentences = damaged(name, root)
+    for scale in SCALES:
+        for folder in _folders(name, scale, root):
             state = read_state(folder)
-            if state.stage == "done":
+            if state.stage in ("done", "damaged"):
                 continue
             run = f"A run at scale {scale}"
             other = _difference(name, scale, state)
@@ -118,6 +232,8 @@ def _holder(folder: Path) -> str:
             return ""
     except BlockingIOError as reason:
         return str(reason)
+    except OSError:  # of a folder that may not be written to: nobody runs a study in it
+        return ""
 
 
 def _current_settings(name: str, scale: str) -> str | None:
@@ -144,18 +260,21 @@ def _difference(name: str, scale: str, state: RunState) -> str:
     return " ".join(parts)
 
 
-def _origin(name: str, scale: str, folder: Path) -> str:
-    difference = _difference(name, scale, read_state(folder))
-    if not difference:
+def _origin(name: str, scale: str, folder: Path, summary: Summary) -> str:
+    state = read_state(folder)
+    difference = _difference(name, scale, state)
+    unchecked = "without checksums: changes of its files cannot be seen" if state.format == 0 else ""
+    if not difference and not unchecked:
         return ""
-    changes: dict[str, Any] = json.loads((folder / "report.json").read_text())["made"].get("changes", {})
-    words = ", ".join(f"{key}={toml_value(value)}" for key, value in changes.items())
-    return f"a run {difference}{f' ({words})' if words else ''}"
+    words = ", ".join(f"{key}={toml_value(value)}" for key, value in summary.provenance.changes.items())
+    parts = ["a run", difference, f"({words})" if difference and words else "", unchecked]
+    return " ".join(filter(None, parts))
 
 
 def ship(folder: Path, into: Path = SHIPPED) -> Path:
     """Write the summary of a finished run to the folder of shipped results."""
     summary = summarise(read_report(folder))
+    check_name(summary.study)
     file = into / f"{summary.study}.{summary.scale}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, (json.dumps(summary.to_json(), separators=(",", ":")) + "\n").encode())

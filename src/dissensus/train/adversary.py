@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dissensus import checks, losses, pooling
 from dissensus.attacks.gradient import climbed
-from dissensus.attacks.norms import NORMS, Ball, check_reach
+from dissensus.attacks.norms import LARGEST, NORMS, Ball, check_reach
 from dissensus.randomness import Use, derived_seed, random_bits
 from dissensus.train.inputs import StepInput
 from dissensus.train.state import TrainState
@@ -56,14 +56,16 @@ class AdversarialTraining:
         for end in (low, high):
             checks.number("epsilon", end, 0)
         if self.step_share is not None:
-            checks.number("step_share", self.step_share, 0)
+            checks.number("step_share", self.step_share, 0, LARGEST)
         if not low <= high:
             checks.refuse("epsilon", "be a number, or a range (low, high)", self.epsilon)
         checks.count("steps", self.steps)
         checks.one_of("norm", self.norm, NORMS)
         checks.number("share", self.share, 0, 1)
         checks.one_of("against", self.against, ("ensemble", "members"))
-        if not self.box[0] < self.box[1]:
+        if not isinstance(self.box, tuple | list) or len(self.box) != 2:
+            checks.refuse("box", "be a pair low < high", repr(self.box), error=TypeError)
+        if not checks.number("box", self.box[0]) < checks.number("box", self.box[1]):
             checks.refuse("box", "be a pair low < high", self.box)
         check_reach(self.norm, high, self.box)
 

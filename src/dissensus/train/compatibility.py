@@ -8,7 +8,6 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end
-from dissensus.data.recognition import digest
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
     UNLABELLED,
@@ -95,14 +94,6 @@ def check_patience(patience: int | None, min_delta: float, validation: object) -
     checks.count("patience", patience)
     if validation is None:
         checks.refuse("patience", "come with `validation` data", patience, "Pass validation=0.2.")
-
-
-def recognised(data: Tensor | DataLike | None) -> str | None:
-    """A checksum of unlabelled or validation data, by which a checkpoint recognises it."""
-    if data is None or isinstance(data, Tensor):
-        return None if data is None else digest(data)
-    pair = as_pair(data)
-    return "a loader" if pair is None else digest(*pair)
 
 
 def check_unlabelled(objective: Callable[..., Any], unlabelled: object) -> None:

@@ -137,7 +137,7 @@ class Engine:
         if state.in_epoch == 0:
             state.begin_epoch()
         when = state.epoch + torch.arange(len(self.feed), dtype=torch.float64) / len(self.feed)
-        factors = self.schedule(when, float(self.epochs)).to(state.settings.optimizer.lr)
+        factors = schedules.factors(self.schedule, when, float(self.epochs)).to(state.settings.optimizer.lr)
         for examples in self._steps(factors):
             state.examples += examples
             state.in_epoch += 1

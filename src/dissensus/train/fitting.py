@@ -156,7 +156,8 @@ def fit(
         shuffle: Whether the order of examples changes every epoch. The order depends on seed and epoch.
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than ``batch_size``.
         checkpoint: Folder for checkpoints, with which an interrupted training can be resumed. With a ``DataLoader``,
-            checkpoints are written at the ends of epochs only.
+            checkpoints are written at the ends of epochs only. Checkpoints of a training with other settings, code or
+            data are refused; initial weights are identified by the ensemble's seed and member numbers.
         resume: Whether to resume from the newest intact checkpoint in ``checkpoint``. Training starts from the
             beginning if there is none.
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
@@ -188,15 +189,17 @@ def fit(
     check_objective(objective)
     check_resume(resume, checkpoint)
     seed = checks.count("seed", seed, 0)
+    split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
+    frozen = checks.listed("frozen", frozen)
     with _as_ensemble(ensemble) as members:
         of_twin = twin_objective(twin, members, objective)
-        train_data, held_out = _separated(data, validation, seed if split_seed is None else split_seed)
+        train_data, held_out = _separated(data, validation, split_seed)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
         run = Run.single(
             members=members.members,
             batch_size=batch_size,
             seed=seed,
-            optimizer={name: value for name, value in numbers.items() if value is not None},
+            optimizer={name: value for name, value in numbers.items() if value is not None or name != "clip_norm"},
         )
         recipe = Recipe(
             initial=ExistingMembers(members),
@@ -249,7 +252,8 @@ def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin 
                 ensemble.body.choices.file = None
     history = replace(engine.history(0), steps=engine.state.steps, seconds=engine.state.elapsed)
     if 0 in engine.state.failures:
-        raise TrainingDiverged(engine.state.failures[0], history)
+        finite = all(bool(parameter.isfinite().all()) for parameter in ensemble.parameters())
+        raise TrainingDiverged(engine.state.failures[0], history, finite=finite)
     return history
 
 

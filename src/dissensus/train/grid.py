@@ -13,6 +13,7 @@ from torch import Tensor
 from dissensus import checks
 from dissensus.objectives.declaration import DRAW, argument, declaration, hyperparameters, takes, unwrapped
 from dissensus.randomness import Use, derived_seed
+from dissensus.train.optim import checked_number
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Names to lists (or arrays) of values, or a list of points."""
@@ -110,8 +111,8 @@ def runs_of(
             and not isinstance(value, bool)
         }
         for key in PER_RUN:
-            if values.get(key) is not None:
-                checks.number(key, values[key], 0)
+            if values.get(key) is not None or key != "clip_norm":
+                checked_number(key, values[key])
         seed = checks.count("seed", values["seed"], 0)
         runs.append(
             Run(

@@ -170,11 +170,13 @@ class TrainingDiverged(RuntimeError):
 
     ``step`` counts from 0, ``part`` names what was not finite, ``members`` whose it was, ``history`` holds the epochs
     before. With ``twin`` the training that failed is that of the independent twin: the ensemble is trained, and
-    ``history`` is its own, with the twin's epochs as ``twin_history``.
+    ``history`` is its own, with the twin's epochs as ``twin_history``. The message says so where the weights that the
+    ensemble holds are not finite either.
     """
 
-    def __init__(self, failure: Failure, history: History, *, twin: bool = False) -> None:
+    def __init__(self, failure: Failure, history: History, *, twin: bool = False, finite: bool = True) -> None:
         held = "the weights from before that step" if history.best_epoch is None else "its best weights up to then"
+        held += "" if finite else ", which an earlier step has made infinite or NaN"
         if twin:
             what, held = "the training of the independent twin", "the result of its own training, which went well"
         else:

@@ -6,55 +6,20 @@ after the other. Both passes start from the same buffers (so dropout drops the s
 updated once) and from the same random numbers.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dissensus.axes import LossParts
 from dissensus.execution import Body
+from dissensus.randomness import GlobalGenerators
 
 Forward = Callable[[Tensor, slice], Tensor]
 """``(flat [m, P], rows) -> outputs [m, B, ...]`` of some members."""
-GeneratorStates = tuple[list[Tensor], Any, Any]
 Losses = Callable[[Tensor], LossParts]
 """``outputs [M, B, ...] -> LossParts``."""
-
-
-class Generators:
-    """Global generators, whose numbers are not keyed: torch's, Python's and numpy's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def host(self) -> GeneratorStates:
-        """States of the generators on the host."""
-        return [torch.get_rng_state()], random.getstate(), np.random.get_state()  # noqa: NPY002
-
-    def state(self) -> GeneratorStates:
-        """States of all generators; without the device's while a graph is being captured."""
-        torch_states, python_state, numpy_state = self.host()
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch_states.append(torch.cuda.get_rng_state(self.device))
-        return torch_states, python_state, numpy_state
-
-    def put(self, states: GeneratorStates) -> None:
-        """Restore states."""
-        (host_state, *device_states), python_state, numpy_state = states
-        torch.set_rng_state(host_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        for device_state in device_states:
-            torch.cuda.set_rng_state(device_state, self.device)
-
-
-def moved(before: GeneratorStates, after: GeneratorStates) -> bool:
-    """Whether torch's generators were drawn from in between. (Type checkers that sample draw from Python's.)"""
-    return any(not torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
 
 
 class MemberGroups:
@@ -66,9 +31,9 @@ class MemberGroups:
 
     def __init__(self, body: Body, at_once: int, separable: bool, device: torch.device) -> None:
         self.body, self.at_once, self.separable = body, at_once, separable
-        self.generators = Generators(device)
+        self.device = device
         self.draws = False
-        """Whether a pass has drawn from torch's global generators."""
+        """Whether a pass has drawn from global generators."""
 
     def groups(self) -> Iterator[slice]:
         """The members of each group."""
@@ -95,21 +60,21 @@ class MemberGroups:
         before = self._before
         parts = losses(outputs)
         (output_grad,) = torch.autograd.grad(parts.total.sum(), outputs)
-        after = self.generators.state()
-        self.generators.put(before)
+        after = GlobalGenerators.now(self.device)
+        before.restore()
         for rows in self.groups():
             part = flat.detach()[rows].requires_grad_()
             (grad[rows],) = torch.autograd.grad(forward(part, rows), part, output_grad[rows])
-        self.generators.put(after)
+        after.restore()
         return outputs.detach(), parts, grad
 
     @contextmanager
     def _buffers_restored(self) -> Iterator[None]:
         """Restore buffers after a block; the generators' states before it are kept for the second pass."""
         buffers = {name: tensor.clone() for name, tensor in self.body.state().items()}
-        self._before = self.generators.state()
+        self._before = GlobalGenerators.now(self.device)
         yield
-        self.draws |= moved(self._before, self.generators.state())
+        self.draws |= self._before.drawn_from()
         with torch.no_grad():
             for name, tensor in self.body.state().items():
                 tensor.copy_(buffers[name])

@@ -4,6 +4,7 @@ Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` o
 entry is 0 is left exactly as it is: weights, moments and step count.
 """
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,8 +16,6 @@ from torch import Tensor
 
 import dissensus.train.fused_optim as fused
 from dissensus import checks
-
-_BELOW_ONE = 1 - 1e-12
 
 Column = Float[Tensor, "M 1"]
 Matrix = Float[Tensor, "M P"]
@@ -49,24 +48,33 @@ Moments = dict[str, Tensor]
 Update = Callable[[Matrix, Matrix, Moments, OptimizerColumns, Column, Column | None], None]
 
 
-def per_member(name: str, value: PerMember, members: int, low: float = 0.0) -> list[float]:
+def checked_number(name: str, value: float) -> float:
+    """A setting of one member that is within its range: finite, at least 0, and a momentum below 1."""
+    if name == "momentum":
+        return checks.number(name, value, 0, 1, open_high=True)
+    return checks.number(name, value, 0)
+
+
+def per_member(name: str, value: PerMember, members: int) -> list[float]:
     """A number for all members, or one per member, as a list with one number per member."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
-    if isinstance(value, str) or not isinstance(value, int | float | Sequence):
+    if isinstance(value, str | bytes) or not isinstance(value, numbers.Real | Sequence):
         checks.refuse(name, "be one number, or one per member", repr(value), error=TypeError)
-    values = [float(value)] * members if isinstance(value, int | float) else [float(v) for v in value]
+    values = value if isinstance(value, Sequence) else [value] * members
     if len(values) != members:
         checks.refuse(name, f"be one number, or one per member (M={members})", f"{len(values)} numbers")
-    for number in values:
-        checks.number(name, number, low)
-    return values
+    return [checked_number(name, number) for number in values]
 
 
 def column(name: str, value: PerMember, members: int, like: Tensor) -> Column:
     """A number, or one per member, as a column ``[M, 1]``."""
     values = per_member(name, value, members)
-    return torch.tensor(values, dtype=wide(like), device=like.device).unsqueeze(1)
+    dtype = wide(like)
+    largest = torch.finfo(dtype).max
+    if max(values) > largest:
+        checks.refuse(name, f"be at most {largest:.3g}, the largest number of the weights' type", max(values))
+    return torch.tensor(values, dtype=dtype, device=like.device).unsqueeze(1)
 
 
 def wide(like: Tensor) -> torch.dtype:
@@ -74,9 +82,16 @@ def wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
+def checked_betas(betas: tuple[float, float]) -> tuple[float, float]:
+    """Adam's two averaging factors, at least 0 and below 1."""
+    if not isinstance(betas, Sequence) or isinstance(betas, str | bytes) or len(betas) != 2:
+        checks.refuse("betas", "be two numbers", repr(betas), error=TypeError)
+    first, second = (checks.number("betas", beta, 0, 1, open_high=True) for beta in betas)
+    return first, second
+
+
 def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> OptimizerColumns:
     """Columns from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
-    first, second = hyper["betas"]
     momentum = column("momentum", hyper["momentum"], members, like)
     if nesterov and not bool((momentum > 0).all()):
         checks.refuse("nesterov", "come with a momentum", "momentum 0", "Pass momentum=0.9.")
@@ -85,7 +100,7 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
         lr=column("lr", hyper["lr"], members, like),
         weight_decay=decay,
         momentum=momentum,
-        betas=(checks.number("betas", first, 0, _BELOW_ONE), checks.number("betas", second, 0, _BELOW_ONE)),
+        betas=checked_betas(hyper["betas"]),
         eps=checks.number("eps", hyper["eps"], 0),
         nesterov=nesterov,
         decays=bool((decay != 0).any()),

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +15,28 @@ from dissensus.train.grid import Run
 from dissensus.train.trained_loss import Targets
 
 
-def targets_of(objective: Callable[..., LossParts], runs: Sequence[Run], held_out: object = None) -> list[Targets]:
+def targets_of(
+    objective: Callable[..., LossParts],
+    runs: Sequence[Run],
+    held_out: object = None,
+    metric: Callable[..., Any] | None = None,
+) -> list[Targets]:
     """The checks of targets that runs need, one for each loss, since a grid may name several.
 
-    ``held_out`` is the validation data ``(x, y)``, a fraction, or None.
+    ``held_out`` is the validation data ``(x, y)``, a fraction, or None; ``metric`` what it is measured by.
     """
     held = held_out[1] if isinstance(held_out, tuple) else None
-    checks = [Targets.of(functools.partial(objective, **run.words), held) for run in runs]
+    checks = [Targets.of(functools.partial(objective, **run.words, **run.hyper), held, metric) for run in runs]
     return list({targets.loss: targets for targets in checks}.values())
 
 
 def probe(
-    engine: Engine, runs: Sequence[Run], objective: Callable[..., LossParts], y: Tensor, held_out: object
+    engine: Engine,
+    runs: Sequence[Run],
+    objective: Callable[..., LossParts],
+    y: Tensor,
+    held_out: object,
+    metric: Callable[..., Any] | None = None,
 ) -> None:
     """Call the objective once per point of the grid, so that a value out of range is refused before training.
 
@@ -37,7 +48,7 @@ def probe(
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
         outputs = engine.outputs(labelled, per_run=False, per_member=feed.per_member)
-        for targets in targets_of(objective, runs, held_out):
+        for targets in targets_of(objective, runs, held_out, metric):
             targets.observe(outputs, y)
         inputs = {}
         if unlabelled is not None:

@@ -1,6 +1,8 @@
 """The recipe of a training: what to train, on what data and how. Engines and checkpoints' fingerprints come from it."""
 
 import functools
+import logging
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +16,13 @@ import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
 from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.recognition import data_fingerprint
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
-from dissensus.fingerprint import fingerprints
+from dissensus.fingerprint import fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
@@ -35,7 +38,6 @@ from dissensus.train.compatibility import (
     check_patience,
     check_unlabelled,
     check_validation,
-    recognised,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
@@ -50,6 +52,11 @@ from dissensus.train.sampling import MemberSampling
 from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
 from dissensus.train.state import RunSettings, TrainState
 from dissensus.train.trained_loss import Targets
+
+log = logging.getLogger("dissensus")
+
+_RATES = 1024
+"""Epochs whose rates count for the fingerprint, besides the schedule's code."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +175,18 @@ class Recipe:
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
-            for targets in targets_of(objective, self.runs, self._validation_pair):
+            for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric):
                 targets.check_all(self._pair[1])
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The fingerprint of every setting that determines the training, by which checkpoints are recognised."""
+        """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
+
+        A line of the log names settings that hold what cannot be inspected.
+        """
+        opaque: dict[str, list[str]] = {}
+        sources = {"data": self.data, "unlabelled": self.unlabelled, "validation": self.validation}
+        sources = {name: self._source(name, data, opaque) for name, data in sources.items()}
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -184,22 +197,20 @@ class Recipe:
             "optimizer": self.optimizer.name,
             "objective": self.objective,
             **self.initial.identity(),
-            "data": recognised(self.data),
+            **sources,
             "folds": [self.folds, self.validation_folds],
             **(run.optimizer if existing else {}),
             "nesterov": self.optimizer.nesterov,
             "betas": self.optimizer.betas,
             "eps": self.optimizer.eps,
-            "schedule": self._rates(),
-            "frozen": sorted(member % run.members for member in self.frozen),
+            "schedule": [schedules.resolved(self.optimizer.schedule), self._rates()],
+            "frozen": sorted(int(member) % run.members for member in self.frozen),
             "metric": validation.metric,
             "mode": validation.mode or "min",
             "watch": validation.watch,
-            "unlabelled": recognised(self.unlabelled),
             "active_members": self.active_members,
-            "adversarial": None if self.adversarial is None else str(self.adversarial),
-            "freeze": None if self.freeze is None else str(self.freeze),
-            "validation": self.validation if isinstance(self.validation, int | float) else recognised(self.validation),
+            "adversarial": self.adversarial,
+            "freeze": self.freeze,
             "patience": validation.patience,
             "min_delta": validation.min_delta,
             "keep": validation.keep,
@@ -209,7 +220,21 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        return fingerprints(settings, replace=self._without_trained, skip_progress=True, allow_opaque=True)
+        result = fingerprints(settings, replace=self._without_trained, skip_progress=True, opaque=opaque)
+        if opaque:
+            names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items())
+            log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
+        return result
+
+    def _source(self, name: str, data: Any, opaque: dict[str, list[str]]) -> object:
+        """What identifies training, validation or unlabelled data."""
+        if isinstance(data, int | float):
+            return data
+        parts: list[str] = []
+        identity = data_fingerprint(data, parts, self._without_trained)
+        if parts:
+            opaque[name] = parts
+        return identity
 
     def _without_trained(self, value: object) -> object:
         """A value of the fingerprint; weights that are trained are left out, wherever an objective refers to them."""
@@ -219,9 +244,10 @@ class Recipe:
         return "the trained ensemble" if value is ensemble or value is ensemble.body else value
 
     def _rates(self) -> list[float]:
-        """The schedule at the beginning of every epoch, by which checkpoints recognise it."""
+        """The schedule at the beginning of the first epochs, by which checkpoints recognise it."""
         schedule = schedules.resolved(self.optimizer.schedule)
-        return schedule(torch.arange(self.epochs, dtype=torch.float64), float(self.epochs)).tolist()
+        first = torch.arange(min(self.epochs, _RATES), dtype=torch.float64)
+        return schedules.factors(schedule, first, float(self.epochs)).tolist()
 
     def engine(
         self,
@@ -243,9 +269,12 @@ class Recipe:
         device = self.initial.device
         objective = _with_keywords(self.objective, runs[0].words)
         varying, shared = _hyperparameters(runs)
-        targets = Targets.of(objective, None if self._validation_pair is None else self._validation_pair[1])
+        held_out = None if self._validation_pair is None else self._validation_pair[1]
+        targets = Targets.of(_with_keywords(objective, runs[0].hyper), held_out, self.validation_settings.metric)
         rows, validation_rows = self._rows(runs)
         feed = self._feed(runs, rows, targets)
+        schedule = schedules.resolved(self.optimizer.schedule)
+        schedules.check(schedule, len(feed), self.epochs)
         body = self.initial.body(runs, torch.bool if self._pair is None else self._pair[0].dtype)
         decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
@@ -254,13 +283,16 @@ class Recipe:
         state = self._state(runs, varying, body, feed)
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
-        identity = {"network": body.identity(), "precision": str(decided)}
+        checkpointer = None
+        if checkpoint is not None:
+            identity = {"network": body.identity(), "frozen parameters": _frozen_parameters(body)}
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity, "precision": str(decided)})
         return Engine(
             state=state,
             feed=feed,
             losses=over_runs(_with_keywords(objective, shared), len(runs)),
             optimizer=self.optimizer.name,
-            schedule=schedules.resolved(self.optimizer.schedule),
+            schedule=schedule,
             epochs=self.epochs,
             numerics=decided,
             targets=targets,
@@ -268,7 +300,7 @@ class Recipe:
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
             memory_limit=limit if len(runs) == 1 else None,
             progress=progress,
-            checkpointer=None if checkpoint is None else Checkpointer(checkpoint, {**self.fingerprint, **identity}),
+            checkpointer=checkpointer,
             capture=graph_steps,
         )
 
@@ -389,12 +421,18 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     """Members that train, bool ``[M]``."""
     active = torch.ones(members, dtype=torch.bool)
     for index in frozen:
-        if not -members <= index < members:
-            checks.refuse("frozen", f"name members 0 to {members - 1}", index)
+        if isinstance(index, bool) or not isinstance(index, numbers.Integral) or not -members <= index < members:
+            checks.refuse("frozen", f"name members 0 to {members - 1}", repr(index))
         active[index] = False
     if not bool(active.any()):
         checks.refuse("frozen", "leave at least one member to train", "all of them")
     return active.to(device)
+
+
+def _frozen_parameters(body: Body) -> str:
+    """A checksum of the parameters that training does not change."""
+    parameters = {name: t for name, t in body.tensors().items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    return fingerprint(parameters)
 
 
 def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:

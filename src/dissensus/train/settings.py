@@ -29,6 +29,8 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         checks.one_of("optimizer", self.name, optim.OPTIMIZERS)
         schedules.resolved(self.schedule)
+        optim.checked_betas(self.betas)
+        checks.number("eps", self.eps, 0)
 
 
 @dataclass(frozen=True)
@@ -77,4 +79,6 @@ class CheckpointSettings:
     """The runs of a part of a sweep, by number: a checkpoint of other runs is refused."""
 
     def __post_init__(self) -> None:
+        if self.seconds is not None:
+            checks.number("checkpoint_seconds", self.seconds, 0)
         object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training

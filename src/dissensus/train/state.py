@@ -241,6 +241,7 @@ class TrainState:
             "steps": self.steps,
             "run_ids": self.run_ids,
             "examples": self.examples,
+            "losses": list(self.sums),
             "seconds": self.elapsed,
             "best_epochs": list(self.best_epochs.items()),
             "histories": list(self.histories.items()),
@@ -268,7 +269,8 @@ class TrainState:
         self.body.attach(flat, on_device.get("buffers", {}))
         self.flat = flat.requires_grad_()
         self.moments, self.epoch_buffers = on_device.get("moments", {}), on_device.get("epoch_buffers", {})
-        self.sums, self.finished = on_device.get("sums", {}), on_device.get("finished", {})
+        sums, self.finished = on_device.get("sums", {}), on_device.get("finished", {})
+        self.sums = {name: sums[name] for name in facts["losses"]}  # the order of the history's columns
         self.resting = not bool(self.active.all())
         if self.stopping is not None:
             self.stopping.load(on_device["stopping"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import dissensus.train.memory as memory
 import dissensus.train.schedules as schedules
+from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
@@ -144,6 +145,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint)
+    seed = checks.count("seed", seed, 0)
     x, y, folds = end_to_end("data", data)
     held_out, validation_folds = held_out_of(validation, folds)
     defaults = {
@@ -252,7 +254,8 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
     tell_of_split(engine.body, recipe.objective)
     size = engine.memory_needs(next(engine.feed.epoch(0))[0]).whole
     assert isinstance(recipe.data, tuple)
-    probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.data[1], recipe.validation)
+    metric = recipe.validation_settings.metric
+    probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.data[1], recipe.validation, metric)
     deterministic = recipe.precision.deterministic
     budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
     at_once = memory.runs_at_once(size, len(group), budget)

@@ -12,6 +12,11 @@ from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import POOLS, member_and_ensemble_loss
 from dissensus.objectives.declaration import argument, declaration, is_declared
 from dissensus.pooling import Weights
+from dissensus.randomness import generators_kept
+
+_SAID_OF_LABELS = ("out of bounds", "Class values must")
+"""Words of torch's errors about labels out of range, by ``gather`` and ``one_hot``; others are an `IndexError`."""
+_LABEL_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 
 class TrainedLoss(NamedTuple):
@@ -79,21 +84,29 @@ class Targets:
     """Whether outputs have been observed."""
     class_labels: bool = False
     """Whether targets must be class labels."""
+    objective: Callable[..., Any] | None = None
+    """Of one run; called with labels out of range where the loss is unknown."""
+    metric: Callable[..., Any] | None = None
+    """What validation targets are passed to; None: the objective."""
+    members: int = 1
+    """Members of a run, known from the first outputs on."""
 
     @classmethod
-    def of(cls, objective: Callable[..., Any], held_out: Tensor | None = None) -> "Targets":
+    def of(
+        cls, objective: Callable[..., Any], held_out: Tensor | None = None, metric: Callable[..., Any] | None = None
+    ) -> "Targets":
         """For the loss that an objective is known to train on."""
         known = trained_loss(objective)
         loss = known.loss if known is not None and isinstance(known.loss, str) else None
-        return cls(loss, held_out, class_labels=declaration(objective).class_labels)
+        return cls(loss, held_out, class_labels=declaration(objective).class_labels, objective=objective, metric=metric)
 
     def check(self, targets: Tensor) -> None:
         """Refuse training targets that the loss does not take."""
-        self._check(targets, "targets")
+        self._check(targets, "targets", self.objective)
 
     def check_held_out(self, targets: Tensor) -> None:
         """Refuse validation targets that the loss does not take."""
-        self._check(targets, "validation targets")
+        self._check(targets, "validation targets", self.metric or self.objective)
 
     def check_all(self, targets: Tensor) -> None:
         """Check training targets, and those of validation data that are in memory."""
@@ -104,16 +117,37 @@ class Targets:
     def observe(self, outputs: Tensor, targets: Tensor) -> None:
         """Take the number of classes from outputs ``[R, M, B, C]``, and check all targets with it."""
         self.observed = True
-        if self.loss is not None and outputs.ndim == 4:
-            self.width = outputs.shape[-1]
+        if outputs.ndim == 4:
+            self.members, self.width = outputs.shape[1], outputs.shape[-1]
             self.check_all(targets)
 
-    def _check(self, targets: Tensor, name: str) -> None:
+    def _check(self, targets: Tensor, name: str, function: Callable[..., Any] | None) -> None:
         if not isinstance(targets, Tensor):
             return
         if self.class_labels and targets.is_floating_point():
             fix = "Soft labels? Use targets.argmax(-1)." if targets.ndim > 1 else "Class labels? Use targets.long()."
             checks.refuse(name, "be class labels", f"floats {checks.shape_text(targets.shape)}", fix, TypeError)
-        if self.loss is not None:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self.loss is not None:
                 losses.check_targets(self.loss, targets, self.width, name)
+            elif self.width is not None and self.width > 1 and function is not None:
+                self._check_as_labels(targets, self.width, name, function)
+
+    def _check_as_labels(self, targets: Tensor, width: int, name: str, function: Callable[..., Any]) -> None:
+        """Refuse labels out of range that an objective or a metric of unknown kind takes for indices.
+
+        The function is called with them on the host: on a GPU a wrong index ends the use of the device.
+        """
+        if targets.ndim != 1 or not targets.numel() or targets.dtype not in _LABEL_TYPES:
+            return
+        low, high = torch.stack(targets.aminmax()).tolist()
+        if low >= 0 and high < width:
+            return
+        outside = targets[(targets < 0) | (targets >= width)].unique().cpu()
+        try:
+            with generators_kept(torch.device("cpu")):
+                function(torch.zeros(self.members, len(outside), width), outside)
+        except Exception as reason:
+            # Any other error says that it needs more than outputs and targets; training tells what is wrong.
+            if isinstance(reason, IndexError) or any(text in str(reason) for text in _SAID_OF_LABELS):
+                checks.refuse(name, f"be labels from 0 to {width - 1}", f"labels from {low} to {high}")

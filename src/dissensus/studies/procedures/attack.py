@@ -4,7 +4,7 @@ Every ensemble is a unit, so that several can be attacked at once. Measures that
 unit continues after the last one.
 """
 
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from dissensus.ensemble import Ensemble
-from dissensus.storage import write_atomically
+from dissensus.storage import StorageError, write_record
 from dissensus.studies import datasets
+from dissensus.studies.checked_folders import inside, run_name, stored_record
 from dissensus.studies.datasets import StudyData, is_split_by_seed
 from dissensus.studies.measures import OutputMeasure, is_output_measure
 from dissensus.studies.procedures import adversarial, attack_measures, methods, requirements, train
@@ -25,6 +26,8 @@ from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 from dissensus.studies.standardisation import Standardised, channel_scales
 from dissensus.train.grid import points
+
+log = logging.getLogger("dissensus")
 
 GPU_BATCH = 2000
 """Examples in a batch on a GPU: every batch captures its own graphs."""
@@ -65,7 +68,7 @@ def _attacked_row(unit: AttackUnit, context: StudyContext, row: Row) -> Row:
     if row.status != "done":
         return replace(row, measures={**row.measures, **dict.fromkeys(names, float("nan"))})
     assert row.run is not None
-    folder = context.folder / unit.name
+    folder = inside(context.folder, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     spec = context.spec
     data = datasets.load_unscaled(
@@ -97,7 +100,8 @@ def _measured(
     unit: AttackUnit, context: StudyContext, names: list[str], ensemble: AttackedEnsemble, file: Path
 ) -> dict[str, Any]:
     """All measures under attack, and what figures show of them; every finished measure is stored in the file."""
-    stored: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"measures": {}}
+    of = f"{run_name(context.folder)}/{unit.name}"
+    stored = _finished(file, of)
     title = " ".join(str(value) for value in unit.point.values())
     for number, name in enumerate(names):
         if name in stored["measures"]:
@@ -108,7 +112,23 @@ def _measured(
         stored["measures"][name] = value
         for key, drawn in ensemble.drawn.items():
             stored[key] = {**stored.get(key, {}), **drawn} if isinstance(drawn, dict) else drawn
-        write_atomically(file, json.dumps(stored).encode())
+        write_record(file, stored)
+    return stored
+
+
+def _finished(file: Path, of: str) -> dict[str, Any]:
+    """Measures that a unit has left; none where the file is damaged or that of another unit."""
+    nothing: dict[str, Any] = {"of": of, "measures": {}}
+    if not file.exists():
+        return nothing
+    try:
+        stored = stored_record(file)
+    except StorageError as reason:
+        log.warning("%s The measures are taken again.", reason)
+        return nothing
+    if stored.get("of") != of:
+        log.warning("%s holds measures of %r: it was moved or swapped. They are taken again.", file, stored.get("of"))
+        return nothing
     return stored
 
 

@@ -16,6 +16,7 @@ from dissensus import masks, metrics, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
 from dissensus.studies import datasets
+from dissensus.studies.checked_folders import is_plain_name
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.procedures.shift_measures import AUDITED_EXAMPLES, audit_outputs
@@ -67,6 +68,8 @@ def method_of(spec: Spec, name: str) -> Method:
     assert spec.objective is not None
     assert spec.members is not None
     methods = spec.objective.options[METHODS]
+    if not is_plain_name(name):
+        raise MethodError(f"grid.method names {name!r}; a method's name has letters, digits, '-' and '.' only")
     if name not in methods:
         raise MethodError(f"grid.method names {name!r}, which {METHODS} do not hold: {', '.join(methods)}")
     settings = {"network": spec.members.network, "members": spec.members.count, **methods[name]}

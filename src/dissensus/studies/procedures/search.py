@@ -1,6 +1,5 @@
 """Bayesian optimisation of hyperparameters by Optuna: one search per seed, the trials of all seeds in one sweep."""
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 
 from dissensus.randomness import Use, derived_seed
-from dissensus.storage import write_atomically
+from dissensus.storage import StorageError, write_record
+from dissensus.studies.checked_folders import stored_record
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.registry import build_of, objective_of
 from dissensus.studies.spec import Search, Spec
@@ -47,7 +47,7 @@ def search(
     """
     settings = spec.search
     assert settings is not None
-    trials: list[list[Trial]] = [json.loads(file.read_text()) if file.exists() else [] for file in files]
+    trials = [_stored_trials(file) for file in files]
     while unfinished := [i for i, finished in enumerate(trials) if len(finished) < settings.trials]:
         on_trial(sum(map(len, trials)), settings.trials * len(trials))
         points = [(i, point) for i in unfinished for point in _next_points(settings, folds[i][0], trials[i])]
@@ -55,12 +55,36 @@ def search(
         for i in unfinished:
             trials[i] += _finite([result for (fold, _), result in zip(points, results, strict=True) if fold == i])
             files[i].parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(files[i], json.dumps(trials[i], indent=1).encode())
+            write_record(files[i], {"of": _identity(files[i]), "trials": trials[i]})
+
+
+def read_trials(file: Path) -> list[Trial]:
+    """The trials of a seed; `StorageError` where the file is missing, damaged or that of another unit."""
+    record = stored_record(file)
+    if record.get("of") != _identity(file):
+        raise StorageError(f"{file} holds trials of {record.get('of')!r}: it was moved or swapped.")
+    return record["trials"]
+
+
+def _identity(file: Path) -> str:
+    """What a file of trials is of: paper, study, scale with the run's digest, and unit."""
+    return "/".join(file.parts[-5:-1])
+
+
+def _stored_trials(file: Path) -> list[Trial]:
+    """The trials that a seed has left; none where they are damaged."""
+    if not file.exists():
+        return []
+    try:
+        return read_trials(file)
+    except StorageError as reason:
+        log.warning("%s The search begins again.", reason)
+        return []
 
 
 def best(file: Path) -> dict[str, Any]:
     """The best hyperparameters of a search, with ``epochs`` up to the best validation loss."""
-    trial = min(json.loads(file.read_text()), key=lambda trial: trial["value"])
+    trial = min(read_trials(file), key=lambda trial: trial["value"])
     return {**trial["params"], "epochs": trial["epochs"]}
 
 

@@ -1,6 +1,7 @@
 """The procedures "detect", "generalise" and "timing": methods that are measured on data they were not trained on."""
 
 import base64
+import io
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from dissensus import objectives, pooling, scores, train
 from dissensus.ensemble import Ensemble
+from dissensus.storage import write_atomically
 from dissensus.studies.backbones import head, prepared
+from dissensus.studies.checked_folders import inside, listed_files
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures import requirements, shift_measures
@@ -30,6 +33,7 @@ from dissensus.studies.procedures.training import (
     read_rows,
     stored_outputs,
     training_units,
+    write_array,
 )
 from dissensus.studies.registry import HEADS, METHODS, NETWORKS, MethodError, maker, objective_with, options_of
 from dissensus.studies.results import AuditNote, Measure, Row
@@ -96,7 +100,7 @@ class _PreparedData:
 
 def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train and measure every point of the grid on a data set."""
-    folder = context.folder / unit.name
+    folder = inside(context.folder, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     context = context.on_data(unit.data).titled(unit.name)
     spec = context.spec
@@ -271,15 +275,18 @@ def _write_targets(shifted: ShiftedData, raw: ShiftedData, folder: Path) -> None
     """Leave targets of all sets, and test pictures, for studies that measure the same trainings again."""
     labelled = {name: y for name, (_, y) in shifted.sets.items() if y is not None}
     arrays: dict[str, Any] = {name: y.numpy() for name, y in {"test": shifted.study_data().test[1], **labelled}.items()}
-    np.savez(folder / _TARGETS, **arrays)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_atomically(folder / _TARGETS, content.getvalue())
     if isinstance(raw.test[0], Tensor):
-        np.save(folder / _PICTURES, (raw.test[0] * 255).round().to(torch.uint8).numpy())
+        write_array(folder / _PICTURES, (raw.test[0] * 255).round().to(torch.uint8).numpy())
 
 
 def _remeasured(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """A unit's rows with this study's measures, from outputs that another study has kept."""
     folder, spec = context.base / unit.name, context.on_data(unit.data).spec
     assert spec.objective is not None
+    stored = listed_files(context.base, unit.name)
     labels = {name: torch.from_numpy(y) for name, y in np.load(folder / _TARGETS).items()}
     sets = shift_measures.sets_of(spec.evaluation.measures)
     methods = spec.grid.get("method")
@@ -293,7 +300,7 @@ def _remeasured(unit: TrainingUnit, context: StudyContext) -> list[Row]:
         others = {
             name: (stored_outputs(folder, row.run, name), labels.get(name))
             for name in sets
-            if outputs_file(folder, row.run, name).exists()  # not all data has all sets
+            if outputs_file(folder, row.run, name).name in stored  # not all data has all sets
         }
         measured = ShiftOutputs(
             outputs,

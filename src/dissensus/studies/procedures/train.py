@@ -14,23 +14,23 @@ import torch
 
 from dissensus import diversity
 from dissensus.studies import datasets, measures
+from dissensus.studies.checked_folders import inside, is_finished
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import LabelledOutputs, OutputMeasure
 from dissensus.studies.procedures import adversarial, methods, requirements, search, streamed
 from dissensus.studies.procedures.base import Procedure, Step, StudyContext
 from dissensus.studies.procedures.training import (
-    ROWS,
     TARGETS,
     TrainedRun,
     Trainer,
     TrainingUnit,
+    finish_unit,
     first_seed,
     measured_row,
     read_rows,
     stored_outputs,
     tracked,
     training_units,
-    write_rows,
     write_targets,
 )
 from dissensus.studies.registry import build_of, objective_of
@@ -114,7 +114,7 @@ def trainer_for(spec: Spec, data: str) -> Trainer:
 
 def train_unit(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     """Train a unit in this run's folder."""
-    folder = context.folder / unit.name
+    folder = inside(context.folder, unit.name)
     folder.mkdir(parents=True, exist_ok=True)
     context = context.on_data(unit.data).titled(unit.name)
     return trainer_for(context.spec, unit.data).rows(unit, context, folder)
@@ -126,8 +126,8 @@ def run(unit: TrainingUnit, context: StudyContext) -> list[Row]:
 
 
 def untrained(context: StudyContext) -> list[TrainingUnit]:
-    """Units without rows in the folder of the trainings; refused where another study was to train them."""
-    units = [unit for unit in training_units(context.spec) if not (context.base / unit.name / ROWS).exists()]
+    """Units that are not finished in the folder of the trainings; refused where another study was to train them."""
+    units = [unit for unit in training_units(context.spec) if not is_finished(context.base, unit.name)]
     if context.spec.uses and units:
         raise SpecError(f"{context.spec.name} uses {context.spec.uses}, which has not trained {units[0].name}.")
     return sorted(units, key=first_seed)
@@ -151,14 +151,14 @@ def _search(units: Sequence[TrainingUnit], context: StudyContext) -> None:
             (unit.seeds[0], datasets.load(name, unit.seeds[0], spec, searching=True, catalogue=context.catalogue))
             for unit in units
         ],
-        [context.folder / unit.name / TRIALS for unit in units],
+        [inside(context.folder, unit.name) / TRIALS for unit in units],
         context.device,
         lambda trial, trials: context.progress(f"{name}: search {trial}/{trials}", trial / trials),
     )
 
 
 def _train_and_store(unit: TrainingUnit, context: StudyContext) -> None:
-    write_rows(context.folder / unit.name, train_unit(unit, context))
+    finish_unit(context.folder, unit.name, train_unit(unit, context))
 
 
 SEARCH = Step(_unsearched, _search, weight=7 / 3)

@@ -1,5 +1,6 @@
 """What all trainings of studies share: units, trainers, trained runs and their rows."""
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.execution.inference import Inputs
 from dissensus.storage import write_atomically
 from dissensus.studies import measures
+from dissensus.studies.checked_folders import inside, write_unit_manifest
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import LabelledOutputs
 from dissensus.studies.procedures.base import StudyContext
@@ -107,12 +109,22 @@ def stored_outputs(folder: Path, run: int, dataset: str = "") -> Tensor:
 
 def write_targets(folder: Path, targets: Tensor) -> None:
     """Write the targets of the test data, for studies that measure the same outputs again."""
-    np.save(folder / TARGETS, targets.numpy())
+    write_array(folder / TARGETS, targets.numpy())
 
 
-def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write a unit's rows, which marks it as done."""
+def write_array(file: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write an ``.npy`` file so that it is whole or absent, on a full disk too."""
+    content = io.BytesIO()
+    np.save(content, array)
+    write_atomically(file, content.getvalue())
+
+
+def finish_unit(run: Path, unit: str, rows: Sequence[Row]) -> None:
+    """Write a unit's rows and its manifest, which marks it as finished."""
+    folder = inside(run, unit)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ROWS, json.dumps([row.to_json() for row in rows], indent=1).encode())
+    write_unit_manifest(run, unit)
 
 
 def read_rows(folder: Path, spec: Spec) -> list[Row]:
