@@ -1,5 +1,6 @@
 """Damaged and changed files: refused in a sentence or computed again, never taken as they are."""
 
+import atexit
 import functools
 import json
 import operator
@@ -76,6 +77,7 @@ class Subject:
 def _template(subject: Subject) -> tuple[Path, Any]:
     """A folder to copy, and what is read from it undamaged."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-template-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     subject.make(folder / "work")
     copy = folder / "copy"
     shutil.copytree(folder / "work", copy, symlinks=True)
