@@ -478,6 +478,7 @@ def test_a_second_training_in_one_folder_is_refused_and_harms_nothing(tmp_path, 
     assert equal(train(tmp_path), trained), "the folder is whole, and free again"
 
 
+@pytest.mark.slow
 def test_trainings_that_start_at_once_in_one_folder(tmp_path):
     """One of them trains; the others end with one sentence, or find it done."""
     results = FORK.Queue()
@@ -744,6 +745,7 @@ def test_a_prediction_that_runs_out_of_memory_says_what_helps(error, monkeypatch
         ensemble.predict(torch.zeros(100, 6), 64)
 
 
+@pytest.mark.slow(fast=["MemoryError"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_sweep_that_runs_out_of_memory_says_what_helps(error, monkeypatch, tmp_path):
     monkeypatch.setattr(Exhausting, "error", error)

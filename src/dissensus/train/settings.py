@@ -79,6 +79,6 @@ class CheckpointSettings:
     """The runs of a part of a sweep, by number: a checkpoint of other runs is refused."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training
         if self.seconds is not None:
             checks.number("checkpoint_seconds", self.seconds, 0)
+        object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training
