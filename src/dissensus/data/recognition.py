@@ -173,7 +173,7 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
     return fingerprint((structure, examples))
 
 
-def _attributes(data: Dataset[Any] | DataLoader[Any]) -> object:
+def _attributes(data: DataLike) -> object:
     """Everything about a source that decides its batches."""
     if not isinstance(data, DataLoader):
         return data
