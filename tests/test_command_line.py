@@ -160,12 +160,12 @@ REFUSED = [
     (f"{SMALL} objective.options.beat=1", 1, "key 'objective.options' is 'beat'"),
     (f"{SMALL} objective.loss=foo", 1, "`loss` must be one of"),
     (f"{SMALL} objective.pool=vote", 1, "`loss` must be 'zero_one' for pool 'vote'"),
-    (f"{SMALL} grid.beta=0.5", 1, "key 'grid.beta' must be a list of values; got 0.5."),
-    (f"{SMALL} grid.seed=['a']", 1, "key 'grid.seed' must hold whole numbers; got 'a'."),
+    (f"{SMALL} grid.beta=0.5", 1, "key 'grid.beta' must be a list; got a number 0.5."),
+    (f"{SMALL} grid.seed=['a']", 1, "key 'grid.seed[0]' must be a whole number; got text 'a'."),
     (f"{SMALL} optimisation.momentum=0.5", 1, "key 'optimisation.momentum' does nothing with adam"),
     ("study run collusion/figure-9 --scale smoke --set grid.classes=[3]", 1, "it waits for the axis 'classes'"),
     ("study run masksembles/figure-1 --scale smoke --set members.options.width=x", 1, "members.options.width"),
-    ("study run masksembles/figure-1 --scale smoke --set grid.scale=[0.1]", 1, "`scale` must be a number"),
+    ("study run masksembles/figure-1 --scale smoke --set grid.scale=[0.1]", 1, "'grid.scale[0]' must be at least 1"),
     ("study run masksembles/figure-2 --scale smoke --set grid={seed=[0]}", 1, "the network 'masksembles' needs"),
     ("demo --out x.txt/foo", 2, "--out x.txt/foo: x.txt is a file; give a folder"),
     ("study report --out .", 2, "--out . is a folder; give a file"),
@@ -200,16 +200,20 @@ def test_devices_that_are_there_are_named_and_taken(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("arguments", [f"{OOD} --figure", f"{AUDIT} --targets labels.npy --page"])
-def test_folders_above_a_place_are_made(arguments, command, tmp_path):
-    np.save(tmp_path / "labels.npy", np.arange(40) % 4)
-    code, _, errors = command(f"{arguments} other/o.svg --json new/deep/o.json")
-    assert code == 0, errors
-    assert json.loads((tmp_path / "new/deep/o.json").read_text())
+def test_folders_above_a_place_are_not_made(arguments, command, tmp_path):
+    code, _, errors = command(f"{arguments} other/o.svg")
+    assert (code, errors.count("error:")) == (2, 1)
+    assert "other/o.svg: there is no folder other; make it first" in errors
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "other").mkdir()
+    assert command(f"{arguments} other/o.svg --json other/o.json")[0] == 0
+    assert json.loads((tmp_path / "other/o.json").read_text())
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
 
 
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     code, _, errors = command(f"{OOD} --json ~/o.json")
     assert code == 0, errors
     assert (tmp_path / "home" / "o.json").exists()
@@ -217,8 +221,8 @@ def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
 
 
 def test_a_call_that_is_refused_leaves_no_folder(command, tmp_path):
-    code, _, _ = command("ood absent.npy --outside near=near.npy --json new/o.json")
-    assert code == 1
+    code, _, _ = command("demo --out new --foo")
+    assert code == 2
     assert not (tmp_path / "new").exists()
 
 
@@ -226,7 +230,7 @@ def test_write_errors_name_the_file_of_the_user(tmp_path, monkeypatch, capsys):
     def full(path, payload):
         raise OSError(28, "No space left on device", str(tmp_path / ".0123.unfinished"))
 
-    monkeypatch.setattr(screen, "write_atomically", full)
+    monkeypatch.setattr(screen, "write_output", full)
     with pytest.raises(screen.typer.Exit):
         screen.write_file(tmp_path / "o.json", b"")
     errors = capsys.readouterr().err

@@ -16,6 +16,7 @@ FLOORS = [
     "randomness",
     "fingerprint",
     "storage",
+    "output_files",
     "pooling",
     "losses",
     "diversity",

@@ -226,7 +226,7 @@ def test_bad_grids_are_refused_with_a_fix(unchecked):
     refused(r"map 'beta' to a list of values; got 0.5. One value\? Use \[0.5\]", grid={"beta": 0.5})
     refused("at least one point", grid=[])
     refused("theorem 5.1", grid={"beta": [0.5, 1.5]})
-    refused("missing 1 required keyword-only argument: 'beta'", error=TypeError, grid={"lr": [0.1]})
+    refused("`objective` must have a value for each .*; got augmented without `beta`", grid={"lr": [0.1]})
     refused("`lr` must be a number of at least 0; got -1", grid={"lr": [0.1, -1.0], "beta": [0.5]})
     refused("pair of tensors", data=torch.utils.data.DataLoader([1]))
     refused("`patience` must come with", patience=2)

@@ -96,7 +96,12 @@ class Robustness:
             )
         if not all(result.bounded for result in self.attacks):
             notes.append("* not bound by ε: what it finds counts for the worst case only where it lies within ε.")
-        if self.worst == self.clean:
+        if not self.clean.value:
+            notes.append(
+                "No example is classified correctly without an attack, so there was nothing to attack. Are the "
+                "network, its options and the scaling of the images those of the training?"
+            )
+        elif self.worst == self.clean:
             notes.append("No attack broke anything, so checks that compare attacks with each other say little.")
         if self.facts["beyond"]:
             few = f"{self.facts['beyond']} of the first {self.facts['probed']} examples"

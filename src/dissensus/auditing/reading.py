@@ -140,7 +140,7 @@ def _parquet(file: Path) -> Any:
         import pyarrow  # pyright: ignore[reportMissingImports]
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError as reason:
-        raise ReadingError("parquet files need pyarrow: pip install pyarrow; or save as .npy or .csv") from reason
+        raise ReadingError(f"{file} needs pyarrow: pip install pyarrow; or save as .npy or .csv") from reason
     try:
         return _narrow(np.column_stack([column.to_numpy() for column in parquet.read_table(file).columns]))
     except (pyarrow.ArrowException, ValueError) as reason:

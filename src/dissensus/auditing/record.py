@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dissensus import checks, storage
+from dissensus import checks
 from dissensus.auditing.evidence import as_json
 from dissensus.auditing.examples import DROPS
 from dissensus.auditing.judging import Judgement
 from dissensus.auditing.measuring import Figure
 from dissensus.auditing.page import difference, number, overview, page, size
+from dissensus.output_files import write_output
 from dissensus.pages import html
 
 TITLES = {
@@ -152,7 +153,7 @@ class Audit:
         text = html(page(self, title or file.stem))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            storage.write_atomically(file, text.encode())
+            write_output(file, text.encode())
         except OSError as reason:
             got = f"{file} ({reason.strerror or reason})"
             checks.refuse("path", "be a file that can be written", got, "Choose another folder.", OSError)

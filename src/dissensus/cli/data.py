@@ -5,7 +5,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, progress_bar, table
+from dissensus.cli.screen import console, fail, in_options, progress_bar, table
+
+ARGUMENTS = {"name": "NAME"}
+"""Arguments of the command line by those of the library that they become."""
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list them, fetch them, check their files.")
 
@@ -39,7 +42,7 @@ def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data 
 
             folder = sources.get(name, progress=on_bytes)
     except (DataError, ValueError) as reason:
-        fail(str(reason))
+        fail(in_options(str(reason), ARGUMENTS))
     console.print(f"{name} is in {folder}", soft_wrap=True)
 
 
@@ -59,7 +62,7 @@ def check(
                 is_broken |= not ok
                 rows.append([name, file, "[green]whole[/green]" if ok else "[red]not whole[/red]", escape(reason)])
     except (DataError, ValueError) as reason:
-        fail(str(reason))
+        fail(in_options(str(reason), ARGUMENTS))
     console.print(table("", ("name", "file", "state", "why"), rows, left=(0, 1, 2, 3)))
     if is_broken:
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """`dissensus ood`: which score finds shifted examples, and how well?"""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,11 @@ def ood(
         Path, typer.Argument(help="Member outputs [M, N, C] on data of the training distribution: .npy, .npz, ...")
     ],
     outside: Annotated[
-        list[str], typer.Option(help="Member outputs on shifted data, as NAME=FILE (near=a.npz); repeatable.")
+        list[str],
+        typer.Option(
+            help="Member outputs on shifted data, as NAME=FILE (near=a.npz), or as FILE, whose name without its ending "
+            "is then NAME; repeatable."
+        ),
     ],
     kind: Annotated[str, typer.Option(help="What the outputs are: logits or probabilities.")] = "logits",
     false_alarms: Annotated[
@@ -187,13 +192,18 @@ def _as_bytes(image: Any) -> Any:
 
 
 def _files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Files written as ``NAME=FILE``; names are unique."""
+    """Files written as ``NAME=FILE``, or as ``FILE`` with the name of the file; names are unique.
+
+    A word that is the path of a file is a FILE, even where it has a ``=``.
+    """
     files: dict[str, Path] = {}
     for word in words:
         name, equals, file = word.partition("=")
-        name, path = (name, Path(file)) if equals else (Path(word).stem, Path(word))
-        if not name or (equals and not file):
-            raise ValueError(f"{option} {word}: write it as NAME=FILE")
+        if not equals or os.path.isfile(word):  # no error for a name that no file can have
+            name, file = Path(word).stem, word
+        path = Path(file)
+        if not name or not file:
+            raise ValueError(f"{option} {word}: write it as NAME=FILE, such as near=a.npz, or as FILE")
         if name in reserved:
             raise ValueError(f"{option} {word}: the name {name!r} is taken by the first set; use another name")
         if name in files:

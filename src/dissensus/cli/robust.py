@@ -25,6 +25,9 @@ from dissensus.cli.screen import (
 )
 
 OPTIONS = {
+    "network": "--network",
+    "data": "--data",
+    "part": "--data",
     "epsilon": "--epsilon",
     "suite": "--suite",
     "attacks": "--attack",
@@ -147,10 +150,14 @@ def fraction(text: str) -> float:
 def _check_options(network: str, options: dict[str, Any]) -> None:
     """Refuse options that a network of the studies does not have, and name those that it has."""
     from dissensus import checks
-    from dissensus.studies.registry import NETWORKS, options_of
+    from dissensus.studies.registry import NETWORKS, option_types
+    from dissensus.studies.spec import checked_value
 
-    known = options_of(network) if network in NETWORKS else list(options)
-    for name in options:
+    types = option_types(network) if network in NETWORKS else {}
+    known = list(types) if network in NETWORKS else list(options)
+    for name, value in options.items():
+        if name in types:
+            checked_value(value, types[name], name, "--option")
         if name not in known:
             has = f"{network} has {', '.join(known)}" if known else f"{network} has none"
             raise ValueError(f"--option {name}: there is no such option; {has}. {checks.nearest(name, known)}".strip())

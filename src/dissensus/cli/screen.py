@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from dissensus.storage import write_atomically
+from dissensus.output_files import is_replaceable, write_output
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -151,28 +151,45 @@ def check_installed(*packages: str) -> None:
         fail("; ".join(missing))
 
 
-def check_drawn(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
+def check_drawn(option: str, file: Path | None, endings: tuple[str, ...] = (), *, makes_folders: bool = False) -> None:
     """Refuse a page or a figure that could not be drawn or written, before the work begins."""
-    check_file(option, file, endings)
+    check_file(option, file, endings, makes_folders=makes_folders)
     if file is not None:
         check_installed("matplotlib")
 
 
-def check_file(option: str, file: Path | None, endings: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written, before the work begins."""
+def check_file(option: str, file: Path | None, endings: tuple[str, ...] = (), *, makes_folders: bool = False) -> None:
+    """Refuse a file that could not be written, before the work begins; ``makes_folders``: folders above it are made."""
     if file is None:
         return
-    path = file.expanduser()
-    if endings and path.suffix.lower() not in endings:
+    if endings and file.suffix.lower() not in endings:
         fail(f"{option} {file} must end in {', '.join(endings[:-1])} or {endings[-1]}", WRONG_USE)
     try:
-        if path.is_dir():
-            fail(f"{option} {file} is a folder; give a file", WRONG_USE)
-        if path.exists() and not os.access(path, os.W_OK):
-            fail(f"{option} {file} may not be written to", WRONG_USE)
-    except OSError as reason:
-        fail(f"{option} {file} cannot be written: {reason.strerror}", WRONG_USE)
-    check_folder(option, path.parent, file)
+        path = file.expanduser()
+        is_folder = path.is_dir()
+        is_refused = path.exists() and not os.access(path, os.W_OK)
+        replaceable = is_folder or is_replaceable(path)
+        target = Path(os.path.realpath(path))
+    except _UNUSABLE as reason:
+        _refuse_place(option, file, reason)
+    if is_folder:
+        fail(f"{option} {file} is a folder; give a file", WRONG_USE)
+    if is_refused:
+        fail(f"{option} {file} may not be written to", WRONG_USE)
+    if not replaceable:
+        return
+    check_folder(option, target.parent if path.is_symlink() else path.parent, file)
+    if not makes_folders and not target.parent.is_dir():
+        missing = target.parent if path.is_symlink() else file.parent
+        fail(f"{option} {file}: there is no folder {missing}; make it first", WRONG_USE)
+
+
+_UNUSABLE = (OSError, RuntimeError, ValueError)
+"""Errors of names that no file can have: too long, of a user without a home folder, with a zero byte."""
+
+
+def _refuse_place(option: str, argument: Path, reason: Exception) -> NoReturn:
+    fail(f"{option} {argument} cannot be written: {getattr(reason, 'strerror', None) or reason}", WRONG_USE)
 
 
 def check_folder(option: str, folder: Path | None, argument: Path | None = None) -> None:
@@ -180,11 +197,11 @@ def check_folder(option: str, folder: Path | None, argument: Path | None = None)
     if folder is None:
         return
     argument = folder if argument is None else argument
-    folder = folder.expanduser()
     try:
+        folder = folder.expanduser()
         nearest = next((place for place in (folder, *folder.parents) if place.exists()), Path())
-    except OSError as reason:
-        fail(f"{option} {argument} cannot be written: {reason.strerror}", WRONG_USE)
+    except _UNUSABLE as reason:
+        _refuse_place(option, argument, reason)
     if not nearest.is_dir():
         problem = f"{argument} is a file" if nearest == argument else f"{argument}: {nearest} is a file"
         fail(f"{option} {problem}" + ("; give a folder" if argument == folder else ""), WRONG_USE)
@@ -196,9 +213,10 @@ def write_file(file: Path, content: bytes | Callable[[Path], object]) -> None:
     """Write a file with the folders above it; ``content`` may be a function that writes to a path."""
     path = file.expanduser()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_symlink():
+            path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
-            write_atomically(path, content)
+            write_output(path, content)
         else:
             content(path)
     except OSError as reason:

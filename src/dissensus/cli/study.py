@@ -28,6 +28,7 @@ from dissensus.cli.screen import (
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
+STUDIES_PAGE = Path("runs/studies.html")
 NARROW = 120
 """Columns of a terminal below which studies are shown as a list instead of a table."""
 MOST_POINTS = 8
@@ -251,7 +252,7 @@ def _full_disk(reason: Exception) -> str:
 @app.command()
 def report(
     names: Annotated[list[str] | None, typer.Argument(help="Studies; all by default.")] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("runs/studies.html"),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = STUDIES_PAGE,
     figures: Annotated[Path | None, typer.Option(help="A folder for the figures as single files.")] = None,
     kind: Annotated[str, typer.Option("--format", help="Format of --figures: pdf, png or svg.")] = "pdf",
 ) -> None:
@@ -263,7 +264,7 @@ def report(
 
     if kind not in ("pdf", "png", "svg"):
         fail(f"--format must be pdf, png or svg; got {kind}")
-    check_drawn("--out", out)
+    check_drawn("--out", out, makes_folders=out == STUDIES_PAGE)
     check_folder("--figures", figures)
     root = runs_folder()
     try:

@@ -129,6 +129,16 @@ def hyperparameters(objective: Callable[..., Any]) -> list[str]:
     return [name for name in _keywords(_parameters(function)) if name not in bound]
 
 
+def unset_parameters(objective: Callable[..., Any]) -> list[str]:
+    """Hyperparameters without a default that no partial has bound.
+
+    >>> unset_parameters(functools.partial(lambda outputs, targets, *, beta, loss, draw=0: ..., loss="mse"))
+    ['beta']
+    """
+    parameters = _parameters(unwrapped(objective)[0])
+    return [name for name in hyperparameters(objective) if parameters[name].default is _MISSING]
+
+
 def per_member_arguments(objective: Callable[..., Any]) -> list[str]:
     """Names of arguments that hold one value per member.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring
 
+from dissensus.output_files import write_output
 from dissensus.pages.markup import printable
 
 INK = "#010203"
@@ -100,8 +101,11 @@ def add_legend(figure: Any, names: Sequence[str]) -> None:
 
 def save(figure: Any, file: Path) -> None:
     """Write a figure on white as PDF, PNG or SVG, by the file's ending."""
+    buffer = io.BytesIO()
+    kind = file.suffix.removeprefix(".").lower()
     with _plain_text(figure):
-        figure.savefig(file, facecolor="white", bbox_inches="tight", dpi=200)
+        figure.savefig(buffer, format=kind, facecolor="white", bbox_inches="tight", dpi=200)
+    write_output(file, buffer.getvalue())
 
 
 def as_png(figure: Any) -> bytes:

@@ -10,7 +10,7 @@ from dissensus import checks
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
-from dissensus.studies.spec import Spec, SpecError, merged, parse
+from dissensus.studies.spec import Spec, SpecError, checked_value, merged, parse
 from dissensus.studies.validation import check
 
 SPECS = Path(__file__).parent / "specs"
@@ -55,7 +55,7 @@ def read(
 ) -> Spec:
     """A study from a file, with the settings that it inherits from the study whose trainings it uses."""
     settings = _toml(path)
-    if "uses" in settings:
+    if settings.get("uses", "") != "":
         check_used(settings["uses"], path.name)
         base = _toml(SPECS / f"{settings['uses']}.toml")
         settings = merged(_inherited(base, settings, path.name), settings)
@@ -81,6 +81,7 @@ def _exists(path: Path) -> bool:
 
 def _inherited(base: dict[str, Any], settings: dict[str, Any], file: str) -> dict[str, Any]:
     """How another study trains, at the scales that this one has; not what it measures."""
+    checked_value(settings.get("scales", {}), dict[str, dict[str, Any]], "scales", file)
     for section in ("members", "optimisation", "search"):
         if section in settings:
             raise SpecError(f"{file}: key {section!r} is that of {settings['uses']}, whose trainings this study uses.")
@@ -100,7 +101,7 @@ def _toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SpecError(f"{path.name}: there is no such file.")
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as reason:
         raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
     except OSError as reason:

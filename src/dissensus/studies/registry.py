@@ -1,22 +1,30 @@
 """Networks and objectives by the names that studies give them."""
 
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
-from dissensus import nets, objectives
+from dissensus import losses, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import hyperparameters
 from dissensus.studies.datasets import StreamedImages, StudyData
-from dissensus.studies.spec import Objective, Spec, SpecError
+from dissensus.studies.spec import Count, Limits, MemberCount, NonNegative, Objective, Share, Spec, SpecError
 
 AnyData = StudyData | StreamedImages
 
 
-def _mlp(data: AnyData, *, width: int = 30, depth: int = 2, dropout: float = 0.0) -> nn.Module:
+WIDEST = 10**6
+"""The largest width and number of layers that a study may ask for."""
+Width = Annotated[int, Limits(1, WIDEST)]
+
+
+def _mlp(
+    data: AnyData, *, width: Width = 30, depth: Annotated[int, Limits(0, 1000)] = 2, dropout: Share = 0.0
+) -> nn.Module:
     inputs = 1
     for size in data.shape:
         inputs *= size
@@ -24,17 +32,24 @@ def _mlp(data: AnyData, *, width: int = 30, depth: int = 2, dropout: float = 0.0
     return chain if len(data.shape) == 1 else nn.Sequential(nn.Flatten(), *chain)
 
 
-def _cnn(data: AnyData, *, widths: list[int] | None = None, batch_norm: bool = True) -> nn.Module:
-    channels, side, _ = data.shape
+def _cnn(data: AnyData, *, widths: list[Width] | None = None, batch_norm: bool = True) -> nn.Module:
+    channels, side, _ = _image_shape(data)
     return nets.cnn(channels, data.outputs, side, widths or (16, 32), batch_norm=batch_norm)
 
 
+def _image_shape(data: AnyData) -> tuple[int, ...]:
+    """Channels, height and width; data that is no images is refused."""
+    if len(data.shape) != 3:
+        raise SpecError(f"key 'members.network' needs images; {data.name} is a table. Use the network 'mlp'.")
+    return data.shape
+
+
 def _by_channels(make: Callable[..., nn.Module], data: AnyData, **options: Any) -> nn.Module:
-    return make(data.outputs, data.shape[0], **options)
+    return make(data.outputs, _image_shape(data)[0], **options)
 
 
 def _by_size(make: Callable[..., nn.Module], data: AnyData, **options: Any) -> nn.Module:
-    return make(data.outputs, data.shape[0], data.shape[1], **options)
+    return make(data.outputs, *_image_shape(data)[:2], **options)
 
 
 def _timm(name: str, data: AnyData, **options: Any) -> nn.Module:
@@ -84,22 +99,40 @@ WRAPPED = ("masksembles", "mc-dropout")
 """Networks with members inside; they wrap another one, which is the ``backbone`` among the options of members."""
 METHODS = "methods"
 """The objective's option that describes the methods which the grid's ``method`` names."""
-METHOD_SETTINGS = {
-    "network",
-    "members",
-    "scale",
-    "rate",
-    "widen",
-    "objective",
-    "strength",
-    "sampled",
-    "unlabelled",
-    "diverse",
-    "backbone",
-    "layers",
-    "sequential",
+METHOD_SETTINGS: Mapping[str, Any] = {
+    "network": str,
+    "members": MemberCount,
+    "scale": Annotated[float, Limits(1)],
+    "rate": Share,
+    "widen": bool,
+    "objective": str,
+    "strength": NonNegative,
+    "sampled": Count,
+    "unlabelled": str,
+    "diverse": list[Literal["lr", "weight_decay", "smoothing", "initial_scale"]],
+    "backbone": str,
+    "layers": Annotated[int, Limits(1, 1000)],
+    "sequential": bool,
 }
-"""Settings of a method, beside the parameters of its objective."""
+"""Settings of a method, beside the parameters of its objective, and their types."""
+Seed = Annotated[int, Limits(0)]
+AXES: Mapping[str, Any] = {
+    **METHOD_SETTINGS,
+    "alpha": float,
+    "beta": float,
+    "seed": Seed,
+    "split_seed": Seed,
+    "batch_size": Count,
+    "lr": NonNegative,
+    "weight_decay": NonNegative,
+    "momentum": Share,
+    "clip_norm": NonNegative,
+    "method": str,
+    "adversarial": Literal["none", "fgsm", "pgd"],
+    "case": str,
+    "classes": Annotated[int, Limits(2, WIDEST)],
+}
+"""Types of values on the axes of grids, beside parameters of objectives and options of networks."""
 
 
 class MethodError(SpecError):
@@ -116,9 +149,33 @@ def options_of(network: str) -> list[str]:
     >>> options_of("cnn")
     ['widths', 'batch_norm']
     """
+    return [name for name in inspect.signature(_builder(network)).parameters if name not in _FROM_DATA]
+
+
+def _builder(network: str) -> Callable[..., nn.Module]:
     make = NETWORKS[network]
-    builder = make.args[0] if isinstance(make, partial) else make
-    return [name for name in inspect.signature(builder).parameters if name not in _FROM_DATA]
+    return make.args[0] if isinstance(make, partial) else make
+
+
+def option_types(network: str) -> dict[str, Any]:
+    """Types of a network's options, as its builder annotates them.
+
+    >>> option_types("resnet18")
+    {'stem': <class 'str'>}
+    """
+    hints = typing.get_type_hints(_builder(network), include_extras=True)
+    return {name: hints[name] for name in options_of(network)}
+
+
+def hyperparameter_types(objective: str) -> dict[str, Any]:
+    """Types of an objective's hyperparameters, as the objective annotates them.
+
+    >>> sorted(hyperparameter_types("learner_dropout"))
+    ['drop', 'loss', 'per', 'pool']
+    """
+    function = objectives.OBJECTIVES[objective]
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {name: hints[name] for name in hyperparameters(function)}
 
 
 def build_of(spec: Spec, data: AnyData) -> Callable[..., nn.Module]:
@@ -139,6 +196,18 @@ def maker(name: str, data: AnyData, options: dict[str, Any]) -> Callable[..., nn
         if name.startswith(prefix):
             return partial(make, name.removeprefix(prefix), data, **options)
     return partial(NETWORKS[name], data, **options)
+
+
+def check_task(spec: Spec, data: AnyData) -> None:
+    """Refuse a loss of class labels for data with values, and the other way round."""
+    assert spec.objective is not None
+    labelled = isinstance(data, StreamedImages) or not data.train[1].is_floating_point()
+    loss, takes = spec.objective.loss, losses.named(spec.objective.loss).takes
+    if takes == ("values" if labelled else "logits"):
+        have, fix = ("class labels", "cross_entropy") if labelled else ("values", "mse")
+        raise SpecError(
+            f"{spec.name}: key 'objective.loss' is {loss!r}, but {data.name} has {have}; use a loss such as {fix!r}."
+        )
 
 
 def objective_of(section: Objective) -> Callable[..., LossParts]:

@@ -47,13 +47,13 @@ from dissensus.studies.run_folders import (
     runs_folder,
     write_state,
 )
-from dissensus.studies.spec import Spec, SpecError, on_data, resolved, to_toml
+from dissensus.studies.spec import Spec, SpecError, changed_file, on_data, resolved, to_toml
 from dissensus.studies.validation import check, missing
 from dissensus.studies.workers import submit, worker_pool
 
 log = logging.getLogger("dissensus")
 
-_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure)\b")
+_MEASURING = re.compile(r"(by_data\.[^.]+\.)?(evaluation|figure|uses)\b")
 """Changed settings that a study does not pass on to the study whose trainings it uses."""
 
 
@@ -90,12 +90,13 @@ def run(
     """
     spec = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
     check_name(spec.name)
+    file = changed_file(f"{spec.name}.toml", changes or {})
     spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
     for data in spec.data:
-        check(on_data(spec, data), f"{spec.name}.toml", procedures, catalogue)
+        check(on_data(spec, data, file), file, procedures, catalogue)
     lacks = missing(spec, procedures, measures)
     if lacks:
-        raise SpecError(f"{spec.name} cannot be run yet: it waits for {', '.join(lacks)}.")
+        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign)
@@ -103,7 +104,7 @@ def run(
         return folder
     base = folder
     if spec.uses:
-        library.check_used(spec.uses, spec.name)
+        library.check_used(spec.uses, file)
         passed_on = {key: value for key, value in (changes or {}).items() if not _MEASURING.match(key)}
         base = run(
             spec.uses,

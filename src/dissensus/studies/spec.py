@@ -1,17 +1,19 @@
 """A study as data: the sections and keys of its TOML file, checked key by key.
 
-Sections are dataclasses. A field's annotation is the type of its value, its metadata the range. ``scales`` holds the
-settings that differ at a scale.
+Sections are dataclasses. A field's annotation is the type of its value and, by `Limits`, its range. `checked_value` is
+the only way from a value of a file to a value of a study; options of networks and objectives go through it as well
+(`validation`). ``scales`` holds the settings that differ at a scale.
 """
 
+import collections.abc
 import dataclasses
 import json
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import dissensus
 from dissensus import checks
@@ -32,8 +34,27 @@ class SpecError(ValueError):
     """A study's file is not valid; the message names the file, the key, the value and the nearest fix."""
 
 
-def _at_least(low: float, default: Any = dataclasses.MISSING, high: float = math.inf) -> Any:
-    return field(default=default, metadata={"low": low, "high": high})
+class Limits(typing.NamedTuple):
+    """The range of a number, or of each number in a list or table; and the smallest length of a list."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    length: int = 0
+    distinct: bool = False
+    """Whether a list must not hold a value twice."""
+
+
+Scalar = str | int | float | bool
+"""A value that is neither a list nor a table."""
+Count = Annotated[int, Limits(1)]
+MemberCount = Annotated[int, Limits(1, 100_000)]
+Share = Annotated[float, Limits(0, 1)]
+NonNegative = Annotated[float, Limits(0)]
+Values = Annotated[list[Scalar], Limits(length=1, distinct=True)]
+"""The values of an axis of a grid, or of a search."""
+Table = dict[str, Any]
+LARGEST = 2**63 - 1
+"""The largest whole number of a study: that of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +62,8 @@ class Members:
     """The networks of an ensemble."""
 
     network: str
-    count: int = _at_least(1, 5)
-    options: dict[str, Any] = field(default_factory=dict)
+    count: MemberCount = 5
+    options: Table = field(default_factory=dict)
     """Arguments of the network's builder, such as ``hidden``."""
 
 
@@ -53,28 +74,28 @@ class Objective:
     name: str
     loss: str = "cross_entropy"
     pool: Literal["probability", "score", "vote"] = "probability"
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Table = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Optimisation:
     """Settings of the training; see `dissensus.fit`."""
 
-    epochs: int = _at_least(1, 100)
-    batch_size: int = _at_least(1, 128)
+    epochs: Count = 100
+    batch_size: Count = 128
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    lr: float = _at_least(0, 1e-3)
-    momentum: float = _at_least(0, 0.0, 1)
-    weight_decay: float = _at_least(0, 0.0)
-    cut_at: list[float] = field(default_factory=list)
+    lr: NonNegative = 1e-3
+    momentum: Share = 0.0
+    weight_decay: NonNegative = 0.0
+    cut_at: Annotated[list[float], Limits(0)] = field(default_factory=list)
     """Shares of the training after which the rate is multiplied by ``cut``."""
-    cut: float = _at_least(0, 0.1, 1)
-    patience: int | None = _at_least(1, None)
-    validation: float = _at_least(0, 0.0, 1)
+    cut: Share = 0.1
+    patience: Count | None = None
+    validation: Share = 0.0
     """Share of the training rows that are validation rows, for early stopping and the best weights."""
     keep: Literal["best", "last"] = "best"
     augment: list[str] = field(default_factory=list)
-    examples: int | None = _at_least(1, None)
+    examples: Count | None = None
     """Number of training examples that are used, the first ones."""
 
 
@@ -82,12 +103,12 @@ class Optimisation:
 class Search:
     """Bayesian optimisation of hyperparameters before the training, for every seed separately."""
 
-    trials: int = _at_least(1, 20)
-    space: dict[str, Any] = field(default_factory=dict)
+    trials: Count = 20
+    space: dict[str, Values] = field(default_factory=dict)
     """Names to lists of values: ``lr``, ``batch_size``, ``weight_decay``, ``members``, ``width``, ``depth``."""
-    validation: float = _at_least(0, 0.2, 1)
-    epochs: int = _at_least(1, 200)
-    patience: int = _at_least(1, 5)
+    validation: Share = 0.2
+    epochs: Count = 200
+    patience: Count = 5
 
 
 @dataclass(frozen=True)
@@ -97,13 +118,13 @@ class Evaluation:
     measures: list[str] = field(default_factory=list)
     curves: bool = False
     """Whether losses on training and test data are recorded over the epochs."""
-    test_fraction: float = _at_least(0, 0.2, 1)
+    test_fraction: Share = 0.2
     """Share of a table's rows that are test rows."""
-    examples: int | None = _at_least(1, None)
+    examples: Count | None = None
     """Number of test examples that are used, the first ones."""
-    attacked: dict[str, Any] = field(default_factory=dict)
+    attacked: dict[str, Count] = field(default_factory=dict)
     """Number of examples by attack or suite, the first ones."""
-    strong: dict[str, Any] = field(default_factory=dict)
+    strong: dict[str, NonNegative] = field(default_factory=dict)
     """Parameters of attacks for detection, where they are not the usual ones."""
 
 
@@ -126,20 +147,20 @@ class Expectation:
 
     says: str
     measure: str
-    at: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, Scalar] = field(default_factory=dict)
     """The point of the measure, such as ``{beta = 1.0}``."""
-    than: dict[str, Any] = field(default_factory=dict)
+    than: dict[str, Scalar] = field(default_factory=dict)
     """A point to compare it with."""
     along: str = ""
     """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
     direction: Literal["", "greater", "less", "similar", "lowest inside", "highest inside"] = ""
-    factor: float = _at_least(0, 1.0)
+    factor: NonNegative = 1.0
     """The smallest factor between the two points."""
     low: float | None = None
     high: float | None = None
     paper: float | None = None
     """The paper's number at ``at``."""
-    tolerance: float = _at_least(0, 0.0)
+    tolerance: NonNegative = 0.0
     data: list[str] = field(default_factory=list)
     """The data that it is about; all by default."""
 
@@ -152,23 +173,23 @@ class Spec:
     title: str
     reference: str
     claim: str
-    data: list[str]
+    data: Annotated[list[str], Limits(length=1, distinct=True)]
     procedure: str = "train"
     uses: str = ""
     """The study whose trainings this one measures."""
     note: str = ""
     members: Members | None = None
     objective: Objective | None = None
-    grid: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, Values] = field(default_factory=dict)
     optimisation: Optimisation = field(default_factory=Optimisation)
     search: Search | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     figure: FigureSection | None = None
-    cost: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, dict[str, NonNegative]] = field(default_factory=dict)
     """Minutes per scale: ``{cpu = 5}`` or ``{gpu = 3}``."""
     expect: list[Expectation] = field(default_factory=list)
-    scales: dict[str, Any] = field(default_factory=dict)
-    by_data: dict[str, Any] = field(default_factory=dict)
+    scales: dict[str, Table] = field(default_factory=dict)
+    by_data: dict[str, Table] = field(default_factory=dict)
     """Settings that differ for some of the data, such as ``{mnist = {optimisation = {epochs = 40}}}``."""
 
     @property
@@ -201,44 +222,64 @@ def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
     paper = name.split("/")[0]
     if paper not in PAPERS:
         raise SpecError(f"{file}: studies lie in a folder of one of {', '.join(PAPERS)}; got {paper!r}.")
-    spec = _section({"name": name, **settings}, Spec, file, "")
+    if settings.get("name", name) != name:
+        raise SpecError(f"{file}: key 'name' must not be set: the name of a study is that of its file, {name}.")
+    spec = _section({**settings, "name": name}, Spec, file, "")
     for scale, other in spec.scales.items():
         if scale not in SCALES:
             raise SpecError(f"{file}: key 'scales.{scale}' is not known.{_near(scale, SCALES)}")
         _section(merged(settings, other) | {"name": name}, Spec, file, f"scales.{scale}")
     for data, other in spec.by_data.items():
         _section(merged(settings, other) | {"name": name}, Spec, file, f"by_data.{data}")
-    for scale, minutes in spec.cost.items():
-        kinds = isinstance(minutes, dict) and all(
-            kind in ("cpu", "gpu") and isinstance(m, int | float) for kind, m in minutes.items()
-        )
-        if scale not in SCALES or not kinds:
-            raise SpecError(f"{file}: key 'cost.{scale}' must be minutes such as {{cpu = 5}}; got {minutes!r}.")
+    _check_cost(spec, file)
     return spec
+
+
+def _check_cost(spec: Spec, file: str) -> None:
+    for scale, minutes in spec.cost.items():
+        if scale not in SCALES or not minutes.keys() <= {"cpu", "gpu"}:
+            raise SpecError(f"{file}: key 'cost.{scale}' must be minutes such as {{cpu = 5}}; got {_shown(minutes)}.")
+
+
+def changed_file(file: str, changes: Mapping[str, Any]) -> str:
+    """The name of a file in messages, with the settings that `--set` has changed.
+
+    >>> changed_file("collusion/figure-2.toml", {"grid.seed": [3]})
+    'collusion/figure-2.toml with --set grid.seed=[3]'
+    """
+    expressions = [f"--set {key}={_shown(value, toml_value)}" for key, value in changes.items()]
+    return f"{file} with {' '.join(expressions)}" if changes else file
 
 
 def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec:
     """A study at a scale, with changes by dotted keys."""
     if scale not in spec.scales:
-        have = ", ".join(spec.scales) or "none"
-        raise SpecError(f"{spec.name} has no scale {scale!r}; it has {have}.{_near(scale, tuple(spec.scales))}")
+        near = checks.nearest(scale, spec.scales)
+        raise SpecError(
+            f"{spec.name} has no scale {scale!r}; it has {', '.join(spec.scales) or 'none'}. {near}".rstrip()
+        )
     settings = merged(spec.to_dict(), spec.scales[scale])
     if "by_data" not in spec.scales[scale]:
-        for other in settings.get("by_data", {}).values():
-            for path in _paths(spec.scales[scale]):
-                _remove(other, path)
+        for path in _paths(spec.scales[scale]):
+            _remove_by_data(settings, path)
+    file = changed_file(file, changes)
     for key, value in changes.items():
+        if key.split(".")[0] in ("name", "scales"):
+            raise SpecError(f"{file}: key {key!r} cannot be changed by --set; change it in a file of your own.")
+        if not all(key.split(".")):
+            raise SpecError(f"{file}: --set {key}: a part of the key is empty; write section.key=value.")
         place = settings
         *path, last = key.split(".")
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise SpecError(f"--set {key}: {part!r} is no section.")
+                raise SpecError(f"{file}: --set {key}: {part!r} is no section.")
         place[last] = value
-        for other in settings.get("by_data", {}).values():
-            _remove(other, [*path, last])
+        _remove_by_data(settings, [*path, last])
     settings.pop("scales", None)
-    return _section({**settings, "name": spec.name}, Spec, file, "")
+    changed = _section({**settings, "name": spec.name}, Spec, file, "")
+    _check_cost(changed, file)
+    return changed
 
 
 def _paths(settings: dict[str, Any]) -> Iterator[list[str]]:
@@ -250,19 +291,22 @@ def _paths(settings: dict[str, Any]) -> Iterator[list[str]]:
             yield [key]
 
 
-def _remove(settings: dict[str, Any], path: list[str]) -> None:
-    """Remove a key: settings of a scale, and changed ones, hold for all data."""
-    for part in path[:-1]:
-        settings = settings.get(part, {})
-    settings.pop(path[-1], None)
+def _remove_by_data(settings: dict[str, Any], path: list[str]) -> None:
+    """Remove a key from the settings of single data sets: settings of a scale, and changed ones, hold for all data."""
+    by_data = settings.get("by_data")
+    for place in by_data.values() if isinstance(by_data, dict) else ():
+        for part in path[:-1]:
+            place = place.get(part) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(path[-1], None)
 
 
-def on_data(spec: Spec, data: str) -> Spec:
-    """A study with the settings of one of its data sets."""
+def on_data(spec: Spec, data: str, file: str = "") -> Spec:
+    """A study with the settings of one of its data sets; ``file`` is named in messages."""
     if data not in spec.by_data:
         return spec
     settings = merged(spec.to_dict(), spec.by_data[data])
-    return _section({**settings, "name": spec.name}, Spec, f"{spec.name}.toml", f"by_data.{data}")
+    return _section({**settings, "name": spec.name}, Spec, file or f"{spec.name}.toml", f"by_data.{data}")
 
 
 def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -279,13 +323,13 @@ def _section(settings: object, kind: Any, file: str, key: str) -> Any:
     if not isinstance(settings, dict):
         raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(settings)}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for name, value in settings.items():
         at = f"{key}.{name}" if key else name
         if name not in fields:
             raise SpecError(f"{file}: key {at!r} is not known.{_near(name, tuple(fields))}")
-        values[name] = _value(value, hints[name], fields[name], file, at)
+        values[name] = checked_value(value, hints[name], at, file)
     missing = [
         name
         for name, f in fields.items()
@@ -296,32 +340,78 @@ def _section(settings: object, kind: Any, file: str, key: str) -> Any:
     return kind(**values)
 
 
-def _value(value: Any, hint: Any, about: dataclasses.Field[Any], file: str, key: str) -> Any:
-    options = [h for h in (typing.get_args(hint) if _is_union(hint) else [hint]) if h is not type(None)]
-    wanted = options[0]
-    if dataclasses.is_dataclass(wanted):
-        return _section(value, wanted, file, key)
-    origin = typing.get_origin(wanted) or wanted
-    if origin is list and isinstance(value, list):
-        (inner,) = typing.get_args(wanted)
-        return [_value(item, inner, about, file, f"{key}[{i}]") for i, item in enumerate(value)]
-    if origin is Literal:
-        known = typing.get_args(wanted)
-        if value not in known:
-            choices = ", ".join(repr(word) for word in known if word)
-            near = checks.nearest(str(value), known)
-            raise SpecError(f"{file}: key {key!r} must be one of {choices}; got {value!r}. {near}".rstrip())
+def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | None = None) -> Any:
+    """A value of a file as an annotation describes it, or a `SpecError` that names the file and the key.
+
+    Annotations are those of sections, and of parameters of networks and objectives: text, numbers, ``Literal``, lists
+    and tables of these, and unions. Types that no file can hold, such as tensors and functions, are passed over in
+    unions; where nothing else is left, the value is returned as it is.
+
+    >>> checked_value(3, float, "lr", "a.toml"), checked_value([3], list[int] | None, "widths", "a.toml")
+    (3.0, [3])
+    >>> checked_value("x", int, "members.options.width", "a.toml")
+    Traceback (most recent call last):
+    dissensus.studies.spec.SpecError: a.toml: key 'members.options.width' must be a whole number; got text 'x'.
+    """
+    if typing.get_origin(hint) is Annotated:
+        hint, *notes = typing.get_args(hint)
+        limits = next((note for note in notes if isinstance(note, Limits)), limits)
+    limits = limits or Limits()
+    options = [option for option in _options(hint) if _is_plain(option)]
+    if not options:
         return value
-    fits = isinstance(value, origin) and (origin is bool or not isinstance(value, bool))
-    if origin is float and isinstance(value, int) and not isinstance(value, bool):
-        value, fits = float(value), True
-    if not fits:
-        raise SpecError(f"{file}: key {key!r} must be {_TYPES[origin]}; got {_kind(value)} {value!r}.")
-    low, high = about.metadata.get("low", -math.inf), about.metadata.get("high", math.inf)
-    if isinstance(value, int | float) and not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise SpecError(f"{file}: key {key!r} must be {limits}; got {value!r}.")
+    option = next((option for option in options if _fits(value, option)), None)
+    if option is None:
+        _refuse_type(value, options, key, file)
+    if typing.get_origin(option) is Annotated:
+        return checked_value(value, option, key, file)
+    if dataclasses.is_dataclass(option):
+        return _section(value, option, file, key)
+    if isinstance(value, list):
+        return _checked_list(value, option, key, file, limits)
+    if isinstance(value, dict):
+        inner = (typing.get_args(option) or (str, Any))[1]
+        return {name: checked_value(item, inner, f"{key}.{name}", file, limits) for name, item in value.items()}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        _check_range(value, key, file, limits)
+        return float(value) if option is float else value
     return value
+
+
+def _checked_list(values: list[Any], hint: Any, key: str, file: str, limits: Limits) -> list[Any]:
+    inner = (typing.get_args(hint) or (Any,))[0]
+    if len(values) < limits.length:
+        raise SpecError(f"{file}: key {key!r} must be a list of values; got an empty list.")
+    checked = [checked_value(item, inner, f"{key}[{i}]", file, limits) for i, item in enumerate(values)]
+    if limits.distinct and len(set(map(repr, checked))) < len(checked):
+        raise SpecError(f"{file}: key {key!r} must not hold a value twice; got {_shown(values)}.")
+    return checked
+
+
+def _check_range(value: float, key: str, file: str, limits: Limits) -> None:
+    if isinstance(value, float) and not math.isfinite(value) and limits.low == -math.inf:
+        raise SpecError(f"{file}: key {key!r} must be a finite number; got {value!r}.")
+    low = max(limits.low, -LARGEST if isinstance(value, int) else -math.inf)
+    high = min(limits.high, LARGEST) if isinstance(value, int) or value == math.inf else limits.high
+    if low <= value <= high:
+        return
+    words = f"between {low:g} and {high:g}"
+    if limits.high == math.inf:
+        words = f"at most {high:g}" if value > high else f"at least {low:g}"
+    raise SpecError(f"{file}: key {key!r} must be {words}; got {_shown(value)}.")
+
+
+def _refuse_type(value: Any, options: list[Any], key: str, file: str) -> typing.NoReturn:
+    words = [word for option in options if typing.get_origin(option) is Literal for word in typing.get_args(option)]
+    if words:
+        choices = ", ".join(repr(word) for word in words if word)
+        near = checks.nearest(str(value), words)
+        raise SpecError(f"{file}: key {key!r} must be one of {choices}; got {_shown(value)}. {near}".rstrip())
+    if any(dataclasses.is_dataclass(option) for option in options):
+        raise SpecError(f"{file}: key {key!r} must be a section; got {_kind(value)}.")
+    bases = list(dict.fromkeys(_base(option) for option in options))
+    wanted = "a single value" if set(bases) == set(typing.get_args(Scalar)) else " or ".join(_TYPES[b] for b in bases)
+    raise SpecError(f"{file}: key {key!r} must be {wanted}; got {_kind(value)} {_shown(value)}.")
 
 
 _TYPES: dict[Any, str] = {
@@ -332,14 +422,54 @@ _TYPES: dict[Any, str] = {
     dict: "a table",
     list: "a list",
 }
+_LISTS = (list, tuple, collections.abc.Sequence)
 
 
-def _is_union(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+def _options(hint: Any) -> list[Any]:
+    """The alternatives of a union, or the annotation itself."""
+    is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return [inner for part in typing.get_args(hint) for inner in _options(part)] if is_union else [hint]
+
+
+def _base(option: Any) -> Any:
+    """The type of TOML that an annotation stands for; None where a file cannot hold it."""
+    if typing.get_origin(option) is Annotated:
+        return _base(_options(typing.get_args(option)[0])[0])
+    if typing.get_origin(option) is Literal:
+        return str
+    if isinstance(option, type) and dataclasses.is_dataclass(option):
+        return dict
+    origin = typing.get_origin(option) or option
+    if origin in _LISTS:
+        return list
+    return origin if origin in (str, int, float, bool, dict) else None
+
+
+def _is_plain(option: Any) -> bool:
+    return _base(option) is not None
+
+
+def _fits(value: Any, option: Any) -> bool:
+    """Whether a value has the type of an annotation; whole numbers are numbers, and booleans are not."""
+    if typing.get_origin(option) is Literal:
+        return isinstance(value, str) and value in typing.get_args(option)
+    base = _base(option)
+    if isinstance(value, bool) or base is bool:
+        return isinstance(value, bool) and base is bool
+    return isinstance(value, int | float) if base is float else isinstance(value, base)
 
 
 def _kind(value: object) -> str:
     return _TYPES.get(type(value), type(value).__name__)
+
+
+_MOST_SHOWN = 100
+
+
+def _shown(value: Any, form: collections.abc.Callable[[Any], str] = repr) -> str:
+    """A value for a message, cut where it is long."""
+    text = form(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _near(word: str, known: tuple[Any, ...]) -> str:

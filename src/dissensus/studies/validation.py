@@ -1,18 +1,34 @@
 """Whether a study can be run: words that nothing is called, options that nothing takes, parts that do not exist."""
 
-import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dissensus import checks, objectives
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.diversity.decomposition import check_pool
+from dissensus.studies.backbones import PRETRAINED
 from dissensus.studies.datasets import NAMES
 from dissensus.studies.measures import MEASURES, OutputMeasure
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
-from dissensus.studies.registry import EXTERNAL, HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
-from dissensus.studies.spec import Spec, SpecError
+from dissensus.studies.registry import (
+    AXES,
+    EXTERNAL,
+    HEADS,
+    METHOD_SETTINGS,
+    METHODS,
+    NETWORKS,
+    WRAPPED,
+    hyperparameter_types,
+    option_types,
+    options_of,
+)
+from dissensus.studies.shifted_datasets import CONFIDENCE, SETS
+from dissensus.studies.spec import MemberCount, Scalar, Spec, SpecError, checked_value
 from dissensus.studies.training_arguments import AUGMENTATIONS
+
+SEARCHED = ("lr", "batch_size", "weight_decay", "members")
+"""Hyperparameters that a search may vary, beside options of the network."""
 
 
 def missing(
@@ -32,14 +48,16 @@ def check(
     procedures: Mapping[str, Procedure] = PROCEDURES,
     catalogue: Mapping[str, DatasetInfo] = DATASETS,
 ) -> None:
-    """Refuse names that nothing has, and options that nothing takes."""
+    """Refuse names that nothing has, options that nothing takes, and values of another type than their reader's."""
+    _check_name(file, "procedure", spec.procedure, list(procedures))
+    if procedures[spec.procedure].trains:
+        for section in ("members", "objective"):
+            if getattr(spec, section) is None:
+                raise SpecError(f"{file}: key {section} is missing; the procedure {spec.procedure!r} needs it.")
     if spec.members is not None:
         _check_network(file, "members.network", spec.members.network)
     if spec.objective is not None:
         _check_name(file, "objective.name", spec.objective.name, list(objectives.OBJECTIVES))
-    _check_name(file, "procedure", spec.procedure, list(procedures))
-    for name in spec.grid.get("network", []):
-        _check_network(file, "grid.network", name)
     for name in spec.optimisation.augment:
         _check_name(file, "optimisation.augment", name, list(AUGMENTATIONS))
     data_names = [*NAMES, *(name for name in catalogue if name not in DATASETS)]
@@ -47,23 +65,64 @@ def check(
         _check_name(file, "data", name, data_names)
     for name in spec.by_data:
         _check_name(file, "by_data", name, data_names)
-    _check_grid(spec, file)
     if spec.optimisation.momentum and spec.optimisation.optimizer != "sgd":
         optimizer = spec.optimisation.optimizer
         raise SpecError(f"{file}: key 'optimisation.momentum' does nothing with {optimizer}; use sgd, or 0.")
     if procedures[spec.procedure].trains:
         _check_objective(spec, file)
         _check_members(spec, file)
+    _check_grid(spec, file)
+    _check_search(spec, file)
+
+
+def _setting_types(spec: Spec) -> dict[str, Any]:
+    """Types of all settings that a grid, a search or a method may set."""
+    types: dict[str, Any] = {}
+    if spec.members is not None and spec.members.network in NETWORKS:
+        types |= option_types(spec.members.network)
+    for name in _objective_names(spec):
+        types |= hyperparameter_types(name)
+    return {**types, **AXES}
+
+
+def _objective_names(spec: Spec) -> list[str]:
+    """The study's objective, and those of its methods."""
+    if spec.objective is None:
+        return []
+    names = [method.get("objective", spec.objective.name) for method in methods_of(spec).values()]
+    return list(dict.fromkeys([spec.objective.name, *names]))
+
+
+def methods_of(spec: Spec) -> Mapping[str, Any]:
+    """The methods that a study describes, by name."""
+    return {} if spec.objective is None else spec.objective.options.get(METHODS, {})
 
 
 def _check_grid(spec: Spec, file: str) -> None:
-    """Refuse axes without values, and seeds that are not whole numbers."""
+    """Refuse values of axes that what reads them cannot take."""
+    types, methods = _setting_types(spec), methods_of(spec)
     for axis, values in spec.grid.items():
-        if not isinstance(values, list) or not values:
-            raise SpecError(f"{file}: key 'grid.{axis}' must be a list of values; got {values!r}.")
-    for seed in spec.grid.get("seed", []):
-        if not isinstance(seed, int):
-            raise SpecError(f"{file}: key 'grid.seed' must hold whole numbers; got {seed!r}.")
+        for i, value in enumerate(values):
+            key = f"grid.{axis}[{i}]"
+            checked_value(value, types.get(axis, Scalar), key, file)
+            if axis == "network":
+                _check_network(file, key, value)
+            if axis == "method":
+                _check_name(file, key, value, list(methods))
+            if axis == "unlabelled":
+                _check_unlabelled(file, key, value)
+
+
+def _check_search(spec: Spec, file: str) -> None:
+    """Refuse hyperparameters that a search cannot vary, and values that they cannot have."""
+    if spec.search is None:
+        return
+    options = options_of(spec.members.network) if spec.members and spec.members.network in NETWORKS else []
+    types = _setting_types(spec)
+    for name, values in spec.search.space.items():
+        _check_name(file, "search.space", name, [*SEARCHED, *options])
+        for i, value in enumerate(values):
+            checked_value(value, types[name], f"search.space.{name}[{i}]", file)
 
 
 def _check_objective(spec: Spec, file: str) -> None:
@@ -75,26 +134,66 @@ def _check_objective(spec: Spec, file: str) -> None:
         check_pool(section.loss, section.pool)
     except ValueError as reason:
         raise SpecError(f"{file}: section 'objective': {reason}") from reason
-    methods = section.options.get(METHODS, {}).values()
-    known = {METHODS, *METHOD_SETTINGS}
-    for name in {section.name, *(str(method.get("objective", section.name)) for method in methods)}:
-        known |= set(inspect.signature(getattr(objectives, name)).parameters)
-    for key in section.options:
-        _check_name(file, "objective.options", key, sorted(known))
+    key = f"objective.options.{METHODS}"
+    methods = checked_value(section.options.get(METHODS, {}), dict[str, dict[str, Any]], key, file)
+    for name, method in methods.items():
+        _check_name(file, f"{key}.{name}.objective", method.get("objective", section.name), list(objectives.OBJECTIVES))
+    types = _setting_types(spec)
+    known = {
+        METHODS,
+        *METHOD_SETTINGS,
+        *(parameter for name in _objective_names(spec) for parameter in hyperparameter_types(name)),
+    }
+    for option, value in section.options.items():
+        _check_name(file, "objective.options", option, sorted(known))
+        if option != METHODS:
+            checked_value(value, types[option], f"objective.options.{option}", file)
+    for name, method in methods.items():
+        _check_method(method, types, f"{key}.{name}", file)
+
+
+def _check_method(method: Mapping[str, Any], types: Mapping[str, Any], key: str, file: str) -> None:
+    """Refuse settings of a method with values that they cannot have."""
+    for setting, value in method.items():
+        if setting in types:  # others are named by the procedure
+            checked_value(value, types[setting], f"{key}.{setting}", file)
+    if "network" in method:
+        _check_network(file, f"{key}.network", method["network"])
+    if "unlabelled" in method:
+        _check_unlabelled(file, f"{key}.unlabelled", method["unlabelled"])
 
 
 def _check_members(spec: Spec, file: str) -> None:
     """Refuse options that no network takes; networks of other libraries check theirs."""
     if spec.members is None:
         return
-    networks = [spec.members.network, str(spec.members.options.get("backbone", ""))]
+    options = spec.members.options
+    types = {"backbone": str, "layers": METHOD_SETTINGS["layers"], "counts": dict[str, MemberCount]}
+    for option in types.keys() & options.keys():
+        checked_value(options[option], types[option], f"members.options.{option}", file)
+    _check_backbones(spec, file)
+    networks = [spec.members.network, options.get("backbone", "")]
     if any(name.startswith(tuple(EXTERNAL)) for name in networks):
         return
-    known = {"backbone", "layers", "counts"}
     if "network" not in spec.grid:  # several networks are built without options
-        known |= {key for name in networks if name in NETWORKS for key in options_of(name)}
-    for key in spec.members.options:
-        _check_name(file, "members.options", key, sorted(known))
+        for name in networks:
+            types |= option_types(name) if name in NETWORKS else {}
+    for option, value in options.items():
+        _check_name(file, "members.options", option, sorted(types))
+        checked_value(value, types[option], f"members.options.{option}", file)
+
+
+def _check_backbones(spec: Spec, file: str) -> None:
+    """Refuse backbones that do not exist."""
+    assert spec.members is not None
+    methods = {f"objective.options.{METHODS}.{name}": method for name, method in methods_of(spec).items()}
+    backbones = {f"{key}.backbone": method["backbone"] for key, method in methods.items() if "backbone" in method}
+    backbones |= {f"grid.backbone[{i}]": name for i, name in enumerate(spec.grid.get("backbone", []))}
+    if "backbone" in spec.members.options:
+        backbones["members.options.backbone"] = spec.members.options["backbone"]
+    for key, name in backbones.items():
+        if not name.startswith(tuple(EXTERNAL)):
+            _check_name(file, key, name, [*NETWORKS, PRETRAINED])
 
 
 def _check_network(file: str, key: str, name: str) -> None:
@@ -102,7 +201,12 @@ def _check_network(file: str, key: str, name: str) -> None:
         _check_name(file, key, name, [*NETWORKS, *WRAPPED, HEADS])
 
 
-def _check_name(file: str, key: str, word: str, known: Sequence[str]) -> None:
+def _check_unlabelled(file: str, key: str, name: str) -> None:
+    if name and not CONFIDENCE.fullmatch(name):
+        _check_name(file, key, name, SETS)
+
+
+def _check_name(file: str, key: str, word: object, known: Sequence[str]) -> None:
     if word not in known:
-        hint = checks.nearest(word, known, f"It may be one of {', '.join(known)}.")
+        hint = checks.nearest(str(word), known, f"It may be one of {', '.join(known)}." if known else "There is none.")
         raise SpecError(f"{file}: key {key!r} is {word!r}, which nothing is called. {hint}")

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dissensus.studies.results import Row, Verdict
-from dissensus.studies.spec import Expectation, Spec, SpecError
+from dissensus.studies.spec import Expectation, Spec
 
 AGREES, DIRECTION, DISAGREES, NOT_RUN = "agrees", "agrees in direction", "disagrees", "not run"
 WORST_FIRST = (DISAGREES, DIRECTION, AGREES, NOT_RUN)
@@ -16,13 +17,22 @@ RESAMPLES = 4999
 """Resamples of a bootstrap."""
 
 
+class AmbiguousPoint(Exception):
+    """Several runs of one seed are at the point of an expectation: the grid has an axis that it does not name."""
+
+
 def judge(spec: Spec, rows: Sequence[Row]) -> list[Verdict]:
-    """Verdicts on every expectation of a study, by data set; "not run" where there are no rows."""
+    """Verdicts on every expectation of a study, by data set; "not run" where there are no rows, or several per seed."""
     verdicts: list[Verdict] = []
     exact = spec.procedure == "formula"
     for expectation in spec.expect:
         names = [data for data in expectation.data or spec.data if data in spec.data]
-        verdicts += [_verdict(expectation, data, [row for row in rows if row.data == data], exact) for data in names]
+        for data in names:
+            try:
+                verdicts.append(_verdict(expectation, data, [row for row in rows if row.data == data], exact))
+            except AmbiguousPoint:
+                says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
+                verdicts.append(_not_run(replace(expectation, says=says), data))
         if not names:
             verdicts.append(_not_run(expectation, ", ".join(expectation.data)))
     return verdicts
@@ -63,7 +73,7 @@ def _by_seed(rows: Sequence[Row], point: dict[str, Any], measure: str) -> dict[i
     """Finite values of a measure at a point, by seed."""
     here = [row for row in rows if all(_same(row.value(axis), value) for axis, value in point.items())]
     if len({row.seed for row in here}) < len(here):
-        raise SpecError(f"an expectation about {measure!r} at {point} does not say which of several runs it means.")
+        raise AmbiguousPoint
     return {row.seed: row.measures[measure] for row in here if math.isfinite(row.measures.get(measure, math.nan))}
 
 

@@ -15,19 +15,30 @@ from dissensus.objectives.declaration import (
     is_separable,
     per_member_arguments,
     takes,
+    unset_parameters,
     unwrapped,
 )
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.grid import Run
 from dissensus.train.state import TrainState
 
 log = logging.getLogger("dissensus")
 
 
-def check_objective(objective: object) -> None:
-    """Refuse an objective that is not callable."""
+def check_objective(objective: object, runs: Sequence[Run] = ()) -> None:
+    """Refuse an objective that is not callable, or that lacks the value of a parameter in any run."""
     if not callable(objective):
         fix = "Pass partial(dissensus.objectives.independent, loss='cross_entropy')."
         checks.refuse("objective", "be a function of outputs and targets", repr(objective), fix, TypeError)
+    unset = unset_parameters(objective)
+    for run in runs:
+        missing = [name for name in unset if name not in (*run.hyper, *run.words)]
+        if missing:
+            name = getattr(unwrapped(objective)[0], "__name__", "objective")
+            values = ", ".join(f"{parameter}=..." for parameter in missing)
+            got = f"{name} without {' and '.join(f'`{parameter}`' for parameter in missing)}"
+            fix = f"Use functools.partial({name}, {values})" + (", or put it into the grid." if run.point else ".")
+            checks.refuse("objective", "have a value for each of its parameters", got, fix)
 
 
 def check_momentum(optimizer: str, momentum: Tensor) -> None:

@@ -157,7 +157,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Refuse settings that do not go together, before anything is trained."""
         objective, settings, sweep = self.objective, self.validation_settings, isinstance(self.initial, NewMembers)
-        check_objective(objective)
+        check_objective(objective, self.runs)
         checks.count("epochs", self.epochs)
         for run in self.runs:
             checks.count("batch_size", run.batch_size)

@@ -1,13 +1,15 @@
 """The procedure "audit": the audit's verdicts on ensembles whose correct verdict is known."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from dissensus.studies import audit_cases
 from dissensus.studies.audit_cases import EVIDENCE, AuditedEnsemble, AuditUnit
+from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.results import Row
+from dissensus.studies.spec import Spec
 
 _KEPT = ("data", "case", "count", "examples", "verdicts", "allowed", "truth")
 
@@ -31,6 +33,15 @@ SUMMARIES: dict[str, Callable[[AuditedEnsemble], bool]] = {
 }
 """Ensembles that are shown together, over all cases and numbers of members; biases and joint training for at least five
 members and 500 examples."""
+
+
+def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
+    """Axes that a study of the audit needs or does not take, and cases that do not exist."""
+    del measures
+    lacks = [f"a grid with the axis {axis!r}" for axis in ("case", "seed") if axis not in spec.grid]
+    lacks += [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in ("case", "members", "seed")]
+    known = (audit_cases.EVERY, *audit_cases.CASES)
+    return lacks or [f"the case {case!r} of 'grid.case'" for case in spec.grid["case"] if case not in known][:1]
 
 
 def run(unit: AuditUnit, context: StudyContext) -> list[Row]:
@@ -79,4 +90,4 @@ def _pooled_row(group: str, case: str, members: int, seed: int, ensembles: list[
     )
 
 
-PROCEDURE = Procedure(audit_cases.units, run, combine=combine)
+PROCEDURE = Procedure(audit_cases.units, run, missing, combine=combine)

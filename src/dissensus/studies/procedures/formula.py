@@ -52,9 +52,9 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """Formulas that do not exist, and axes that they need or do not take."""
     del measures
     names = spec.evaluation.measures
-    unknown = [f"the formula {name!r}" for name in names if name not in FORMULAS]
+    unknown = [f"the formula {name!r} of 'evaluation.measures'" for name in names if name not in FORMULAS]
     axes = [axis for name in names if name in FORMULAS for axis in spec.grid.keys() ^ _axes(name)]
-    return unknown or [f"the axis {axis!r}" for axis in dict.fromkeys(axes)]
+    return unknown or [f"the axis {axis!r} of 'grid'" for axis in dict.fromkeys(axes)]
 
 
 def _axes(name: str) -> set[str]:

@@ -14,8 +14,13 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """Numbers that the options of members lack."""
     del measures
     options = spec.members.options if spec.members is not None else {}
-    names = [name for name in ("width", "draws") if not isinstance(options.get(name), int)]
-    return [f"members.options.{name} that is a whole number" for name in names]
+    names = [name for name in ("width", "draws") if not _is_count(options.get(name))]
+    lacks = [f"members.options.{name} that is a whole number of at least 1" for name in names]
+    return lacks or [f"the axis {axis!r} of 'grid'" for axis in spec.grid.keys() ^ {"scale"}]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def run(unit: WholeGrid, context: StudyContext) -> list[Row]:

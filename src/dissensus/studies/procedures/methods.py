@@ -28,7 +28,7 @@ from dissensus.studies.procedures.training import (
     stored_outputs,
     write_targets,
 )
-from dissensus.studies.registry import METHODS, WRAPPED, MethodError, maker, numbers_of, objective_of
+from dissensus.studies.registry import METHODS, WRAPPED, MethodError, check_task, maker, numbers_of, objective_of
 from dissensus.studies.results import AuditNote, Row
 from dissensus.studies.spec import Spec
 from dissensus.studies.training_arguments import training_arguments
@@ -122,6 +122,7 @@ def _train_methods(unit: TrainingUnit, context: StudyContext, folder: Path) -> l
     """Train every method for all seeds; ensembles are left in the folder."""
     spec = context.spec
     data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
+    check_task(spec, data)
     groups: dict[str, list[Method]] = {}
     for name in spec.grid["method"]:
         method = method_of(spec, name)

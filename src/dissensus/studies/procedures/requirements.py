@@ -26,13 +26,31 @@ def missing_network(spec: Spec, *, heads: bool = False) -> list[str]:
         return [f"methods in the grid, which the network {name!r} needs"]
     if name == HEADS and not heads:
         return [f"the network {name!r} in the procedure {spec.procedure!r}"]
+    return _missing_backbone(spec)
+
+
+def _missing_backbone(spec: Spec) -> list[str]:
+    """The backbone of networks that are made from another one."""
+    if spec.members is None or spec.objective is None:
+        return []
+    methods = spec.objective.options.get(METHODS, {})
+    used = [methods.get(name, {}) for name in spec.grid.get("method", [])] or [{}]
+    for settings in used:
+        name = settings.get("network", spec.members.network)
+        backbone = settings.get("backbone") or spec.members.options.get("backbone") or "backbone" in spec.grid
+        if name in (HEADS, *WRAPPED) and not backbone:
+            return [f"'members.options.backbone', from which the network {name!r} is made"]
     return []
 
 
 def missing_measures(spec: Spec, has_measure: HasMeasure, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """The first two measures that cannot be taken."""
     names = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
-    return [f"the measure {name!r}" for name in dict.fromkeys(names) if not has_measure(name, measures)][:2]
+    return [
+        f"the measure {name!r} of 'evaluation.measures'"
+        for name in dict.fromkeys(names)
+        if not has_measure(name, measures)
+    ][:2]
 
 
 def missing_method_settings(spec: Spec) -> list[str]:
@@ -47,7 +65,7 @@ def missing_method_settings(spec: Spec) -> list[str]:
 
 def missing_axes(spec: Spec, axes: Collection[str]) -> list[str]:
     """The first axis of the grid that cannot be varied."""
-    return [f"the axis {axis!r}" for axis in spec.grid if axis not in axes][:1]
+    return [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in axes][:1]
 
 
 def missing_search(spec: Spec) -> list[str]:

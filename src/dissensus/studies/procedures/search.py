@@ -12,7 +12,7 @@ from dissensus.randomness import Use, derived_seed
 from dissensus.storage import StorageError, write_record
 from dissensus.studies.checked_folders import stored_record
 from dissensus.studies.datasets import StudyData
-from dissensus.studies.registry import build_of, objective_of
+from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.spec import Search, Spec
 from dissensus.studies.training_arguments import training_arguments
 from dissensus.train import sweep
@@ -47,6 +47,8 @@ def search(
     """
     settings = spec.search
     assert settings is not None
+    for _, data in folds:
+        check_task(spec, data)
     trials = [_stored_trials(file) for file in files]
     while unfinished := [i for i, finished in enumerate(trials) if len(finished) < settings.trials]:
         on_trial(sum(map(len, trials)), settings.trials * len(trials))

@@ -25,7 +25,7 @@ from dissensus.studies.procedures.training import (
     tracked,
     write_targets,
 )
-from dissensus.studies.registry import build_of, objective_of
+from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 from dissensus.studies.standardisation import IMAGENET_MEAN, IMAGENET_STD
@@ -82,6 +82,7 @@ def _fit(
     spec = context.spec
     assert spec.members is not None
     assert spec.objective is not None
+    check_task(spec, data)
     build = build_of(spec, data)
     if "network" in point:
         build = partial(build, network=point["network"])

@@ -33,7 +33,7 @@ from dissensus.studies.procedures.training import (
     training_units,
     write_targets,
 )
-from dissensus.studies.registry import build_of, objective_of
+from dissensus.studies.registry import build_of, check_task, objective_of
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec, SpecError
 from dissensus.studies.training_arguments import VARIED, training_arguments
@@ -53,6 +53,7 @@ def _train_grid(unit: TrainingUnit, context: StudyContext, folder: Path) -> list
     spec = context.spec
     chosen = search.best(folder / TRIALS) if spec.search is not None else {}
     data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
+    check_task(spec, data)
     swept = _sweep(unit, context, data, chosen, folder)
     rows: list[Row] = []
     for i, point in enumerate(swept.points):
