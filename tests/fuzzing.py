@@ -109,7 +109,7 @@ def _is_clear(result, mistake: Mistake) -> bool:
     if "Traceback" in result.stderr or result.exit_code not in (1, 2):
         return False
     is_usage = result.exit_code == 2 and ("Usage" in result.stderr or "─ Error ─" in result.stderr)
-    if not is_usage and result.stderr.count("error:") != 1:
+    if not is_usage and len(re.findall("^error:", result.stderr, re.MULTILINE)) != 1:
         return False
     names_a_key = (
         mistake.files and any(name.split("/")[-1][:-5] in plain for name in mistake.files) and _KEY.search(plain)
@@ -277,7 +277,7 @@ def set_mistake(seed: int) -> Mistake:
         expressions += ["--set", f"{key}{draw.choice('=======+') if draw.random() < 0.1 else '='}{value}"]
         words |= {key, *key.split(".")}
     name = f"{path.parent.name}/{path.stem}"
-    words = {word for word in words if word} | {"--set"}
+    words = {word for word in words if word} | {"write it as name=value", *NOT_HERE}
     return Mistake(("study", "run", name, "--scale", "smoke", *expressions), frozenset(words))
 
 
@@ -382,7 +382,7 @@ FILES = (
     *("junk.npy", "junk.npz", "junk.safetensors", "junk.csv", "junk.parquet", "zero-bytes.npy", "zero-bytes.npz"),
     *("zero-bytes.csv", "cut.npy", "words.csv", "ragged.csv", "x.txt", "note.toml", "cut.npz", "header.npy"),
     *("folder.npy", "empty-folder", "kept", "damaged", "absent.npy", "absent/x.npy", "x.txt/y.npy", ".", ""),
-    *("a\x00b.npy", "β.npy", "x" * 300 + ".npy", "-", "[red].npy"),
+    *("β.npy", "x" * 300 + ".npy", "-", "[red].npy"),
 )
 NUMBERS = ("0", "1", "2", "-1", "0.5", "1e400", "nan", "inf", "-inf", "", "foo", "1e3", "10", "8/0", "8/255", "0x10")
 NAMES = ("foo", "", "β", "classification", "regression", "logits", "probabilities", "labels", "mse", "vote", "score")
@@ -479,7 +479,15 @@ def command_mistake(seed: int) -> Mistake:
         arguments.append(draw.choice(("--foo", "--json", "-x", "--", "")))
     words = {word for word in arguments[1:] if word}
     words |= {part for word in words for part in re.split("[=:]", word) if part} | {repr(word)[1:-1] for word in words}
-    words |= {"--targets", "--kind", "NAME", "there is no study", *NOT_HERE, *(["."] if "" in arguments else [])}
+    words |= {
+        "--targets",
+        "--kind",
+        "`outputs`",
+        "NAME",
+        "there is no study",
+        *NOT_HERE,
+        *(["."] if "" in arguments else []),
+    }
     return Mistake(tuple(arguments), frozenset(words))
 
 

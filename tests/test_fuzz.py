@@ -83,6 +83,10 @@ FOUND = [
     (f"{STUDY} uses=../../x", "key 'uses' must name a study of the library; got '../../x'."),
     (f"{STUDY} data=['diabetes']", "key 'objective.loss' is 'cross_entropy', but diabetes has values; use a loss"),
     (f"{STUDY} data=['wine']", "key 'members.network' needs images; wine is a table."),
+    (
+        "study run adp/figure-4 --scale smoke --set by_data.mnist.evaluation=3",
+        "key 'by_data.mnist.evaluation' must be a",
+    ),
     ("study run collusion/figure-15 --scale huge", "has no scale 'huge'; it has smoke, laptop, gpu, paper."),
     ("study run collusion/figure-3 --scale smoke --set search.space.lr={}", "key 'search.space.lr' must be a list"),
     ("study run collusion/figure-3 --scale smoke --set search.space.foo=[1]", "key 'search.space' is 'foo'"),

@@ -30,7 +30,7 @@ def masks(
 
     budgets = budget or [1.0, 2.0]
     if network not in NETWORKS:
-        fail(f"there is no network {network!r}; there are {', '.join(NETWORKS)}")
+        fail(f"--network must be one of {', '.join(NETWORKS)}; got {network!r}")
     check_drawn("--figure", figure, FIGURES)
     x = torch.zeros(1, 3, size, size)
     images = x, torch.zeros(1, dtype=torch.int64)

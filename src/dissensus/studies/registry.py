@@ -49,7 +49,11 @@ def _by_channels(make: Callable[..., nn.Module], data: AnyData, **options: Any) 
 
 
 def _by_size(make: Callable[..., nn.Module], data: AnyData, **options: Any) -> nn.Module:
-    return make(data.outputs, *_image_shape(data)[:2], **options)
+    shape = _image_shape(data)
+    try:
+        return make(data.outputs, *shape[:2], **options)
+    except ValueError as reason:
+        raise SpecError(f"key 'members.network' does not fit {data.name}: {reason}") from reason
 
 
 def _timm(name: str, data: AnyData, **options: Any) -> nn.Module:
@@ -118,8 +122,8 @@ METHOD_SETTINGS: Mapping[str, Any] = {
 Seed = Annotated[int, Limits(0)]
 AXES: Mapping[str, Any] = {
     **METHOD_SETTINGS,
-    "alpha": float,
-    "beta": float,
+    "alpha": Annotated[float, Limits(0, 1e6)],
+    "beta": Annotated[float, Limits(0, 1e6)],
     "seed": Seed,
     "split_seed": Seed,
     "batch_size": Count,

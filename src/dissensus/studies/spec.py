@@ -42,6 +42,8 @@ class Limits(typing.NamedTuple):
     length: int = 0
     distinct: bool = False
     """Whether a list must not hold a value twice."""
+    single: bool = False
+    """Whether the values of a list must be neither lists nor tables."""
 
 
 Scalar = str | int | float | bool
@@ -50,7 +52,7 @@ Count = Annotated[int, Limits(1)]
 MemberCount = Annotated[int, Limits(1, 100_000)]
 Share = Annotated[float, Limits(0, 1)]
 NonNegative = Annotated[float, Limits(0)]
-Values = Annotated[list[Scalar], Limits(length=1, distinct=True)]
+Values = Annotated[list[Any], Limits(length=1, distinct=True, single=True)]
 """The values of an axis of a grid, or of a search."""
 Table = dict[str, Any]
 LARGEST = 2**63 - 1
@@ -229,10 +231,14 @@ def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
         if scale not in SCALES:
             raise SpecError(f"{file}: key 'scales.{scale}' is not known.{_near(scale, SCALES)}")
         _section(merged(settings, other) | {"name": name}, Spec, file, f"scales.{scale}")
-    for data, other in spec.by_data.items():
-        _section(merged(settings, other) | {"name": name}, Spec, file, f"by_data.{data}")
+    _check_by_data(spec, settings, file)
     _check_cost(spec, file)
     return spec
+
+
+def _check_by_data(spec: Spec, settings: dict[str, Any], file: str) -> None:
+    for data, other in spec.by_data.items():
+        _section(merged(settings, other) | {"name": spec.name}, Spec, file, f"by_data.{data}")
 
 
 def _check_cost(spec: Spec, file: str) -> None:
@@ -278,6 +284,7 @@ def resolved(spec: Spec, scale: str, changes: dict[str, Any], file: str) -> Spec
         _remove_by_data(settings, [*path, last])
     settings.pop("scales", None)
     changed = _section({**settings, "name": spec.name}, Spec, file, "")
+    _check_by_data(changed, settings, file)
     _check_cost(changed, file)
     return changed
 
@@ -379,7 +386,7 @@ def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | N
 
 
 def _checked_list(values: list[Any], hint: Any, key: str, file: str, limits: Limits) -> list[Any]:
-    inner = (typing.get_args(hint) or (Any,))[0]
+    inner = Scalar if limits.single else (typing.get_args(hint) or (Any,))[0]
     if len(values) < limits.length:
         raise SpecError(f"{file}: key {key!r} must be a list of values; got an empty list.")
     checked = [checked_value(item, inner, f"{key}[{i}]", file, limits) for i, item in enumerate(values)]

@@ -90,12 +90,14 @@ def _objective_names(spec: Spec) -> list[str]:
     if spec.objective is None:
         return []
     names = [method.get("objective", spec.objective.name) for method in methods_of(spec).values()]
-    return list(dict.fromkeys([spec.objective.name, *names]))
+    return [name for name in dict.fromkeys([spec.objective.name, *map(str, names)]) if name in objectives.OBJECTIVES]
 
 
 def methods_of(spec: Spec) -> Mapping[str, Any]:
-    """The methods that a study describes, by name."""
-    return {} if spec.objective is None else spec.objective.options.get(METHODS, {})
+    """The methods that a study describes, by name; none where the option is something else."""
+    methods = {} if spec.objective is None else spec.objective.options.get(METHODS, {})
+    tables = isinstance(methods, dict) and all(isinstance(method, dict) for method in methods.values())
+    return methods if tables else {}
 
 
 def _check_grid(spec: Spec, file: str) -> None:
