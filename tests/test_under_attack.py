@@ -96,7 +96,9 @@ class TestSpec:
     def test_data_that_nobody_knows_is_refused(self, tmp_path):
         (tmp_path / "adp").mkdir()
         file = tmp_path / "adp" / "table-1.toml"
-        file.write_text('title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n[by_data.minst]\nnote = "n"\n')
+        file.write_text(
+            'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n[by_data.minst]\nnote = "n"\n[members]\nnetwork = "mlp"\n'
+        )
         with pytest.raises(spec.SpecError, match="key 'by_data' is 'minst'.*Did you mean 'mnist'"):
             library.load(str(file))
 
@@ -203,7 +205,7 @@ class TestMeasures:
             "fooled_apgd",
         ]
         assert not any(attack_measures.is_attack_measure(name) for name in unknown_names)
-        assert "the measure 'accuracy_foo_0.1'" in missing(
+        assert "the measure 'accuracy_foo_0.1' of 'evaluation.measures'" in missing(
             settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
         )
 
