@@ -36,7 +36,7 @@ def main() -> None:
         summary(options.json)
         return
     names = [name for name in COMMANDS if name not in GPU_COMMANDS] if options.command == "all" else [options.command]
-    if options.count > FEW:
+    if options.count > FEW or options.device == "cuda" or len(names) > 1:
         study_runs.preload()
     failed = 0
     for name in names:

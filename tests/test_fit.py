@@ -758,7 +758,8 @@ def test_targets_of_unlabelled_data_are_ignored(loaded):
     assert_same(*trained)
 
 
-def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path):
+def test_labels_of_a_late_batch_are_checked_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr("dissensus.train.recipe.data_fingerprint", lambda *_: "data that is not recognised as changed")
     build, objective = partial(ds.nets.mlp, 5, 3, (4,)), partial(independent, loss="cross_entropy")
     options = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0, "resume": True}
 

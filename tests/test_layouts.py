@@ -674,6 +674,7 @@ def table():
         "checks.class_targets": (lambda y: checks.class_targets(y, B, C), (SOFT,), EXACT),
         "checks.full_precision": (checks.full_precision, (LOGITS.half(),), EXACT),
         "checks.is_concrete": (checks.is_concrete, (LOGITS,), EXACT),
+        "checks.listed": (lambda w: checks.listed("weights", w), (WEIGHTS,), EXACT),
         "checks.member_axes": (checks.member_axes, (LOGITS,), EXACT),
         "checks.member_logits": (checks.member_logits, (LOGITS,), EXACT),
         "checks.member_outputs": (checks.member_outputs, (LOGITS,), EXACT),

@@ -334,7 +334,7 @@ def test_no_name_of_a_study_leads_out_of_the_runs_folder(name, tmp_path):
     before = set(tmp_path.rglob("*"))
     code, text = command("run", str(file), "--scale", "smoke")
     assert (code, "Traceback" in text) == (1, False)
-    assert "PAPER/NAME" in text
+    assert "the name of a study is that of its file" in text
     assert set(tmp_path.rglob("*")) == before
     with pytest.raises(spec.SpecError, match="PAPER/NAME"):
         runner.run(replace(library.load(FORMULA), name=name), "smoke", root=tmp_path / "runs" / "studies")

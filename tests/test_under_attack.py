@@ -96,7 +96,8 @@ class TestSpec:
     def test_data_that_nobody_knows_is_refused(self, tmp_path):
         (tmp_path / "adp").mkdir()
         file = tmp_path / "adp" / "table-1.toml"
-        file.write_text('title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n[by_data.minst]\nnote = "n"\n')
+        required = 'title = "t"\nreference = "T"\nclaim = "C."\ndata = ["mnist"]\n'
+        file.write_text(required + '[by_data.minst]\nnote = "n"\n[members]\nnetwork = "mlp"\n')
         with pytest.raises(spec.SpecError, match="key 'by_data' is 'minst'.*Did you mean 'mnist'"):
             library.load(str(file))
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,8 +172,8 @@ class CommandFailed(Exception):
     """A command let an error through, or failed without a word."""
 
 
-def _command(words: list[str], folder: Path) -> None:
-    called = study_runs.invoke(words, folder)
+def _command(words: Sequence[str], folder: Path) -> None:
+    called = study_runs.invoke(list(words), folder)
     if called.raw or (called.code and "error" not in called.output.lower()):
         raise CommandFailed(called.raw or called.output[-200:])
 

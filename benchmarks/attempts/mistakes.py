@@ -76,6 +76,8 @@ def specs(settings: Settings) -> Iterator[Case]:
     yield Case("keys, run", SENTENCE, functools.partial(_spec, "run", _changed_key))
     yield Case("text, run", SENTENCE, functools.partial(_spec, "run", None))
     yield Case("values, show", SENTENCE, functools.partial(_spec, "show", _changed_value))
+    yield Case("values in the library, run", SENTENCE, functools.partial(_library_spec, _changed_value))
+    yield Case("keys in the library, run", SENTENCE, functools.partial(_library_spec, _changed_key))
 
 
 def sets(settings: Settings) -> Iterator[Case]:
@@ -83,6 +85,7 @@ def sets(settings: Settings) -> Iterator[Case]:
     del settings
     yield Case("one expression", SENTENCE, functools.partial(_set, 1))
     yield Case("two expressions", SENTENCE, functools.partial(_set, 2))
+    yield Case("one expression, studies of the library", SENTENCE, _library_set)
 
 
 def commands(settings: Settings) -> Iterator[Case]:
@@ -92,8 +95,8 @@ def commands(settings: Settings) -> Iterator[Case]:
         yield Case(name, SENTENCE, functools.partial(_command, name))
 
 
-def _judged(words: list[str], folder: Path, what: str) -> Outcome:
-    ending = children.call(study_runs.invoke, words, folder, limit=SECONDS, memory=MEMORY)
+def _judged(words: list[str], folder: Path, what: str, limit: float = SECONDS) -> Outcome:
+    ending = children.call(study_runs.invoke, words, folder, limit=limit, memory=MEMORY)
     if ending.stopped:
         return Outcome(counts={"still working": 1})
     if ending.crash or ending.value is None:
@@ -118,8 +121,84 @@ def _paths(settings: dict[str, Any], prefix: tuple[str, ...] = ()) -> list[tuple
 def _changed_value(settings: dict[str, Any], rng: random.Random) -> str:
     *path, last = rng.choice(_paths(settings))
     place = functools.reduce(lambda inner, key: inner[key], path, settings)
-    place[last] = rng.choice([value for value in VALUES if value is not None])
+    place[last] = _near(place[last], rng) if rng.random() < NEAR else _any_value(rng)
     return f"{'.'.join([*path, last])} = {str(place[last])[:40]}"
+
+
+NEAR = 0.7
+"""Share of values that are replaced by others of the same type, which no check of types refuses."""
+
+
+def _any_value(rng: random.Random) -> Any:
+    return rng.choice([value for value in VALUES if value is not None])
+
+
+def _near(value: Any, rng: random.Random) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice([0, 1, 2, -1, 10**6, 2**70])
+    if isinstance(value, float):
+        return rng.choice([0.0, -1.0, 1.0, 1e-300, 1e300, float("nan"), float("inf")])
+    if isinstance(value, str):
+        return rng.choice([value.upper(), value[:-1], value + "x", "", "a/b", "..", "error", "abalone", *NAMES])
+    if isinstance(value, list):
+        longer = [*value, _any_value(rng)]
+        return rng.choice(
+            [[], value * 2, longer, value[:1], [value], [_near(item, rng) for item in value], [_any_value(rng)]]
+        )
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        others = {name: item for name, item in value.items() if name != key}
+        other_name = rng.choice([*NAMES, "", key + "x"])
+        return rng.choice([{}, others, {**value, other_name: _any_value(rng)}, {**value, key: _near(value[key], rng)}])
+    return {rng.choice(NAMES): _any_value(rng)}
+
+
+NAMES = (
+    *(
+        "mlp",
+        "cnn",
+        "resnet20",
+        "masksembles",
+        "mc-dropout",
+        "heads",
+        "methods",
+        "mse",
+        "cross_entropy",
+        "zero_one",
+        "vote",
+    ),
+    *(
+        "joint",
+        "adp",
+        "a2d",
+        "divdis",
+        "ldr",
+        "independent",
+        "digits",
+        "made-images",
+        "diabetes",
+        "beta",
+        "seed",
+        "width",
+    ),
+    *(
+        "strength",
+        "members",
+        "method",
+        "network",
+        "codependence_0.2",
+        "accuracy",
+        "auroc",
+        "gap",
+        "train",
+        "ood",
+        "attack",
+    ),
+)
+"""Words that mean something elsewhere."""
 
 
 def _changed_key(settings: dict[str, Any], rng: random.Random) -> str:
@@ -167,6 +246,30 @@ def _spec(command: str, change: Any, rng: random.Random, folder: Path) -> Outcom
     return _judged(words, folder, what)
 
 
+LIBRARY = children.PACKAGE / "studies" / "specs"
+LIBRARY_SECONDS = 8.0
+
+
+def _library_spec(change: Any, rng: random.Random, folder: Path) -> Outcome:
+    """A study of the library with one or two changes, some of them in its smallest scale."""
+    base = rng.choice(sorted(LIBRARY.glob("*/*.toml")))
+    settings = tomllib.loads(base.read_text())
+    smallest = settings.get("scales", {}).get("smoke", {})
+    whats = [change(smallest if smallest and rng.random() < 0.5 else settings, rng) for _ in range(rng.randint(1, 2))]
+    file = folder / base.parent.name / base.name
+    file.parent.mkdir()
+    file.write_text(_toml(settings))
+    what = f"{base.parent.name}/{base.stem}: {' and '.join(whats)}"
+    return _judged(["study", "run", str(file), "--scale", "smoke"], folder, what, LIBRARY_SECONDS)
+
+
+def _library_set(rng: random.Random, folder: Path) -> Outcome:
+    base = rng.choice(sorted(LIBRARY.glob("*/*.toml")))
+    name, expression = f"{base.parent.name}/{base.stem}", f"{rng.choice(KEYS)}={_value_text(rng)}"
+    words = ["study", "run", name, "--scale", "smoke", "--set", expression]
+    return _judged(words, folder, f"{name}: {expression}", LIBRARY_SECONDS)
+
+
 def _toml(settings: dict[str, Any]) -> str:
     return "\n".join(f"{_key(key)} = {_inline(value)}" for key, value in settings.items()) + "\n"
 
@@ -195,7 +298,8 @@ def _set(number: int, rng: random.Random, folder: Path) -> Outcome:
 
 
 def _value_text(rng: random.Random) -> str:
-    value = rng.choice([value for value in VALUES if value is not None])
+    value = _any_value(rng) if rng.random() < 0.5 else rng.choice(NAMES)
+    value = [value] if rng.random() < 0.2 else value
     return value if isinstance(value, str) else _inline(value)
 
 
@@ -203,14 +307,14 @@ COMMANDS: dict[str, str] = {
     "audit": "audit outputs.npz --task classification --kind logits --json out.json",
     "audit with more": "audit outputs.npy --task classification --kind logits --targets targets.npy "
     "--groups groups.npy --reference outputs.npy --ood outputs.npy --loss brier --pool score",
-    "masks": "masks --members 4 --width 32 --scale 2.0",
+    "masks": "masks --network resnet20 --count 4 --budget 2.0 --cost parameters --size 32",
     "ood": "ood outputs.npy --outside far=far.npy --kind logits --repeats 20 --json out.json --figure out.png",
     "robust": "robust --ensemble saved --network resnet20 --data digits --suite quick --epsilon 0.1 --examples 4 "
     "--batch-size 4",
     "study run": "study run specs/collusion/tiny.toml --scale smoke --jobs 1 --device cpu",
     "study show": "study show collusion/figure-2",
     "study list": "study list collusion",
-    "study report": "study report specs/collusion/tiny.toml --out page.html --figures figures --format png",
+    "study report": "study report ldr/table-1 --out page.html --figures figures --format png",
     "data check": "data check digits",
 }
 WORDS = (
@@ -249,8 +353,9 @@ def _command(name: str, rng: random.Random, folder: Path) -> Outcome:
         raise RuntimeError(str(made.problem or made.crash))
     words = COMMANDS[name].split()
     for _ in range(rng.randint(1, 2)):
-        place = rng.randrange(1, len(words))
-        kind = rng.randrange(4)
+        values = [i for i, word in enumerate(words) if i and not word.startswith("-")]
+        place = rng.choice(values) if values and rng.random() < NEAR else rng.randrange(1, len(words))
+        kind = 2 if place in values and rng.random() < NEAR else rng.randrange(4)
         if kind == 0:
             del words[place]
         elif kind == 1:

@@ -1,6 +1,7 @@
 """Commands of dissensus inside a child process, and a study that takes seconds."""
 
 import json
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -102,6 +103,21 @@ def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_times(item) for key, item in value.items() if "seconds" not in key}
     return [_without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def same_rows(text: str, other: str) -> bool:
+    """Whether rows are equal to rounding: the backend of a study is measured, and another one rounds differently."""
+    return _close(json.loads(text), json.loads(other))
+
+
+def _close(value: Any, other: Any) -> bool:
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_close(value[key], other[key]) for key in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_close, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-6) or value == other
+    return value == other
 
 
 def preload() -> None:

@@ -65,6 +65,7 @@ class Training:
     epochs: int = 10
     checkpoint_seconds: float = 0.0
     rows: int = 96
+    members: int = MEMBERS
 
     @property
     def batch_size(self) -> int:
@@ -76,7 +77,7 @@ class Training:
         start(self.device)
         x, y = data(self.network, rows=self.rows)
         x, y = x.to(self.device), y.to(self.device)
-        ensemble = ds.Ensemble(BUILDS[self.network], MEMBERS, backend=self.backend).to(self.device)
+        ensemble = ds.Ensemble(BUILDS[self.network], self.members, backend=self.backend).to(self.device)
         saving: dict[str, Any] = {}
         if folder is not None:
             saving = {"checkpoint": folder, "resume": True, "checkpoint_seconds": self.checkpoint_seconds}
@@ -108,7 +109,7 @@ class Training:
             (x, y),
             partial(ds.objectives.augmented, loss="mse", pool="score"),
             grid={"beta": [0.0, 0.5, 0.9], "seed": [0, 1]},
-            members=MEMBERS,
+            members=self.members,
             epochs=self.epochs,
             batch_size=self.batch_size,
             lr=0.01,

@@ -294,7 +294,8 @@ class _Walk:
             return "compiled", [network._orig_mod]
         if isinstance(network, torch.jit.ScriptModule):
             # Without the lines of the source and the names of types, which count how often a class was compiled.
-            graph = re.sub(r"__torch__[\w.]*", "", network.inlined_graph.str(False))
+            compiled: Any = network.inlined_graph
+            graph = re.sub(r"__torch__[\w.]*", "", compiled.str(False))
             return f"script {graph}", [network.training, network.state_dict()]
         changed = self._progress_of(network)
         tensors = [self._namespace(held, changed) for held in (network._parameters, network._buffers)]
@@ -472,7 +473,8 @@ def _globals(function: FunctionType, changed: set[str]) -> _Namespace:
             if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
                 constants.append(name)
             elif step.opname == "IMPORT_NAME":
-                variables |= _imported(name, *constants[-2:], str(function.__globals__.get("__package__") or ""))
+                level, members = constants[-2:]
+                variables |= _imported(name, level, members, str(function.__globals__.get("__package__") or ""))
             elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__ and name not in changed:
                 variables |= _variable(name, function.__globals__[name], code.co_names)
     return variables
@@ -505,7 +507,8 @@ def _module(name: str) -> str | None:
         return f"module {name} {_version(name)}"
     try:
         spec = importlib.util.find_spec(name)
-        source = spec.loader.get_source(name) if spec is not None and hasattr(spec.loader, "get_source") else None
+        loader: Any = None if spec is None else spec.loader
+        source = loader.get_source(name) if hasattr(loader, "get_source") else None
     except (ImportError, ValueError, AttributeError):
         return None
     if spec is None:

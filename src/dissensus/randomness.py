@@ -81,18 +81,21 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+_Device = torch.device  # the field `torch` of the class hides the module
+
+
 class GlobalGenerators(NamedTuple):
     """States of the global generators: PyTorch's, Python's, NumPy's and, on request, that of a GPU."""
 
     torch: Tensor
     python: Any
     numpy: Any
-    device: torch.device | None = None
+    device: _Device | None = None
     on_device: Tensor | None = None
     """None for a CPU, and while a graph is being captured."""
 
     @classmethod
-    def now(cls, device: torch.device | None = None) -> "GlobalGenerators":
+    def now(cls, device: _Device | None = None) -> "GlobalGenerators":
         """Their present states."""
         readable = device is not None and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
         numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002

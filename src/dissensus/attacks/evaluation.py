@@ -83,6 +83,7 @@ def evaluate(
     checks.number("epsilon", epsilon, 0.0, open_low=True)
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
+    checks.count("batch_size", batch_size)
     requested = None
     if epsilons is not None:
         requested = [checks.number("epsilons", e, 0.0, open_low=True) for e in checks.listed("epsilons", epsilons)]

@@ -151,8 +151,8 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
 
     Tensors count by all of their numbers. A ``Dataset`` or ``DataLoader`` counts by its class, attributes (batch size,
     sampler, transforms and so on) and length, by a sample of what is large, and by a few examples. Random transforms
-    draw the same numbers for these at every call. No iterator is started, and generators are left as they were; how far
-    they have advanced does not count. Absolute paths count by their last part, so that data may lie elsewhere.
+    draw the same numbers for these at every call. No iterator is started, and generators are left as they were; their
+    states do not count. Absolute paths count by their last part, so that data may lie elsewhere.
 
     Args:
         data: Training, validation or unlabelled data.
@@ -173,7 +173,7 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
     return fingerprint((structure, examples))
 
 
-def _attributes(data: Dataset[Any] | DataLoader[Any]) -> object:
+def _attributes(data: DataLike) -> object:
     """Everything about a source that decides its batches."""
     if not isinstance(data, DataLoader):
         return data
@@ -203,8 +203,7 @@ class _Contents:
         self.values += 1
         if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
             self.generators.append(value)
-            seed = value.initial_seed() if isinstance(value, torch.Generator) else None
-            return "generator", type(value).__name__, None if value is torch.default_generator else seed
+            return f"generator {type(value).__name__}"  # a checkpoint holds the states of those that it restores
         if isinstance(value, Tensor | np.ndarray):
             self.bytes += value.nbytes
             return _array(value, _LARGE_BYTES if self.bytes < 4 * _LARGE_BYTES else 2**16)

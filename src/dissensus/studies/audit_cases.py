@@ -444,7 +444,7 @@ def units(spec: Spec) -> list[AuditUnit]:
 
 def cases_of(spec: Spec) -> list[str]:
     """The cases that a study asks for."""
-    return list(CASES) if EVERY in spec.grid["case"] else list(spec.grid["case"])
+    return list(CASES) if EVERY in spec.grid["case"] else [str(case) for case in spec.grid["case"]]
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ from dissensus import losses, nets, objectives
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import hyperparameters
 from dissensus.studies.datasets import StreamedImages, StudyData
-from dissensus.studies.spec import Count, Limits, MemberCount, NonNegative, Objective, Share, Spec, SpecError
+from dissensus.studies.spec import Count, MemberCount, NonNegative, Objective, Share, Spec, SpecError, ValueRange
 
 AnyData = StudyData | StreamedImages
 
 
 WIDEST = 10**6
 """The largest width and number of layers that a study may ask for."""
-Width = Annotated[int, Limits(1, WIDEST)]
+Width = Annotated[int, ValueRange(1, WIDEST)]
 
 
 def _mlp(
-    data: AnyData, *, width: Width = 30, depth: Annotated[int, Limits(0, 1000)] = 2, dropout: Share = 0.0
+    data: AnyData, *, width: Width = 30, depth: Annotated[int, ValueRange(0, 1000)] = 2, dropout: Share = 0.0
 ) -> nn.Module:
     inputs = 1
     for size in data.shape:
@@ -106,7 +106,7 @@ METHODS = "methods"
 METHOD_SETTINGS: Mapping[str, Any] = {
     "network": str,
     "members": MemberCount,
-    "scale": Annotated[float, Limits(1)],
+    "scale": Annotated[float, ValueRange(1)],
     "rate": Share,
     "widen": bool,
     "objective": str,
@@ -115,15 +115,15 @@ METHOD_SETTINGS: Mapping[str, Any] = {
     "unlabelled": str,
     "diverse": list[Literal["lr", "weight_decay", "smoothing", "initial_scale"]],
     "backbone": str,
-    "layers": Annotated[int, Limits(1, 1000)],
+    "layers": Annotated[int, ValueRange(1, 1000)],
     "sequential": bool,
 }
 """Settings of a method, beside the parameters of its objective, and their types."""
-Seed = Annotated[int, Limits(0)]
+Seed = Annotated[int, ValueRange(0)]
 AXES: Mapping[str, Any] = {
     **METHOD_SETTINGS,
-    "alpha": Annotated[float, Limits(0, 1e6)],
-    "beta": Annotated[float, Limits(0, 1e6)],
+    "alpha": Annotated[float, ValueRange(0, 1e6)],
+    "beta": Annotated[float, ValueRange(0, 1e6)],
     "seed": Seed,
     "split_seed": Seed,
     "batch_size": Count,
@@ -134,7 +134,7 @@ AXES: Mapping[str, Any] = {
     "method": str,
     "adversarial": Literal["none", "fgsm", "pgd"],
     "case": str,
-    "classes": Annotated[int, Limits(2, WIDEST)],
+    "classes": Annotated[int, ValueRange(2, WIDEST)],
 }
 """Types of values on the axes of grids, beside parameters of objectives and options of networks."""
 

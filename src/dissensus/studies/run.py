@@ -147,7 +147,7 @@ def foreign_fingerprint(
         if name in measures and measures[name] is not MEASURES.get(name):
             parts[name] = measures[name]
     for name in spec.data:
-        if name in catalogue and name not in DATASETS:
+        if name in catalogue and catalogue[name] is not DATASETS.get(name):
             parts[f"data {name}"] = catalogue[name]
     return fingerprint(parts) if parts else ""
 
@@ -344,7 +344,7 @@ def _provenance(
         python=platform.python_version(),
         packages={name: installed for name in PACKAGES if (installed := _version(name))},
         hardware=torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} cores",
-        seeds=spec.grid.get("seed", [0]),
+        seeds=[int(seed) for seed in spec.grid.get("seed", [0])],
         networks=sum(row.members or 0 for row in rows if row.run is not None),
         searched_networks=_searched_networks(context.base),
         seconds=seconds,

@@ -1,7 +1,7 @@
 """A study as data: the sections and keys of its TOML file, checked key by key.
 
-Sections are dataclasses. A field's annotation is the type of its value and, by `Limits`, its range. `checked_value` is
-the only way from a value of a file to a value of a study; options of networks and objectives go through it as well
+Sections are dataclasses. A field's annotation is the type of its value and, by `ValueRange`, its range. `checked_value`
+is the only way from a value of a file to a value of a study; options of networks and objectives go through it as well
 (`validation`). ``scales`` holds the settings that differ at a scale.
 """
 
@@ -34,7 +34,7 @@ class SpecError(ValueError):
     """A study's file is not valid; the message names the file, the key, the value and the nearest fix."""
 
 
-class Limits(typing.NamedTuple):
+class ValueRange(typing.NamedTuple):
     """The range of a number, or of each number in a list or table; and the smallest length of a list."""
 
     low: float = -math.inf
@@ -48,11 +48,11 @@ class Limits(typing.NamedTuple):
 
 Scalar = str | int | float | bool
 """A value that is neither a list nor a table."""
-Count = Annotated[int, Limits(1)]
-MemberCount = Annotated[int, Limits(1, 100_000)]
-Share = Annotated[float, Limits(0, 1)]
-NonNegative = Annotated[float, Limits(0)]
-Values = Annotated[list[Any], Limits(length=1, distinct=True, single=True)]
+Count = Annotated[int, ValueRange(1)]
+MemberCount = Annotated[int, ValueRange(1, 100_000)]
+Share = Annotated[float, ValueRange(0, 1)]
+NonNegative = Annotated[float, ValueRange(0)]
+Values = Annotated[list[Any], ValueRange(length=1, distinct=True, single=True)]
 """The values of an axis of a grid, or of a search."""
 Table = dict[str, Any]
 LARGEST = 2**63 - 1
@@ -89,7 +89,7 @@ class Optimisation:
     lr: NonNegative = 1e-3
     momentum: Share = 0.0
     weight_decay: NonNegative = 0.0
-    cut_at: Annotated[list[float], Limits(0)] = field(default_factory=list)
+    cut_at: Annotated[list[float], ValueRange(0)] = field(default_factory=list)
     """Shares of the training after which the rate is multiplied by ``cut``."""
     cut: Share = 0.1
     patience: Count | None = None
@@ -175,7 +175,7 @@ class Spec:
     title: str
     reference: str
     claim: str
-    data: Annotated[list[str], Limits(length=1, distinct=True)]
+    data: Annotated[list[str], ValueRange(length=1, distinct=True)]
     procedure: str = "train"
     uses: str = ""
     """The study whose trainings this one measures."""
@@ -347,7 +347,7 @@ def _section(settings: object, kind: Any, file: str, key: str) -> Any:
     return kind(**values)
 
 
-def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | None = None) -> Any:
+def checked_value(value: Any, hint: Any, key: str, file: str, limits: ValueRange | None = None) -> Any:
     """A value of a file as an annotation describes it, or a `SpecError` that names the file and the key.
 
     Annotations are those of sections, and of parameters of networks and objectives: text, numbers, ``Literal``, lists
@@ -362,8 +362,8 @@ def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | N
     """
     if typing.get_origin(hint) is Annotated:
         hint, *notes = typing.get_args(hint)
-        limits = next((note for note in notes if isinstance(note, Limits)), limits)
-    limits = limits or Limits()
+        limits = next((note for note in notes if isinstance(note, ValueRange)), limits)
+    limits = limits or ValueRange()
     options = _plain_options(hint)
     if not options:
         return value
@@ -385,7 +385,7 @@ def checked_value(value: Any, hint: Any, key: str, file: str, limits: Limits | N
     return value
 
 
-def _checked_list(values: list[Any], hint: Any, key: str, file: str, limits: Limits) -> list[Any]:
+def _checked_list(values: list[Any], hint: Any, key: str, file: str, limits: ValueRange) -> list[Any]:
     inner = Scalar if limits.single else (typing.get_args(hint) or (Any,))[0]
     if len(values) < limits.length:
         raise SpecError(f"{file}: key {key!r} must be a list of values; got an empty list.")
@@ -395,7 +395,7 @@ def _checked_list(values: list[Any], hint: Any, key: str, file: str, limits: Lim
     return checked
 
 
-def _check_range(value: float, key: str, file: str, limits: Limits) -> None:
+def _check_range(value: float, key: str, file: str, limits: ValueRange) -> None:
     if isinstance(value, float) and not math.isfinite(value) and limits.low == -math.inf:
         raise SpecError(f"{file}: key {key!r} must be a finite number; got {value!r}.")
     low = max(limits.low, -LARGEST if isinstance(value, int) else -math.inf)

@@ -107,11 +107,11 @@ def _check_grid(spec: Spec, file: str) -> None:
             key = f"grid.{axis}[{i}]"
             checked_value(value, types.get(axis, Scalar), key, file)
             if axis == "network":
-                _check_network(file, key, value)
+                _check_network(file, key, str(value))
             if axis == "method":
                 _check_name(file, key, value, list(methods))
             if axis == "unlabelled":
-                _check_unlabelled(file, key, value)
+                _check_unlabelled(file, key, str(value))
 
 
 def _check_search(spec: Spec, file: str) -> None:

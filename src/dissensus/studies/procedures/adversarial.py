@@ -53,7 +53,7 @@ def _train_adversarially(unit: TrainingUnit, context: StudyContext, folder: Path
     )
     rows: list[Row] = []
     grid = points({**spec.grid, "seed": list(unit.seeds)})
-    references: dict[str, References] = {attack: {} for attack in spec.grid[AXIS]}
+    references: dict[str, References] = {str(attack): {} for attack in spec.grid[AXIS]}
     for number, point in enumerate(grid):
         title = ", ".join(str(value) for value in point.values())
 

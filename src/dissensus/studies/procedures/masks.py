@@ -16,8 +16,7 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     options = spec.members.options if spec.members is not None else {}
     names = [name for name in ("width", "draws") if not _is_count(options.get(name))]
     lacks = [f"members.options.{name} that is a whole number of at least 1" for name in names]
-    lacks += [] if "scale" in spec.grid else ["the axis 'scale' of 'grid'"]
-    return lacks or [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in ("scale", "seed")]
+    return lacks or [f"the axis {axis!r} of 'grid'" for axis in (spec.grid.keys() - {"seed"}) ^ {"scale"}]
 
 
 def _is_count(value: object) -> bool:
@@ -31,7 +30,7 @@ def run(unit: WholeGrid, context: StudyContext) -> list[Row]:
     assert spec.members is not None
     width, draws = (int(spec.members.options[name]) for name in ("width", "draws"))
     rows: list[Row] = []
-    for scale in spec.grid["scale"]:
+    for scale in map(float, spec.grid["scale"]):
         expected = masks.expected_iou(scale)
         for draw in range(draws):
             iou = masks.iou(masks.for_width(width, spec.members.count, scale, draw))

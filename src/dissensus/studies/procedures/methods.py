@@ -124,7 +124,7 @@ def _train_methods(unit: TrainingUnit, context: StudyContext, folder: Path) -> l
     data = datasets.load(unit.data, unit.seeds[0], spec, catalogue=context.catalogue)
     check_task(spec, data)
     groups: dict[str, list[Method]] = {}
-    for name in spec.grid["method"]:
+    for name in map(str, spec.grid["method"]):
         method = method_of(spec, name)
         groups.setdefault(method.sweep_key, []).append(method)
     rows: list[Row] = []
