@@ -3,15 +3,14 @@
 Usage: python benchmarks/provenance.py    (the digest of the library as it lies here, to compare with a result's)
 """
 
-import hashlib
 import os
 import platform
 import sys
-from pathlib import Path
 
 import torch
 
 import dissensus
+from dissensus.fingerprint import source_digest
 
 
 def command_line() -> str:
@@ -25,11 +24,7 @@ def command_line() -> str:
 
 def library() -> dict[str, str]:
     """Version and digest of the library's source, so that a result tells which code it is of."""
-    root = Path(dissensus.__file__).parent
-    together = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        together.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes() + b"\0")
-    return {"dissensus": dissensus.__version__, "source": together.hexdigest()[:12]}
+    return {"dissensus": dissensus.__version__, "source": source_digest()}
 
 
 def how_made() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What the ADP paper's figures show: features and how alike they are, and figures of maps, matrices, curves, counts."""
 
 import math
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +15,7 @@ from dissensus.studies import labels, library
 from dissensus.studies import page as study_page
 from dissensus.studies.figures import figures
 from dissensus.studies.procedures import features
-from dissensus.studies.results import Report, Verdict
+from dissensus.studies.results import Report
 from dissensus.studies.spec import resolved
 from dissensus.studies.summary import MAX_MAPPED, summarise
 
@@ -178,7 +177,8 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
         ),
     ]
     (point,) = summary("adp/figure-3", rows).to_json()["points"]
-    assert point["measures"] == {"a": [2.0, 1.0, 2]}
+    assert point["measures"] == {"a": [2.0, 1.0, 2, [1.0, 3.0]]}
+    assert point["seeds"] == [0, 1]
     assert point["map"] == [[[0.5, -1.0, 3]] * MAX_MAPPED]
     assert point["matrices"] == {"pgd_0.05": [[0.5, 0.3], [0.4, None]]}
     assert point["flags"] == {"standard_0.01": ["gradients", "transfer stronger"], "adaptive_0.01": []}
@@ -191,7 +191,7 @@ def test_a_summary_keeps_maps_matrices_flags_and_curves_of_several_kinds():
     }
     assert point["curves"]["count"]["error"] == [2.0, 1.0, 0.0]
     (without_extras,) = summary("adp/figure-3", [row("baseline", 0, {"a": 1.0})]).to_json()["points"]
-    assert set(without_extras) == {"data", "method", "measures"}
+    assert set(without_extras) == {"data", "method", "seeds", "measures"}
 
 
 def test_matrices_are_drawn_in_per_cent_with_members_and_all():
@@ -346,7 +346,7 @@ def test_the_page_shows_flags(monkeypatch, tmp_path):
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
     result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(study_page, "find", lambda name, root: result)
+    monkeypatch.setattr(study_page, "find_all", lambda name, root: [result])
     page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
     settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"
@@ -387,11 +387,3 @@ def test_the_page_lists_many_ensembles_in_rows_and_very_many_by_best_and_worst()
     many_rows = [row(f"m{n}", 0, {"standard_0.1": n / 100}) for n in range(13)]
     text = html(Page("", study_page.worst_cases(summary("adp/table-2", many_rows))))
     assert "the worst case leaves 0.0% (m0) to 12.0% (m12)." in text
-
-
-def test_the_page_counts_what_agrees():
-    outcomes = ("agrees", "agrees in direction", "disagrees", "not run")
-    verdicts = [Verdict("a claim", "mnist", outcome, "", None, None, None, None, 1) for outcome in outcomes]
-    result = replace(summary("adp/table-1", [row("baseline", 0, {"accuracy": 0.9})]), verdicts=verdicts)
-    assert study_page.agreement(result) == "2 of 3 agree"
-    assert study_page.agreement(None) == ""

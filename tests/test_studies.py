@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import smoke_golden
 import torch
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
@@ -49,7 +50,7 @@ QUICK = {
 @pytest.fixture(autouse=True)
 def same_backends(monkeypatch):
     """What runs fastest is measured, and may change with what else the machine does; numbers would in the last bits."""
-    times = {"batched": 1.0, "vmap": 2.0, "streams": 2.5, "loop": 3.0}
+    times = smoke_golden.TIMES
     monkeypatch.setattr(choice, "_measured", lambda _, candidates, *__: {name: times[name] for name in candidates})
 
 
@@ -546,6 +547,28 @@ def test_every_study_that_can_be_run_runs_at_its_smoke_scale(name, shared_runs):
     summary = summarise(read_report(folder))
     assert summary.verdicts or not library.load(name).expect
     assert figures(library.load(name), summary) or "table" in name
+    check_against_golden(name, smoke_golden.numbers(folder))
+
+
+def check_against_golden(name, ours):
+    """A change of numbers asks for a new version of the procedure: results that were made before are stale then."""
+    stored = smoke_golden.golden().get(name)
+    again = f"make the golden numbers again: python tests/smoke_golden.py {name}"
+    assert stored is not None, again
+    same = {key: stored[key] == ours[key] for key in ("procedure", "version", "settings")}
+    assert all(same.values()), f"{name} has another {[key for key in same if not same[key]]}: {again}"
+    raise_it = f"numbers of {name} have changed: raise the version of the procedure {ours['procedure']!r}, and {again}"
+    assert ours["measures"] == pytest.approx(stored["measures"], rel=0.02, abs=0.02), raise_it
+
+
+def test_a_change_of_numbers_asks_for_a_new_version():
+    name, stored = next(iter(smoke_golden.golden().items()))
+    check_against_golden(name, stored)
+    changed = {**stored, "measures": {key: value + 0.1 * (abs(value) + 1) for key, value in stored["measures"].items()}}
+    with pytest.raises(AssertionError, match="raise the version"):
+        check_against_golden(name, changed)
+    with pytest.raises(AssertionError, match="another .'version'.*python tests/smoke_golden.py"):
+        check_against_golden(name, {**changed, "version": stored["version"] + 1})
 
 
 def test_studies_that_cannot_be_run_name_what_is_missing():

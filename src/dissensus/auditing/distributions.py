@@ -1,5 +1,6 @@
 """Tail probabilities that tests need: of quadratic forms in Gaussians, and of Student's t."""
 
+import functools
 import math
 
 import torch
@@ -44,16 +45,56 @@ def student_tail(t: float, degrees: int) -> float:
         return math.nan
     if math.isinf(t):
         return 0.0 if t > 0 else 1.0
-    tail = _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5) / 2
+    tail = incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5) / 2
     return tail if t >= 0 else 1.0 - tail
 
 
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b), by its continued fraction, which converges fast for x < (a + 1) / (a + b + 2)."""
+@functools.cache
+def student_quantile(tail: float, degrees: int) -> float:
+    """The t that Student's T exceeds with a probability of ``tail``, between 0 and 1/2, by bisection.
+
+    >>> round(student_quantile(0.025, 1), 3), round(student_quantile(0.025, 19), 4)
+    (12.706, 2.093)
+    """
+    low, high = 0.0, 1.0
+    while student_tail(high, degrees) > tail:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return high
+
+
+def binomial_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of Clopper and Pearson (1934) for a probability: it covers at least as often as it says.
+
+    >>> [round(end, 4) for end in binomial_interval(0, 100)]
+    [0.0, 0.0362]
+    """
+    tail = (1 - confidence) / 2
+
+    def end(a: float, b: float, probability: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if incomplete_beta(middle, a, b) < probability else (low, middle)
+        return (low + high) / 2
+
+    low = end(successes, trials - successes + 1, tail) if successes > 0 else 0.0
+    high = end(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
+    return low, high
+
+
+def incomplete_beta(x: float, a: float, b: float) -> float:
+    """I_x(a, b), by its continued fraction, which converges fast for x < (a + 1) / (a + b + 2).
+
+    >>> round(incomplete_beta(0.3, 2.0, 3.0), 4)
+    0.3483
+    """
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
-        return 1.0 - _incomplete_beta(1.0 - x, b, a)
+        return 1.0 - incomplete_beta(1.0 - x, b, a)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
     # Lentz's method: numerator and denominator of the fraction are kept as ratios of successive terms.
     fraction = ratio = 1.0

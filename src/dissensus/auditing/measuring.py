@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus.auditing.distributions import student_tail
+from dissensus.auditing.distributions import student_quantile
 from dissensus.auditing.examples import DROPS
 from dissensus.auditing.sums import BinSums, ErrorSums, Sums, mapped
 from dissensus.auditing.tallying import AuditTally
@@ -98,11 +98,7 @@ def expanded_confidence(units: int) -> float:
     >>> round(expanded_confidence(20), 3), round(expanded_confidence(256), 3)
     (0.968, 0.952)
     """
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, units - 1) > 0.025 else (low, middle)
-    return math.erf(high * math.sqrt(units / (units - 1) / 2))
+    return math.erf(student_quantile(0.025, units - 1) * math.sqrt(units / (units - 1) / 2))
 
 
 def _block_weights(blocks: int, seed: int) -> Float[Tensor, "S K"]:

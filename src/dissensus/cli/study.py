@@ -45,10 +45,15 @@ LONG_NAME = 12
 def list_studies(
     paper: Annotated[str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp or masksembles.")] = "",
 ) -> None:
-    """List all studies: claim, data, scales with their cost in minutes, and state."""
+    """List all studies: claim, data, scales with their cost in minutes, and where the claim stands.
+
+    The claim's verdict and the number of statements by verdict are shown twice: at the paper's setting, and in a
+    reduced setting, such as other data, smaller networks or fewer epochs. A stale result was made by other settings or
+    another version of the procedure than today's.
+    """
     from dissensus.studies import library
-    from dissensus.studies.page import state
-    from dissensus.studies.run_folders import damaged, find, runs_folder
+    from dissensus.studies.page import SETTINGS, standing
+    from dissensus.studies.run_folders import damaged, find_all, runs_folder
     from dissensus.studies.spec import PAPERS, SpecError
 
     if paper and paper not in PAPERS:
@@ -57,24 +62,41 @@ def list_studies(
     try:
         for name in library.names():
             if name.startswith(paper):
-                spec, summary = library.load(name), find(name, runs_folder())
-                words = _coloured(state(spec, summary)) + (f" ({summary.scale})" if summary is not None else "")
+                spec, results = library.load(name), find_all(name, runs_folder())
+                cells = [_standing(standing(spec, results, setting)) for setting in SETTINGS]
                 sentences = damaged(name, runs_folder())
                 problems += [f"{name}: {sentence}" for sentence in sentences]
-                words += f"\n[{COLOURS['bad']}]damaged: {len(sentences)}[/{COLOURS['bad']}]" if sentences else ""
-                rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), words])
+                cells[0] += f"\n[{COLOURS['bad']}]damaged: {len(sentences)}[/{COLOURS['bad']}]" if sentences else ""
+                rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), *cells])
     except SpecError as reason:
         fail(str(reason))
     if console.width < NARROW:
-        for name, claim, data, scales, words in rows:
-            console.print(f"[bold]{name}[/bold]  {', '.join(words.splitlines())}", highlight=False)
-            details = f"{claim}\n[dim]{data}; minutes: {', '.join(scales.splitlines())}[/dim]\n"
+        for name, claim, data, scales, *cells in rows:
+            console.print(f"[bold]{name}[/bold]  {claim}", highlight=False)
+            words = [
+                f"{title}: {', '.join(cell.splitlines())}"
+                for title, cell in zip(SETTINGS.values(), cells, strict=True)
+                if cell
+            ]
+            details = "\n".join([*words, f"[dim]{data}; minutes: {', '.join(scales.splitlines())}[/dim]\n"])
             console.print(Padding(details, (0, 0, 0, 2)), highlight=False)
     else:
-        console.print(table("", ("study", "claim", "data", "scales (minutes)", "state"), rows, left=(0, 1, 2, 3, 4)))
+        header = ("study", "claim", "data", "scales (minutes)", *SETTINGS.values())
+        console.print(table("", header, rows, left=tuple(range(len(header)))))
     for sentence in problems:
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True, highlight=False)
     console.print("`dissensus study show NAME` shows more, `dissensus study run NAME --scale smoke` tries one.")
+
+
+def _standing(where: Any) -> str:
+    """The claim's verdict, then the statements by verdict and the scale, one in a line."""
+    lines = [_in_colour(where.claim, where.news)] if where.claim else []
+    return "\n".join([*lines, *([f"[dim]{where.counts} ({where.scale})[/dim]"] if where.counts else [])])
+
+
+def _in_colour(words: str, news: str) -> str:
+    colour = "dim" if news == "none" else COLOURS[news]
+    return f"[{colour}]{escape(words)}[/{colour}]"
 
 
 def _scales(spec: Any) -> str:
@@ -84,14 +106,6 @@ def _scales(spec: Any) -> str:
         cost = spec.cost.get(scale, {})
         lines.append(f"{scale} " + "/".join(f"{minutes:g} {kind}" for kind, minutes in cost.items()))
     return "\n".join(lines)
-
-
-def _coloured(state: str) -> str:
-    from dissensus.studies.page import NEWS
-
-    news = NEWS.get(state, "none")
-    colour = "dim" if news == "none" else COLOURS[news]
-    return f"[{colour}]{escape(state)}[/{colour}]"
 
 
 @app.command()
@@ -130,38 +144,42 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
 
 def _print_summary(summary: Any) -> None:
     """Print points and verdicts."""
+    from dissensus.studies.page import NEWS, verdict_words
     from dissensus.studies.verdicts import NOT_RUN
 
     seeds = len(summary.provenance.seeds)
     if summary.origin:
         console.print(f"[dim]The result is {escape(summary.origin)}.[/dim]", highlight=False)
+    if summary.stale:
+        console.print(f"[yellow]The result is stale: {escape(summary.stale)}.[/yellow]", highlight=False)
     _print_points(summary)
+    for data, words in {v.data: v.differences for v in summary.verdicts if v.differences}.items():
+        console.print(f"{data} differs from the paper's setting: {escape('; '.join(words))}", highlight=False)
     judged = [verdict for verdict in summary.verdicts if verdict.verdict != NOT_RUN]
     rows = [
         [
-            _coloured(verdict.verdict),
+            _in_colour(verdict_words(verdict), NEWS[verdict.verdict]),
             f"[bold]{verdict.data}[/bold]: {escape(verdict.says)}",
             escape(verdict.paper),
-            _ours(verdict, seeds),
+            _ours(verdict),
         ]
         for verdict in judged
     ]
     title = f"{summary.study} at scale {summary.scale}, {seeds} seed{'s' if seeds > 1 else ''}"
     if judged:
-        console.print(table(title, ("verdict", "the paper says", "paper", "ours, interval"), rows, left=(0, 1)))
+        console.print(table(title, ("verdict", "the paper says", "paper", "ours, 95 % interval"), rows, left=(0, 1)))
     left = len(summary.verdicts) - len(judged)
     if left:
         console.print(f"{left} more statements of the paper are about data or points that this scale does not have.")
 
 
-def _ours(verdict: Any, seeds: int) -> str:
-    """Our number, with its interval or the difference on a second line."""
+def _ours(verdict: Any) -> str:
+    """Our number, with its interval or that of the difference on a second line."""
     ours = "" if verdict.ours is None else f"{verdict.ours:.3g}"
-    if verdict.low is None or not (seeds > 1 or verdict.compared):
-        return ours
+    if verdict.low is None:
+        return f"{ours}\n[dim]{'one seed' if verdict.seeds == 1 else 'no spread'}[/dim]"
     sign = "Δ " if verdict.compared else ""
-    interval = f"{verdict.low:.3g} to {verdict.high:.3g}" if seeds > 1 else f"{verdict.low:.3g}"
-    return f"{ours}\n[dim]{sign}{interval}[/dim]"
+    return f"{ours}\n[dim]{sign}{verdict.low:.3g} to {verdict.high:.3g}[/dim]"
 
 
 def _print_points(summary: Any) -> None:
@@ -223,6 +241,8 @@ def run(
 
     where = torch_device(device)
     check_folder("the folder of runs, DISSENSUS_RUNS,", runs_folder())
+    for result in _stale_results(name, scale):
+        console.print(f"[yellow]{escape(result)}[/yellow]", soft_wrap=True, highlight=False)
     try:
         with resumable(), progress_bar() as bar:
             folder = studies.run(
@@ -237,6 +257,14 @@ def run(
         fail(_full_disk(reason) or str(reason))
     _print_summary(summarise(read_report(folder)))
     console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _stale_results(name: str, scale: str) -> list[str]:
+    """One sentence on a result at the same scale that is out of date."""
+    from dissensus.studies.run_folders import find_all, runs_folder
+
+    stale = [result for result in find_all(name, runs_folder()) if result.stale and result.scale == scale]
+    return [f"The result so far is stale: {result.stale}. This run makes it again." for result in stale]
 
 
 def _full_disk(reason: Exception) -> str:

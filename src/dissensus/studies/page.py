@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from dissensus.pages import (
     Badge,
@@ -25,7 +26,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.labels import measure_label
 from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
 from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
-from dissensus.studies.run_folders import find, unfinished
+from dissensus.studies.run_folders import find, find_all, unfinished
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 from dissensus.studies.validation import missing
 
@@ -33,6 +34,8 @@ NEWS: dict[str, News] = {
     verdicts.AGREES: "good",
     verdicts.DIRECTION: "fair",
     verdicts.DISAGREES: "bad",
+    verdicts.UNDECIDED: "none",
+    verdicts.NOT_COMPARABLE: "none",
     verdicts.NOT_RUN: "none",
 }
 """What kind of news each verdict is."""
@@ -46,13 +49,45 @@ _MOST_COLUMNS = 10
 _MOST_NAMED, _MOST_NAMED_TWICE = 12, 4
 """Points that a sentence can name with one number each, and with two."""
 
-Study = tuple[Spec, Summary | None]
+Study = tuple[Spec, Sequence[Summary]]
+"""A study and its results, the largest scale first."""
+SETTINGS = {verdicts.PAPER: "at the paper's setting", verdicts.REDUCED: "in a reduced setting"}
 
 
-def state(spec: Spec, summary: Summary | None) -> str:
-    """The state of a study in a few words: its verdict, or what it waits for."""
-    if summary is not None:
-        return verdicts.overall([verdict.verdict for verdict in summary.verdicts])
+class Standing(NamedTuple):
+    """What a study's results say in one of the two settings."""
+
+    claim: str
+    """The verdict on the study's claim, or why there is none."""
+    news: News
+    counts: str
+    """How many statements have which verdict."""
+    scale: str
+
+
+def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
+    """Where a study stands in a setting: by its largest scale that has statements judged there."""
+    for summary in results:
+        short = verdicts.in_short(summary.verdicts, setting)
+        if short.counts:
+            claim = short.claim or "the claim itself is not judged"
+            return Standing(
+                claim, _news(short.claim), short.counts, summary.scale + (", stale" if summary.stale else "")
+            )
+    return Standing(lacking(spec) if setting == verdicts.PAPER else "", "none", "", "")
+
+
+def _news(claim: str) -> News:
+    """Several verdicts on a claim are fair news, unless none of them agrees."""
+    if claim in NEWS:
+        return NEWS[claim]
+    if verdicts.AGREES in claim:
+        return "fair"
+    return "bad" if verdicts.DISAGREES in claim else "none"
+
+
+def lacking(spec: Spec) -> str:
+    """Why a study has no result, in a few words."""
     waiting = missing(spec)
     if waiting:
         return f"waits for {waiting[0]}"
@@ -62,58 +97,65 @@ def state(spec: Spec, summary: Summary | None) -> str:
 
 def page(names: Sequence[str], root: Path) -> Page:
     """The report on studies; results are looked for under ``root`` and among those that are shipped."""
-    studies: list[Study] = [(library.load(name), find(name, root)) for name in names]
+    studies: list[Study] = [(library.load(name), find_all(name, root)) for name in names]
     sections: list[Part] = []
     for paper, title in PAPERS.items():
-        chosen = [(spec, summary) for spec, summary in studies if spec.paper == paper]
+        chosen = [(spec, results) for spec, results in studies if spec.paper == paper]
         if chosen:
-            details = [_study(spec, summary) for spec, summary in chosen if summary is not None]
+            details = [_study(spec, results[0]) for spec, results in chosen if results]
             notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
             sections.append(Section(title, [_overview(chosen), *notes, *details]))
     introduction = (
-        "Every line is a table or a figure of a paper, with its claim and a verdict that is computed from our numbers: "
-        "agrees, agrees in direction (the right way, but by another amount or within the spread over seeds), "
-        "disagrees, or not run. A study's verdict is that of its worst statement. Means are over seeds; intervals are "
-        "95 % bootstrap intervals, of paired differences (Δ) where two settings are compared."
+        "Every line is a table or a figure of a paper, with its claim and the verdict on it. Verdicts are computed "
+        "from our numbers, by 95 % intervals over seeds (Student's t; of paired differences, Δ, where two values are "
+        "compared). A statement agrees where the whole interval lies in what it allows, disagrees where the whole "
+        "interval lies outside of it, and is undecided otherwise; one seed decides nothing. “Agrees in direction” "
+        "means that the direction is shown, and the amount is not. Runs on other data, with other networks, with less "
+        "training or on a subset are reduced settings, where a paper's numbers are not comparable. Stale results were "
+        "made by other settings or another version of the procedure than today's."
     )
     return Page("What the papers say, and what we measured", [Text(introduction, "lead"), _counts(studies), *sections])
 
 
 def _counts(studies: Sequence[Study]) -> Text:
-    states = [state(spec, summary) for spec, summary in studies if summary is not None]
-    counts = [f"{verdict}: {states.count(verdict)}" for verdict in NEWS if verdict in states]
-    return Text(f"Studies with results: {len(states)} of {len(studies)} ({', '.join(counts) or 'none yet'}).")
+    results = [chosen for _, chosen in studies if chosen]
+    words = []
+    for setting, title in SETTINGS.items():
+        claims = [standing(spec, chosen, setting).claim for spec, chosen in studies if chosen]
+        counts = [f"{verdict} {claims.count(verdict)}" for verdict in NEWS if verdict in claims]
+        mixed = sum(claim not in NEWS and any(verdict in claim for verdict in NEWS) for claim in claims)
+        counts += [f"different by data {mixed}"] if mixed else []
+        words.append(f"{title}: {', '.join(counts) or 'none'}")
+    return Text(f"Studies with results: {len(results)} of {len(studies)}. Claims {'; '.join(words)}.")
 
 
 def _overview(studies: Sequence[Study]) -> PageTable:
     rows: list[list[Cell]] = []
-    for spec, summary in studies:
-        words = state(spec, summary)
-        name = spec.reference if summary is None else Link(_anchor(spec), spec.reference)
-        scale = "" if summary is None else summary.scale
-        rows.append([name, Badge(words, NEWS.get(words, "none")), agreement(summary), scale, spec.claim])
-    return PageTable(("study", "verdict", "statements", "scale", "claim"), rows, narrow="cards")
-
-
-def agreement(summary: Summary | None) -> str:
-    """How many statements agree, if only in direction: a study's verdict is that of its worst."""
-    judged = [] if summary is None else [v for v in summary.verdicts if v.verdict != verdicts.NOT_RUN]
-    agreeing = [verdict for verdict in judged if verdict.verdict != verdicts.DISAGREES]
-    return f"{len(agreeing)} of {len(judged)} agree" if judged else ""
+    for spec, results in studies:
+        name = Link(_anchor(spec), spec.reference) if results else spec.reference
+        cells: list[Cell] = []
+        for setting in SETTINGS:
+            where = standing(spec, results, setting)
+            words = f"{where.counts} ({where.scale})" if where.counts else ""
+            cells += [Badge(where.claim, where.news) if where.claim else "", words]
+        rows.append([name, *cells, spec.claim])
+    header = ("study", SETTINGS["paper"], "statements", SETTINGS["reduced"], "statements", "claim")
+    return PageTable(header, rows, narrow="cards")
 
 
 def _study(spec: Spec, summary: Summary) -> Section:
-    made = summary.provenance
     drawings = [Drawing(figure, description=f"{spec.reference}: {title}") for figure, title in figures(spec, summary)]
     judged = [verdict for verdict in summary.verdicts if verdict.verdict != verdicts.NOT_RUN]
     others = [verdict for verdict in summary.verdicts if verdict.verdict == verdicts.NOT_RUN]
     parts: list[Part] = [
         Text(spec.claim),
+        *([Text(f"This result is stale: {summary.stale}.", "note")] if summary.stale else []),
         *drawings,
         *([Text(_CURVES)] if spec.evaluation.curves and drawings else []),
         *worst_cases(summary),
-        *([_verdict_table(judged, len(made.seeds))] if judged else []),
-        *_statements_left_out(others, len(made.seeds)),
+        *_settings_in_words(summary),
+        *([_verdict_table(judged)] if judged else []),
+        *_statements_left_out(others),
         *_every_measure(summary),
         *_audits(summary),
         *_flags(summary),
@@ -148,17 +190,32 @@ def _networks(made: Provenance) -> str:
     return f"{made.networks:,}{searched}, in {made.seconds / 60:.1f} minutes"
 
 
-def _verdict_table(judged: Sequence[Verdict], seeds: int) -> PageTable:
-    return PageTable(VERDICT_COLUMNS, [_verdict_row(verdict, seeds) for verdict in judged], narrow="cards")
+def _settings_in_words(summary: Summary) -> list[Part]:
+    """How the run differs from the paper's setting, by data set."""
+    by_data = {verdict.data: verdict.differences for verdict in summary.verdicts if verdict.differences}
+    lines = [(data, "; ".join(words)) for data, words in by_data.items()]
+    return [Text("How the run differs from the paper's setting:"), FactList(lines)] if lines else []
 
 
-def _verdict_row(verdict: Verdict, seeds: int) -> list[Cell]:
+def _verdict_table(judged: Sequence[Verdict]) -> PageTable:
+    return PageTable(VERDICT_COLUMNS, [_verdict_row(verdict) for verdict in judged], narrow="cards")
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """A verdict with its setting where that is reduced."""
+    reduced = verdict.setting == "reduced" and verdict.verdict not in (verdicts.NOT_RUN, verdicts.NOT_COMPARABLE)
+    return f"{verdict.verdict} (reduced setting)" if reduced else verdict.verdict
+
+
+def _verdict_row(verdict: Verdict) -> list[Cell]:
     interval = Number(verdict.ours, verdict.low, verdict.high).interval
-    if interval:
-        interval = "one seed" if seeds == 1 else f"Δ {interval}" if verdict.compared else interval
+    if interval and verdict.compared:
+        interval = f"Δ {interval}"
+    if not interval and verdict.ours is not None:
+        interval = "one seed" if verdict.seeds == 1 else "no spread"
     return [
         verdict.says,
-        Badge(verdict.verdict, NEWS[verdict.verdict]),
+        Badge(verdict_words(verdict), NEWS[verdict.verdict]),
         verdict.data,
         verdict.paper,
         Number(verdict.ours),
@@ -167,11 +224,11 @@ def _verdict_row(verdict: Verdict, seeds: int) -> list[Cell]:
     ]
 
 
-def _statements_left_out(others: Sequence[Verdict], seeds: int) -> list[Part]:
+def _statements_left_out(others: Sequence[Verdict]) -> list[Part]:
     if not others:
         return []
     title = f"{len(others)} more statements, of data or points that this scale does not have"
-    return [Folded(title, [_verdict_table(others, seeds)])]
+    return [Folded(title, [_verdict_table(others)])]
 
 
 def _every_measure(summary: Summary) -> list[Part]:

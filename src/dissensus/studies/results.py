@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dissensus.attacks.suites import PUBLISHED
 from dissensus.studies.shifted_datasets import SETS
@@ -92,6 +92,13 @@ class Estimate(NamedTuple):
     mean: float | None
     error: float | None
     seeds: int
+    values: Sequence[float | None] | None = None
+    """By seed, in the order of the point's seeds; None in results of earlier releases."""
+
+    def to_json(self) -> list[Any]:
+        """Mean, error and number of seeds, and the values where there are several."""
+        plain: list[Any] = [self.mean, self.error, self.seeds]
+        return plain if self.values is None else [*plain, list(self.values)]
 
 
 class Curve(NamedTuple):
@@ -190,6 +197,8 @@ class Point:
     """Values of the grid's axes, but the seed."""
     measures: Mapping[str, Estimate]
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    seeds: Sequence[int] | None = None
+    """In the order of the values of measures; None in results of earlier releases."""
     verdict_counts: Mapping[str, Mapping[str, int]] | None = _stored("said")
     audit_verdicts: Mapping[str, int] | None = _stored("audited")
     """Number of seeds by the audit's verdict."""
@@ -216,7 +225,7 @@ class Point:
         return {
             "data": self.data,
             **self.axes,
-            "measures": {name: list(estimate) for name, estimate in self.measures.items()},
+            "measures": {name: estimate.to_json() for name, estimate in self.measures.items()},
             **_plain_fields(self, (*self.axes, "curves", "measures")),
             **({"curves": curves} if curves else {}),
         }
@@ -248,7 +257,7 @@ def _plain_fields(result: Row | Point, without: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One expectation, judged on one data set."""
+    """One expectation, judged on one data set. A run that differs from the paper's setting is a reduced setting."""
 
     says: str
     data: str
@@ -262,11 +271,16 @@ class Verdict:
     """Ours less the paper's number, or less the value at the point of comparison."""
     seeds: int
     compared: bool = False
-    """Whether two points were compared: the interval is then of their paired difference."""
+    """Whether two values were compared: the interval is then of their paired difference."""
+    statement: int = 0
+    """Number of the expectation in its study; the first is that of the study's claim."""
+    differences: Sequence[str] = ()
+    """How the run differs from the paper's setting."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
+    @property
+    def setting(self) -> Literal["paper", "reduced"]:
+        """Whether the statement was judged in the setting that it speaks of."""
+        return "reduced" if self.differences else "paper"
 
 
 @dataclass(frozen=True)
@@ -290,10 +304,14 @@ class Provenance:
     """Settings that were changed by hand, by dotted keys."""
     fingerprint: str = ""
     """Of the settings; empty in results of earlier releases."""
+    procedure_version: int = 0
+    """Of the procedure that made it; 0 in results of earlier releases."""
+    source: str = ""
+    """Digest of the library's source; empty in results of earlier releases."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without changes and fingerprint where there are none."""
-        optional = ("changes", "fingerprint")
+        """Plain values, without those that there are not."""
+        optional = ("changes", "fingerprint", "procedure_version", "source")
         return {key: value for key, value in asdict(self).items() if value or key not in optional}
 
     @classmethod
@@ -313,6 +331,8 @@ class Report:
     rows: Sequence[Row]
     outputs: str = "."
     """Folder with member outputs, relative to that of the report."""
+    differences: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By data set, how the run differs from the study at scale paper, when it was made."""
 
     def to_json(self) -> dict[str, Any]:
         """What ``report.json`` holds."""
@@ -322,6 +342,7 @@ class Report:
             "spec": self.spec.to_dict(),
             "made": self.provenance.to_json(),
             "outputs": self.outputs,
+            **({"differences": dict(self.differences)} if self.differences else {}),
             "rows": [row.to_json() for row in self.rows],
         }
 
@@ -332,22 +353,28 @@ class Report:
         spec = parse(settings, values["study"], "report.json")
         rows = [Row.from_json(row, list(spec.grid)) for row in values["rows"]]
         provenance = Provenance.from_json(values["made"])
-        return cls(values["study"], values["scale"], spec, provenance, rows, values.get("outputs", "."))
+        outputs, differences = values.get("outputs", "."), values.get("differences", {})
+        return cls(values["study"], values["scale"], spec, provenance, rows, outputs, differences)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in short: points and verdicts. Small enough to ship."""
+    """A run in short: settings, points and verdicts. Small enough to ship."""
 
     study: str
     scale: str
     provenance: Provenance
-    verdicts: Sequence[Verdict]
+    settings: Mapping[str, Any]
+    """Everything that decides what is computed, as plain values; empty in results of earlier releases."""
     axes: Sequence[str]
     """``"data"`` and the axes of the grid, but the seed."""
     points: Sequence[Point]
+    verdicts: Sequence[Verdict] = ()
+    """Judged by the statements of today; not part of the file."""
     origin: str = ""
     """Where it comes from, in words; empty for a run of the study as it is today. Not part of the file."""
+    stale: str = ""
+    """Why today's study would not give this result, in words; empty where it would. Not part of the file."""
 
     def to_json(self) -> dict[str, Any]:
         """What a shipped file holds."""
@@ -355,19 +382,19 @@ class Summary:
             "study": self.study,
             "scale": self.scale,
             "made": self.provenance.to_json(),
-            "verdicts": [verdict.to_dict() for verdict in self.verdicts],
+            **({"settings": dict(self.settings)} if self.settings else {}),
             "axes": list(self.axes),
             "points": [point.to_json() for point in self.points],
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Summary":
-        """A summary from what a shipped file holds."""
+        """A summary from what a shipped file holds, without verdicts."""
         return cls(
             values["study"],
             values["scale"],
             Provenance.from_json(values["made"]),
-            [Verdict(**verdict) for verdict in values["verdicts"]],
+            values.get("settings", {}),
             values["axes"],
             [Point.from_json(point, values["axes"]) for point in values["points"]],
         )

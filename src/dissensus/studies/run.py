@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 
 import dissensus
 from dissensus.data.sources import DATASETS, DatasetInfo
-from dissensus.fingerprint import fingerprint
+from dissensus.fingerprint import fingerprint, source_digest
 from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import datasets, library
 from dissensus.studies.checked_folders import MANIFEST, Misplaced, check_unit, inside, is_finished, write_run_manifest
@@ -36,6 +36,7 @@ from dissensus.studies.procedures.base import OnProgress, Procedure, Step, Study
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.search import read_trials
 from dissensus.studies.procedures.training import finish_unit, read_rows
+from dissensus.studies.protocol import differences
 from dissensus.studies.results import Provenance, Report, Row
 from dissensus.studies.run_folders import (
     DONE,
@@ -88,10 +89,10 @@ def run(
         measures: Measures of member outputs by name: the built-in ones, and those from outside.
         catalogue: Data sets by name: the built-in ones, and those from outside (tables and images to train on).
     """
-    spec = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
-    check_name(spec.name)
-    file = changed_file(f"{spec.name}.toml", changes or {})
-    spec = resolved(spec, scale, changes or {}, f"{spec.name}.toml")
+    whole = study if isinstance(study, Spec) else library.load(study, procedures, catalogue)
+    check_name(whole.name)
+    file = changed_file(f"{whole.name}.toml", changes or {})
+    spec = resolved(whole, scale, changes or {}, f"{whole.name}.toml")
     for data in spec.data:
         check(on_data(spec, data, file), file, procedures, catalogue)
     lacks = missing(spec, procedures, measures)
@@ -99,7 +100,7 @@ def run(
         raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
-    folder = folder_of(spec, scale, root, foreign)
+    folder = folder_of(spec, scale, root, foreign, procedures[spec.procedure].version)
     if _is_done(folder):
         return folder
     base = folder
@@ -124,8 +125,32 @@ def run(
     )
     with alone(folder, spec.name):
         if not _is_done(folder):
-            _run(context, procedures[spec.procedure], scale, jobs, foreign, changes or {})
+            _run(
+                context,
+                procedures[spec.procedure],
+                _Run(scale, jobs, foreign, changes or {}, _differences(whole, spec)),
+            )
     return folder
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is recorded of a run beside its settings."""
+
+    scale: str
+    jobs: int
+    foreign: str
+    changes: Mapping[str, Any]
+    differences: Mapping[str, Sequence[str]]
+
+
+def _differences(whole: Spec, spec: Spec) -> dict[str, list[str]]:
+    """By data set, how a run differs from its study at scale paper; empty where it has no such scale."""
+    if "paper" not in whole.scales:
+        return {}
+    paper = resolved(whole, "paper", {}, f"{whole.name}.toml").to_dict()
+    by_data = {data: differences(spec.settings(), paper, data) for data in spec.data}
+    return {data: words for data, words in by_data.items() if words}
 
 
 def _is_done(folder: Path) -> bool:
@@ -152,9 +177,7 @@ def foreign_fingerprint(
     return fingerprint(parts) if parts else ""
 
 
-def _run(
-    context: StudyContext, procedure: Procedure, scale: str, jobs: int, foreign: str, changes: Mapping[str, Any]
-) -> None:
+def _run(context: StudyContext, procedure: Procedure, details: _Run) -> None:
     """Run all steps and units, and write the report; the folder's state says how far it came."""
     spec, folder = context.spec, context.folder
     if (folder / DONE).exists():
@@ -162,19 +185,24 @@ def _run(
         (folder / DONE).unlink()
     units = _unit_names(procedure, spec)
     _discard_damaged(folder, units)
-    state = RunState("started", spec.settings_fingerprint(foreign), dissensus.__version__)
+    state = RunState("started", spec.settings_fingerprint(details.foreign), dissensus.__version__)
     write_state(folder, state)
     write_atomically(folder / "spec.toml", (to_toml(spec.to_dict()) + "\n").encode())
     try:
         with _clock(folder) as seconds:
-            rows = _rows(context, procedure, jobs)
-        provenance = _provenance(context, rows, seconds(), changes, state.settings)
+            rows = _rows(context, procedure, details.jobs)
+        provenance = replace(
+            _provenance(context, rows, seconds()),
+            changes=details.changes,
+            fingerprint=state.settings,
+            procedure_version=procedure.version,
+        )
         outputs = "." if context.base == folder else os.path.relpath(context.base, folder)
-        report = Report(spec.name, scale, spec, provenance, rows, outputs)
+        report = Report(spec.name, details.scale, spec, provenance, rows, outputs, details.differences)
         write_atomically(folder / "report.json", (json.dumps(report.to_json(), indent=1) + "\n").encode())
         finished = [unit for unit in units if is_finished(folder, unit)]
-        details = {"study": spec.name, "scale": scale, "settings": state.settings, "version": state.version}
-        write_run_manifest(folder, finished, details)
+        about = {"study": spec.name, "scale": details.scale, "settings": state.settings, "version": state.version}
+        write_run_manifest(folder, finished, about)
     except Exception as reason:
         with suppress(OSError):  # a full disk: the reason is what counts
             write_state(folder, replace(state, stage="failed", reason=f"{type(reason).__name__}: {reason}"))
@@ -334,9 +362,7 @@ def _searched_networks(folder: Path) -> int:
     return sum(int(trial["params"].get("members", 1)) for trial in trials)
 
 
-def _provenance(
-    context: StudyContext, rows: Sequence[Row], seconds: float, changes: Mapping[str, Any], settings: str
-) -> Provenance:
+def _provenance(context: StudyContext, rows: Sequence[Row], seconds: float) -> Provenance:
     device, spec = context.device, context.spec
     on_gpu = device.type == "cuda"
     return Provenance(
@@ -351,8 +377,7 @@ def _provenance(
         peak_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else _peak_mib(),
         data=[datasets.describe(name, context.catalogue) for name in spec.data],
         device=device.type,
-        changes=changes,
-        fingerprint=settings,
+        source=source_digest(),
     )
 
 

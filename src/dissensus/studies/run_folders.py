@@ -16,9 +16,10 @@ import dissensus
 from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import library
 from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
+from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.results import Report, Summary
 from dissensus.studies.spec import PAPERS, SCALES, Spec, SpecError, resolved, toml_value
-from dissensus.studies.summary import summarise
+from dissensus.studies.summary import judged, summarise
 
 SHIPPED = Path(__file__).parent / "results"
 DONE = "DONE"
@@ -44,10 +45,10 @@ def runs_folder() -> Path:
     return Path(os.environ.get("DISSENSUS_RUNS") or "runs") / "studies"
 
 
-def folder_of(spec: Spec, scale: str, root: Path, foreign: str = "") -> Path:
+def folder_of(spec: Spec, scale: str, root: Path, foreign: str = "", procedure_version: int = 1) -> Path:
     """The folder of a study at a scale; ``foreign`` is the fingerprint of its parts from outside."""
     check_name(spec.name)
-    return inside(root / spec.name, f"{scale}-{spec.digest(foreign)}")
+    return inside(root / spec.name, f"{scale}-{spec.digest(foreign, procedure_version)}")
 
 
 def check_name(name: str) -> None:
@@ -148,28 +149,60 @@ def _folders(name: str, scale: str, root: Path) -> list[Path]:
 
 
 def find(name: str, root: Path) -> Summary | None:
-    """The result of a study at the largest scale that has one: of a finished run under ``root``, or as shipped.
+    """The result of a study at the largest scale that has one; see `find_all`."""
+    results = find_all(name, root)
+    return results[0] if results else None
 
-    Among runs at one scale, those with the study's settings come first, then those of this version, then the latest.
-    `Summary.origin` says where the result comes from, unless it is a run of the study as it is today. Damaged runs are
-    left out; `damaged` lists them.
+
+def find_all(name: str, root: Path) -> list[Summary]:
+    """The results of a study, one for each scale that has one, the largest scale first.
+
+    A result is that of a finished run under ``root``, or the one that is shipped. Among runs at one scale, those with
+    the study's settings come first, then those of this version, then the latest. `Summary.origin` says where the result
+    comes from, unless it is a run of the study as it is today, and `Summary.stale` why it is out of date. Damaged runs
+    are left out; `damaged` lists them.
     """
-    for scale in reversed(SCALES):
-        finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
-        ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
-        for folder in reversed(ranked):
-            try:
-                summary = _summary(folder)
-            except StorageError:
-                continue
-            return replace(summary, origin=_origin(name, scale, folder, summary))
+    results = (_find(name, scale, root) for scale in reversed(SCALES))
+    return [replace(summary, stale=staleness(summary)) for summary in results if summary is not None]
+
+
+def _find(name: str, scale: str, root: Path) -> Summary | None:
+    finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
+    ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
+    for folder in reversed(ranked):
         try:
-            shipped = _shipped(name, scale)
+            summary = _summary(folder)
         except StorageError:
             continue
-        if shipped is not None:
-            return replace(shipped, origin=f"shipped with the package and made by version {shipped.provenance.version}")
-    return None
+        return replace(summary, origin=_origin(name, scale, folder, summary))
+    try:
+        shipped = _shipped(name, scale)
+    except StorageError:
+        return None
+    if shipped is None:
+        return None
+    return replace(shipped, origin=f"shipped with the package and made by version {shipped.provenance.version}")
+
+
+def staleness(summary: Summary) -> str:
+    """Why today's study would not give a result, in words; empty where it would, or where the library lacks the study.
+
+    Settings that were changed by hand are not stale: they are told by `Summary.origin` and the result's command.
+    """
+    if summary.study not in library.names():
+        return ""
+    made, spec = summary.provenance, library.load(summary.study)
+    version = PROCEDURES[spec.procedure].version
+    if made.procedure_version != version:
+        before = f"version {made.procedure_version}" if made.procedure_version else "an earlier version"
+        return f"it was made by {before} of the procedure {spec.procedure!r}, which is at version {version} now"
+    try:
+        today = resolved(spec, summary.scale, dict(made.changes), f"{spec.name}.toml").settings_fingerprint()
+    except SpecError:
+        return "the study has no such settings any more"
+    if not made.fingerprint:
+        return "it does not say which settings it was made with"
+    return "" if made.fingerprint == today else "the study's settings have changed since"
 
 
 def _shipped(name: str, scale: str) -> Summary | None:
@@ -178,7 +211,7 @@ def _shipped(name: str, scale: str) -> Summary | None:
     if not file.exists():
         return None
     try:
-        return Summary.from_json(json.loads(file.read_bytes()))
+        return judged(Summary.from_json(json.loads(file.read_bytes())))
     except _UNREADABLE as reason:
         raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
 

@@ -151,18 +151,27 @@ class Expectation:
     measure: str
     at: dict[str, Scalar] = field(default_factory=dict)
     """The point of the measure, such as ``{beta = 1.0}``."""
-    than: dict[str, Scalar] = field(default_factory=dict)
-    """A point to compare it with."""
+    than: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
+    """A point to compare it with; a list stands for every one of its values."""
+    than_measure: str | list[str] = ""
+    """A measure to compare it with, or several, at ``than`` or at the same point; the measure itself by default."""
     along: str = ""
     """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
-    direction: Literal["", "greater", "less", "similar", "lowest inside", "highest inside"] = ""
+    direction: Literal[
+        "", "greater", "less", "similar", "not greater", "not less", "lowest inside", "highest inside"
+    ] = ""
     factor: NonNegative = 1.0
     """The smallest factor between the two points."""
     low: float | None = None
     high: float | None = None
     paper: float | None = None
     """The paper's number at ``at``."""
+    paper_error: NonNegative = 0.0
+    """The standard error that the paper prints with its number."""
+    paper_seeds: Annotated[int, ValueRange(0)] = 0
+    """Number of runs behind the paper's number; 0 where it is not told."""
     tolerance: NonNegative = 0.0
+    """Of the paper's number; or a share of the other value, for similar, not greater and not less."""
     data: list[str] = field(default_factory=list)
     """The data that it is about; all by default."""
 
@@ -191,6 +200,8 @@ class Spec:
     """Minutes per scale: ``{cpu = 5}`` or ``{gpu = 3}``."""
     expect: list[Expectation] = field(default_factory=list)
     scales: dict[str, Table] = field(default_factory=dict)
+    beside: list[str] = field(default_factory=list)
+    """Data that the paper does not show here: statements on it are judged in a reduced setting."""
     by_data: dict[str, Table] = field(default_factory=dict)
     """Settings that differ for some of the data, such as ``{mnist = {optimisation = {epochs = 40}}}``."""
 
@@ -208,15 +219,18 @@ class Spec:
 
         ``foreign`` is a checksum of procedures and measures from outside the package.
         """
-        settings = {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
-        return fingerprint((settings, foreign))[:12]
+        return fingerprint((self.settings(), foreign))[:12]
 
-    def digest(self, foreign: str = "") -> str:
-        """A checksum of the settings and of the library's version; names the folder of a run."""
-        return fingerprint((self.settings_fingerprint(foreign), dissensus.__version__))[:12]
+    def settings(self) -> dict[str, Any]:
+        """Plain values of everything that decides what is computed."""
+        return {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
+
+    def digest(self, foreign: str = "", procedure_version: int = 1) -> str:
+        """A checksum of the settings, the procedure's version and that of the library; names the folder of a run."""
+        return fingerprint((self.settings_fingerprint(foreign), procedure_version, dissensus.__version__))[:12]
 
 
-_TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure")
+_TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure", "beside")
 
 
 def parse(settings: dict[str, Any], name: str, file: str) -> Spec:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from dissensus.studies import library
-from dissensus.studies.results import Curve, Estimate, Point, Report, Row, Summary
-from dissensus.studies.spec import Expectation, resolved
+from dissensus.studies.procedures.builtin import PROCEDURES
+from dissensus.studies.protocol import differences
+from dissensus.studies.results import Curve, Estimate, Point, Report, Row, Summary, Verdict
+from dissensus.studies.spec import Spec, resolved
 from dissensus.studies.verdicts import judge, mean_and_error
 
 _DIGITS = 6
@@ -23,15 +25,32 @@ def summarise(report: Report) -> Summary:
     for row in report.rows:
         groups.setdefault((row.data, *(row.value(axis) for axis in axes)), []).append(row)
     points = [_point(data, dict(zip(axes, values, strict=True)), rows) for (data, *values), rows in groups.items()]
-    verdicts = judge(replace(report.spec, expect=_current_expectations(report)), report.rows)
-    return Summary(report.study, report.scale, report.provenance, verdicts, ["data", *axes], points)
+    settings = report.spec.settings()
+    summary = Summary(report.study, report.scale, report.provenance, settings, ["data", *axes], points)
+    if report.study in library.names():
+        return judged(summary)
+    return replace(summary, verdicts=_verdicts(report.spec, points, report.differences))
 
 
-def _current_expectations(report: Report) -> list[Expectation]:
-    """The expectations that the library has today, where it has the study: they decide nothing that was computed."""
-    if report.study not in library.names():
-        return report.spec.expect
-    return resolved(library.load(report.study), report.scale, {}, "report.json").expect
+def judged(summary: Summary) -> Summary:
+    """The result of a study of the library with verdicts on the statements that the library has today."""
+    spec = library.load(summary.study)
+    if summary.scale not in spec.scales:
+        return summary
+    today = resolved(spec, summary.scale, {}, f"{spec.name}.toml")
+    names = list(dict.fromkeys(point.data for point in summary.points))
+    settings = summary.settings or resolved(spec, summary.scale, dict(summary.provenance.changes), "").settings()
+    paper = resolved(spec, "paper", {}, f"{spec.name}.toml").to_dict() if "paper" in spec.scales else settings
+    differing = {data: differences(settings, paper, data) for data in names}
+    here = replace(today, data=list(dict.fromkeys([*today.data, *names])))
+    return replace(summary, verdicts=_verdicts(here, summary.points, differing))
+
+
+def _verdicts(spec: Spec, points: Sequence[Point], differing: Mapping[str, Sequence[str]]) -> list[Verdict]:
+    procedure = PROCEDURES.get(spec.procedure)
+    if procedure is None:  # from outside: nothing is known about it
+        return judge(spec, points, differing)
+    return judge(spec, points, differing, exact=procedure.exact, trials=procedure.trials)
 
 
 def _point(data: str, axes: Mapping[str, Any], rows: Sequence[Row]) -> Point:
@@ -51,6 +70,7 @@ def _point(data: str, axes: Mapping[str, Any], rows: Sequence[Row]) -> Point:
         axes,
         {name: estimate([row.measures[name] for row in rows]) for name in first.measures},
         _curves(rows),
+        [row.seed for row in rows],
         **counts,
         pictures=first.pictures or None,
         feature_map=[member[:MAX_MAPPED] for member in first.feature_map] if first.feature_map else None,
@@ -101,11 +121,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Mean and standard error over the seeds with a finite value.
 
     >>> estimate([1.0, 3.0, float("nan")])
-    Estimate(mean=2.0, error=1.0, seeds=2)
+    Estimate(mean=2.0, error=1.0, seeds=2, values=[1.0, 3.0, None])
     """
     finite = [value for value in values if math.isfinite(value)]
     mean, error = mean_and_error(finite) if finite else (math.nan, math.nan)
-    return Estimate(_rounded(mean), _rounded(error), len(finite))
+    return Estimate(_rounded(mean), _rounded(error), len(finite), [_rounded(value) for value in values])
 
 
 def _rounded(value: float) -> float | None:

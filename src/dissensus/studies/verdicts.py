@@ -1,80 +1,160 @@
-"""Whether our numbers agree with what a paper says. Verdicts are computed, never written by hand."""
+"""Whether our numbers agree with what a paper says. Verdicts are computed, never written by hand.
 
+A verdict rests on a 95 % interval: Student's t over seeds, of paired differences where two values are compared. A
+statement agrees where the whole interval lies in what it allows, disagrees where the whole interval lies outside of
+it, and is undecided otherwise. One seed has no interval, and neither have seeds without any spread.
+"""
+
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from dissensus.studies.results import Row, Verdict
+from dissensus.auditing.distributions import binomial_interval, student_quantile
+from dissensus.studies.results import Estimate, Point, Verdict
 from dissensus.studies.spec import Expectation, Spec
 
-AGREES, DIRECTION, DISAGREES, NOT_RUN = "agrees", "agrees in direction", "disagrees", "not run"
-WORST_FIRST = (DISAGREES, DIRECTION, AGREES, NOT_RUN)
-
-RESAMPLES = 4999
-"""Resamples of a bootstrap."""
-
-
-class AmbiguousPoint(Exception):
-    """Several runs of one seed are at the point of an expectation: the grid has an axis that it does not name."""
+AGREES, DIRECTION, DISAGREES, UNDECIDED = "agrees", "agrees in direction", "disagrees", "undecided"
+NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
+VERDICTS = (AGREES, DIRECTION, UNDECIDED, DISAGREES, NOT_COMPARABLE, NOT_RUN)
+CONFIDENCE = 0.95
 
 
-def judge(spec: Spec, rows: Sequence[Row]) -> list[Verdict]:
-    """Verdicts on every expectation of a study, by data set; "not run" where there are no rows, or several per seed."""
-    verdicts: list[Verdict] = []
-    exact = spec.procedure == "formula"
-    for expectation in spec.expect:
-        names = [data for data in expectation.data or spec.data if data in spec.data]
-        for data in names:
-            try:
-                verdicts.append(_verdict(expectation, data, [row for row in rows if row.data == data], exact))
-            except AmbiguousPoint:
-                says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
-                verdicts.append(_not_run(replace(expectation, says=says), data))
-        if not names:
-            verdicts.append(_not_run(expectation, ", ".join(expectation.data)))
-    return verdicts
+class Ambiguous(Exception):
+    """Several settings are at the point of an expectation: the grid has an axis that it does not name."""
 
 
-def overall(verdicts: Sequence[str]) -> str:
-    """The worst of several verdicts; not run where nothing was run."""
-    present = [verdict for verdict in WORST_FIRST if verdict in verdicts and verdict != NOT_RUN]
-    return present[0] if present else NOT_RUN
+@dataclass(frozen=True)
+class Sample:
+    """A measure at a point: its mean, and what is known about its uncertainty."""
+
+    mean: float
+    error: float
+    """Standard error over seeds."""
+    seeds: int
+    by_seed: Mapping[int, float] | None = None
+    """Values by seed; None where a result has kept mean and standard error only."""
+    exact: bool = False
+    """Whether nothing about the value is random."""
+    trials: int = 0
+    """Number of independent trials, where the value is a share of them."""
+
+    @classmethod
+    def of(cls, by_seed: Mapping[int, float], *, exact: bool = False) -> "Sample":
+        """A sample from values by seed."""
+        mean, error = mean_and_error(list(by_seed.values()))
+        return cls(mean, error, len(by_seed), by_seed, exact)
+
+    def minus(self, other: "Sample", factor: float = 1.0) -> "Sample":
+        """The difference to ``factor`` times another sample, paired by seed where values by seed are known.
+
+        Without them the two errors are added: the standard error of a difference is never larger.
+        """
+        exact = self.exact and other.exact
+        if self.by_seed is None or other.by_seed is None:
+            error = self.error + abs(factor) * other.error
+            return Sample(self.mean - factor * other.mean, error, min(self.seeds, other.seeds), exact=exact)
+        seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
+        return Sample.of({seed: self.by_seed[seed] - factor * other.by_seed[seed] for seed in seeds}, exact=exact)
+
+    def negated(self) -> "Sample":
+        """The sample of negated values."""
+        by_seed = None if self.by_seed is None else {seed: -value for seed, value in self.by_seed.items()}
+        return replace(self, mean=-self.mean, by_seed=by_seed)
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Ends of the interval; infinite where there is one seed, or no spread.
+
+        >>> [round(end, 3) for end in Sample.of({0: 1.0, 1: 2.0, 2: 3.0}).interval()]
+        [-0.484, 4.484]
+        >>> Sample.of({0: 1.0}).interval(), Sample.of({0: 1.0, 1: 1.0}).interval()
+        ((-inf, inf), (-inf, inf))
+        """
+        if self.exact:
+            return self.mean, self.mean
+        if self.trials:
+            return binomial_interval(round(self.mean * self.trials), self.trials, confidence)
+        if self.seeds < 2 or self.error == 0:
+            return -math.inf, math.inf
+        half = student_quantile((1 - confidence) / 2, self.seeds - 1) * self.error
+        return self.mean - half, self.mean + half
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error over seeds; the error of one seed is zero.
+    """Mean and standard error over seeds; the error of one seed is zero, the mean of none is not a number.
 
     >>> mean_and_error([1.0, 3.0])
     (2.0, 1.0)
     """
-    mean = sum(values) / len(values)
+    mean = sum(values) / len(values) if values else math.nan
     if len(values) < 2:
         return mean, 0.0
     return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % bootstrap interval of a mean over seeds, by percentiles; for one seed, the value itself.
+def judge(
+    spec: Spec,
+    points: Sequence[Point],
+    differences: Mapping[str, Sequence[str]] | None = None,
+    *,
+    exact: bool = False,
+    trials: str = "",
+) -> list[Verdict]:
+    """Verdicts on every expectation of a study, by data set.
 
-    >>> interval([1.0, 1.0]), interval([0.0, 1.0])
-    ((1.0, 1.0), (0.0, 1.0))
+    Args:
+        spec: The study, with its expectations.
+        points: What was measured.
+        differences: By data set, how the run differs from the paper's setting. A paper's number is not comparable in
+            another setting.
+        exact: Whether values are not random.
+        trials: The measure that counts the independent trials of which all other measures are shares.
     """
-    if len(values) < 2 or max(values) == min(values):
-        return values[0], values[0]
-    resamples = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(np.asarray(values)[resamples].mean(-1), [0.025, 0.975])
-    return float(low), float(high)
+    verdicts: list[Verdict] = []
+    for number, expectation in enumerate(spec.expect):
+        names = [data for data in expectation.data or spec.data if data in spec.data]
+        for data in names:
+            here = [point for point in points if point.data == data]
+            measured = _Measured(here, exact, trials)
+            reduced = list((differences or {}).get(data, ()))
+            try:
+                verdict = _verdict(expectation, data, measured, reduced)
+            except Ambiguous:
+                says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
+                verdict = _not_run(replace(expectation, says=says), data)
+            verdicts.append(replace(verdict, statement=number, differences=reduced))
+        if not names:
+            verdicts.append(replace(_not_run(expectation, ", ".join(expectation.data)), statement=number))
+    return verdicts
 
 
-def _by_seed(rows: Sequence[Row], point: dict[str, Any], measure: str) -> dict[int, float]:
-    """Finite values of a measure at a point, by seed."""
-    here = [row for row in rows if all(_same(row.value(axis), value) for axis, value in point.items())]
-    if len({row.seed for row in here}) < len(here):
-        raise AmbiguousPoint
-    return {row.seed: row.measures[measure] for row in here if math.isfinite(row.measures.get(measure, math.nan))}
+class _Measured(NamedTuple):
+    """The points of one data set."""
+
+    points: Sequence[Point]
+    exact: bool
+    trials: str
+
+    def sample(self, at: Mapping[str, Any], measure: str) -> Sample | None:
+        """A measure at a point; None where it was not measured."""
+        here = [point for point in self.points if all(_same(point.value(axis), value) for axis, value in at.items())]
+        here = [point for point in here if measure in point.measures]
+        if len(here) > 1:
+            raise Ambiguous
+        estimate = here[0].measures[measure] if here else None
+        if estimate is None or estimate.mean is None:
+            return None
+        trials = here[0].mean(self.trials) if self.trials else None
+        return _sample(estimate, here[0].seeds, self.exact, int(trials or 0))
+
+
+def _sample(estimate: Estimate, seeds: Sequence[int] | None, exact: bool, trials: int) -> Sample:
+    assert estimate.mean is not None
+    if estimate.values is None or seeds is None or trials:
+        return Sample(estimate.mean, estimate.error or 0.0, estimate.seeds, None, exact, trials)
+    pairs = zip(seeds, estimate.values, strict=True)
+    return Sample.of({seed: value for seed, value in pairs if value is not None}, exact=exact)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -85,89 +165,203 @@ def _not_run(expectation: Expectation, data: str) -> Verdict:
     return Verdict(expectation.says, data, NOT_RUN, _in_words(expectation), None, None, None, None, 0)
 
 
-def _verdict(expectation: Expectation, data: str, rows: Sequence[Row], exact: bool) -> Verdict:
+def _verdict(expectation: Expectation, data: str, measured: _Measured, reduced: Sequence[str]) -> Verdict:
     if expectation.along:
-        return _inside(expectation, data, rows)
-    here = _by_seed(rows, expectation.at, expectation.measure)
-    there = _by_seed(rows, expectation.than, expectation.measure) if expectation.than else {}
-    if not here or (expectation.than and not set(here) & set(there)):
+        return _inside(expectation, data, measured)
+    value = measured.sample(expectation.at, expectation.measure)
+    if value is None:
         return _not_run(expectation, data)
-    if expectation.than:
-        seeds = sorted(set(here) & set(there))
-        return _compared(expectation, data, [here[s] for s in seeds], [there[s] for s in seeds], exact)
-    values = list(here.values())
-    mean, (low, high) = sum(values) / len(values), interval(values)
-    says, paper = expectation.says, _in_words(expectation)
-    if expectation.paper is not None:
-        difference = mean - expectation.paper
-        verdict = AGREES if abs(difference) <= expectation.tolerance else DISAGREES
-        return Verdict(says, data, verdict, paper, mean, low, high, difference, len(values))
-    floor = -math.inf if expectation.low is None else expectation.low
-    ceiling = math.inf if expectation.high is None else expectation.high
-    within = floor <= mean <= ceiling
-    verdict = AGREES if within else DIRECTION if low <= ceiling and high >= floor else DISAGREES
-    return Verdict(says, data, verdict, paper, mean, low, high, None, len(values))
+    if expectation.direction:
+        if reduced:  # the direction is a statement about other settings too, a paper's number is not
+            expectation = replace(expectation, paper=None)
+        return _compared(expectation, data, value, measured)
+    base = _finished(
+        Verdict(expectation.says, data, "", _in_words(expectation), value.mean, None, None, None, 0), value
+    )
+    if expectation.paper is None:
+        floor = -math.inf if expectation.low is None else expectation.low
+        ceiling = math.inf if expectation.high is None else expectation.high
+        return replace(base, verdict=_within(value.interval(), floor, ceiling))
+    difference = value.mean - expectation.paper
+    verdict = NOT_COMPARABLE if reduced else _within(_from_paper(expectation, value), *_tolerated(expectation))
+    return replace(base, verdict=verdict, difference=difference)
 
 
-def _compared(expectation: Expectation, data: str, a: list[float], b: list[float], exact: bool) -> Verdict:
-    """Two points, paired by seed. An ``exact`` value does not vary with the seed, and one seed is enough."""
-    says, paper = expectation.says, _in_words(expectation)
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    mean, base = sum(a) / len(a), sum(b) / len(b)
-    difference, (low, high) = sum(differences) / len(differences), interval(differences)
-    if expectation.direction == "similar":
-        limit = expectation.tolerance * abs(base)
-        verdict = AGREES if abs(difference) <= limit else DIRECTION if low <= limit and high >= -limit else DISAGREES
-        return Verdict(says, data, verdict, paper, mean, low, high, difference, len(a), compared=True)
-    sign = 1 if expectation.direction == "greater" else -1
-    right = sign * difference > 0
-    sure = (exact or len(a) > 1) and (low > 0 if sign > 0 else high < 0)
-    above, below = (mean, base) if sign > 0 else (base, mean)
-    enough = expectation.factor <= 1 or (above / below if below else math.inf) >= expectation.factor
-    near = expectation.paper is None or abs(mean - expectation.paper) <= expectation.tolerance
-    verdict = AGREES if right and sure and enough and near else DIRECTION if right else DISAGREES
-    return Verdict(says, data, verdict, paper, mean, low, high, difference, len(a), compared=True)
+def _finished(verdict: Verdict, shown: Sample) -> Verdict:
+    """A verdict with the interval of a sample, where that is finite."""
+    low, high = shown.interval()
+    finite = math.isfinite(low) and math.isfinite(high)
+    return replace(verdict, low=low if finite else None, high=high if finite else None, seeds=shown.seeds)
 
 
-def _inside(expectation: Expectation, data: str, rows: Sequence[Row]) -> Verdict:
+def _within(interval: tuple[float, float], floor: float, ceiling: float) -> str:
+    low, high = interval
+    if low > high or math.isnan(low):
+        return UNDECIDED
+    return AGREES if floor <= low and high <= ceiling else DISAGREES if high < floor or low > ceiling else UNDECIDED
+
+
+def _from_paper(expectation: Expectation, value: Sample) -> tuple[float, float]:
+    """The interval of our value less the paper's; widths of both are added in squares (Zou and Donner, 2008)."""
+    assert expectation.paper is not None
+    low, high = value.interval()
+    half = math.hypot((high - low) / 2, _paper_half_width(expectation)) if math.isfinite(high) else math.inf
+    middle = (low + high) / 2 if math.isfinite(high) else 0.0
+    return middle - half - expectation.paper, middle + half - expectation.paper
+
+
+def _paper_half_width(expectation: Expectation) -> float:
+    if not expectation.paper_error:
+        return 0.0
+    seeds = expectation.paper_seeds
+    quantile = student_quantile((1 - CONFIDENCE) / 2, seeds - 1) if seeds else 1.96
+    return quantile * expectation.paper_error
+
+
+def _tolerated(expectation: Expectation) -> tuple[float, float]:
+    return -expectation.tolerance, expectation.tolerance
+
+
+# Comparisons
+
+
+def _compared(expectation: Expectation, data: str, value: Sample, measured: _Measured) -> Verdict:
+    """A value against one or several others; it must hold against every one of them.
+
+    Every comparison has to agree, so no correction for their number is needed. One that disagrees is enough, so the
+    intervals that show this are as wide as their number asks for (Bonferroni).
+    """
+    others: dict[str, Sample] = {}
+    for name, at, measure in _opponents(expectation):
+        other = measured.sample(at, measure)
+        if other is None or not value.minus(other).seeds:
+            return _not_run(expectation, data)
+        others[name] = other
+    compare = _COMPARISONS[expectation.direction]
+    outcomes = {name: compare(expectation, value, other, len(others)) for name, other in others.items()}
+    sign = -1 if expectation.direction in ("less", "not less") else 1
+    hardest = min(others, key=lambda name: sign * (value.mean - others[name].mean))
+    says = expectation.says if len(others) == 1 else f"{expectation.says} (the hardest: {hardest})"
+    shown = value.minus(others[hardest])
+    verdict = Verdict(
+        says, data, _combined(list(outcomes.values())), _in_words(expectation), value.mean, None, None, shown.mean, 0
+    )
+    return replace(_finished(verdict, shown), compared=True)
+
+
+def _opponents(expectation: Expectation) -> Iterable[tuple[str, dict[str, Any], str]]:
+    """What a value is compared with: a name, a point and a measure; lists stand for every one of their values."""
+    measures = expectation.than_measure
+    names = [measures] if isinstance(measures, str) else measures
+    axes = {axis: value if isinstance(value, list) else [value] for axis, value in expectation.than.items()}
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        for measure in names or [expectation.measure]:
+            words = [*map(str, values), *([measure] if names and measure else [])]
+            yield ", ".join(words), point or expectation.at, measure or expectation.measure
+
+
+def _combined(outcomes: Sequence[str]) -> str:
+    if DISAGREES in outcomes:
+        return DISAGREES
+    if UNDECIDED in outcomes:
+        return UNDECIDED
+    return DIRECTION if DIRECTION in outcomes else AGREES
+
+
+def _is_positive(difference: Sample, comparisons: int) -> str:
+    if difference.interval()[0] > 0:
+        return AGREES
+    return DISAGREES if difference.interval(_wide(comparisons))[1] <= 0 else UNDECIDED
+
+
+def _is_not_negative(difference: Sample, comparisons: int) -> str:
+    if difference.interval()[0] >= 0:
+        return AGREES
+    return DISAGREES if difference.interval(_wide(comparisons))[1] < 0 else UNDECIDED
+
+
+def _greater(expectation: Expectation, a: Sample, b: Sample, comparisons: int) -> str:
+    return _larger_by(expectation, a, b, a, comparisons)
+
+
+def _less(expectation: Expectation, a: Sample, b: Sample, comparisons: int) -> str:
+    return _larger_by(expectation, b, a, a, comparisons)
+
+
+def _larger_by(expectation: Expectation, above: Sample, below: Sample, value: Sample, comparisons: int) -> str:
+    direction = _is_positive(above.minus(below), comparisons)
+    if direction != AGREES:
+        return direction
+    enough = expectation.factor <= 1 or above.minus(below, expectation.factor).interval()[0] > 0
+    near = expectation.paper is None or _within(_from_paper(expectation, value), *_tolerated(expectation)) == AGREES
+    return AGREES if enough and near else DIRECTION
+
+
+def _wide(comparisons: int) -> float:
+    return 1 - (1 - CONFIDENCE) / comparisons
+
+
+def _similar(expectation: Expectation, a: Sample, b: Sample, comparisons: int) -> str:
+    """Equivalence: the value is neither greater nor less by more than the tolerance."""
+    parts = (_not_greater, _not_less)
+    return _combined([part(expectation, a, b, 2 * comparisons) for part in parts])
+
+
+def _not_greater(expectation: Expectation, a: Sample, b: Sample, comparisons: int) -> str:
+    factor = 1 + math.copysign(expectation.tolerance, b.mean)
+    return _is_not_negative(a.minus(b, factor).negated(), comparisons)
+
+
+def _not_less(expectation: Expectation, a: Sample, b: Sample, comparisons: int) -> str:
+    return _not_greater(expectation, a.negated(), b.negated(), comparisons)
+
+
+_COMPARISONS: dict[str, Callable[[Expectation, Sample, Sample, int], str]] = {
+    "greater": _greater,
+    "less": _less,
+    "similar": _similar,
+    "not greater": _not_greater,
+    "not less": _not_less,
+}
+
+
+def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict:
     """Whether a measure has its extreme strictly between the ends of an axis.
 
-    Every seed is judged at the point that is best for the other seeds, against the better of its two ends: choosing
-    among several points gains nothing where all are alike. A single seed cannot be judged this way, and agrees in
-    direction at most.
+    It agrees where some inner point is beyond both ends, by intervals as wide as the number of inner points asks for
+    (Bonferroni). It disagrees where an end is beyond every inner point.
     """
-    axis = expectation.along
-    values = sorted({row.value(axis) for row in rows} - {None})
-    points = [_by_seed(rows, {**expectation.at, axis: value}, expectation.measure) for value in values]
-    seeds = sorted(set.intersection(*(set(point) for point in points))) if points else []
-    if len(values) < 3 or not seeds:
+    axis, sign = expectation.along, 1 if expectation.direction == "lowest inside" else -1
+    values = sorted({point.value(axis) for point in measured.points} - {None})
+    points = (measured.sample({**expectation.at, axis: value}, expectation.measure) for value in values)
+    samples = [sample for sample in points if sample is not None]
+    if len(values) < 3 or len(samples) < len(values):
         return _not_run(expectation, data)
-    sign = 1 if expectation.direction == "lowest inside" else -1
-    table = sign * np.array([[point[seed] for point in points] for seed in seeds])
+    inner, ends = samples[1:-1], (samples[0], samples[-1])
+    if not all(end.minus(point).seeds for end in ends for point in inner):
+        return _not_run(expectation, data)
 
-    best = 1 + int(table.mean(0)[1:-1].argmin())
-    better_end = table[:, [0, -1]].min(1)
-    if len(seeds) > 1:
-        others = (table.sum(0) - table) / (len(seeds) - 1)
-        chosen = 1 + others[:, 1:-1].argmin(1)
-        differences = (table[np.arange(len(seeds)), chosen] - better_end).tolist()
-    else:
-        differences = [float(table[0, best] - better_end[0])]
-    difference, (low, high) = sum(differences) / len(differences), interval(differences)
-    verdict = AGREES if len(seeds) > 1 and high < 0 else DIRECTION if difference < 0 else DISAGREES
-    ends = sorted((sign * low, sign * high))
-    return Verdict(
-        f"{expectation.says} (ours: best inside at {axis} = {values[best]:g})",
+    def is_below(a: Sample, b: Sample, comparisons: int) -> bool:
+        difference = a.minus(b) if sign > 0 else b.minus(a)
+        return difference.interval(_wide(comparisons))[1] < 0
+
+    agrees = any(all(is_below(point, end, len(inner)) for end in ends) for point in inner)
+    disagrees = any(all(is_below(end, point, len(ends)) for point in inner) for end in ends)
+    best = min(inner, key=lambda point: sign * point.mean)
+    gain = best.minus(min(ends, key=lambda end: sign * end.mean))
+    verdict = Verdict(
+        f"{expectation.says} (ours: best inside at {axis} = {values[1 + inner.index(best)]:g})",
         data,
-        verdict,
+        AGREES if agrees else DISAGREES if disagrees else UNDECIDED,
         _in_words(expectation),
-        float(sign * table.mean(0)[best]),
-        ends[0],
-        ends[1],
-        sign * difference,
-        len(seeds),
-        compared=True,
+        best.mean,
+        None,
+        None,
+        gain.mean,
+        0,
     )
+    return replace(_finished(verdict, gain), compared=True)
 
 
 def _in_words(expectation: Expectation) -> str:
@@ -180,5 +374,38 @@ def _in_words(expectation: Expectation) -> str:
     if low is not None or high is not None:
         return f"at least {low:g}" if high is None else f"at most {high:g}"
     factor = f", {expectation.factor:g} times or more" if expectation.factor > 1 else ""
-    within = f" within {expectation.tolerance:.0%}" if expectation.direction == "similar" else ""
+    has_margin = expectation.direction in ("similar", "not greater", "not less") and expectation.tolerance
+    within = f" within {expectation.tolerance:.0%}" if has_margin else ""
     return f"{expectation.direction}{within}{factor}" or "in words"
+
+
+# A study in short
+
+
+PAPER, REDUCED = "paper", "reduced"
+
+
+class InShort(NamedTuple):
+    """Verdicts of a study in one of the two settings."""
+
+    claim: str
+    """The verdict on the statement of the study's claim, over all data; empty where it was not judged."""
+    counts: str
+    """How many statements have which verdict."""
+
+
+def in_short(verdicts: Sequence[Verdict], setting: str) -> InShort:
+    """The claim's own verdict, which is that of the first statement, and the number of statements by verdict."""
+    here = [v for v in verdicts if v.setting == setting and v.verdict not in (NOT_RUN, NOT_COMPARABLE)]
+    claim = _counted([v.verdict for v in here if v.statement == 0])
+    total = [verdict for verdict in VERDICTS if verdict in {v.verdict for v in here}]
+    counts = ", ".join(f"{sum(v.verdict == verdict for v in here)} {verdict}" for verdict in total)
+    return InShort(claim, counts)
+
+
+def _counted(verdicts: Sequence[str]) -> str:
+    """One verdict, or how many data sets have which."""
+    different = [verdict for verdict in VERDICTS if verdict in verdicts]
+    if len(different) < 2:
+        return "".join(different)
+    return ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in different)

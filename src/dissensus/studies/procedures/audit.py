@@ -90,4 +90,4 @@ def _pooled_row(group: str, case: str, members: int, seed: int, ensembles: list[
     )
 
 
-PROCEDURE = Procedure(audit_cases.units, run, missing, combine=combine)
+PROCEDURE = Procedure(audit_cases.units, run, missing, combine=combine, trials="ensembles")

@@ -96,3 +96,9 @@ class Procedure:
     """Units with the lowest value are run first."""
     trains: bool = True
     """Whether members are trained for an objective, and the options of both are checked."""
+    version: int = 1
+    """Raised whenever the numbers of an unchanged study change: results of other versions are stale."""
+    exact: bool = False
+    """Whether measures are not random, so that one value is enough for a verdict."""
+    trials: str = ""
+    """The measure that counts the independent trials of which all other measures are shares."""

@@ -72,4 +72,4 @@ def run(unit: WholeGrid, context: StudyContext) -> list[Row]:
     ]
 
 
-PROCEDURE = Procedure(whole_grid, run, missing, trains=False)
+PROCEDURE = Procedure(whole_grid, run, missing, trains=False, exact=True)
