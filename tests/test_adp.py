@@ -288,6 +288,91 @@ def test_jensen_shannon_is_mutual_information():
     assert float(ds.diversity.jensen_shannon(torch.full((3, 1, 5), 0.2))) == pytest.approx(0, abs=1e-6)
 
 
+def rewarded_divergence(probs, weight):
+    """Equation 10, of label 0 and probabilities [K, L]."""
+    return -probs[:, 0].log().sum() - weight * ds.diversity.jensen_shannon(probs.unsqueeze(1)).sum()
+
+
+def random_predictions(members, classes, seed, sharpness=1.0):
+    generator = np.random.default_rng(seed)
+    probs = generator.dirichlet(np.full(classes, sharpness), size=members)
+    return torch.as_tensor(probs).clamp_min(1e-12)
+
+
+def other_classes_in_balance(members, classes, seed):
+    """Predictions with F_j^k / F_j the same for all j ≠ y, as the second condition of the proof has it."""
+    generator = np.random.default_rng(seed)
+    of_label = generator.uniform(0.05, 0.95, size=members)
+    shape = generator.dirichlet(np.ones(classes - 1))
+    return torch.as_tensor(np.concatenate([of_label[:, None], (1 - of_label[:, None]) * shape], 1))
+
+
+@pytest.mark.parametrize(("members", "classes", "weight"), [(1, 3, 2.0), (2, 3, 0.5), (3, 10, 8.0), (6, 4, 100.0)])
+def test_appendix_theorem_1_jensen_shannon_has_no_inner_optimum(members, classes, weight):
+    for seed in range(100):
+        probs = other_classes_in_balance(members, classes, seed).requires_grad_()
+        (grad,) = torch.autograd.grad(rewarded_divergence(probs, weight), probs)
+        multiplier = grad[:, 1:].mean(1)  # ω_k
+        torch.testing.assert_close(grad[:, 1:], multiplier.unsqueeze(1).expand(-1, classes - 1))
+        own = probs.detach().numpy()[:, 0]
+        mean = own.mean()
+        left = weight / members * np.log(mean * (1 - own) / (own * (1 - mean)))
+        np.testing.assert_allclose((grad[:, 0] - multiplier).numpy(), left - 1 / own, rtol=1e-7, atol=1e-7)
+        largest = own.argmax()
+        assert left[largest] <= 1e-12, "equation 11 has 1/F here, which is above 0"
+        assert grad[largest, 0] - multiplier[largest] <= -1 / own[largest] + 1e-9
+    for seed in range(100):  # anywhere else the gradient does not vanish either
+        probs = random_predictions(members, classes, seed).requires_grad_()
+        (grad,) = torch.autograd.grad(rewarded_divergence(probs, weight), probs)
+        assert float((grad - grad.mean(1, keepdim=True)).abs().max()) > 1e-3
+
+
+def with_classes_of_their_own(members, confidence):
+    """Members that give the label this probability, and the rest to a class that no other member uses."""
+    label = torch.full((members, 1), confidence, dtype=torch.float64)
+    return torch.cat([label, (1 - confidence) * torch.eye(members, dtype=torch.float64)], 1)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 8])
+def test_a_small_reward_of_jensen_shannon_changes_nothing_and_a_large_one_beats_the_label(members):
+    """JSD ≤ log K / K · Σ CE, so that the labels are optimal up to λ = K / log K, and a face of the simplex beyond."""
+    turning = members / math.log(members)
+    for seed in range(300):
+        probs = random_predictions(members, members + 1 + seed % 3, seed, sharpness=10.0 ** (seed % 4 - 2))
+        label = torch.eye(probs.shape[1], dtype=torch.float64)[0]
+        if seed % 2:  # near the labels, where the inequality is tight
+            probs = 0.99 * label + 0.01 * probs
+        if seed % 3 == 0:
+            probs[0] = label
+        assert float(rewarded_divergence(probs, turning)) >= -1e-9
+    for gap in (1e-2, 1e-4, 1e-6):
+        probs = with_classes_of_their_own(members, 1 - gap)
+        ratio = float(ds.diversity.jensen_shannon(probs.unsqueeze(1))) / -float(probs[:, 0].log().sum())
+        assert 1 - gap <= ratio * turning <= 1
+    for factor in (1.2, 2.0, 5.0):
+        probs = with_classes_of_their_own(members, 1 / factor)  # K / (λ log K)
+        value = members * (math.log(factor) - factor + 1)
+        assert float(rewarded_divergence(probs, factor * turning)) == pytest.approx(value)
+        assert value < 0, "the labels themselves have 0"
+
+
+@pytest.mark.parametrize("factor", [1.25, 2.0, 5.0])
+@pytest.mark.parametrize("members", [2, 3, 4, 8])
+def test_beyond_it_classes_of_their_own_are_a_local_minimum_for_three_members(members, factor):
+    weight = factor * members / math.log(members)
+    optimum = with_classes_of_their_own(members, 1 / factor)
+    least = float(rewarded_divergence(optimum, weight))
+    generator = np.random.default_rng(members)
+    for size in (1e-2, 1e-3):
+        for _ in range(50 if members > 2 else 0):
+            other = torch.as_tensor(generator.dirichlet(np.full(members + 1, 0.3), size=members))
+            assert float(rewarded_divergence((1 - size) * optimum + size * other, weight)) > least - 1e-12
+        shift = torch.zeros(members, 1, dtype=torch.float64)  # one more at the label, and another less
+        shift[:2, 0] = torch.tensor([size, -size], dtype=torch.float64) / factor
+        moved = torch.cat([optimum[:, :1] + shift, optimum[:, 1:] - shift * torch.eye(members)], 1)
+        assert (float(rewarded_divergence(moved, weight)) > least) == (members > 2)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -233,7 +233,17 @@ NOT_OF_OUTPUTS = {
     },
     "scores": {"of_logits", "select"},
     "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
-    "metrics": {"auroc", "compared", "ood", "roc", "threshold", "wilson", "risk_coverage"},
+    "metrics": {
+        "auroc",
+        "compared",
+        "ood",
+        "ood_coverage",
+        "ood_disagreement_bound",
+        "risk_coverage",
+        "roc",
+        "threshold",
+        "wilson",
+    },
     "objectives": {
         "adp_confidence",
         "adp_entropy_weight",
@@ -371,6 +381,10 @@ FUNCTIONS = {
     "objectives.ldr": (targeted(ds.objectives, "ldr", Y, strength=1.0), NUMBER),
     "objectives.ldr, inverse": (targeted(ds.objectives, "ldr", Y, strength=1.0, weight="inverse"), NUMBER),
     "objectives.hardness": (lambda f: ds.objectives.hardness(f, Y).sum(), NUMBER),
+    "objectives.disagreement_pull": (
+        targeted(ds.objectives, "disagreement_pull", Y, strength=1.0, alpha=torch.ones(5)),
+        EXAMPLE,
+    ),
     "objectives.pair_agreement": (ds.objectives.pair_agreement, EXAMPLE),
 }
 """``(a function of logits [M=3, B=5, C=4], where a NaN in member 1 at example 2 is told)``."""

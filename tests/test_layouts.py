@@ -368,6 +368,10 @@ def table():
         "metrics.pair_disagreement": (ds.metrics.pair_disagreement, (LOGITS,)),
         "metrics.high_loss": (partial(ds.metrics.high_loss, share=0.3), (LOGITS, LABELS)),
         "metrics.premise": (partial(ds.metrics.premise, share=0.3), (LOGITS, LABELS, OTHERS)),
+        "metrics.ood_coverage": (
+            lambda d, a, b, c: ds.metrics.ood_coverage(d, a, b, radius=1.0, from_ood=c),
+            (LOGITS[0].abs(), LABELS > 0, LABELS[:C] > 1, LABELS > 1),
+        ),
         # objectives
         "objectives.independent": (with_gradient(ds.objectives.independent, **ce), (LOGITS, LABELS)),
         "objectives.independent, soft and weighted": (
@@ -404,6 +408,7 @@ def table():
         "objectives.ldr": (with_gradient(ds.objectives.ldr, strength=1.0), (LOGITS, LABELS)),
         "objectives.ldr, inverse": (with_gradient(ds.objectives.ldr, strength=1.0, weight="inverse"), (LOGITS, LABELS)),
         "objectives.hardness": (ds.objectives.hardness, (LOGITS, LABELS)),
+        "objectives.disagreement_pull": (partial(ds.objectives.disagreement_pull, strength=1.0), (LOGITS, LABELS)),
         "objectives.pair_agreement": (with_gradient(ds.objectives.pair_agreement), (LOGITS,)),
         # masks
         "masks.iou": (ds.masks.iou, (ds.masks.for_width(8, 4, 2.0),)),

@@ -54,8 +54,11 @@ def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """H(mean of the members) − mean of their entropies, in nats, per example (ADP paper, appendix B.1).
 
     From 0 to log min(M, C). `dissensus.scores.mutual_information` is the same function under its name as a score. It is
-    a measure, not an objective: by the paper's theorem, cross-entropy minus any multiple of it has no optimum inside
-    the simplex, since members gain by being certain of wrong classes.
+    a measure, not an objective. Σ_k CE_k − λ · JSD (equation 10) has no minimum with all probabilities above 0 (theorem
+    1 of the appendix): equation 11 fails for the member with the largest probability of the label. A minimum exists
+    where some are 0. For λ ≤ M / log M it is at the labels themselves, as without the term, since JSD is at most
+    log M / M · Σ_k CE_k. For larger λ it is not: with C > M it is better to give the label M / (λ log M), and the rest
+    to classes that no other member uses, which is a local minimum for M ≥ 3.
 
     >>> jensen_shannon(torch.eye(2).unsqueeze(1))
     tensor([0.6931])

@@ -11,14 +11,26 @@ from dissensus.metrics.intervals import Interval
 from dissensus.metrics.roc import Roc, roc
 from dissensus.metrics.selective import RiskCoverage, risk_coverage
 from dissensus.metrics.temperature import Tempered, temper, temperature
-from dissensus.metrics.theory import Premise, disagreement_indicator, high_loss, pair_disagreement, premise
+from dissensus.metrics.theory import (
+    DISAGREEMENT_LOSS,
+    OodCoverage,
+    Premise,
+    disagreement_indicator,
+    high_loss,
+    ood_coverage,
+    ood_disagreement_bound,
+    pair_disagreement,
+    premise,
+)
 
 __all__ = [
+    "DISAGREEMENT_LOSS",
     "Calibration",
     "Detection",
     "Difference",
     "Groups",
     "Interval",
+    "OodCoverage",
     "Oracle",
     "Premise",
     "RiskCoverage",
@@ -30,6 +42,8 @@ __all__ = [
     "disagreement_indicator",
     "high_loss",
     "ood",
+    "ood_coverage",
+    "ood_disagreement_bound",
     "oracle",
     "pair_disagreement",
     "prediction_accuracy",

@@ -22,7 +22,7 @@ from dissensus.objectives.adjusted import (
 from dissensus.objectives.adp import adp, adp_confidence, adp_entropy_weight
 from dissensus.objectives.correlation import negative_correlation
 from dissensus.objectives.declaration import Declaration, declaration
-from dissensus.objectives.disagreement import a2d, divdis, hardness, ldr, pair_agreement
+from dissensus.objectives.disagreement import a2d, disagreement_pull, divdis, hardness, ldr, pair_agreement
 from dissensus.objectives.dropped import learner_dropout
 from dissensus.objectives.independent import independent
 from dissensus.objectives.joint import augmented, joint
@@ -55,6 +55,7 @@ __all__ = [
     "augmented",
     "beta_from_alpha",
     "declaration",
+    "disagreement_pull",
     "divdis",
     "gamma_from_alpha",
     "gradient_adjusted",

@@ -35,10 +35,7 @@ def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") ->
     """
     members, _, width = checks.member_outputs(logits, "logits")
     checks.one_of("classes", classes, ("both", "earlier"))
-    if members < 2:
-        checks.refuse("logits", "hold at least two members that can disagree", members)
-    if width < 2:
-        checks.refuse("logits", "hold at least two classes", width)
+    _check_pairs(members, width)
     return _pairs(checks.full_precision(logits).log_softmax(-1), classes)
 
 
@@ -229,10 +226,7 @@ def ldr(
     """
     members, parts, log_probs = _fitted(logits, labels)
     checks.one_of("weight", weight, ("loss", "inverse"))
-    if members < 2:
-        checks.refuse("logits", "hold at least two members that can disagree", members)
-    if logits.shape[-1] < 2:
-        checks.refuse("logits", "hold at least two classes", logits.shape[-1])
+    _check_pairs(members, logits.shape[-1])
     pairs = _pairs(log_probs) if disagreement == "a2d" else _per_example(disagreement, log_probs)
     alpha = hardness(logits, labels, weight) if alpha is None else alpha.detach()
     weighted = (alpha * pairs).mean()
@@ -254,6 +248,74 @@ def hardness(
         loss = losses.cross_entropy(pooling.mean_output(logits), labels)
         scale = loss.mean().clamp_min(LEAST_LOSS).square()
         return (loss if weight == "loss" else loss.clamp_max(_HARDEST).exp()) / scale
+
+
+def disagreement_pull(
+    logits: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    *,
+    strength: float | Float[Tensor, ""],
+    weight: Literal["loss", "inverse"] = "loss",
+    alpha: Float[Tensor, " B"] | None = None,
+) -> Float[Tensor, "M B"]:
+    """Gradient of `ldr`'s disagreement at a label's probability, in units of the cross-entropy's (LDR paper, eq. 7).
+
+    ∂/∂p_y^m = (−1 + pull) / p_y^m    with    pull = λ α_n / (2(M − 1)) · Σ_l k p_y^m (2p_y^l − 1) / C,
+
+    C = p_y^m (1 − p_y^l) + p_y^l (1 − p_y^m) in [0, 1], and k of the two members m and l predicting y. With pull > 1
+    the objective lowers the member's probability of the label. With |pull| > 1 the disagreement term dominates
+    (equations 22 and 24). Negative numbers add to the cross-entropy. Differs from equations 7 and 21, which are k = 1
+    for two members: with y predicted by both k is 2, and with y predicted by m alone p_y^l is at most ½, so that the
+    two terms do not clash.
+
+    For members that are alike and sure of the label, pull is at most λ / (2L²), with L the mean loss of the batch as in
+    α_n, and it is near that limit for examples of the *smallest* loss. So λ > 2L² trains such members away from the
+    labels that they have learnt.
+
+    Args:
+        logits: Of members, M ≥ 2.
+        labels: Their classes.
+        strength: λ. Equation 17 is λ = 2 for two members.
+        weight: As in `ldr`. With α_n = γ/p_y (equation 24) the term dominates if |2p_y^l − 1| ≥ 1/γ (equations 8 and
+            25), and for every p_y^m exactly if γ|2p_y^l − 1| ≥ max(p_y^l, 1 − p_y^l).
+        alpha: α_n of each example, if it is known already. By default `hardness` of these logits.
+
+    Returns:
+        Pull of every member and example. It may overflow to infinity for two members that are certain of the label, and
+        is 0 where α_n has underflowed to 0.
+
+    >>> sure = torch.tensor([0.9, 0.1]).log().expand(2, 1, 2)
+    >>> disagreement_pull(sure, torch.tensor([0]), strength=2.0, alpha=torch.ones(1))  # 2 · 0.9 · 0.8 / 0.18
+    tensor([[8.0000],
+            [8.0000]])
+    """
+    members, batch, classes = checks.member_outputs(logits, "logits")
+    checks.class_targets(labels, batch, classes, soft=False)
+    checks.one_of("weight", weight, ("loss", "inverse"))
+    _check_pairs(members, classes)
+    alpha = hardness(logits, labels, weight) if alpha is None else alpha
+    if tuple(alpha.shape) != (batch,):
+        checks.refuse("alpha", f"have shape [B={batch}]", checks.shape_text(alpha.shape))
+    log_probs = checks.full_precision(logits).log_softmax(-1)
+    log_p = losses.at_label(log_probs, labels)  # [M, B]
+    is_label = torch.nn.functional.one_hot(labels.long(), classes).bool()
+    log_rest = log_probs.masked_fill(is_label, -math.inf).logsumexp(-1)
+    own, other = (log_p.unsqueeze(1), log_rest.unsqueeze(1)), (log_p.unsqueeze(0), log_rest.unsqueeze(0))  # [m, l, B]
+    log_c = torch.logaddexp(own[0] + other[1], other[0] + own[1])
+    ruled_out = torch.isneginf(torch.maximum(own[0], other[0]))  # by both, so that k is 0
+    share = torch.where(ruled_out, 0.0, (alpha.log() + own[0] - log_c).exp())
+    predicts = (log_probs.argmax(-1) == labels).to(share.dtype)
+    count = predicts.unsqueeze(1) + predicts.unsqueeze(0)
+    terms = count * share * (other[0].exp() - other[1].exp())
+    itself = torch.eye(members, dtype=torch.bool, device=terms.device).unsqueeze(2)
+    return strength / (2 * (members - 1)) * terms.masked_fill(itself, 0.0).sum(1)
+
+
+def _check_pairs(members: int, classes: int) -> None:
+    if members < 2:
+        checks.refuse("logits", "hold at least two members that can disagree", members)
+    if classes < 2:
+        checks.refuse("logits", "hold at least two classes", classes)
 
 
 _HARDEST = 80.0
