@@ -8,8 +8,9 @@ import pytest
 import scipy.stats
 
 from dissensus.auditing.distributions import binomial_interval, student_quantile
-from dissensus.studies import verdicts
-from dissensus.studies.results import Estimate, Point, Verdict
+from dissensus.studies import library, verdicts
+from dissensus.studies.page import standing
+from dissensus.studies.results import Estimate, Point, Summary, Verdict
 from dissensus.studies.spec import Expectation, Spec
 from dissensus.studies.summary import estimate
 from dissensus.studies.verdicts import Sample
@@ -374,7 +375,32 @@ def test_a_study_in_short_shows_the_claim_and_counts_statements():
 
     paper = [one(0, "agrees"), one(0, "agrees"), one(1, "disagrees"), one(2, "undecided"), one(3, "not run")]
     reduced = [one(0, "agrees", ["x"]), one(0, "disagrees", ["x"]), one(1, "not comparable", ["x"])]
-    assert verdicts.in_short([*paper, *reduced], "paper") == ("agrees", "2 agrees, 1 undecided, 1 disagrees")
-    assert verdicts.in_short([*paper, *reduced], "reduced") == ("agrees 1, disagrees 1", "1 agrees, 1 disagrees")
-    assert verdicts.in_short([one(1, "agrees")], "paper") == ("", "1 agrees")
-    assert verdicts.in_short([], "paper") == ("", "")
+    assert verdicts.in_short([*paper, *reduced], "paper") == (
+        {"agrees": 2},
+        {"agrees": 2, "undecided": 1, "disagrees": 1},
+    )
+    assert verdicts.in_short([*paper, *reduced], "reduced") == (
+        {"agrees": 1, "disagrees": 1},
+        {"agrees": 1, "disagrees": 1},
+    )
+    assert verdicts.in_short([one(1, "agrees")], "paper") == ({}, {"agrees": 1})
+    assert verdicts.in_short([], "paper") == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "claim", "news"),
+    [
+        (["agrees", "agrees"], "agrees", "good"),
+        (["agrees", "disagrees"], "1 agrees, 1 disagrees", "fair"),
+        (["undecided", "disagrees", "disagrees"], "1 undecided, 2 disagree", "bad"),
+        (["undecided"], "undecided", "none"),
+        ([], "not run", "none"),
+    ],
+)
+def test_where_a_study_stands(outcomes, claim, news):
+    judged = [Verdict("s", "a", outcome, "", 1.0, None, None, None, 3) for outcome in outcomes]
+    result = Summary("collusion/figure-2", "paper", None, {}, ["data"], [], judged, stale="it is old")
+    where = standing(library.load("collusion/figure-2"), [result], "paper")
+    assert (where.claim, where.news) == (claim, news)
+    assert where.statements.endswith("(paper, stale)") == bool(outcomes)
+    assert standing(library.load("collusion/figure-2"), [result], "reduced").claim == ""

@@ -91,7 +91,7 @@ def list_studies(
 def _standing(where: Any) -> str:
     """The claim's verdict, then the statements by verdict and the scale, one in a line."""
     lines = [_in_colour(where.claim, where.news)] if where.claim else []
-    return "\n".join([*lines, *([f"[dim]{where.counts} ({where.scale})[/dim]"] if where.counts else [])])
+    return "\n".join([*lines, *([f"[dim]{where.statements}[/dim]"] if where.statements else [])])
 
 
 def _in_colour(words: str, news: str) -> str:

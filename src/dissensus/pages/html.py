@@ -69,6 +69,7 @@ summary { cursor: pointer; margin: .5rem 0; }
 .badge.fair { background: #f2c14e; border-color: #f2c14e; color: #2a2200; }
 .badge.bad { background: #b3261e; border-color: #b3261e; color: #fff; }
 .badge.none { color: var(--soft); white-space: normal; }
+td .detail { color: var(--soft); font-size: .86rem; line-height: 1.35; margin: .2rem 0 0; max-width: 13rem; }
 @media (max-width: 44rem) {
   th, td { padding: .35rem .5rem; } td.short:first-child { white-space: normal; }
   td small { display: block; min-width: 0; padding: 0; text-align: right; white-space: normal; line-height: 1.25; }
@@ -85,7 +86,7 @@ summary { cursor: pointer; margin: .5rem 0; }
   table.cards td { border: 0; padding: 0; max-width: none; text-align: left; white-space: normal; }
   table.cards td:empty { display: none; } table.cards td:first-child, table.cards td.long { flex-basis: 100%; }
   table.cards td:first-child { font-weight: 600; }
-  table.cards td small { display: inline; }
+  table.cards td small { display: inline; } td .detail { max-width: none; }
   table.cards td[data-label]:not(:first-child)::before { content: attr(data-label) " "; color: var(--soft);
     font-size: .86rem; }
 }
@@ -187,7 +188,8 @@ def _cell(cell: Cell, label: str, numeric: bool) -> Element:
         kind = "beside-numbers"
     else:
         kind = "short" if isinstance(cell, str) and cell else ""
-    attributes = {"class": kind, "data-label": "" if isinstance(cell, Badge) else label}
+    is_plain_badge = isinstance(cell, Badge) and not cell.detail
+    attributes = {"class": kind, "data-label": "" if is_plain_badge else label}
     return element("td", attributes, *_cell_content(cell))
 
 
@@ -196,7 +198,7 @@ def _cell_content(cell: Cell) -> list[Element | str]:
         case Number():
             return [cell.text, *([" ", element("small", None, cell.interval)] if cell.interval else [])]
         case Badge():
-            return [_badge(cell)]
+            return [_badge(cell), *([element("p", {"class": "detail"}, cell.detail)] if cell.detail else [])]
         case Link():
             return [element("a", {"href": f"#{cell.anchor}"}, cell.text)]
         case _:

@@ -77,6 +77,8 @@ class Badge:
 
     text: str
     news: News
+    detail: str = ""
+    """Shown below it, in a table. Badges with details carry the name of their column on narrow screens."""
 
 
 @dataclass(frozen=True)

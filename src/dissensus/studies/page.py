@@ -60,28 +60,34 @@ class Standing(NamedTuple):
     claim: str
     """The verdict on the study's claim, or why there is none."""
     news: News
-    counts: str
-    """How many statements have which verdict."""
-    scale: str
+    statements: str
+    """How many statements have which verdict, and at which scale; empty where none was judged."""
 
 
 def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
     """Where a study stands in a setting: by its largest scale that has statements judged there."""
     for summary in results:
         short = verdicts.in_short(summary.verdicts, setting)
-        if short.counts:
-            claim = short.claim or "the claim itself is not judged"
-            return Standing(
-                claim, _news(short.claim), short.counts, summary.scale + (", stale" if summary.stale else "")
-            )
-    return Standing(lacking(spec) if setting == verdicts.PAPER else "", "none", "", "")
+        if short.statements:
+            scale = summary.scale + (", stale" if summary.stale else "")
+            words = f"{verdicts.counts_in_words(short.statements)} ({scale})"
+            return Standing(_claim_in_words(short.claim), _news(short.claim), words)
+    if setting != verdicts.PAPER:
+        return Standing("", "none", "")
+    return Standing(verdicts.NOT_RUN if results else lacking(spec), "none", "")
 
 
-def _news(claim: str) -> News:
-    """Several verdicts on a claim are fair news, unless none of them agrees."""
-    if claim in NEWS:
-        return NEWS[claim]
-    if verdicts.AGREES in claim:
+def _claim_in_words(claim: Mapping[str, int]) -> str:
+    if len(claim) == 1:
+        return next(iter(claim))
+    return verdicts.counts_in_words(claim) if claim else "the claim itself is not judged"
+
+
+def _news(claim: Mapping[str, int]) -> News:
+    """Different verdicts on a claim are fair news, unless none of them agrees."""
+    if len(claim) == 1:
+        return NEWS[next(iter(claim))]
+    if verdicts.AGREES in claim or verdicts.DIRECTION in claim:
         return "fair"
     return "bad" if verdicts.DISAGREES in claim else "none"
 
@@ -118,29 +124,27 @@ def page(names: Sequence[str], root: Path) -> Page:
 
 
 def _counts(studies: Sequence[Study]) -> Text:
-    results = [chosen for _, chosen in studies if chosen]
     words = []
     for setting, title in SETTINGS.items():
-        claims = [standing(spec, chosen, setting).claim for spec, chosen in studies if chosen]
-        counts = [f"{verdict} {claims.count(verdict)}" for verdict in NEWS if verdict in claims]
-        mixed = sum(claim not in NEWS and any(verdict in claim for verdict in NEWS) for claim in claims)
-        counts += [f"different by data {mixed}"] if mixed else []
-        words.append(f"{title}: {', '.join(counts) or 'none'}")
-    return Text(f"Studies with results: {len(results)} of {len(studies)}. Claims {'; '.join(words)}.")
+        claims = [standing(spec, results, setting).claim for spec, results in studies if results]
+        counts = {
+            verdict: claims.count(verdict) for verdict in NEWS if verdict in claims and verdict != verdicts.NOT_RUN
+        }
+        mixed = sum(", " in claim for claim in claims)
+        parts = [verdicts.counts_in_words(counts), f"{mixed} differ by data" if mixed else ""]
+        words.append(f"{title}: {', '.join(filter(None, parts)) or 'none'}")
+    with_results = sum(bool(results) for _, results in studies)
+    return Text(f"Studies with results: {with_results} of {len(studies)}. Claims {'; '.join(words)}.")
 
 
 def _overview(studies: Sequence[Study]) -> PageTable:
     rows: list[list[Cell]] = []
     for spec, results in studies:
         name = Link(_anchor(spec), spec.reference) if results else spec.reference
-        cells: list[Cell] = []
-        for setting in SETTINGS:
-            where = standing(spec, results, setting)
-            words = f"{where.counts} ({where.scale})" if where.counts else ""
-            cells += [Badge(where.claim, where.news) if where.claim else "", words]
-        rows.append([name, *cells, spec.claim])
-    header = ("study", SETTINGS["paper"], "statements", SETTINGS["reduced"], "statements", "claim")
-    return PageTable(header, rows, narrow="cards")
+        places = [standing(spec, results, setting) for setting in SETTINGS]
+        badges = [Badge(where.claim, where.news, where.statements) if where.claim else "" for where in places]
+        rows.append([name, spec.claim, *badges])
+    return PageTable(("study", "claim", *SETTINGS.values()), rows, narrow="cards")
 
 
 def _study(spec: Spec, summary: Summary) -> Section:

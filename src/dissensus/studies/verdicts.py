@@ -388,24 +388,33 @@ PAPER, REDUCED = "paper", "reduced"
 class InShort(NamedTuple):
     """Verdicts of a study in one of the two settings."""
 
-    claim: str
-    """The verdict on the statement of the study's claim, over all data; empty where it was not judged."""
-    counts: str
-    """How many statements have which verdict."""
+    claim: Mapping[str, int]
+    """Number of data sets by verdict on the statement of the study's claim; empty where it was not judged."""
+    statements: Mapping[str, int]
+    """Number of statements by verdict."""
 
 
 def in_short(verdicts: Sequence[Verdict], setting: str) -> InShort:
-    """The claim's own verdict, which is that of the first statement, and the number of statements by verdict."""
+    """The verdicts on the study's claim, which is its first statement, and on all statements."""
     here = [v for v in verdicts if v.setting == setting and v.verdict not in (NOT_RUN, NOT_COMPARABLE)]
-    claim = _counted([v.verdict for v in here if v.statement == 0])
-    total = [verdict for verdict in VERDICTS if verdict in {v.verdict for v in here}]
-    counts = ", ".join(f"{sum(v.verdict == verdict for v in here)} {verdict}" for verdict in total)
-    return InShort(claim, counts)
+    return InShort(
+        _counted([v.verdict for v in here if v.statement == 0]),
+        _counted([v.verdict for v in here]),
+    )
 
 
-def _counted(verdicts: Sequence[str]) -> str:
-    """One verdict, or how many data sets have which."""
-    different = [verdict for verdict in VERDICTS if verdict in verdicts]
-    if len(different) < 2:
-        return "".join(different)
-    return ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in different)
+def _counted(verdicts: Sequence[str]) -> dict[str, int]:
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+
+
+_PLURAL = {AGREES: "agree", DIRECTION: "agree in direction", DISAGREES: "disagree"}
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Numbers by verdict, in words.
+
+    >>> counts_in_words({"agrees": 3, "undecided": 1})
+    '3 agree, 1 undecided'
+    """
+    words = {verdict: verdict if n == 1 else _PLURAL.get(verdict, verdict) for verdict, n in counts.items()}
+    return ", ".join(f"{n} {words[verdict]}" for verdict, n in counts.items())
