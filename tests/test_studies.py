@@ -204,6 +204,8 @@ TRAINERS = [
     ("procedures.shift", "ldr/table-8", {}, 1, {}),
     ("procedures.shift", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
     ("procedures.streamed", "collusion/table-1", {}, 1, {}),
+    ("procedures.collusion", "collusion/figure-1", {}, 1, {}),
+    ("procedures.disagreement", "ldr/figure-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"], "grid.case": ["masksembles"], "grid.members": [2]}, 1, {}),
 ]

@@ -46,6 +46,7 @@ class Use(StrEnum):
     MONTE_CARLO = "Monte Carlo dropout"
     SEARCH = "search"
     TWO_ATTRIBUTES = "images of two attributes"
+    TOY_DATA = "toy data of a study"
 
 
 def derived_seed(seed: int, use: Use, *numbers: int | str) -> int:

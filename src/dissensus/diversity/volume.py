@@ -47,11 +47,20 @@ def nonmaximal_volume(
 
 
 def gram(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, "B M M"]:
-    """Products of members' unit vectors without class y, with `JITTER` on the diagonal; float64."""
+    """Products of `nonmaximal_units`, with `JITTER` on the diagonal; float64."""
+    units = nonmaximal_units(log_probs, labels)
+    return units @ units.transpose(1, 2) + JITTER * torch.eye(len(log_probs), device=units.device, dtype=units.dtype)
+
+
+def nonmaximal_units(log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, "B M C"]:
+    """Members' probabilities without class y, scaled to length one (ADP paper, equation 3); 0 at y; float64.
+
+    >>> nonmaximal_units(torch.tensor([[[0.3, 0.4, 0.3]]]).log(), torch.tensor([1])).round(decimals=4)
+    tensor([[[0.7071, 0.0000, 0.7071]]], dtype=torch.float64)
+    """
     hot = torch.nn.functional.one_hot(labels.long(), log_probs.shape[-1]).bool()
     others = log_probs.double().clamp_min(LEAST).masked_fill(hot, -torch.inf)
-    units = (others - 0.5 * (2 * others).logsumexp(-1, keepdim=True)).exp().transpose(0, 1)  # [B, M, C]
-    return units @ units.transpose(1, 2) + JITTER * torch.eye(len(log_probs), device=units.device, dtype=units.dtype)
+    return (others - 0.5 * (2 * others).logsumexp(-1, keepdim=True)).exp().transpose(0, 1)
 
 
 def log_determinant(matrix: Float[Tensor, "B M M"]) -> Float[Tensor, " B"]:

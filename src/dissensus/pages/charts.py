@@ -66,6 +66,20 @@ def line_chart(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequenc
     return figure
 
 
+@figure_style()
+def panel_grid(x: Sequence[float] | Sequence[str], x_label: str, panels: Sequence[Panel], columns: int = 3) -> Any:
+    """Small panels in rows, each with its own axis of values."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = blank_figure(2.75 * columns, 2.5 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(grid, panels, strict=False):
+        _draw_panel(axes, x, x_label, panel)
+    return figure
+
+
 def _draw_panel(axes: Any, x: Sequence[float] | Sequence[str], x_label: str, panel: Panel) -> None:
     marker = "o" if len(x) <= _MOST_MARKED else ""
     for line, colour, dash in zip(panel.lines, cycle(COLOURS), cycle(DASHES), strict=False):

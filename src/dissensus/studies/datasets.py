@@ -17,6 +17,7 @@ from dissensus.data.batches import split_rows
 from dissensus.data.folders import ImageFiles
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.randomness import Use, derived_seed
+from dissensus.studies import toy_datasets
 from dissensus.studies.spec import Spec
 
 LEAKY = "-leaky"
@@ -46,6 +47,7 @@ GENERATED = (
     "made-table",
     "made-folder",
     "made-groups",
+    *toy_datasets.NAMES,
     *SYNTHETIC_SIZED,
     "audit-sizes",
 )
@@ -65,7 +67,7 @@ IMAGES = (
 )
 FOLDERS = (*(name for name, info in DATASETS.items() if info.kind == "folders"), "made-folder")
 """Images that are read one at a time."""
-NAMES = (*TABLES, *IMAGES, *FOLDERS, *SYNTHETIC_SIZED, *GROUPS)
+NAMES = (*TABLES, *IMAGES, *FOLDERS, *toy_datasets.NAMES, *SYNTHETIC_SIZED, *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def load(
     if name in SYNTHETIC_SIZED:
         assert not searching
         return _synthetic(name, seed, spec)
+    if name in toy_datasets.NAMES:
+        return _toy(name, spec)
     if is_split_by_seed(name):
         return _split(name, *_table(name), seed, spec, searching)
     (x, y, _), (test_x, test_y, _) = images(name, "train"), images(name, "test")
@@ -264,6 +268,15 @@ def _synthetic(name: str, seed: int, spec: Spec) -> StudyData:
         for (features, _), part in zip(tables.scaled(inputs, inputs[:, :1], *parts), parts, strict=True)
     ]
     return StudyData(name, pairs[0], pairs[1], int(settings["n_classes"]))
+
+
+def _toy(name: str, spec: Spec) -> StudyData:
+    """The first examples of each part, as many as the study asks for."""
+    assert name in toy_datasets.NAMES
+    make, outputs = (toy_datasets.curve, 1) if name == "made-curve" else (toy_datasets.plane, 2)
+    (x, y, *_), (test_x, test_y, *_) = make("train"), make("test")
+    train, test = spec.optimisation.examples, spec.evaluation.examples
+    return StudyData(name, (x[:train], y[:train]), (test_x[:test], test_y[:test]), outputs)
 
 
 def training_classes(name: str) -> int | None:

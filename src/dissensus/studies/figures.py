@@ -1,15 +1,17 @@
 """The figures of a study, from its summary: the paper's axes, our means and bands."""
 
 import base64
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dissensus.pages import charts
+from dissensus.pages import charts, illustrations
 from dissensus.pages.figures import plane
-from dissensus.studies.labels import class_labels, measure_label
+from dissensus.studies.labels import class_labels, measure_label, method_label
+from dissensus.studies.procedures.disagreement import EXTENT
 from dissensus.studies.procedures.train import HISTOGRAM
 from dissensus.studies.results import Curve, Measure, Point, Summary
 from dissensus.studies.spec import FigureSection, Spec
@@ -112,6 +114,9 @@ def _lines(settings: FigureSection, points: Points, title: str) -> Any:
     x, lines = _LINES.get(settings.x, _over_axis)(settings, points)
     if not lines:
         return None
+    if settings.separate:
+        panels = [charts.Panel(line.name, settings.y_label, [line]) for line in lines]
+        return charts.panel_grid(x, settings.x_label or settings.x, panels)
     y_label = settings.y_label or ", ".join(measure_label(name) for name in settings.lines[:2])
     return charts.line_chart(x, settings.x_label or settings.x, [charts.Panel(title, y_label, lines)])
 
@@ -183,15 +188,80 @@ def _pairs_on_the_plane(settings: FigureSection, points: Points, title: str) -> 
     return plane(clouds, best, _CLASSES, settings.x_label, settings.y_label, title)
 
 
+def _members(point: Point) -> list[Sequence[float]]:
+    """What a point has kept of each member, in their order."""
+    names = (f"member_{i}" for i in itertools.count(1))
+    return [_values(point, name) for name in itertools.takewhile(point.curves.__contains__, names)]
+
+
+def _values(point: Point, name: str) -> list[float]:
+    return [math.nan if value is None else value for value in point.curves[name].mean]
+
+
+def _headline(settings: FigureSection, point: Point) -> tuple[str, str]:
+    """A point's method or case, and the measures of the figure's lines."""
+    means = ((measure_label(name), point.mean(name)) for name in settings.lines)
+    words = [f"{label}: {mean:.2g}" for label, mean in means if mean is not None]
+    return ", ".join(method_label(str(value)) for value in point.axes.values()), "\n".join(words)
+
+
+def _learners(settings: FigureSection, points: Points, title: str) -> Any:  # noqa: ARG001
+    """Members' curves in several cases."""
+    panels = [
+        illustrations.LearnerPanel(
+            *_headline(settings, point),
+            _values(point, "x"),
+            _members(point),
+            _values(point, "train_x"),
+            _values(point, "train_y"),
+        )
+        for point in points
+        if _members(point)
+    ]
+    return illustrations.learners(panels, settings.x_label, settings.y_label) if panels else None
+
+
+def _volumes(settings: FigureSection, points: Points, title: str) -> Any:  # noqa: ARG001
+    """Members' non-maximal predictions on one example, and the volume that they span."""
+    panels = [
+        illustrations.VolumePanel(*_headline(settings, point), _members(point), int(_values(point, "label")[0]))
+        for point in points
+        if _members(point)
+    ]
+    return illustrations.spanned_volumes(panels, settings.x_label, settings.y_label) if panels else None
+
+
+def _disagreement_maps(settings: FigureSection, points: Points, title: str) -> Any:  # noqa: ARG001
+    """Where in the plane members disagree, and on which examples they were told to."""
+    panels = []
+    for point in points:
+        if not _members(point):
+            continue
+        x, y, labels = (_values(point, name) for name in ("x", "y", "label"))
+        high_loss = _values(point, "high_loss") if "high_loss" in point.curves else None
+        has_unlabelled = "unlabelled_x" in point.curves
+        unlabelled = (_values(point, "unlabelled_x"), _values(point, "unlabelled_y")) if has_unlabelled else None
+        headline, members = _headline(settings, point), _members(point)
+        panels.append(illustrations.DisagreementPanel(*headline, members, x, y, labels, high_loss, unlabelled))
+    return illustrations.disagreement_maps(panels, EXTENT, settings.x_label, settings.y_label) if panels else None
+
+
 _LINES = {"epoch": _over_epochs, "confidence": _over_confidence}
 """Lines by the figure's x, where it is no axis of the grid."""
-_GROUP_FIGURES = {"member_accuracy": _pairs_on_the_plane, "log_nonmaximal_volume": _histogram}
+_GROUP_FIGURES = {
+    "member_accuracy": _pairs_on_the_plane,
+    "log_nonmaximal_volume": _histogram,
+    "input": _learners,
+    "class": _volumes,
+    "input_1": _disagreement_maps,
+}
 """Figures of several points other than lines, by the figure's x."""
 
 
 def _label(settings: FigureSection, name: str, group: Any) -> str:
     if group is None:
-        return measure_label(name)
+        is_alone = settings.separate and Measure.parse(name).kind == "codependence"  # no axis says what rises
+        return f"rise of error, {measure_label(name)}" if is_alone else measure_label(name)
     value = f"{group:g}" if isinstance(group, int | float) else str(group)
     if settings.groups == "method":
         return value

@@ -22,6 +22,11 @@ MEASURES = {
     "worst_member_error_rate": "worst member's error rate",
     "nonmaximal_volume": "ensemble diversity",
     "log_nonmaximal_volume": "log of ensemble diversity",
+    "disagreement_inside": "disagreement, ID",
+    "disagreement_outside": "disagreement, OOD",
+    "disagreement_high_loss": "disagreement, high-loss examples",
+    "disagreement_low_loss": "disagreement, other training examples",
+    "outside_share": "share of high-loss examples that are OOD",
     "features_similarity": "similarity of members' features (CKA)",
 }
 SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}
@@ -37,6 +42,7 @@ ATTACKS = {
     "carlini_wagner": "C&W",
     "elastic_net": "EAD",
 }
+METHODS = {"a2d": "A2D", "ldr": "LDR", "adp-2-0.5": "ADP(2, 0.5)"}
 _BEFORE_ATTACK = {"transfer": "transfer, ", "fooled": "fooled by "}
 CLASSES = {
     "cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -65,6 +71,15 @@ def measure_label(name: str) -> str:
     if measure.kind == "codependence":
         return f"drop {float(measure.parameter):.0%}"
     return MEASURES.get(name, name.replace("_", " "))
+
+
+def method_label(name: str) -> str:
+    """A method's name as people say it.
+
+    >>> method_label("ldr"), method_label("independent")
+    ('LDR', 'independent')
+    """
+    return METHODS.get(name, name)
 
 
 def class_labels(data: str) -> tuple[str, ...]:

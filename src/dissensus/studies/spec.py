@@ -141,6 +141,8 @@ class FigureSection:
     y_label: str = ""
     groups: str = ""
     """An axis with a line for each of its values."""
+    separate: bool = False
+    """Whether every line has a panel of its own."""
 
 
 @dataclass(frozen=True)

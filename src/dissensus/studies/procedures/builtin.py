@@ -1,6 +1,6 @@
 """The table of built-in procedures."""
 
-from dissensus.studies.procedures import attack, audit, formula, masks, shift, train
+from dissensus.studies.procedures import attack, audit, collusion, disagreement, formula, masks, shift, train, volume
 from dissensus.studies.procedures.base import Procedure
 
 PROCEDURES: dict[str, Procedure] = {
@@ -14,5 +14,8 @@ PROCEDURES: dict[str, Procedure] = {
     "formula": formula.PROCEDURE,
     "audit": audit.PROCEDURE,
     "masks": masks.PROCEDURE,
+    "collusion": collusion.PROCEDURE,
+    "volume": volume.PROCEDURE,
+    "disagreement": disagreement.PROCEDURE,
 }
 """By the name that a study's file gives. A procedure from outside is passed to `run`."""
