@@ -1,6 +1,6 @@
 """Tables of docs/detection.md."""
 
-from layout import audit_counts, has_study, mean, percent, study, study_note, table
+from layout import audit_counts, benchmark, has_study, mean, percent, study, study_note, table
 
 SETS = ("corrupted-1", "corrupted-2", "corrupted-3", "corrupted-4", "corrupted-5", "unseen", "mnist", "fashion-mnist")
 
@@ -51,3 +51,25 @@ def strengths_of_ldr() -> str:
 
 
 TABLES = {"ood": scores_by_method, "audited": strengths_of_ldr}
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences."""
+    (heads,) = [row for row in benchmark("heads")["rows"] if row["members"] == row["drawn"] == 50]
+    return {
+        "heads": f"{heads['seconds_per_epoch']:.0f}",
+        "features-from": _tipping("audit/figure-1.paper"),
+        "whole-from": _tipping("audit/figure-1.laptop"),
+    }
+
+
+def _tipping(name: str) -> str:
+    """The largest λ up to which no ensemble is called collusive, and the smallest from which all are."""
+    by_strength: dict[float, set[str]] = {}
+    for point in study(name).points:
+        by_strength.setdefault(point.value("strength"), set()).update(point.audit_verdicts or ())
+    strengths = sorted(by_strength)
+    collusive = [strength for strength in strengths if by_strength[strength] == {"collusive"}]
+    first = next(strength for strength in strengths if "collusive" in by_strength[strength])
+    before = max(strength for strength in strengths if strength < first)
+    return f"λ = {before:g} and λ = {min(collusive):g}"
