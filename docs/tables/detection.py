@@ -1,5 +1,7 @@
 """Tables of docs/detection.md."""
 
+import sys
+
 from layout import audit_counts, benchmark, has_study, mean, percent, study, study_note, table
 
 SETS = ("corrupted-1", "corrupted-2", "corrupted-3", "corrupted-4", "corrupted-5", "unseen", "mnist", "fashion-mnist")
@@ -69,7 +71,9 @@ def _tipping(name: str) -> str:
     for point in study(name).points:
         by_strength.setdefault(point.value("strength"), set()).update(point.audit_verdicts or ())
     strengths = sorted(by_strength)
-    collusive = [strength for strength in strengths if by_strength[strength] == {"collusive"}]
-    first = next(strength for strength in strengths if "collusive" in by_strength[strength])
-    before = max(strength for strength in strengths if strength < first)
-    return f"λ = {before:g} and λ = {min(collusive):g}"
+    all_collusive = [strength for strength in strengths if by_strength[strength] == {"collusive"}]
+    some_collusive = [strength for strength in strengths if "collusive" in by_strength[strength]]
+    if not all_collusive or some_collusive[0] == strengths[0]:
+        sys.exit(f"docs/detection.md: in {name} no λ divides sound ensembles from collusive ones; write the page anew")
+    sound = max(strength for strength in strengths if strength < some_collusive[0])
+    return f"λ = {sound:g} and λ = {all_collusive[0]:g}"
