@@ -34,6 +34,9 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/members.py --json benchmarks/results/members.json
 	$(BIN)/python benchmarks/sweeps.py --json benchmarks/results/sweeps.json
+	$(BIN)/python benchmarks/twin.py --json benchmarks/results/twin.json
+	$(BIN)/python benchmarks/demo.py --json benchmarks/results/demo.json
+	$(BIN)/python benchmarks/audit_example.py --json benchmarks/results/audit_example.json
 	$(BIN)/python docs/tables
 
 docs: $(READY)

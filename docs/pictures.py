@@ -1,4 +1,4 @@
-"""Draw the pictures of these pages: from shipped results, and from a small training for the audit.
+"""Draw the pictures of these pages: from stored results, and from a small training for the audit.
 
 Usage: python docs/pictures.py
 """
@@ -17,7 +17,8 @@ import torch
 import dissensus as ds
 from dissensus.auditing.page import drawings
 from dissensus.pages import charts, figures, style
-from dissensus.studies import library
+from dissensus.studies import demo_page, library
+from dissensus.studies.demo import DemoResult
 from dissensus.studies.figures import figures as study_figures
 from dissensus.studies.results import Point, Summary
 from dissensus.studies.run_folders import SHIPPED
@@ -35,6 +36,12 @@ def line(name: str, points: Sequence[Point], measure: str) -> charts.Line:
 def shipped(name: str) -> Summary:
     """A shipped result, by study and scale."""
     return Summary.from_json(json.loads((SHIPPED / f"{name}.json").read_text()))
+
+
+def demo() -> bytes:
+    """The demo's overview."""
+    stored = Path(__file__).parents[1] / "benchmarks" / "results" / "demo.json"
+    return demo_page.overview(DemoResult.from_dict(json.loads(stored.read_text())))
 
 
 def collusion() -> bytes:
@@ -175,6 +182,7 @@ def side_by_side(pictures: list[bytes]) -> bytes:
 
 if __name__ == "__main__":
     for name, draw in {
+        "demo.png": demo,
         "biases.png": biases,
         "gallery.png": gallery,
         "adp.png": adp,

@@ -78,6 +78,15 @@ def test_runs_are_reproducible_and_no_number_is_lost_in_json(result, python_resu
         assert stored == {**run, "rise": list(run["rise"])}
 
 
+def test_a_stored_result_is_read_again(result):
+    stored = demo.DemoResult.from_dict(result)
+    assert (stored.settings, stored.problems) == (TINY, demo.PROBLEMS)
+    assert json.loads(json.dumps(stored.to_dict())) == {**result, "verdicts": []}
+    direct = demo.DemoResult(TINY, [demo.DemoRun(**run) for run in result["runs"]])
+    for problem in stored.problems:
+        assert demo_page.finding(stored, problem.name) == demo_page.finding(direct, problem.name)
+
+
 def two_betas(errors_first, errors_last):
     """A result of two β with these errors of the ensemble over seeds."""
     runs = [

@@ -1,6 +1,7 @@
 """README and documentation: the code in them runs, and what they point at exists."""
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -57,17 +58,99 @@ def test_tables_are_rendered_from_the_results():
     assert done.returncode == 0, done.stderr
 
 
+def copied(folder):
+    """Pages and results without pictures and arrays, to be changed."""
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("assets"))
+    shutil.copy(ROOT / "README.md", folder)
+    for part in ("benchmarks/results", "src/dissensus/studies/specs", "src/dissensus/studies/results"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.npz"))
+    return folder
+
+
 @pytest.mark.slow
 def test_stale_tables_are_named_and_written(tmp_path):
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("assets"))
-    for folder in ("benchmarks/results", "src/dissensus/studies/specs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.npz"))
-    page = tmp_path / "docs" / "speed.md"
+    page = copied(tmp_path) / "docs" / "speed.md"
     page.write_text(page.read_text().replace("| by hand |", "| by foot |"))
-    assert render_tables(tmp_path, "--check").stderr == "stale: speed.md; run python docs/tables\n"
+    assert render_tables(tmp_path, "--check").stderr == "stale: docs/speed.md; run python docs/tables\n"
     assert render_tables(tmp_path).returncode == 0
     assert page.read_text() == (ROOT / "docs" / "speed.md").read_text()
     assert render_tables(tmp_path, "--chek").stderr.startswith("usage: python docs/tables [--check]")
+
+
+def changed(file, change):
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def with_twice_the_diversity(demo):
+    for run in demo["runs"]:
+        if run["problem"] == "diabetes" and run["beta"] == 1:
+            run["test"]["diversity"] *= 2
+
+
+def with_pgd_at_12_3(study):
+    (point,) = [p for p in study["points"] if (p["data"], p["method"]) == ("cifar10", "adp-2-0.5")]
+    point["measures"]["accuracy_pgd_0.01"][0] = 0.123
+
+
+@pytest.mark.slow
+def test_numbers_in_sentences_follow_the_results(tmp_path):
+    copied(tmp_path)
+    changed(tmp_path / "benchmarks/results/demo.json", with_twice_the_diversity)
+    changed(tmp_path / "src/dissensus/studies/results/adp/table-2.gpu.json", with_pgd_at_12_3)
+    changed(tmp_path / "benchmarks/results/audit_example.json", lambda values: values["joint"].update(accuracy=0.5))
+    stale = "stale: README.md, docs/audit.md, docs/diversity.md, docs/robustness.md; run python docs/tables\n"
+    assert render_tables(tmp_path, "--check").stderr == stale
+    assert render_tables(tmp_path).returncode == 0
+    readme, robustness = (plain_text(tmp_path / name) for name in ("README.md", "docs/robustness.md"))
+    assert "three ResNet-20 with ADP keep 12 % (published: 48 %)" in readme
+    assert "PGD at ε = 0.01 leaves 12 % with ADP" in robustness
+    assert "The ensemble is right 50 % of the time" in plain_text(tmp_path / "docs" / "audit.md")
+
+
+def plain_text(page):
+    """A page as its readers see it, in one line."""
+    return " ".join(re.sub(r"<!--.*?-->", "", page.read_text()).split())
+
+
+@pytest.fixture
+def renderer(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "tables")
+    spec = importlib.util.spec_from_file_location("renderer", ROOT / "docs" / "tables" / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_changed_result_changes_its_sentence(renderer, tmp_path, monkeypatch):
+    layout = importlib.import_module("layout")
+    shutil.copytree(layout.BENCHMARKS, tmp_path, ignore=shutil.ignore_patterns("*.npz"), dirs_exist_ok=True)
+    monkeypatch.setattr(layout, "BENCHMARKS", tmp_path)
+    page = (ROOT / "docs" / "audit.md").read_text()
+    assert renderer.rendered("docs/audit.md") == page
+    changed(tmp_path / "audit_example.json", lambda values: values["joint"].update(accuracy=0.5))
+    number = re.compile(r"(<!--=example-accuracy-->)(\d+)")
+    assert renderer.rendered("docs/audit.md") == number.sub(r"\g<1>50", page) != page
+
+
+def test_marks_and_numbers_must_go_together(renderer):
+    text = "It is <!--=share-->41<!--=--> %.\n"
+    assert renderer.with_values(text, {"share": "42"}, "p.md") == "It is <!--=share-->42<!--=--> %.\n"
+    with pytest.raises(SystemExit, match=r"p\.md: no value for share"):
+        renderer.with_values(text, {}, "p.md")
+    with pytest.raises(SystemExit, match=r"p\.md: no mark for other"):
+        renderer.with_values(text, {"share": "42", "other": "1"}, "p.md")
+    for line in ("<!--=share-->41<!--=--> %", "- <!--=share-->41<!--=--> %", "  <!--=share-->41<!--=-->"):
+        with pytest.raises(SystemExit, match="a line begins with a number's mark"):
+            renderer.with_values(f"It is\n{line}\n", {"share": "42"}, "p.md")
+
+
+def test_marks_of_numbers_stand_on_rendered_pages_only(renderer):
+    marked = {str(page.relative_to(ROOT)) for page in PAGES if "<!--=" in page.read_text()}
+    assert marked == {name for name, module in renderer.PAGES.items() if hasattr(module, "values")}
+    fences = [block for page in PAGES for block in re.findall(r"^```.*?^```", page.read_text(), flags=re.S | re.M)]
+    assert not [block for block in fences if "<!--" in block], "comments are visible in blocks of code"
 
 
 def test_a_section_without_a_result_is_left_out(tmp_path, monkeypatch):
@@ -82,11 +165,3 @@ def test_a_section_without_a_result_is_left_out(tmp_path, monkeypatch):
     text = speed.TABLES["attacks-gpu"]()
     assert text.startswith("## Attacks, on a GPU\n\nMilliseconds of a whole call")
     assert "| PGD | 5 | 30 | 10 | 3.0× |" in text
-
-
-def test_the_readmes_figure_is_the_benchmarks():
-    rows = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())["rows"]
-    (ways,) = [row["ways"] for row in rows if (row["case"], row["members"], row["batch"]) == ("ResNet-20", 20, 64)]
-    claim = re.search(r"(\d+) times as fast as a loop over modules for 20 ResNet-20", (ROOT / "README.md").read_text())
-    assert claim is not None
-    assert int(claim.group(1)) == int(ways["by hand"]["ms"] / ways["auto"]["ms"])

@@ -1,52 +1,71 @@
-"""Write the tables of these pages from results that benchmarks and studies have left.
+"""Write the tables and the numbers of these pages from results that benchmarks and studies have left.
 
 Usage: python docs/tables [--check]
 
 A table stands in a page between a comment with its name, such as ``<!-- members -->``, and ``<!-- end -->``. There may
-be nothing between the two: a section whose benchmark has no result yet is left out. Every module here has the tables of
+be nothing between the two: a section whose benchmark has no result yet is left out. A number in a sentence stands
+between ``<!--=name-->`` and ``<!--=-->``. Every module here has the tables (``TABLES``) and the numbers (``values``) of
 one page. With ``--check`` nothing is written, and stale pages are named.
 """
 
+import re
 import sys
+from types import ModuleType
 
 import audit
 import detection
 import diversity
 import masks
+import readme
 import reliability
 import robustness
 import speed
-from layout import DOCS
+import training
+from layout import ROOT
 
-PAGES = {
-    "audit.md": audit.TABLES,
-    "detection.md": detection.TABLES,
-    "diversity.md": diversity.TABLES,
-    "masks.md": masks.TABLES,
-    "reliability.md": reliability.TABLES,
-    "robustness.md": robustness.TABLES,
-    "speed.md": speed.TABLES,
+PAGES: dict[str, ModuleType] = {
+    "README.md": readme,
+    "docs/audit.md": audit,
+    "docs/detection.md": detection,
+    "docs/diversity.md": diversity,
+    "docs/masks.md": masks,
+    "docs/reliability.md": reliability,
+    "docs/robustness.md": robustness,
+    "docs/speed.md": speed,
+    "docs/training.md": training,
 }
 END = "<!-- end -->"
+VALUE = re.compile(r"<!--=([\w-]+)-->(.*?)<!--=-->", flags=re.DOTALL)
 
 
 def rendered(name: str) -> str:
-    """The text of a page with its tables as they are now."""
-    text = (DOCS / name).read_text()
-    for mark, table in PAGES[name].items():
+    """The text of a page with its tables and numbers as they are now."""
+    text = (ROOT / name).read_text()
+    for mark, table in getattr(PAGES[name], "TABLES", {}).items():
         before, after = text.split(f"<!-- {mark} -->\n")
         content = table()
         block = f"\n{content}\n" if content else ""
         text = f"{before}<!-- {mark} -->\n{block}{END}{after.split(END, 1)[1]}"
-    return text
+    return with_values(text, getattr(PAGES[name], "values", dict)(), name)
+
+
+def with_values(text: str, values: dict[str, str], name: str) -> str:
+    """A page with its numbers replaced; marks without a number, and numbers without a mark, are refused."""
+    marks = {match[1] for match in VALUE.finditer(text)}
+    for problem, names in (("no value for", marks - set(values)), ("no mark for", set(values) - marks)):
+        if names:
+            sys.exit(f"{name}: {problem} {', '.join(sorted(names))}")
+    if re.search(r"^[ >]*(?:[-*] )?<!--=", text, flags=re.MULTILINE):
+        sys.exit(f"{name}: a line begins with a number's mark, which Markdown takes for a block of HTML")
+    return VALUE.sub(lambda match: f"<!--={match[1]}-->{values[match[1]]}<!--=-->", text)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] not in ([], ["--check"]):
-        sys.exit("usage: python docs/tables [--check]: write the tables of the pages, or name the pages that are stale")
+        sys.exit("usage: python docs/tables [--check]: write tables and numbers, or name the pages that are stale")
     pages = {name: rendered(name) for name in PAGES}
     if sys.argv[1:]:
-        stale = [name for name, text in pages.items() if (DOCS / name).read_text() != text]
+        stale = [name for name, text in pages.items() if (ROOT / name).read_text() != text]
         sys.exit(f"stale: {', '.join(stale)}; run python docs/tables" if stale else 0)
     for name, text in pages.items():
-        (DOCS / name).write_text(text)
+        (ROOT / name).write_text(text)

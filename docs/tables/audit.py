@@ -1,10 +1,11 @@
 """Tables of docs/audit.md."""
 
 from collections import Counter
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from layout import benchmark, benchmark_note, study, table
+from layout import benchmark, benchmark_note, in_words, rounded, span, study, table
 
 EVIDENCE = {"alone": "test outputs alone", "train": "with training outputs", "reference": "with a reference"}
 
@@ -127,3 +128,44 @@ def coverage() -> str:
 
 
 TABLES = {"audit": confusion, "first": first_judgement, "sizes": sizes, "size": rotation_size, "coverage": coverage}
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences."""
+    example, sizes_of = benchmark("audit_example")["joint"], benchmark("audit_sizes")["rows"]
+    joint = [unit["audit"] for unit in benchmark("collusion_cifar10")["units"] if unit["made"]["beta"] == 1]
+    return {
+        "example-accuracy": rounded(example["accuracy"]),
+        "example-members": rounded(example["member_accuracy"]),
+        "sizes-examples": span((row["examples"] for row in sizes_of), ",.0f"),
+        "sizes-members": span(row["members"] for row in sizes_of),
+        **_accused_values(),
+        "joint-seeds": in_words(len(joint)),
+        "joint-alone": _verdicts(audits["alone"] for audits in joint),
+        "joint-train": _verdicts(audits["with training outputs"] for audits in joint),
+        "joint-reference": _verdicts(audits["with a reference"] for audits in joint),
+    }
+
+
+def _accused_values() -> dict[str, str]:
+    """Sound ensembles that the first judgement called collusive: by every evidence, and by some evidence only."""
+    rows = [row for row in benchmark("audit_judged_first")["rows"] if row["truth"] in ("sound", "alike")]
+    always, only = Counter[str](), {by: Counter[str]() for by in EVIDENCE}
+    for row in rows:
+        counts = {by: row["said"][by].get("collusive", 0) for by in EVIDENCE}
+        always[row["case"]] += min(counts.values())
+        for by, count in counts.items():
+            only[by][row["case"]] += count - min(counts.values())
+    return {
+        "accused-always": _listed(always),
+        **{f"accused-{by}": _listed(cases) for by, cases in only.items()},
+    }
+
+
+def _listed(cases: Counter[str]) -> str:
+    """Counts by how ensembles were made: ``6 of "families of models"``."""
+    return ", ".join(f'{count} of "{case}"' for case, count in cases.most_common() if count) or "none"
+
+
+def _verdicts(audits: Iterable[dict[str, Any]]) -> str:
+    return " or ".join(dict.fromkeys(f"`{audit['verdict']}`" for audit in audits))

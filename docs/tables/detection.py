@@ -1,6 +1,8 @@
 """Tables of docs/detection.md."""
 
-from layout import audit_counts, has_study, mean, percent, study, study_note, table
+import sys
+
+from layout import audit_counts, benchmark, has_study, mean, percent, study, study_note, table
 
 SETS = ("corrupted-1", "corrupted-2", "corrupted-3", "corrupted-4", "corrupted-5", "unseen", "mnist", "fashion-mnist")
 
@@ -51,3 +53,27 @@ def strengths_of_ldr() -> str:
 
 
 TABLES = {"ood": scores_by_method, "audited": strengths_of_ldr}
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences."""
+    (heads,) = [row for row in benchmark("heads")["rows"] if row["members"] == row["drawn"] == 50]
+    return {
+        "heads": f"{heads['seconds_per_epoch']:.0f}",
+        "features-from": _tipping("audit/figure-1.paper"),
+        "whole-from": _tipping("audit/figure-1.laptop"),
+    }
+
+
+def _tipping(name: str) -> str:
+    """The largest λ up to which no ensemble is called collusive, and the smallest from which all are."""
+    by_strength: dict[float, set[str]] = {}
+    for point in study(name).points:
+        by_strength.setdefault(point.value("strength"), set()).update(point.audit_verdicts or ())
+    strengths = sorted(by_strength)
+    all_collusive = [strength for strength in strengths if by_strength[strength] == {"collusive"}]
+    some_collusive = [strength for strength in strengths if "collusive" in by_strength[strength]]
+    if not all_collusive or some_collusive[0] == strengths[0]:
+        sys.exit(f"docs/detection.md: in {name} no λ divides sound ensembles from collusive ones; write the page anew")
+    sound = max(strength for strength in strengths if strength < some_collusive[0])
+    return f"λ = {sound:g} and λ = {all_collusive[0]:g}"

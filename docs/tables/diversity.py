@@ -1,8 +1,13 @@
 """Tables of docs/diversity.md."""
 
+import re
 from statistics import fmean
 
-from layout import benchmark, mean, point_at, points_by_data, study, study_note, table
+from layout import benchmark, mean, point_at, points_by_data, rounded, span, study, study_note, table
+from readme import demo_result
+
+from dissensus.pages.parts import significant
+from dissensus.studies import demo_page
 
 UCI_NAMES = {
     "facebook": "facebook, without the columns that sum up to the target",
@@ -76,4 +81,53 @@ def converged() -> str:
     return f"{table(header, rows)}\n\n{note}\n"
 
 
-TABLES = {"uci": uci, "networks": networks, "converged": converged}
+def demo() -> str:
+    """The demo's data sets from the smallest β to the largest."""
+    result = demo_result()
+    rows = []
+    for problem in result.problems:
+        diversity, member, bias = (
+            demo_page.means_over_seeds(result, problem.name, name) for name in ("diversity", "member", "bias")
+        )
+        change = re.search(r"error (rose|fell) by (\d+)%", demo_page.finding(result, problem.name))
+        sign = "" if change is None else {"rose": "+", "fell": "−"}[change[1]]
+        rows.append(
+            [
+                f"{problem.data}, {problem.pool_name}",
+                *(f"× {values[-1] / values[0]:.3g}" for values in (diversity, member)),
+                f"no change that {len(result.settings.seeds)} seeds can tell"
+                if change is None
+                else f"{sign} {change[2]} %",
+                f"{significant(bias[0])} % → {significant(bias[-1])} %",
+            ]
+        )
+    header = ("data, what is averaged", "diversity", "members' own error", "ensemble's error", "diversity that is bias")
+    made = result.made
+    note = f"*{made['machine']}, torch {made['torch']}, dissensus {made['version']}; `{made['command']}`*"
+    return f"{table(header, rows)}\n\n{note}\n"
+
+
+def values() -> dict[str, str]:
+    """The numbers of the page's sentences."""
+    cnns = study("collusion/figure-15.paper").points
+    best = {
+        count: min((p for p in cnns if p.value("members") == count), key=lambda point: mean(point, "error"))
+        for count in (5, 10)
+    }
+    alone, jointly = (
+        [100 * mean(p, "member_accuracy") for p in cnns if p.value("beta") == beta] for beta in (0.0, 1.0)
+    )
+    units = benchmark("collusion_cifar10")["units"]
+    accuracy = {
+        beta: fmean(unit["test"]["accuracy"] for unit in units if unit["made"]["beta"] == beta) for beta in (0.0, 1.0)
+    }
+    return {
+        "best-five": f"{best[5].value('beta'):g}",
+        "best-ten": f"{best[10].value('beta'):g}",
+        "joint-members": span(jointly),
+        "alone-members": span(alone),
+        "converged-points": rounded(accuracy[0.0] - accuracy[1.0], 1),
+    }
+
+
+TABLES = {"demo": demo, "uci": uci, "networks": networks, "converged": converged}

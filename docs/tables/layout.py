@@ -3,16 +3,16 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dissensus.studies.labels import ATTACKS
 from dissensus.studies.results import WORST_CASE, Estimate, Measure, Point, Summary
-from dissensus.studies.run_folders import SHIPPED
 
 ROOT = Path(__file__).parents[2]
-DOCS, BENCHMARKS = ROOT / "docs", ROOT / "benchmarks" / "results"
-SPECS = ROOT / "src/dissensus/studies/specs"
+BENCHMARKS = ROOT / "benchmarks" / "results"
+SPECS, SHIPPED = (ROOT / "src/dissensus/studies" / name for name in ("specs", "results"))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -29,8 +29,12 @@ def benchmark(name: str) -> dict[str, Any]:
 def benchmark_note(result: Mapping[str, Any]) -> str:
     """Machine, versions and command of a benchmark."""
     made = result["made"]
-    settings = ", ".join(f"{key}: {value}" for key, value in made.items() if key != "command")
+    settings = ", ".join(f"{key}: {_plain(value)}" for key, value in made.items() if key != "command")
     return f"*{settings}*  \n`{made['command']}`"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def has_study(name: str) -> bool:
@@ -38,6 +42,7 @@ def has_study(name: str) -> bool:
     return (SHIPPED / f"{name}.json").exists()
 
 
+@cache
 def study(name: str) -> Summary:
     """A shipped result of a study, named with its scale."""
     return Summary.from_json(json.loads((SHIPPED / f"{name}.json").read_text()))
@@ -90,6 +95,29 @@ def percent(estimate: Estimate | None) -> str:
     if estimate is None or estimate.mean is None:
         return ""
     return f"{100 * estimate.mean:.1f}" + (f" ± {100 * estimate.error:.1f}" if estimate.error else "")
+
+
+def rounded(share: float, digits: int = 0) -> str:
+    """A share in per cent, without the sign."""
+    return f"{100 * share:.{digits}f}"
+
+
+def span(values: Iterable[float], form: str = ".0f") -> str:
+    """The smallest and the largest of some numbers, or the one number where both look alike.
+
+    >>> span([36.8, 39.4, 38.2]), span([5.1, 5.2])
+    ('37 to 39', '5')
+    """
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(f"{value:{form}}" for value in (ordered[0], ordered[-1])))
+
+
+_WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def in_words(count: int) -> str:
+    """A count as it stands in a sentence: a word up to twelve."""
+    return _WORDS[count] if count < len(_WORDS) else f"{count:,}"
 
 
 def audit_counts(point: Point) -> str:

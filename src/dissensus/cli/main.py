@@ -83,13 +83,13 @@ def _root(
 @app.command()
 def demo(
     fast: Annotated[
-        bool, typer.Option("--fast", help="Fewer values of β, seeds and epochs: about 15 seconds.")
+        bool, typer.Option("--fast", help="Fewer values of β, seeds and epochs: seconds, not minutes.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the page and its numbers.")] = Path("runs/demo"),
 ) -> None:
     """Train ensembles from independent (β = 0) to joint (β = 1) and write a page about them.
 
-    Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes under two minutes on two cores.
+    Data: scikit-learn's `diabetes` (regression) and `digits` (classification). Takes minutes on two cores.
 
     Writes `report.html`, one file to open in any browser, `audit.html`, the audit of a jointly trained ensemble,
     `overview.png`, and `results.json`, the numbers behind them.

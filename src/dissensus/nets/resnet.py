@@ -39,8 +39,9 @@ def resnet20(classes: int = 10, channels: int = 3) -> nn.Module:
 
     A 1×1 convolution with bias and without batch norm is the shortcut where the width changes. Weights start He-normal,
     those of the linear layer too. Takes images of any size.
-    Differs from the Keras network of the paper's authors: no biases in front of batch norm (688 of its 273,066
-    trainable parameters), torch's symmetric padding of strided convolutions, torch's constants of batch norm.
+    Differs from the Keras network of the paper's authors (P2333/Adaptive-Diversity-Promoting on GitHub): no biases in
+    front of batch norm (688 of its 273,066 trainable parameters), torch's symmetric padding of strided convolutions,
+    torch's constants of batch norm.
 
     >>> sum(p.numel() for p in resnet20().parameters())
     272378

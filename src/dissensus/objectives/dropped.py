@@ -28,8 +28,9 @@ def learner_dropout(
 
     (Collusion paper, appendix G.7, an attempt to prevent collusion that did not help.) ``int(M · drop)`` members are
     dropped, but at least one is kept. Dropped members get no gradient from this step. The kept ones are trained as
-    `joint` trains K members, and ``drop = 0`` is `joint`. Differs from the authors' code, which draws a mask per
-    example and member, so that the number of kept members varies; ``per="example"`` is close to that.
+    `joint` trains K members, and ``drop = 0`` is `joint`. Differs from the authors' code (alanjeffares/joint-ensembles
+    on GitHub), which draws a mask per example and member, so that the number of kept members varies;
+    ``per="example"`` is close to that.
 
     Args:
         outputs: Raw member outputs f_j ``[M, B, C]``.

@@ -3,7 +3,7 @@
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -97,6 +97,7 @@ class DemoSettings:
         return max(1, round(problem.epochs * self.epoch_share))
 
 
+TEST_FRACTION = 0.3
 FAST = DemoSettings(betas=(0.0, 0.5, 0.8, 0.9, 1.0), seeds=(0, 1), epoch_share=0.15)
 
 OnStep = Callable[[str, float, Progress], None]
@@ -143,6 +144,17 @@ class DemoResult:
             "made": self.made,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "DemoResult":
+        """A result from what `to_dict` gave, without its audits."""
+        stored = values["settings"]
+        settings = DemoSettings(
+            tuple(stored["betas"]), tuple(stored["seeds"]), stored["members"], stored["epoch_share"]
+        )
+        runs = [DemoRun(**{**run, "rise": tuple(run["rise"])}) for run in values["runs"]]
+        problems = [DemoProblem(**{**problem, "hidden": tuple(problem["hidden"])}) for problem in values["problems"]]
+        return cls(settings, runs, made=dict(values["made"]), problems=tuple(problems))
+
 
 def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
     """Train every ensemble of the demo.
@@ -160,7 +172,7 @@ def run(settings: DemoSettings, on_step: OnStep | None = None) -> DemoResult:
             if on_step is not None:
                 on_step(label, (done + p.step / p.steps) / len(sweeps), p)
 
-        sample = sources.train_test_split(problem.data, seed=seed)
+        sample = sources.train_test_split(problem.data, seed=seed, test_fraction=TEST_FRACTION)
         outputs = _member_outputs(problem, sample, seed, settings, report)
         for i, beta in enumerate(settings.betas):
             runs.append(_measured(problem, sample, beta, seed, {part: values[i] for part, values in outputs.items()}))

@@ -7,7 +7,7 @@ from dissensus.auditing.examples import DROPS
 from dissensus.pages import Cell, Drawing, FactList, Number, Page, PageTable, Part, Section, Text, charts, style
 from dissensus.pages.parts import significant
 from dissensus.studies import verdicts
-from dissensus.studies.demo import DemoProblem, DemoResult, DemoRun
+from dissensus.studies.demo import TEST_FRACTION, DemoProblem, DemoResult, DemoRun
 
 Quantity = Callable[[DemoRun], float]
 
@@ -219,7 +219,11 @@ def _provenance(result: DemoResult) -> list[tuple[str, str]]:
         ("machine", made["machine"]),
         ("duration", f"{made['seconds']:.0f} seconds for {made['networks']} networks"),
         ("seeds", ", ".join(map(str, settings.seeds))),
-        ("data", "diabetes and digits as scikit-learn ships them; 30 % held out for testing, split by the seed"),
+        (
+            "data",
+            f"diabetes and digits as scikit-learn ships them; {100 * TEST_FRACTION:.0f} % held out for testing, split "
+            "by the seed",
+        ),
         (
             "networks",
             "; ".join(
