@@ -375,7 +375,7 @@ def _in_words(expectation: Expectation) -> str:
         return f"at least {low:g}" if high is None else f"at most {high:g}"
     factor = f", {expectation.factor:g} times or more" if expectation.factor > 1 else ""
     has_margin = expectation.direction in ("similar", "not greater", "not less") and expectation.tolerance
-    within = f" within {expectation.tolerance:.0%}" if has_margin else ""
+    within = f" within {100 * expectation.tolerance:g} %" if has_margin else ""
     return f"{expectation.direction}{within}{factor}" or "in words"
 
 
