@@ -277,10 +277,10 @@ def _split_transformer(network: nn.Module, layers: int) -> SplitNetwork:
         raise SpecError("a vision transformer is split before its last 1 or 2 layers, and must read its class token.")
     if layers == 1:
         where, classifier = _last_linear(network)
-        return SplitNetwork(InputOf(network, where), copy.deepcopy(classifier))
+        return SplitNetwork(InputOf(network, where).eval(), copy.deepcopy(classifier))
     last = f"blocks.{len(network.get_submodule('blocks')) - 1}"  # pyright: ignore[reportArgumentType]
     trunk = nn.Sequential(InputOf(network, f"{last}.norm2"), ClassToken())
-    return SplitNetwork(trunk, TransformerHead(copy.deepcopy(network), last).eval())
+    return SplitNetwork(trunk.eval(), TransformerHead(copy.deepcopy(network), last).eval())
 
 
 class InputOf(nn.Module):
