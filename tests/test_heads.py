@@ -185,6 +185,14 @@ def test_members_without_interaction_are_trained_apart(tmp_path):
         torch.testing.assert_close(ensemble.state_dict()[name][1:2], tensor)
 
 
+def test_a_strength_of_zero_is_no_interaction(tmp_path):
+    prepare = preparation("ldr/table-5", tmp_path)
+    alone = training(prepare, "deep-ensemble").trained().ensemble
+    without = training(prepare, "ldr", choose={}, strength=0.0, sampled=3).trained().ensemble
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(without.state_dict()[name], tensor)
+
+
 def test_noise_separates_members_that_would_stay_equal(tmp_path, monkeypatch):
     prepare = preparation("ldr/table-2", tmp_path)
     settings = {"objective": "a2d", "strength": 1.0, "unlabelled": "jigsaw", "choose": {}}

@@ -172,7 +172,7 @@ class PointTraining:
         swept = sweep(
             point_builder(self.context.spec, self.settings, self.prepared),
             labelled,
-            self._objective(),
+            self._objective("independent"),
             grid=[{"seed": seed, **{key: drawn[key][i] for key in drawn}} for i, seed in enumerate(seeds)],
             members=1,
             device=self.context.device,
@@ -217,10 +217,11 @@ class PointTraining:
         ]
         return largest_without_loss(values, [pair[0] for pair in pairs], [pair[1] for pair in pairs], len(y))
 
-    def _objective(self) -> Callable[..., Any]:
+    def _objective(self, name: str = "") -> Callable[..., Any]:
+        """The method's objective, or another one, with the settings that it takes and the method does not choose."""
         swept = self.settings.get("choose", {})
         settings = {key: value for key, value in self.settings.items() if key not in swept}
-        return objective_with(str(settings["objective"]), {"loss": "cross_entropy", **settings})
+        return objective_with(name or str(settings["objective"]), {"loss": "cross_entropy", **settings})
 
     def _active_members(self) -> int | None:
         sampled = int(self.settings.get("sampled", self.members))
