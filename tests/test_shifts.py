@@ -10,9 +10,8 @@ from sklearn.metrics import roc_auc_score
 import dissensus as ds
 from dissensus.studies import backbones, datasets, library, shifted_datasets, spec
 from dissensus.studies import run as runner
-from dissensus.studies.datasets import StudyData
 from dissensus.studies.figures import figures
-from dissensus.studies.procedures import shift
+from dissensus.studies.procedures import shift, shift_training
 from dissensus.studies.procedures.shift_measures import ShiftOutputs, is_shift_measure, values
 from dissensus.studies.results import Measure
 from dissensus.studies.run_folders import read_report
@@ -150,16 +149,16 @@ def test_measures_are_what_they_say():
 
 def test_points_say_what_is_trained():
     settings = spec.resolved(library.load("ldr/table-2"), "gpu", {}, "")
-    a2d = shift.point_settings(settings, {"method": "a2d", "seed": 0})
+    a2d = shift_training.point_settings(settings, {"method": "a2d", "seed": 0})
     assert (a2d["objective"], a2d["unlabelled"], a2d["members"], a2d["backbone"]) == (
         "a2d",
         "jigsaw",
         5,
         "mobilenet-v2:imagenet",
     )
-    assert shift.point_settings(settings, {"method": "single", "seed": 0})["members"] == 1
+    assert shift_training.point_settings(settings, {"method": "single", "seed": 0})["members"] == 1
     with pytest.raises(spec.SpecError, match="nothing-like-it"):
-        shift.point_settings(settings, {"method": "nothing-like-it", "seed": 0})
+        shift_training.point_settings(settings, {"method": "nothing-like-it", "seed": 0})
 
 
 @pytest.mark.slow
@@ -178,11 +177,12 @@ def test_a_point_may_vary_the_network():
     settings = spec.resolved(
         library.load("ldr/table-8"), "smoke", {"members.network": "cnn", "members.options": {}}, ""
     )
-    data = StudyData("made", (torch.zeros(2, 3, 8, 8), torch.zeros(2)), (torch.zeros(2, 3, 8, 8), torch.zeros(2)), 2)
+    examples = torch.zeros(2, 3, 8, 8), torch.zeros(2)
+    data = backbones.PreparedData(shifted_datasets.ShiftedData("made", examples, examples, 2))
     sizes = []
     for widths in ([4, 4], [8, 8]):
-        point = shift.point_settings(settings, {"method": "erm", "seed": 0, "widths": widths})
-        sizes.append(sum(p.numel() for p in shift.point_builder(settings, point, data)().parameters()))
+        point = shift_training.point_settings(settings, {"method": "erm", "seed": 0, "widths": widths})
+        sizes.append(sum(p.numel() for p in shift_training.point_builder(settings, point, data)().parameters()))
     assert sizes[1] > 2 * sizes[0]
 
 

@@ -196,13 +196,16 @@ RECEIVED = {
 }
 """What `fit` and `sweep` receive of it."""
 OF_A_SEARCH = {"epochs": 8, "patience": 3, "validation": 0.2, "rates": [1.0, 1.0, 1.0, 1.0, 0.2, 0.2, 0.2, 0.2]}
+TWO_STAGES = {"grid.method": ["two-stage"], "members": {"network": "cnn", "count": 2}}
 TRAINERS = [
     ("procedures.train", "collusion/figure-15", {}, 1, {}),
     ("procedures.search", STUDY, {"data": ["made-table"], "search.epochs": 8, "search.patience": 3}, 1, OF_A_SEARCH),
     ("procedures.methods", "masksembles/figure-2", {}, 1, {}),
     ("procedures.adversarial", "adp/table-4", {}, 1, {}),
-    ("procedures.shift", "ldr/table-8", {}, 1, {}),
-    ("procedures.shift", "ldr/table-7", {"grid.method": ["two-stage"]}, 1, {}),
+    ("procedures.shift_training", "ldr/table-8", {}, 1, {}),
+    ("procedures.shift_training", "ldr/table-8", {"grid.method": ["ldr"]}, 1, {}),
+    ("procedures.shift_training", "ldr/table-5", {"grid.method": ["deep-ensemble"]}, 1, {}),
+    ("procedures.shift_training", "ldr/table-7", TWO_STAGES, 1, {}),
     ("procedures.streamed", "collusion/table-1", {}, 1, {}),
     ("procedures.collusion", "collusion/figure-1", {}, 1, {}),
     ("procedures.disagreement", "ldr/figure-1", {}, 1, {}),
@@ -225,8 +228,9 @@ def settings_received(data, arguments):
         for part in (data if isinstance(data, list) else [data])
     ]
     validation, batch_size = arguments["validation"], arguments.get("batch_size")
-    if isinstance(validation, list | DataLoader):
-        held_out = len(validation.dataset) if isinstance(validation, DataLoader) else len(validation[0][1])
+    if isinstance(validation, list | tuple | DataLoader):
+        pair = validation[0] if isinstance(validation, list) else validation
+        held_out = len(pair.dataset) if isinstance(pair, DataLoader) else len(pair[1])
         sizes = [size + held_out for size in sizes]
         validation = round(held_out / sizes[0], 1 if isinstance(arguments["validation"], list) else 2)
     if isinstance(data, DataLoader):

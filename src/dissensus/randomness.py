@@ -35,6 +35,7 @@ class Use(StrEnum):
     ATTACK_SIZE = "attack sizes in training"
     ATTACK_START = "attack starts in training"
     HYPERPARAMETERS = "hyperparameters per member"
+    MEMBER = "member that is trained apart"
     ATTACK = "attack"
     ATTACK_TARGET = "attack targets"
     CORRUPTION = "corruption"

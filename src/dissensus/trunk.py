@@ -128,7 +128,8 @@ def last_layers(
 ) -> SharedTrunk:
     """Split a copy of a network in two: a frozen trunk, and M heads of the layers after the cut.
 
-    With ``start="copy"``, in evaluation mode, the output of every member is that of the network.
+    With ``start="copy"``, in evaluation mode, the output of every member is that of the network. `fit` trains members
+    on the same batches, so equal members stay equal unless they have dropout or ``active_members`` draws them.
 
     Args:
         network: A network that ``torch.fx`` can trace, with one input and one output.

@@ -64,13 +64,13 @@ def _timm(name: str, data: AnyData, **options: Any) -> nn.Module:
     return timm.create_model(name, num_classes=data.outputs, in_chans=data.shape[0], **options)
 
 
-def timm_features(name: str) -> nn.Module:
-    """A pretrained network of timm without its classifier."""
+def timm_network(name: str) -> nn.Module:
+    """A pretrained network of timm."""
     try:
         import timm  # pyright: ignore[reportMissingImports]
     except ImportError as reason:
         raise ImportError("this backbone comes from timm: pip install timm") from reason
-    return timm.create_model(name, pretrained=True, num_classes=0)
+    return timm.create_model(name, pretrained=True)
 
 
 def _torchvision(name: str, data: AnyData, **options: Any) -> nn.Module:
@@ -98,7 +98,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 """``(data, **options) -> nn.Module``; beside them, ``"timm:NAME"`` and ``"torchvision:NAME"``."""
 HEADS = "heads"
-"""Small networks on the features of a frozen one, which is the ``backbone`` among the options of members."""
+"""The last ``layers`` of a pretrained network, on the features of its other layers, which are frozen.
+
+The network is the ``backbone`` among the options of members."""
+FRESH = "fresh"
+Initial = Literal["pretrained", "fresh"]
+"""How heads start: as copies of the pretrained layers, or as new perceptrons on the inputs of the last layer."""
 WRAPPED = ("masksembles", "mc-dropout")
 """Networks with members inside; they wrap another one, which is the ``backbone`` among the options of members."""
 METHODS = "methods"
@@ -117,6 +122,8 @@ METHOD_SETTINGS: Mapping[str, Any] = {
     "backbone": str,
     "layers": Annotated[int, ValueRange(1, 1000)],
     "sequential": bool,
+    "initial": Initial,
+    "choose": dict[str, Annotated[list[float], ValueRange(0, length=1, distinct=True)]],
 }
 """Settings of a method, beside the parameters of its objective, and their types."""
 Seed = Annotated[int, ValueRange(0)]
@@ -214,6 +221,15 @@ def check_task(spec: Spec, data: AnyData) -> None:
         )
 
 
+def sweepable_of(objective: str) -> tuple[str, ...]:
+    """Hyperparameters of an objective that a sweep can vary, and a method can choose.
+
+    >>> sweepable_of("ldr")
+    ('strength',)
+    """
+    return tuple(objectives.declaration(objectives.OBJECTIVES[objective]).sweepable or ())
+
+
 def objective_of(section: Objective) -> Callable[..., LossParts]:
     """The objective with all hyperparameters bound except those that the grid varies."""
     return objective_with(section.name, {"loss": section.loss, "pool": section.pool, **section.options})
@@ -231,6 +247,5 @@ def numbers_of(name: str, settings: dict[str, Any]) -> tuple[dict[str, float], d
     objective = objectives.OBJECTIVES[name]
     known = hyperparameters(objective)
     taken = {key: value for key, value in settings.items() if key in known}
-    sweepable = objectives.declaration(objective).sweepable or ()
-    swept = {key: float(value) for key, value in taken.items() if key in sweepable}
+    swept = {key: float(value) for key, value in taken.items() if key in sweepable_of(name)}
     return swept, {key: value for key, value in taken.items() if key not in swept}

@@ -37,6 +37,17 @@ OTHER_FOLDERS = ("imagenet-a", "imagenet-r", "inaturalist", "openimages")
 SETS = (*CORRUPTED, "unseen", "jigsaw", "validation", *OTHER_SOURCES, *OTHER_FOLDERS)
 CONFIDENCE = re.compile(r"confidence-below-(0?\.\d+)")
 """Unlabelled data of two-stage training: training examples on which a first network has a lower confidence."""
+LEAST_CONFIDENT = re.compile(r"least-confident-(0?\.\d+)")
+"""The same, as the share of training examples on which the first network has the lowest confidence."""
+
+
+def is_chosen_in_training(name: str) -> bool:
+    """Whether unlabelled data are training examples that a first network chooses.
+
+    >>> is_chosen_in_training("least-confident-0.014"), is_chosen_in_training("jigsaw")
+    (True, False)
+    """
+    return any(pattern.fullmatch(name) for pattern in (CONFIDENCE, LEAST_CONFIDENT))
 
 
 @dataclass(frozen=True)

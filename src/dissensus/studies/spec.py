@@ -94,7 +94,7 @@ class Optimisation:
     cut: Share = 0.1
     patience: Count | None = None
     validation: Share = 0.0
-    """Share of the training rows that are validation rows, for early stopping and the best weights."""
+    """Share of the training rows that are held out: for early stopping, the best weights and methods that choose."""
     keep: Literal["best", "last"] = "best"
     augment: list[str] = field(default_factory=list)
     examples: Count | None = None

@@ -22,8 +22,9 @@ from dissensus.studies.registry import (
     hyperparameter_types,
     option_types,
     options_of,
+    sweepable_of,
 )
-from dissensus.studies.shifted_datasets import CONFIDENCE, SETS
+from dissensus.studies.shifted_datasets import SETS, is_chosen_in_training
 from dissensus.studies.spec import MemberCount, Scalar, Spec, SpecError, checked_value
 from dissensus.studies.training_arguments import AUGMENTATIONS
 
@@ -151,6 +152,8 @@ def _check_objective(spec: Spec, file: str) -> None:
             checked_value(value, types[option], f"objective.options.{option}", file)
     for name, method in methods.items():
         _check_method(method, types, f"{key}.{name}", file)
+    for name, method in {"": {}, **methods}.items():
+        _check_choice(spec, {**section.options, **method}, f"{key}.{name}" if name else "objective.options", file)
 
 
 def _check_method(method: Mapping[str, Any], types: Mapping[str, Any], key: str, file: str) -> None:
@@ -164,12 +167,29 @@ def _check_method(method: Mapping[str, Any], types: Mapping[str, Any], key: str,
         _check_unlabelled(file, f"{key}.unlabelled", method["unlabelled"])
 
 
+def _check_choice(spec: Spec, settings: Mapping[str, Any], key: str, file: str) -> None:
+    """Refuse choices between values that no sweep can train, or without held-out rows to choose by."""
+    choice = settings.get("choose")
+    if not choice:
+        return
+    assert spec.objective is not None
+    if len(choice) > 1:
+        raise SpecError(f"{file}: key '{key}.choose' must name one hyperparameter; got {', '.join(choice)}.")
+    _check_name(file, f"{key}.choose", next(iter(choice)), sweepable_of(settings.get("objective", spec.objective.name)))
+    for other in ("sequential", "diverse"):
+        if settings.get(other):
+            raise SpecError(f"{file}: key '{key}.choose' cannot be combined with {other!r}.")
+    if not spec.optimisation.validation:
+        raise SpecError(f"{file}: key '{key}.choose' needs held-out rows; set 'optimisation.validation', such as 0.1.")
+
+
 def _check_members(spec: Spec, file: str) -> None:
     """Refuse options that no network takes; networks of other libraries check theirs."""
     if spec.members is None:
         return
     options = spec.members.options
-    types = {"backbone": str, "layers": METHOD_SETTINGS["layers"], "counts": dict[str, MemberCount]}
+    heads = {name: METHOD_SETTINGS[name] for name in ("backbone", "layers", "initial")}
+    types = {**heads, "counts": dict[str, MemberCount]}
     for option in types.keys() & options.keys():
         checked_value(options[option], types[option], f"members.options.{option}", file)
     _check_backbones(spec, file)
@@ -203,7 +223,7 @@ def _check_network(file: str, key: str, name: str) -> None:
 
 
 def _check_unlabelled(file: str, key: str, name: str) -> None:
-    if name and not CONFIDENCE.fullmatch(name):
+    if name and not is_chosen_in_training(name):
         _check_name(file, key, name, SETS)
 
 

@@ -3,27 +3,26 @@
 import base64
 import io
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dissensus import objectives, pooling, scores, train
+from dissensus import pooling, scores
 from dissensus.ensemble import Ensemble
 from dissensus.storage import write_atomically
-from dissensus.studies.backbones import head, prepared
+from dissensus.studies.backbones import Preparation, PreparedData
 from dissensus.studies.checked_folders import inside, listed_files
-from dissensus.studies.datasets import StudyData
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures import requirements, shift_measures
 from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.procedures.shift_measures import AUDITED_EXAMPLES, LDR, SECONDS, SOUP, ShiftOutputs
+from dissensus.studies.procedures.shift_training import PointTraining, Settings, interacts, point_settings
 from dissensus.studies.procedures.train import SEARCH
 from dissensus.studies.procedures.training import (
     TrainedRun,
@@ -35,67 +34,17 @@ from dissensus.studies.procedures.training import (
     training_units,
     write_array,
 )
-from dissensus.studies.registry import HEADS, METHODS, NETWORKS, MethodError, maker, objective_with, options_of
 from dissensus.studies.results import AuditNote, Measure, Row
-from dissensus.studies.shifted_datasets import CONFIDENCE, ShiftedData, load_shifted
+from dissensus.studies.shifted_datasets import ShiftedData, is_chosen_in_training, load_shifted
 from dissensus.studies.spec import Spec
-from dissensus.studies.training_arguments import VARIED, training_arguments
-from dissensus.train import History, Progress, TrainingDiverged, fit
+from dissensus.studies.training_arguments import VARIED
+from dissensus.train import History, Progress
 from dissensus.train.grid import points
 
 SHOWN = 5
 """Number of pictures with the most, and with the least, disagreement that are kept."""
-RANGES: dict[str, tuple[float, float]] = {
-    "lr": (0.1, 1.0),
-    "weight_decay": (0.1, 10.0),
-    "smoothing": (0.0, 0.1),
-    "initial_scale": (0.5, 2.0),
-}
-"""Ranges of diverse hyperparameters; learning rate and weight decay are multiplied by the study's."""
-FIRST_STAGE = 1000
-"""Added to the seed of the network that chooses examples in two stages."""
 _TARGETS = "sets.npz"
 _PICTURES = "pictures.npy"
-
-Settings = Mapping[str, Any]
-"""Settings of one point: those of the study, of its method and of the point, the last taking precedence."""
-
-
-def point_settings(spec: Spec, point: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a point of the grid."""
-    assert spec.members is not None
-    assert spec.objective is not None
-    options = {key: value for key, value in spec.objective.options.items() if key != METHODS}
-    methods = spec.objective.options.get(METHODS, {})
-    name = point.get("method", "")
-    if name and name not in methods:
-        raise MethodError(f"grid.method names {name!r}, which {METHODS} do not hold: {', '.join(methods)}")
-    return {
-        "objective": spec.objective.name,
-        "members": spec.members.count,
-        **spec.members.options,
-        **options,
-        **methods.get(name, {}),
-        **{key: value for key, value in point.items() if key not in ("method", "seed")},
-    }
-
-
-@dataclass
-class _PreparedData:
-    """Inputs as networks take them, prepared once per backbone."""
-
-    raw: ShiftedData
-    context: StudyContext
-    cache: Path
-    by_backbone: dict[str, ShiftedData] = field(default_factory=dict)
-
-    def of(self, settings: Settings) -> ShiftedData:
-        """The data for a point."""
-        backbone = str(settings.get("backbone", ""))
-        if backbone not in self.by_backbone:
-            context = self.context
-            self.by_backbone[backbone] = prepared(self.raw, context.spec, backbone, context.device, self.cache)
-        return self.by_backbone[backbone]
 
 
 def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
@@ -107,11 +56,11 @@ def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
     grid = points({**spec.grid, "seed": list(unit.seeds)})
     settings = [point_settings(spec, point) for point in grid]
     named = [str(setting["unlabelled"]) for setting in settings if setting.get("unlabelled")]
-    unlabelled = [name for name in dict.fromkeys(named) if not CONFIDENCE.fullmatch(name)]
+    unlabelled = [name for name in dict.fromkeys(named) if not is_chosen_in_training(name)]
     raw = load_shifted(unit.data, spec, shift_measures.sets_of(spec.evaluation.measures), unlabelled)
     context.progress("preparing the data", 0.0)
     cache = folder.parents[3] / "features"  # shared by all studies
-    data = _PreparedData(raw, context, cache)
+    preparation = Preparation(raw, spec, context.device, cache)
     rows: list[Row] = []
     references: dict[tuple[object, ...], Tensor] = {}
     for number, (point, setting) in enumerate(zip(grid, settings, strict=True)):
@@ -120,100 +69,31 @@ def _train(unit: TrainingUnit, context: StudyContext) -> list[Row]:
         def on_progress(moment: Progress, number: int = number, title: str = title) -> None:
             context.progress(f"{title}: {moment}", (number + moment.step / moment.steps) / len(grid))
 
-        trained = _fit(context, setting, point, number, data.of(setting), on_progress)
-        rows.append(_row(context, setting, trained, data.of(setting), folder, references))
-    _write_targets(data.of(settings[0]), raw, folder)
+        prepared = _prepared(preparation, setting)
+        trained = PointTraining(context, setting, point, number, prepared, on_progress).trained()
+        setting = {**setting, **(trained.hyperparameters or {})}
+        rows.append(_row(context, setting, trained, prepared, folder, references))
+    _write_targets(_prepared(preparation, settings[0]).data, raw, folder)
     return rows
 
 
-def point_builder(spec: Spec, settings: Settings, data: StudyData) -> Callable[[], nn.Module]:
-    """The function that builds a member."""
-    assert spec.members is not None
-    if spec.members.network == HEADS:
-        return partial(head, data.shape[0], data.outputs, int(settings.get("layers", 2)))
-    name, options = spec.members.network, dict(spec.members.options)
-    if name in NETWORKS:
-        options |= {key: settings[key] for key in options_of(name) if key in settings}
-    return maker(name, data, {key: value for key, value in options.items() if key not in ("backbone", "layers")})
-
-
-def _fit(
-    context: StudyContext,
-    settings: Settings,
-    point: Mapping[str, Any],
-    number: int,
-    shifted: ShiftedData,
-    on_progress: Callable[[Progress], None],
-) -> TrainedRun:
-    data, seed, members = shifted.study_data(), int(point["seed"]), int(settings["members"])
-    ensemble = Ensemble(point_builder(context.spec, settings, data), members, seed=seed).to(context.device)
-    arguments = training_arguments(context.spec.optimisation, point)
-    smoothing: dict[str, Any] = {}
-    if settings.get("diverse"):
-        drawn = train.drawn_hyperparameters(members, seed, **_diverse_ranges(settings["diverse"], arguments))
-        train.scale_weights(ensemble, drawn.pop("initial_scale", 1.0))
-        smoothing = {"smoothing": drawn.pop("smoothing")} if "smoothing" in drawn else {}
-        arguments |= drawn
-    labelled, unlabelled = _split_by_labels(context, settings, shifted, point)
-    sampled = int(settings.get("sampled", members))
-    objective = objective_with(str(settings["objective"]), {"loss": "cross_entropy", **settings})
-    status = "done"
-    try:
-        history = fit(
-            ensemble,
-            labelled,
-            partial(objective, **smoothing),
-            unlabelled=unlabelled,
-            active_members=sampled if sampled < members else None,
-            sequential=bool(settings.get("sequential")),
-            seed=seed,
-            progress=on_progress,
-            **arguments,
-        )
-    except TrainingDiverged as reason:
-        history, status = reason.history, "failed"
-    return TrainedRun(number, point, ensemble, history, status)
-
-
-def _diverse_ranges(names: list[str], arguments: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    scales = {key: arguments[key] for key in ("lr", "weight_decay")}
-    return {name: (RANGES[name][0] * scales.get(name, 1.0), RANGES[name][1] * scales.get(name, 1.0)) for name in names}
-
-
-def _split_by_labels(
-    context: StudyContext, settings: Settings, shifted: ShiftedData, point: Mapping[str, Any]
-) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """Examples to fit, and to disagree on: another set, or training examples that a first network finds hard."""
-    data, name = shifted.study_data(), settings.get("unlabelled")
-    if not name:
-        return data.train, None
-    threshold = CONFIDENCE.fullmatch(str(name))
-    if threshold is None:
-        unlabelled = shifted.unlabelled[str(name)]
-        assert isinstance(unlabelled, Tensor)
-        return data.train, unlabelled
-    spec, seed = context.spec, int(point["seed"]) + FIRST_STAGE
-    first = Ensemble(point_builder(spec, settings, data), 1, seed=seed).to(context.device)
-    independent = partial(objectives.independent, loss="cross_entropy")
-    fit(first, data.train, independent, seed=seed, **training_arguments(spec.optimisation, point))
-    x, y = data.train
-    hard = train.low_confidence(first.predict(x)[0].log_softmax(-1), float(threshold[1]))
-    if not 2 <= int(hard.sum()) < len(hard):
-        share = f"{int(hard.sum())} of {len(hard)} training examples have a confidence below {threshold[1]}"
-        raise MethodError(f"{share}: ask for another confidence")
-    return (x[~hard], y[~hard]), x[hard]
+def _prepared(preparation: Preparation, settings: Settings) -> PreparedData:
+    """The data for a point; what whole networks ignore may be missing."""
+    backbone, layers = str(settings.get("backbone", "")), int(settings.get("layers", 2))
+    return preparation.of(backbone, layers, str(settings.get("initial", "pretrained")))
 
 
 def _row(
     context: StudyContext,
     settings: Settings,
     trained: TrainedRun,
-    shifted: ShiftedData,
+    prepared: PreparedData,
     folder: Path,
     references: dict[tuple[object, ...], Tensor],
 ) -> Row:
     """A run's row. The first ensemble without interaction is the reference of others with its seed and network."""
-    spec, data, ensemble = context.spec, shifted.study_data(), trained.ensemble
+    spec, shifted, ensemble = context.spec, prepared.data, trained.ensemble
+    data = shifted.study_data()
     assert spec.objective is not None
     outputs = ensemble.predict(data.test[0], file=outputs_file(folder, trained.number))
     others = {
@@ -221,16 +101,16 @@ def _row(
         for name, (x, y) in shifted.sets.items()
         if isinstance(x, Tensor)
     }
-    x, y = data.train
+    x, y = prepared.split[0]
     on_train = ensemble.predict(x[:AUDITED_EXAMPLES]), y[:AUDITED_EXAMPLES]
-    key = (int(trained.point["seed"]), ensemble.members, settings.get("backbone"), settings.get("layers"))
+    kind = (settings.get(name) for name in ("backbone", "layers", "initial"))
+    key = (int(trained.point["seed"]), ensemble.members, *kind)
     note = None
     if ensemble.members > 1 and trained.status == "done":
         pool = spec.objective.pool
         audit = shift_measures.audit_outputs(outputs, data.test[1], pool, on_train, references.get(key))
         note = AuditNote(audit.verdict, audit.judgement.reasons)
-    interacts = settings["objective"] != "independent" and settings.get("strength") != 0
-    if not interacts and trained.status == "done" and not settings.get("diverse"):
+    if not interacts(settings) and trained.status == "done" and not settings.get("diverse"):
         references.setdefault(key, outputs)
     measured = ShiftOutputs(
         outputs,
@@ -240,7 +120,7 @@ def _row(
         spec.objective.pool,
         str(settings["objective"]),
         shifted.groups,
-        _soup_outputs(spec, ensemble, shifted),
+        _soup_outputs(spec, ensemble, prepared),
         "" if note is None else note.verdict,
         _seconds_per_epoch(trained.history),
     )
@@ -259,15 +139,15 @@ def _seconds_per_epoch(history: History) -> float:
     return statistics.median(b - a for a, b in pairwise(times)) if len(times) > 1 else float("nan")
 
 
-def _soup_outputs(spec: Spec, ensemble: Ensemble, shifted: ShiftedData) -> dict[str, Tensor]:
+def _soup_outputs(spec: Spec, ensemble: Ensemble, prepared: PreparedData) -> dict[str, Tensor]:
     """Outputs of the averaged weights on the sets that measures ask for."""
     parsed = [Measure.parse(name) for name in spec.evaluation.measures]
     sets = [measure.dataset for measure in parsed if measure.kind == SOUP]
     if not sets:
         return {}
-    data = shifted.study_data()
-    soup = Ensemble.from_modules([ensemble.soup(data.train[0][:AUDITED_EXAMPLES])])
-    inputs = {"": data.test[0], **{name: x for name, (x, _) in shifted.sets.items()}}
+    data = prepared.data
+    soup = Ensemble.from_modules([ensemble.soup(prepared.split[0][0][:AUDITED_EXAMPLES])])
+    inputs = {"": data.test[0], **{name: x for name, (x, _) in data.sets.items()}}
     return {name: soup.predict(inputs[name]) for name in sets}
 
 
@@ -350,10 +230,10 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """What a study lacks."""
     lacks = requirements.missing_objective(spec) + requirements.missing_network(spec, heads=True)
     lacks += requirements.missing_measures(spec, shift_measures.is_shift_measure, measures)
-    axes = {"seed", "method", "members", "layers", "sampled", "unlabelled", *VARIED}
+    axes = {"seed", "method", "members", "layers", "initial", "sampled", "unlabelled", *VARIED}
     axes |= requirements.objective_parameters(spec) | requirements.network_options(spec)
     lacks = lacks or requirements.missing_method_settings(spec)
     return lacks or requirements.missing_axes(spec, axes) or requirements.missing_search(spec)
 
 
-PROCEDURE = Procedure(training_units, run, missing, steps=(SEARCH,), priority=first_seed)
+PROCEDURE = Procedure(training_units, run, missing, steps=(SEARCH,), priority=first_seed, version=2)

@@ -82,6 +82,8 @@ class TrainedRun:
     ensemble: Ensemble
     history: History
     status: str
+    hyperparameters: Mapping[str, Any] | None = None
+    """Those that the method has chosen."""
 
     def row(self, spec: Spec, data: str, values: Mapping[str, float]) -> Row:
         """The run's row with some measures."""
@@ -94,6 +96,7 @@ class TrainedRun:
             status=self.status,
             epochs=len(self.history.epochs),
             members=self.ensemble.members,
+            hyperparameters=self.hyperparameters,
         )
 
 
