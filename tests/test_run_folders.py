@@ -2,15 +2,18 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from dissensus.cli import app
+from dissensus.fingerprint import source_digest
 from dissensus.pages import html
 from dissensus.studies import datasets, library, run_folders, spec
 from dissensus.studies import run as runner
 from dissensus.studies.page import page
+from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.run_folders import RunState, find, folder_of, read_state, unfinished
 
 STUDY = "ldr/figure-2"
@@ -146,3 +149,44 @@ def test_shipped_results_say_where_they_come_from(tmp_path, monkeypatch):
     monkeypatch.undo()
     result = find("adp/table-2", tmp_path)
     assert result.origin == f"shipped with the package and made by version {result.provenance.version}"
+
+
+def test_a_result_of_another_procedure_version_or_of_other_settings_is_stale(tmp_path, monkeypatch, show):
+    root = run_folders.runs_folder()
+    runner.run(STUDY, "smoke", root=root)
+    assert find(STUDY, root).stale == ""
+    settings = library.load(STUDY)
+    other = replace(settings, grid={**settings.grid, "members": [2, 3, 4]}, scales={"smoke": {}, "paper": {}})
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folders.library, "load", lambda _: other)
+        assert find(STUDY, root).stale == "the study's settings have changed since"
+    procedure = PROCEDURES[library.load(STUDY).procedure]
+    with monkeypatch.context() as patch:
+        patch.setitem(PROCEDURES, "formula", replace(procedure, version=procedure.version + 1))
+        sentence = f"made by version {procedure.version} of the procedure 'formula', which is at version"
+        assert sentence in find(STUDY, root).stale
+        assert f"The result is stale: it was {sentence}" in show(STUDY)
+        assert "This result is stale" in html(page([STUDY], root))
+        listed = CliRunner().invoke(app, ["study", "list"])
+        assert "stale" in listed.output
+        again = CliRunner().invoke(app, ["study", "run", STUDY, "--scale", "smoke"])
+        assert "The result so far is stale" in re.sub(r"\s+", " ", again.output)
+        assert find(STUDY, root).stale == ""
+
+
+def test_settings_that_were_changed_by_hand_are_not_stale(tmp_path):
+    runner.run(STUDY, "smoke", changes={"grid.members": [2]}, root=tmp_path)
+    result = find(STUDY, tmp_path)
+    assert "with other settings" in result.origin
+    assert result.stale == ""
+
+
+def test_a_result_carries_what_it_is_of(tmp_path):
+    made = runner.run(STUDY, "smoke", root=tmp_path)
+    summary = json.loads(run_folders.ship(made, tmp_path / "shipped").read_text())
+    settings = settings_of(STUDY)
+    assert summary["settings"] == settings.settings()
+    assert summary["made"]["fingerprint"] == settings.settings_fingerprint()
+    assert summary["made"]["procedure_version"] == PROCEDURES["formula"].version
+    assert summary["made"]["source"] == source_digest()
+    assert "verdicts" not in summary

@@ -9,6 +9,7 @@ from typing import Any
 
 from dissensus.studies.labels import ATTACKS
 from dissensus.studies.results import WORST_CASE, Estimate, Measure, Point, Summary
+from dissensus.studies.run_folders import staleness
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks" / "results"
@@ -49,14 +50,16 @@ def study(name: str) -> Summary:
 
 
 def study_note(*summaries: Summary) -> str:
-    """Seeds, machines and time of studies, in a line."""
+    """Seeds, machines and time of studies, in a line, and why results are out of date."""
     made = [summary.provenance for summary in summaries]
     minutes = sum(entry.seconds for entry in made) / 60
     counts = sorted({len(entry.seeds) for entry in made})
     machines = ", ".join(dict.fromkeys(entry.hardware for entry in made))
     span = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     seeds = "1 seed" if counts == [1] else f"{span} seeds"
-    return f"*{seeds}; {machines}, {minutes:.0f} minutes*"
+    stale = dict.fromkeys(f"{summary.study}: {why}" for summary in summaries if (why := staleness(summary)))
+    note = f"*{seeds}; {machines}, {minutes:.0f} minutes*"
+    return f"{note}  \n*Stale. {'; '.join(stale)}.*" if stale else note
 
 
 def no_result(command: str) -> str:

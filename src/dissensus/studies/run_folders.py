@@ -157,10 +157,10 @@ def find(name: str, root: Path) -> Summary | None:
 def find_all(name: str, root: Path) -> list[Summary]:
     """The results of a study, one for each scale that has one, the largest scale first.
 
-    A result is that of a finished run under ``root``, or the one that is shipped. Among runs at one scale, those with
-    the study's settings come first, then those of this version, then the latest. `Summary.origin` says where the result
-    comes from, unless it is a run of the study as it is today, and `Summary.stale` why it is out of date. Damaged runs
-    are left out; `damaged` lists them.
+    A result is that of a finished run under ``root``, or the one that is shipped. Among runs at one scale, those that
+    are not stale come first, then those with the study's settings, those of this version, and the latest.
+    `Summary.origin` says where the result comes from, unless it is a run of the study as it is today, and
+    `Summary.stale` why it is out of date. Damaged runs are left out; `damaged` lists them.
     """
     results = (_find(name, scale, root) for scale in reversed(SCALES))
     return [replace(summary, stale=staleness(summary)) for summary in results if summary is not None]
@@ -169,12 +169,17 @@ def find_all(name: str, root: Path) -> list[Summary]:
 def _find(name: str, scale: str, root: Path) -> Summary | None:
     finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
     ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
+    readable: list[Summary] = []
     for folder in reversed(ranked):
         try:
             summary = _summary(folder)
         except StorageError:
             continue
-        return replace(summary, origin=_origin(name, scale, folder, summary))
+        readable.append(replace(summary, origin=_origin(name, scale, folder, summary)))
+        if not staleness(summary):
+            return readable[-1]
+    if readable:
+        return readable[0]
     try:
         shipped = _shipped(name, scale)
     except StorageError:
