@@ -86,6 +86,7 @@ def test_a_report_is_read_and_written_without_loss():
         ("targeted_mim_0.05", Measure("", "mim", "0.05", targeted=True)),
         ("true_positive_rate_fgsm", Measure("true_positive_rate", "fgsm")),
         ("standard_0.02", Measure("worst_case", "standard", "0.02")),
+        ("train_diversity@0.1", Measure("train_diversity", share="0.1")),
         ("nothing_like_it_0.1", Measure("nothing_like_it_0.1")),
     ],
 )

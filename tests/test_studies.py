@@ -32,6 +32,7 @@ from dissensus.studies import page as study_page
 from dissensus.studies import run as runner
 from dissensus.studies.figures import figures
 from dissensus.studies.procedures import search, train
+from dissensus.studies.procedures.training import curve_value
 from dissensus.studies.results import Provenance
 from dissensus.studies.run_folders import SHIPPED, read_report
 from dissensus.studies.summary import summarise
@@ -324,6 +325,12 @@ def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypat
         ("masksembles/figure-2", {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
         ("adp/table-4", {"grid.momentum": [0.0, 0.9]}, "the axis 'momentum'"),
         ("collusion/table-1", {"grid.members": [2, 3]}, "the axis 'members'"),
+        ("collusion/figure-6", {"grid.loss": ["brier", "cross_entropy"]}, "the axis 'loss'"),
+        ("collusion/figure-5", {"grid.pool": ["score", "probability"]}, "the axis 'pool'"),
+        ("collusion/figure-2", {"grid.pool": ["score", "probability"]}, "key 'grid.pool.1.': `pool` must be 'score'"),
+        ("collusion/figure-6", {"evaluation.measures": ["gap@0.5"]}, "'evaluation.curves = true', which .* 'gap@0.5'"),
+        ("collusion/figure-5", {"evaluation.measures": ["gap@1.5"]}, "the measure 'gap@1.5'"),
+        ("collusion/figure-5", {"evaluation.measures": ["ece@0.5"]}, "the measure 'ece@0.5'"),
         (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
     ],
 )
@@ -500,16 +507,19 @@ def test_a_study_that_uses_another_measures_its_outputs(quick, tmp_path):
     assert first["measures"]["bias_share"] == pytest.approx(result)
 
 
+SMALL_CNNS = {
+    "data": ["made-images"],
+    "members.network": "cnn",
+    "members.count": 2,
+    "members.options": {"widths": [4]},
+    "optimisation.examples": 80,
+    "optimisation.epochs": 3,
+    "evaluation.examples": 50,
+}
+
+
 def test_curves_and_gap(tmp_path):
-    changes = {
-        "data": ["made-images"],
-        "members.network": "cnn",
-        "members.count": 2,
-        "members.options": {"widths": [4]},
-        "optimisation.examples": 80,
-        "optimisation.epochs": 3,
-        "evaluation.examples": 50,
-    }
+    changes = {**SMALL_CNNS, "evaluation.measures": ["gap", "error", "train_error@0.3", "test_error@0.4", "gap@1"]}
     folder = runner.run("collusion/figure-5", "smoke", changes=changes, root=tmp_path)
     report = json.loads((folder / "report.json").read_text())
     row = report["rows"][0]
@@ -521,6 +531,36 @@ def test_curves_and_gap(tmp_path):
     gaps = [b - a for a, b in zip(row["curves"]["train_error"], row["curves"]["test_error"], strict=True)]
     assert row["curves"]["gap"] == pytest.approx(gaps)
     assert len(summarise(read_report(folder)).points[0].curves["test_error"].mean) == 3
+    taken = [row["measures"][name] for name in ("train_error@0.3", "test_error@0.4", "gap@1")]
+    assert taken == [row["curves"]["train_error"][0], row["curves"]["test_error"][1], gaps[2]]
+
+
+def test_a_share_of_the_epochs_is_exact():
+    """As floats, 0.07 · 100 is above 7, and would be the eighth epoch."""
+    curves = {"gap": list(range(1, 101))}
+    values = [curve_value(name, curves) for name in ("gap@0.07", "gap@0.071", "gap@0.001", "gap@1.0")]
+    assert values == [7, 8, 1, 100]
+
+
+def test_a_study_that_uses_another_reads_its_curves(tmp_path):
+    own = ("data", "optimisation.epochs")
+    changes = {key: value for key, value in SMALL_CNNS.items() if key in own} | {"grid.seed": [0]}
+    folder = runner.run("collusion/figure-10", "smoke", changes=changes, root=tmp_path)
+    for row in json.loads((folder / "report.json").read_text())["rows"]:
+        assert row["measures"]["train_error@0.1"] == row["curves"]["train_error"][0]
+        assert row["measures"]["test_error@0.5"] == row["curves"]["test_error"][1]
+
+
+def test_every_run_is_trained_and_measured_with_its_own_pool(tmp_path):
+    changes = {**SMALL_CNNS, "grid": {"pool": ["probability", "score"], "beta": [1.0], "seed": [0]}}
+    both = runner.run("collusion/figure-6", "smoke", changes=changes, root=tmp_path)
+    rows = {row["pool"]: row["measures"] for row in json.loads((both / "report.json").read_text())["rows"]}
+    for pool, values in rows.items():
+        alone = {**SMALL_CNNS, "grid": {"beta": [1.0], "seed": [0]}, "objective.pool": pool}
+        folder = runner.run("collusion/figure-6", "smoke", changes=alone, root=tmp_path)
+        (row,) = json.loads((folder / "report.json").read_text())["rows"]
+        assert values == pytest.approx(row["measures"], rel=1e-4), pool
+    assert abs(rows["score"]["error"] - rows["probability"]["error"]) > 1e-4
 
 
 @pytest.fixture(scope="module")

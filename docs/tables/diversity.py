@@ -14,12 +14,13 @@ UCI_NAMES = {
     "facebook-leaky": "facebook, with them",
 }
 NETWORKS = (
-    ("collusion/figure-6.gpu", "five ResNet-18, CIFAR-10, probabilities averaged", "beta", "β"),
-    ("collusion/figure-13.gpu", "ten ResNet-18, CIFAR-10, probabilities averaged", "beta", "β"),
-    ("collusion/figure-14.gpu", "five ResNet-18, CIFAR-10, scores averaged", "beta", "β"),
-    ("collusion/figure-16.gpu", "five VGG, Fashion-MNIST (for SVHN), probabilities averaged", "beta", "β"),
-    ("collusion/figure-18.gpu", "five ResNet-18, CIFAR-10, joint, members dropped at random", "drop", "share"),
+    ("collusion/figure-6.gpu", "five ResNet-18, CIFAR-10, probabilities averaged", "beta", "β", {}),
+    ("collusion/figure-13.gpu", "ten ResNet-18, CIFAR-10, probabilities averaged", "beta", "β", {"members": 10}),
+    ("collusion/figure-14.gpu", "five ResNet-18, CIFAR-10, scores averaged", "beta", "β", {"pool": "score"}),
+    ("collusion/figure-16.gpu", "five VGG, Fashion-MNIST (for SVHN), probabilities averaged", "beta", "β", {}),
+    ("collusion/figure-18.gpu", "five ResNet-18, CIFAR-10, joint, members dropped at random", "drop", "share", {}),
 )
+"""Study, words, axis and its symbol, and the values of other axes where the study has them."""
 
 
 def uci() -> str:
@@ -46,8 +47,9 @@ def uci() -> str:
 def networks() -> str:
     """Large networks over β, and over the share of members that joint training leaves out."""
     rows = []
-    for name, words, axis, symbol in NETWORKS:
-        for point in study(name).points:
+    for name, words, axis, symbol, others in NETWORKS:
+        shown = [p for p in study(name).points if all(p.value(key) in (None, value) for key, value in others.items())]
+        for point in shown:
             shares = [f"{100 * mean(point, measure):.1f} %" for measure in ("accuracy", "member_accuracy")]
             losses = [f"{mean(point, measure):.3g}" for measure in ("error", "diversity")]
             rows.append([words, f"{symbol} = {point.value(axis):g}", *shares, *losses])

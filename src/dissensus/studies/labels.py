@@ -57,8 +57,12 @@ def measure_label(name: str) -> str:
     ('drop 20%', "ensemble's error", 'PDS, mnist')
     >>> [measure_label(name) for name in ("accuracy_fgsm_0.02", "transfer_targeted_pgd_0.05", "standard_0.01")]
     ['FGSM 0.02', 'transfer, targeted PGD 0.05', 'worst case, standard 0.01']
+    >>> measure_label("train_diversity@0.1")
+    'training diversity after 10% of the epochs'
     """
     measure = Measure.parse(name)
+    if measure.share:
+        return f"{measure_label(measure.kind)} after {100 * float(measure.share):g}% of the epochs"
     score = SCORES.get(measure.score, measure.score.replace("_", " "))
     if measure.kind == WORST_CASE:
         return f"worst case, {measure.attack} {measure.parameter}"

@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -230,9 +230,10 @@ def sweepable_of(objective: str) -> tuple[str, ...]:
     return tuple(objectives.declaration(objectives.OBJECTIVES[objective]).sweepable or ())
 
 
-def objective_of(section: Objective) -> Callable[..., LossParts]:
+def objective_of(section: Objective, varied: Container[str] = ()) -> Callable[..., LossParts]:
     """The objective with all hyperparameters bound except those that the grid varies."""
-    return objective_with(section.name, {"loss": section.loss, "pool": section.pool, **section.options})
+    settings = {"loss": section.loss, "pool": section.pool, **section.options}
+    return objective_with(section.name, {key: value for key, value in settings.items() if key not in varied})
 
 
 def objective_with(name: str, settings: dict[str, Any]) -> Callable[..., LossParts]:

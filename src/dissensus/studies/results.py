@@ -24,6 +24,7 @@ _UNDER_ATTACK = re.compile(
 )
 _SUITE = re.compile(rf"({'|'.join(SUITES)})_({_NUMBER})")
 _PARAMETER = re.compile(rf"(codependence)_({_NUMBER})")
+_ON_CURVE = re.compile(rf"(\w+)@({_NUMBER})")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Measure:
     | ``auroc_mean_energy_pgd``, ``fooled_pgd`` | kind, score, attack |
     | ``transfer_targeted_pgd_0.05`` | kind, targeted, attack, parameter |
     | ``standard_0.01``, ``adaptive_0.01`` | kind ``"worst_case"``, attack (the suite), parameter |
+    | ``train_diversity@0.1`` | kind (a curve over the epochs), share |
     """
 
     kind: str
@@ -52,17 +54,21 @@ class Measure:
     score: str = ""
     """The out-of-distribution score of the kind ``"auroc"``."""
     targeted: bool = False
+    share: str = ""
+    """As written: the share of the epochs at whose end a curve is read."""
 
     @classmethod
     def parse(cls, name: str) -> "Measure":
         """The fields of a name. A name without known parts is a kind.
 
         >>> Measure.parse("accuracy_pgd_0.01")
-        Measure(kind='accuracy', attack='pgd', parameter='0.01', dataset='', score='', targeted=False)
-        >>> Measure.parse("auroc_mean_energy_corrupted-5")
-        Measure(kind='auroc', attack='', parameter='', dataset='corrupted-5', score='mean_energy', targeted=False)
+        Measure(kind='accuracy', attack='pgd', parameter='0.01', dataset='', score='', targeted=False, share='')
+        >>> Measure.parse("auroc_mean_energy_corrupted-5").score, Measure.parse("auroc_mean_energy_corrupted-5").dataset
+        ('mean_energy', 'corrupted-5')
         >>> Measure.parse("adaptive_0.1").attack, Measure.parse("accuracy_top5").kind
         ('adaptive', 'accuracy_top5')
+        >>> Measure.parse("train_error@0.1").kind, Measure.parse("train_error@0.1").share
+        ('train_error', '0.1')
         """
         if match := _UNDER_ATTACK.fullmatch(name):
             before, score, targeted, attack, parameter = match.groups()
@@ -72,6 +78,8 @@ class Measure:
             return cls(WORST_CASE, match[1], match[2])
         if match := _PARAMETER.fullmatch(name):
             return cls(match[1], parameter=match[2])
+        if match := _ON_CURVE.fullmatch(name):
+            return cls(match[1], share=match[2])
         dataset = max((known for known in SETS if name.endswith(f"_{known}")), key=len, default="")
         kind = name.removesuffix(f"_{dataset}") if dataset else name
         if dataset and kind.startswith("auroc_"):
@@ -83,7 +91,8 @@ class Measure:
     def __str__(self) -> str:
         kind = "" if self.kind == WORST_CASE else self.kind
         targeted = "targeted" if self.targeted else ""
-        return "_".join(filter(None, (kind, self.score, targeted, self.attack, self.parameter, self.dataset)))
+        name = "_".join(filter(None, (kind, self.score, targeted, self.attack, self.parameter, self.dataset)))
+        return f"{name}@{self.share}" if self.share else name
 
 
 class Estimate(NamedTuple):

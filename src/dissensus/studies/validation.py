@@ -113,6 +113,8 @@ def _check_grid(spec: Spec, file: str) -> None:
                 _check_name(file, key, value, list(methods))
             if axis == "unlabelled":
                 _check_unlabelled(file, key, str(value))
+            if axis == "pool" and spec.objective is not None:
+                _check_pool(file, key, spec.objective.loss, str(value))
 
 
 def _check_search(spec: Spec, file: str) -> None:
@@ -132,10 +134,7 @@ def _check_objective(spec: Spec, file: str) -> None:
     section = spec.objective
     if section is None:
         return
-    try:
-        check_pool(section.loss, section.pool)
-    except ValueError as reason:
-        raise SpecError(f"{file}: section 'objective': {reason}") from reason
+    _check_pool(file, "objective.pool", section.loss, section.pool)
     key = f"objective.options.{METHODS}"
     methods = checked_value(section.options.get(METHODS, {}), dict[str, dict[str, Any]], key, file)
     for name, method in methods.items():
@@ -154,6 +153,13 @@ def _check_objective(spec: Spec, file: str) -> None:
         _check_method(method, types, f"{key}.{name}", file)
     for name, method in {"": {}, **methods}.items():
         _check_choice(spec, {**section.options, **method}, f"{key}.{name}" if name else "objective.options", file)
+
+
+def _check_pool(file: str, key: str, loss: str, pool: str) -> None:
+    try:
+        check_pool(loss, pool)
+    except ValueError as reason:
+        raise SpecError(f"{file}: key {key!r}: {reason}") from reason
 
 
 def _check_method(method: Mapping[str, Any], types: Mapping[str, Any], key: str, file: str) -> None:

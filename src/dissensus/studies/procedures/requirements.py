@@ -53,6 +53,13 @@ def missing_measures(spec: Spec, has_measure: HasMeasure, measures: Mapping[str,
     ][:2]
 
 
+def missing_curves(spec: Spec, is_curve_measure: Callable[[str], bool]) -> list[str]:
+    """Curves over the epochs, where a measure is a value of one and the study records none."""
+    names = [name for name in spec.evaluation.measures if is_curve_measure(name)]
+    lacking = names and not spec.evaluation.curves
+    return [f"'evaluation.curves = true', which the measure {names[0]!r} needs"] if lacking else []
+
+
 def missing_method_settings(spec: Spec) -> list[str]:
     """The first setting of methods that nothing takes."""
     if spec.objective is None:
@@ -77,11 +84,11 @@ def missing_search(spec: Spec) -> list[str]:
     ]
 
 
-def objective_parameters(spec: Spec) -> set[str]:
-    """Parameters of the study's objective."""
+def objective_parameters(spec: Spec, fixed: Collection[str] = ("loss", "pool")) -> set[str]:
+    """Parameters of the study's objective that a grid may vary: all but those that measures take from the study."""
     if spec.objective is None or not hasattr(objectives, spec.objective.name):
         return set()
-    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters)
+    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters) - {*fixed}
 
 
 def network_options(spec: Spec) -> set[str]:

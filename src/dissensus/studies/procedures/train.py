@@ -26,7 +26,9 @@ from dissensus.studies.procedures.training import (
     TrainingUnit,
     finish_unit,
     first_seed,
+    is_curve_measure,
     measured_row,
+    measured_values,
     read_rows,
     stored_outputs,
     tracked,
@@ -83,7 +85,7 @@ def _sweep(unit: TrainingUnit, context: StudyContext, data: StudyData, chosen: d
     return sweep(
         build_of(spec, data),
         data.train,
-        objective_of(spec.objective),
+        objective_of(spec.objective, spec.grid),
         grid={**spec.grid, "seed": list(unit.seeds), **options},
         track=tracked(spec),
         device=context.device,
@@ -96,7 +98,8 @@ def _sweep(unit: TrainingUnit, context: StudyContext, data: StudyData, chosen: d
 
 def _grid_axes(spec: Spec) -> set[str]:
     known = {"seed", "network", "members", "split_seed", *VARIED}
-    return known | requirements.objective_parameters(spec) | requirements.network_options(spec)
+    fixed = ("loss", "pool") if spec.evaluation.curves else ("loss",)  # what is followed over the epochs has one pool
+    return known | requirements.objective_parameters(spec, fixed) | requirements.network_options(spec)
 
 
 GRID = Trainer(lambda spec, data: True, _train_grid, _grid_axes)  # noqa: ARG005
@@ -181,7 +184,6 @@ def remeasured(unit: TrainingUnit, context: StudyContext, point: Mapping[str, An
             f"{len(targets)} of {unit.data}."
         )
     targets = targets[:examples]
-    names = [name for name in spec.evaluation.measures if measures.is_output_measure(name, context.measures)]
     allowed = spec.grid if point is None else {axis: [value] for axis, value in point.items()}
     rows: list[Row] = []
     for row in read_rows(folder, spec):
@@ -189,9 +191,10 @@ def remeasured(unit: TrainingUnit, context: StudyContext, point: Mapping[str, An
             continue
         assert row.run is not None
         outputs = stored_outputs(folder, row.run)[:, :examples]
-        judged = LabelledOutputs(outputs, targets, spec.objective.loss, spec.objective.pool, row.train_error)
-        row = replace(row, measures=measures.values(names, judged, context.measures))
-        if "log_nonmaximal_volume" in names:
+        pool = row.value("pool") or spec.objective.pool
+        judged = LabelledOutputs(outputs, targets, spec.objective.loss, pool, row.train_error)
+        row = replace(row, measures=measured_values(context, spec, judged, row.curves))
+        if "log_nonmaximal_volume" in row.measures:
             row = replace(row, curves={"count": histogram(outputs, targets)})
         rows.append(row)
     return rows
@@ -204,10 +207,15 @@ def histogram(outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
     return torch.histc(volumes, bins, low, high).tolist()
 
 
+def _is_measure(name: str, output_measures: Mapping[str, OutputMeasure]) -> bool:
+    return measures.is_output_measure(name, output_measures) or is_curve_measure(name)
+
+
 def missing(spec: Spec, output_measures: Mapping[str, OutputMeasure]) -> list[str]:
     """What a study that trains networks lacks."""
     lacks = requirements.missing_objective(spec) + requirements.missing_network(spec)
-    lacks += requirements.missing_measures(spec, measures.is_output_measure, output_measures)
+    lacks += requirements.missing_measures(spec, _is_measure, output_measures)
+    lacks += requirements.missing_curves(spec, is_curve_measure)
     lacks = lacks or requirements.missing_method_settings(spec)
     return lacks or missing_axes(spec) or requirements.missing_search(spec)
 

@@ -2,8 +2,10 @@
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,17 @@ from dissensus.studies.checked_folders import inside, write_unit_manifest
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import LabelledOutputs
 from dissensus.studies.procedures.base import StudyContext
-from dissensus.studies.results import Row
+from dissensus.studies.results import Measure, Row
 from dissensus.studies.spec import Spec
 from dissensus.train import History
 from dissensus.train.settings import Metric
 
 TRACKED = ("accuracy", "member_accuracy")
 """Measures that are followed over the epochs, beside the losses."""
+_PARTS = {"error": "ensemble", "individual": "individual", "diversity": "diversity"}
+"""Losses that are followed over the epochs, and their names in a history."""
+CURVES = (*(f"{part}_{name}" for part in ("train", "test") for name in _PARTS), *TRACKED, "gap")
+"""Curves over the epochs; ``"CURVE@SHARE"`` is a measure, the value at the end of that share of the epochs."""
 ROWS = "rows.json"
 TARGETS = "targets.npy"
 
@@ -147,16 +153,46 @@ def measured_row(
     """A run with its measures; its outputs on test data are left in the folder."""
     spec = context.spec
     assert spec.objective is not None
-    loss, pool = spec.objective.loss, spec.objective.pool
+    loss, pool = spec.objective.loss, trained.point.get("pool", spec.objective.pool)
     outputs = trained.ensemble.predict(test[0], file=outputs_file(folder, trained.number))
     train_error = None
     if any(name in measures.TRAIN_MEASURES for name in spec.evaluation.measures):
         train_error = measures.error(trained.ensemble.predict(train[0]), train[1], loss, pool)
-    names = [name for name in spec.evaluation.measures if measures.is_output_measure(name, context.measures)]
     judged = LabelledOutputs(outputs, test[1], loss, pool, train_error)
-    row = trained.row(spec, data, measures.values(names, judged, context.measures))
     curves = epoch_curves(trained.history.epochs) if spec.evaluation.curves else None
+    row = trained.row(spec, data, measured_values(context, spec, judged, curves))
     return replace(row, train_error=train_error, curves=curves)
+
+
+def measured_values(
+    context: StudyContext, spec: Spec, judged: LabelledOutputs, curves: Mapping[str, Sequence[float]] | None
+) -> dict[str, float]:
+    """A study's measures of outputs and of curves, by name."""
+    names = [name for name in spec.evaluation.measures if measures.is_output_measure(name, context.measures)]
+    others = [name for name in spec.evaluation.measures if name not in names and is_curve_measure(name)]
+    values = measures.values(names, judged, context.measures)
+    return values | {name: curve_value(name, curves or {}) for name in others}
+
+
+def is_curve_measure(name: str) -> bool:
+    """Whether a measure is the value of a known curve at the end of a share of the epochs.
+
+    >>> is_curve_measure("train_error@0.1"), is_curve_measure("train_error@2"), is_curve_measure("train_error")
+    (True, False, False)
+    """
+    measure = Measure.parse(name)
+    return bool(measure.share) and measure.kind in CURVES and 0 < Fraction(measure.share) <= 1
+
+
+def curve_value(name: str, curves: Mapping[str, Sequence[float]]) -> float:
+    """The value of a curve at the end of a share of its epochs, rounded up; not a number where there is no such curve.
+
+    >>> curve_value("train_error@0.5", {"train_error": [3.0, 2.0, 1.0]}), curve_value("gap@1", {})
+    (2.0, nan)
+    """
+    measure = Measure.parse(name)
+    curve = curves.get(measure.kind, ())
+    return curve[math.ceil(Fraction(measure.share) * len(curve)) - 1] if len(curve) else math.nan
 
 
 def tracked(spec: Spec) -> dict[str, Metric]:
@@ -177,9 +213,8 @@ def epoch_curves(epochs: list[dict[str, Any]]) -> dict[str, list[float]]:
     >>> epoch_curves([{"ensemble": 1.0, "validation_ensemble": 1.5, "validation_accuracy": 0.5}])
     {'train_error': [1.0], 'test_error': [1.5], 'accuracy': [0.5], 'gap': [0.5]}
     """
-    parts = {"error": "ensemble", "individual": "individual", "diversity": "diversity"}
-    names = {f"train_{name}": part for name, part in parts.items()}
-    names |= {f"test_{name}": f"validation_{part}" for name, part in parts.items()}
+    names = {f"train_{name}": part for name, part in _PARTS.items()}
+    names |= {f"test_{name}": f"validation_{part}" for name, part in _PARTS.items()}
     names |= {name: f"validation_{name}" for name in TRACKED}
     curves = {name: [entry[key] for entry in epochs] for name, key in names.items() if epochs and key in epochs[0]}
     if "test_error" in curves and "train_error" in curves:
