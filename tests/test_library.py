@@ -263,9 +263,11 @@ def test_expectations_can_be_measured(name):
     settings = study(name)
     paper = at_scale(name, "paper")
     for e in settings.expect:
+        if e.every:
+            continue
         by_data = [spec.on_data(paper, data).evaluation.measures for data in e.data or paper.data]
         others = [e.than_measure] if isinstance(e.than_measure, str) else e.than_measure
-        for measure in [e.measure, *filter(None, others)]:
+        for measure in [e.measure, *filter(None, others), *(condition.measure for condition in e.given)]:
             assert any(measure in measures for measures in by_data), (e.says, measure)
         for point in points(e):
             assert not e.along or (e.along in paper.grid and e.along not in point), e.says
@@ -297,6 +299,8 @@ def test_expectations_are_single_points_of_the_grid(name, scale):
 @every_study
 def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
     for e in study(name).expect:
+        if e.every:
+            continue
         bounded = e.low is not None or e.high is not None
         assert (e.paper is not None) + bounded + bool(e.direction) == 1, e.says
         assert bool(e.than or e.than_measure) + bool(e.along) == bool(e.direction), e.says
@@ -305,6 +309,54 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
         assert e.paper is None or e.tolerance > 0, e.says
         assert e.direction != "similar" or e.tolerance > 0, e.says
         assert not bounded or (e.low if e.low is not None else -1e9) <= (e.high if e.high is not None else 1e9), e.says
+
+
+@every_study
+def test_parts_of_a_claim_are_directions_or_bounds(name):
+    """Every group is summed up by one statement, on data that its parts are about; a paper's number is no part."""
+    settings = study(name)
+    for group in {e.group for e in settings.expect} - {""}:
+        parts = [e for e in settings.expect if e.group == group]
+        (whole,) = (e for e in settings.expect if e.every == group)
+        assert len(parts) > 1
+        assert all(e.paper is None and not e.along for e in parts), group
+        for scale in ("laptop", "paper"):
+            resolved = at_scale(name, scale)
+            for data in whole.data or resolved.data:
+                if data not in resolved.data:
+                    continue
+                measures = spec.on_data(resolved, data).evaluation.measures
+                here = [e for e in parts if not e.data or data in e.data]
+                assert here, (group, data)
+                assert {e.measure for e in here} <= set(measures), (scale, data)
+
+
+ROWS_OF_ADP = {"adp/table-2": 60, "adp/table-3": 9, "adp/table-4": 12, "adp/table-5": 6}
+"""Comparisons of ADP's tables: with the baseline, with the entropy term alone (table 2), with CIFAR-10 (table 3)."""
+
+
+@pytest.mark.parametrize(("name", "rows"), ROWS_OF_ADP.items())
+def test_every_row_of_adps_tables_is_part_of_the_claim(name, rows):
+    first, *others = study(name).expect
+    assert first.every == "claim"
+    parts = [e for e in others if e.group == "claim"]
+    assert len(parts) == rows
+    assert all(e.at["method"] == "adp-2-0.5" and e.direction for e in parts)
+    measured = {e.measure for e in others if e.paper is not None} - {"accuracy"}
+    assert {e.measure for e in parts} == measured
+
+
+@pytest.mark.parametrize("name", [name for name in REQUIRED if name.startswith("adp/")])
+def test_adps_studies_need_three_seeds_for_a_verdict(name):
+    for scale in set(study(name).scales) - {"smoke"}:
+        assert len(at_scale(name, scale).grid["seed"]) >= 3
+
+
+def test_detection_is_judged_only_where_attacks_fool():
+    for e in study("adp/figure-4").expect:
+        if e.measure.startswith("auroc"):
+            ((measure, low),) = ((condition.measure, condition.low) for condition in e.given)
+            assert (measure, low) == (f"fooled_{e.measure.removeprefix('auroc_nonmaximal_volume_')}", 0.95)
 
 
 @every_study

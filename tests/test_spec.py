@@ -56,6 +56,24 @@ def test_results_of_another_release_are_not_taken_for_this_ones(monkeypatch):
     assert parsed().digest() != before
 
 
+@pytest.mark.parametrize(
+    ("expect", "words"),
+    [
+        ([{"says": "x"}], "'expect[0].measure' is missing"),
+        (
+            [{"says": "x", "measure": "y", "group": "g"}, {"says": "z", "measure": "y", "every": "g"}],
+            "'expect[1].measure'",
+        ),
+        ([{"says": "x", "every": "g"}], "'expect[0].every' must be the group of other statements; got 'g'."),
+        ([{"says": "x", "every": "rows"}, {"says": "z", "measure": "y", "group": "row"}], "'row'"),
+        ([{"says": "x", "every": "g", "group": "g"}], "'expect[0].every'"),
+        ([{"says": "x", "measure": "y", "given": [{"low": 0.5}]}], "expect[0].given[0].measure is missing"),
+    ],
+)
+def test_a_statement_has_a_measure_or_a_group(expect, words):
+    assert words in message(expect=expect)
+
+
 def test_a_good_file_becomes_a_study():
     study = parsed()
     assert study.name == "collusion/figure-2"

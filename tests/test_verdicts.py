@@ -11,7 +11,7 @@ from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies import library, verdicts
 from dissensus.studies.page import standing
 from dissensus.studies.results import Estimate, Point, Summary, Verdict
-from dissensus.studies.spec import Expectation, Spec
+from dissensus.studies.spec import Condition, Expectation, Spec
 from dissensus.studies.summary import estimate
 from dissensus.studies.verdicts import Sample
 
@@ -326,6 +326,147 @@ def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
     assert f"beta = {best:g}" in result.says
     two_points = [p for p in points if p.axes["beta"] in (0.0, 1.0)]
     assert verdict(expectation, two_points).verdict == verdict(expectation, []).verdict == "not run"
+
+
+# Conditions, gains and groups
+
+
+@pytest.mark.parametrize(
+    ("fooled", "expected"),
+    [
+        ([0.97, 0.99, 0.96], "agrees"),
+        ([1.0, 1.0, 1.0], "agrees"),
+        ([0.97, 0.94, 0.96], "undecided"),
+        ([0.9, 0.94, 0.8], "not comparable"),
+        ([math.nan] * 3, "not run"),
+    ],
+)
+def test_a_statement_needs_its_conditions_in_every_run(fooled, expected):
+    measures = {"m": estimate([0.8, 0.81, 0.83]), "fooled": estimate(fooled)}
+    points = [Point("a", {"beta": 1.0}, measures, seeds=[0, 1, 2])]
+    expectation = Expectation("s", "m", **AT_ONE, low=0.5, given=[Condition("fooled", low=0.95)])
+    result = verdict(expectation, points)
+    assert result.verdict == expected
+    assert result.ours == pytest.approx(0.81333, rel=1e-4)
+    assert verdict(replace(expectation, given=[]), points).verdict == "agrees"
+
+
+def test_a_condition_may_be_of_another_point_and_has_two_ends():
+    points = [point([0.8, 0.81, 0.83], beta=1.0), point([0.1, 0.12, 0.11], beta=0.0)]
+    for bounds, expected in [
+        ({"low": 0.05, "high": 0.2}, "agrees"),
+        ({"high": 0.11}, "undecided"),
+        ({"low": 0.5}, "not comparable"),
+    ]:
+        given = [Condition("m", {"beta": 0.0}, **bounds)]
+        assert verdict(Expectation("s", "m", **AT_ONE, low=0.5, given=given), points).verdict == expected
+    failing = Expectation("s", "m", **AT_ONE, high=0.5, given=[Condition("m", low=0.9)])
+    assert verdict(failing, points).verdict == "not comparable", "a contradiction says nothing either"
+    without = [without_values(one) for one in points]
+    one_side = Expectation("s", "m", **AT_ONE, low=0.5, given=[Condition("m", high=0.82)])
+    assert verdict(one_side, points).verdict == "undecided"
+    assert verdict(one_side, without).verdict == "agrees", "of the mean, where that is all"
+
+
+def gains(first, second):
+    """Points of two data sets: a method's values, over a baseline of the seeds' numbers."""
+    points = []
+    for data, values in (("a", first), ("b", second)):
+        base = [0.1 * seed for seed in range(len(values))]
+        points += [
+            point([b + v for b, v in zip(base, values, strict=True)], data=data, method="ours"),
+            point(base, data=data, method="baseline"),
+        ]
+    return points
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 1.1, 1.2], [2.0, 2.3, 2.1], "agrees"),
+        ([3.0, 3.1, 3.2], [2.0, 2.3, 2.1], "disagrees"),
+        ([1.0, 2.6, 1.2], [2.0, 2.3, 2.1], "undecided"),
+    ],
+)
+def test_gains_are_compared_across_data(first, second, expected):
+    expectation = Expectation(
+        "s",
+        "m",
+        at={"method": "ours"},
+        than={"data": "b", "method": "ours"},
+        gain_over={"method": "baseline"},
+        direction="less",
+        data=["a"],
+    )
+    differing = {"a": [], "b": ["8 of 80 epochs"]}
+    (result,) = verdicts.judge(spec_of(expectation, data=("a", "b")), gains(first, second), differing)
+    assert (result.verdict, result.data) == (expected, "a")
+    assert result.ours == pytest.approx(np.mean(first))
+    assert result.difference == pytest.approx(np.mean(first) - np.mean(second))
+    assert result.differences == ["8 of 80 epochs"], "the setting of both counts"
+    (missing,) = verdicts.judge(spec_of(expectation, data=("a", "b")), gains(first, second)[:2])
+    assert missing.verdict == "not run"
+
+
+def all_of(*values, points=(), **settings):
+    """The verdict on a group of statements that a value is above zero, one for each list of values."""
+    parts = [Expectation(f"s{i}", f"m{i}", low=0.0, group="g", **settings) for i in range(len(values))]
+    measures = {f"m{i}": estimate(v) for i, v in enumerate(values) if v}
+    seeds = list(range(max(map(len, values))))
+    spec = spec_of(Expectation("all", every="g"), *parts)
+    return verdicts.judge(spec, [Point("a", {}, measures, seeds=seeds), *points])[0]
+
+
+GOOD, BAD, OPEN = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [1.0, -1.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "words"),
+    [
+        ([GOOD, GOOD], "agrees", "2 statements: 2 agree"),
+        ([GOOD, OPEN], "undecided", "1 agrees, 1 undecided"),
+        ([GOOD, BAD, OPEN, []], "disagrees", "1 disagrees"),
+        ([GOOD, []], "not run", "1 agrees, 1 not run"),
+        ([[2.0], [3.0]], "undecided", "2 undecided"),
+    ],
+)
+def test_a_group_agrees_where_all_of_its_statements_do(values, expected, words):
+    result = all_of(*values)
+    assert (result.verdict, result.ours, result.paper) == (expected, None, "all of them")
+    assert words in result.says
+
+
+def test_a_group_without_any_result_is_not_run():
+    assert all_of([], []).verdict == "not run"
+    elsewhere = Expectation("part", "m", low=0.0, group="g", data=["b"])
+    spec = spec_of(Expectation("all", every="g"), elsewhere, data=("a", "b"))
+    results = verdicts.judge(spec, [point(GOOD, data="b"), point(GOOD, data="a")])
+    assert [(r.data, r.verdict) for r in results[:2]] == [("a", "not run"), ("b", "agrees")]
+
+
+def test_a_group_is_not_comparable_where_a_part_is_not():
+    given = [Condition("m1", low=5.0)]
+    assert all_of(GOOD, GOOD, given=given).verdict == "not comparable"
+
+
+def test_many_statements_rarely_contradict_by_chance():
+    """Of a group in which nothing is true or false, at most 2.5 % disagree, however many statements it has."""
+    generator = np.random.default_rng(1)
+    runs = 400
+    outcomes = [all_of(*generator.normal(size=(15, 3)).tolist()).verdict for _ in range(runs)]
+    assert outcomes.count("disagrees") <= 0.025 * runs + 3 * math.sqrt(0.025 * runs)
+    assert outcomes.count("agrees") == 0
+    parts = [Expectation(f"s{i}", f"m{i}", **COMPARED, direction="greater", group="g") for i in range(15)]
+    spec = spec_of(Expectation("all", every="g"), *parts)
+    outcomes = []
+    for _ in range(runs):
+        tables = generator.normal(size=(2, 15, 3)).tolist()
+        points = [
+            Point("a", {"beta": float(b)}, {f"m{i}": estimate(v) for i, v in enumerate(table)}, seeds=[0, 1, 2])
+            for b, table in enumerate(tables)
+        ]
+        outcomes.append(verdicts.judge(spec, points)[0].verdict)
+    assert outcomes.count("disagrees") <= 0.025 * runs + 3 * math.sqrt(0.025 * runs)
 
 
 # Settings, data, and studies in short

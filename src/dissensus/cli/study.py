@@ -175,7 +175,9 @@ def _print_summary(summary: Any) -> None:
 
 def _ours(verdict: Any) -> str:
     """Our number, with its interval or that of the difference on a second line."""
-    ours = "" if verdict.ours is None else f"{verdict.ours:.3g}"
+    if verdict.ours is None:
+        return ""
+    ours = f"{verdict.ours:.3g}"
     if verdict.low is None:
         return f"{ours}\n[dim]{'one seed' if verdict.seeds == 1 else 'no spread'}[/dim]"
     sign = "Δ " if verdict.compared else ""

@@ -146,17 +146,36 @@ class FigureSection:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What must hold in the runs themselves before a statement on them says anything."""
+
+    measure: str
+    at: dict[str, Scalar] = field(default_factory=dict)
+    """The point of the measure; that of the statement by default."""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class Expectation:
     """A statement of the paper that can be checked by a number."""
 
     says: str
-    measure: str
+    measure: str = ""
+    every: str = ""
+    """A group, in place of a measure: all of its statements must hold."""
+    group: str = ""
+    """The group that it is part of."""
+    given: list[Condition] = field(default_factory=list)
+    """Conditions without which the statement is not comparable, such as that an attack succeeds."""
     at: dict[str, Scalar] = field(default_factory=dict)
     """The point of the measure, such as ``{beta = 1.0}``."""
     than: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
-    """A point to compare it with; a list stands for every one of its values."""
+    """A point to compare it with, of other data where it names ``data``; a list stands for every one of its values."""
     than_measure: str | list[str] = ""
     """A measure to compare it with, or several, at ``than`` or at the same point; the measure itself by default."""
+    gain_over: dict[str, Scalar] = field(default_factory=dict)
+    """Values are gains over those at the point with these changes, such as ``{method = "baseline"}``."""
     along: str = ""
     """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
     direction: Literal[
@@ -249,7 +268,22 @@ def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
         _section(merged(settings, other) | {"name": name}, Spec, file, f"scales.{scale}")
     _check_by_data(spec, settings, file)
     _check_cost(spec, file)
+    _check_statements(spec, file)
     return spec
+
+
+def _check_statements(spec: Spec, file: str) -> None:
+    """Refuse statements without a measure, and those on groups without statements."""
+    groups = tuple(dict.fromkeys(e.group for e in spec.expect if e.group))
+    for number, expectation in enumerate(spec.expect):
+        key = f"expect[{number}]"
+        if bool(expectation.measure) == bool(expectation.every):
+            raise SpecError(f"{file}: key '{key}.measure' is missing; only a statement with 'every' has none.")
+        if expectation.every and (expectation.every not in groups or expectation.group):
+            raise SpecError(
+                f"{file}: key '{key}.every' must be the group of other statements; got {_shown(expectation.every)}."
+                f"{_near(expectation.every, groups) if groups else ''}"
+            )
 
 
 def _check_by_data(spec: Spec, settings: dict[str, Any], file: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies.results import Estimate, Point, Verdict
-from dissensus.studies.spec import Expectation, Spec
+from dissensus.studies.spec import Condition, Expectation, Spec
 
 AGREES, DIRECTION, DISAGREES, UNDECIDED = "agrees", "agrees in direction", "disagrees", "undecided"
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
@@ -113,31 +113,51 @@ def judge(
     """
     verdicts: list[Verdict] = []
     for number, expectation in enumerate(spec.expect):
-        names = [data for data in expectation.data or spec.data if data in spec.data]
+        names = _data_of(expectation, spec)
         for data in names:
-            here = [point for point in points if point.data == data]
-            measured = _Measured(here, exact, trials)
-            reduced = list((differences or {}).get(data, ()))
-            try:
-                verdict = _verdict(expectation, data, measured, reduced)
-            except Ambiguous:
-                says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
-                verdict = _not_run(replace(expectation, says=says), data)
+            reduced = _reduced(expectation, data, differences or {})
+            measured = _Measured(points, data, exact, trials)
+            parts = [part for part in spec.expect if part.group == expectation.every and data in _data_of(part, spec)]
+            if expectation.every:
+                verdict = _all_of(expectation, parts, measured, reduced)
+            else:
+                verdict = _judged(expectation, measured, reduced)
             verdicts.append(replace(verdict, statement=number, differences=reduced))
         if not names:
             verdicts.append(replace(_not_run(expectation, ", ".join(expectation.data)), statement=number))
     return verdicts
 
 
+def _data_of(expectation: Expectation, spec: Spec) -> list[str]:
+    return [data for data in expectation.data or spec.data if data in spec.data]
+
+
+def _reduced(expectation: Expectation, data: str, differences: Mapping[str, Sequence[str]]) -> list[str]:
+    """Differences to the paper's setting on all data that a statement is about."""
+    others = expectation.than.get("data", data)
+    names = [data, *(others if isinstance(others, list) else [others])]
+    return list(dict.fromkeys(words for name in names for words in differences.get(str(name), ())))
+
+
 class _Measured(NamedTuple):
-    """The points of one data set."""
+    """All points, seen from one data set."""
 
     points: Sequence[Point]
+    data: str
     exact: bool
     trials: str
 
-    def sample(self, at: Mapping[str, Any], measure: str) -> Sample | None:
-        """A measure at a point; None where it was not measured."""
+    @property
+    def here(self) -> list[Point]:
+        """Points of the data set."""
+        return [point for point in self.points if point.data == self.data]
+
+    def sample(self, at: Mapping[str, Any], measure: str, gain_over: Mapping[str, Any] | None = None) -> Sample | None:
+        """A measure at a point, or its gain over another point; None where it was not measured."""
+        if gain_over:
+            value, base = self.sample(at, measure), self.sample({**at, **gain_over}, measure)
+            return None if value is None or base is None else value.minus(base)
+        at = {"data": self.data, **at}
         here = [point for point in self.points if all(_same(point.value(axis), value) for axis, value in at.items())]
         here = [point for point in here if measure in point.measures]
         if len(here) > 1:
@@ -165,23 +185,66 @@ def _not_run(expectation: Expectation, data: str) -> Verdict:
     return Verdict(expectation.says, data, NOT_RUN, _in_words(expectation), None, None, None, None, 0)
 
 
-def _verdict(expectation: Expectation, data: str, measured: _Measured, reduced: Sequence[str]) -> Verdict:
+def _judged(expectation: Expectation, measured: _Measured, reduced: Sequence[str], parts: int = 1) -> Verdict:
+    """The verdict on one statement, which is one of several ``parts`` of another."""
+    try:
+        verdict = _verdict(expectation, measured, reduced, parts)
+        conditions = [_holds(condition, expectation, measured) for condition in expectation.given]
+    except Ambiguous:
+        says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
+        return _not_run(replace(expectation, says=says), measured.data)
+    for outcome in (NOT_RUN, NOT_COMPARABLE, UNDECIDED):
+        if outcome in (verdict.verdict, *conditions):
+            return replace(verdict, verdict=outcome)
+    return verdict
+
+
+def _holds(condition: Condition, expectation: Expectation, measured: _Measured) -> str:
+    """Whether all runs meet a condition: it is about these runs, so that no interval is needed."""
+    sample = measured.sample(condition.at or expectation.at, condition.measure)
+    if sample is None:
+        return NOT_RUN
+    low = -math.inf if condition.low is None else condition.low
+    high = math.inf if condition.high is None else condition.high
+    values = [sample.mean] if sample.by_seed is None else list(sample.by_seed.values())
+    met = [low <= value <= high for value in values]
+    return AGREES if all(met) else UNDECIDED if any(met) else NOT_COMPARABLE
+
+
+def _all_of(
+    expectation: Expectation, parts: Sequence[Expectation], measured: _Measured, reduced: Sequence[str]
+) -> Verdict:
+    """The verdict on all statements of a group together: every one must agree, and one that disagrees is enough."""
+    outcomes = [_judged(part, measured, reduced, len(parts)).verdict for part in parts]
+    if not any(outcome != NOT_RUN for outcome in outcomes):
+        return _not_run(expectation, measured.data)
+    missing = next((outcome for outcome in (NOT_RUN, NOT_COMPARABLE) if outcome in outcomes), None)
+    combined = _combined(outcomes) if missing is None or DISAGREES in outcomes else missing
+    says = f"{expectation.says} ({len(parts)} statements: {counts_in_words(_counted(outcomes))})"
+    return replace(_not_run(expectation, measured.data), says=says, verdict=combined)
+
+
+def _verdict(expectation: Expectation, measured: _Measured, reduced: Sequence[str], parts: int) -> Verdict:
+    data = measured.data
     if expectation.along:
         return _inside(expectation, data, measured)
-    value = measured.sample(expectation.at, expectation.measure)
+    value = measured.sample(expectation.at, expectation.measure, expectation.gain_over)
     if value is None:
         return _not_run(expectation, data)
     if expectation.direction:
         if reduced:  # the direction is a statement about other settings too, a paper's number is not
             expectation = replace(expectation, paper=None)
-        return _compared(expectation, data, value, measured)
+        return _compared(expectation, data, value, measured, parts)
     base = _finished(
         Verdict(expectation.says, data, "", _in_words(expectation), value.mean, None, None, None, 0), value
     )
     if expectation.paper is None:
         floor = -math.inf if expectation.low is None else expectation.low
         ceiling = math.inf if expectation.high is None else expectation.high
-        return replace(base, verdict=_within(value.interval(), floor, ceiling))
+        verdict = _within(value.interval(), floor, ceiling)
+        if verdict == DISAGREES and _within(value.interval(_wide(parts)), floor, ceiling) != DISAGREES:
+            verdict = UNDECIDED
+        return replace(base, verdict=verdict)
     difference = value.mean - expectation.paper
     verdict = NOT_COMPARABLE if reduced else _within(_from_paper(expectation, value), *_tolerated(expectation))
     return replace(base, verdict=verdict, difference=difference)
@@ -225,7 +288,7 @@ def _tolerated(expectation: Expectation) -> tuple[float, float]:
 # Comparisons
 
 
-def _compared(expectation: Expectation, data: str, value: Sample, measured: _Measured) -> Verdict:
+def _compared(expectation: Expectation, data: str, value: Sample, measured: _Measured, parts: int) -> Verdict:
     """A value against one or several others; it must hold against every one of them.
 
     Every comparison has to agree, so no correction for their number is needed. One that disagrees is enough, so the
@@ -233,12 +296,12 @@ def _compared(expectation: Expectation, data: str, value: Sample, measured: _Mea
     """
     others: dict[str, Sample] = {}
     for name, at, measure in _opponents(expectation):
-        other = measured.sample(at, measure)
+        other = measured.sample(at, measure, expectation.gain_over)
         if other is None or not value.minus(other).seeds:
             return _not_run(expectation, data)
         others[name] = other
     compare = _COMPARISONS[expectation.direction]
-    outcomes = {name: compare(expectation, value, other, len(others)) for name, other in others.items()}
+    outcomes = {name: compare(expectation, value, other, parts * len(others)) for name, other in others.items()}
     sign = -1 if expectation.direction in ("less", "not less") else 1
     hardest = min(others, key=lambda name: sign * (value.mean - others[name].mean))
     says = expectation.says if len(others) == 1 else f"{expectation.says} (the hardest: {hardest})"
@@ -333,7 +396,7 @@ def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict
     (Bonferroni). It disagrees where an end is beyond every inner point.
     """
     axis, sign = expectation.along, 1 if expectation.direction == "lowest inside" else -1
-    values = sorted({point.value(axis) for point in measured.points} - {None})
+    values = sorted({point.value(axis) for point in measured.here} - {None})
     points = (measured.sample({**expectation.at, axis: value}, expectation.measure) for value in values)
     samples = [sample for sample in points if sample is not None]
     if len(values) < 3 or len(samples) < len(values):
@@ -367,6 +430,8 @@ def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict
 def _in_words(expectation: Expectation) -> str:
     """The paper's number, bounds or direction in few words."""
     low, high = expectation.low, expectation.high
+    if expectation.every:
+        return "all of them"
     if expectation.paper is not None:
         return f"{expectation.paper:g} ± {expectation.tolerance:g}"
     if low is not None and high is not None:

@@ -35,7 +35,7 @@ from dissensus.studies.standardisation import Standardised
 STRONGER: dict[str, Callable[..., attacks.Adversarial]] = {"apgd": attacks.apgd, "square": attacks.square}
 """Attacks beside those of the paper, on as many examples as the paper uses for its slow ones."""
 EXAMPLES = 1000
-"""Number of examples of attacks that are not part of table 2, and of suites."""
+"""Number of examples of attacks that are not part of table 2, of suites, and of maps of features."""
 STRENGTHS = {"fgsm": 0.1, "bim": 0.05, "pgd": 0.05, "mim": 0.05, "carlini_wagner": 10.0, "elastic_net": 20.0}
 """Parameters of attacks for detection: "much larger" than in table 2, according to the paper; the values cannot be read
 in our copy."""
@@ -148,7 +148,7 @@ def examples_of(name: str, ensemble: AttackedEnsemble) -> int:
         return ensemble.count(measure.attack, setting.examples)
     if measure.kind == WORST_CASE:
         return ensemble.count(measure.attack, EXAMPLES)
-    return ensemble.count("transfer" if measure.kind == "transfer" else "features", EXAMPLES)
+    return ensemble.count("transfer", EXAMPLES) if measure.kind == "transfer" else ensemble.count("features", None)
 
 
 def _accuracy(ensemble: AttackedEnsemble, measure: Measure) -> float:
@@ -274,13 +274,13 @@ def _transfer(ensemble: AttackedEnsemble, measure: Measure) -> float:
 
 def _similarity(ensemble: AttackedEnsemble, measure: Measure) -> float:
     del measure
-    count = ensemble.count("features", EXAMPLES)
+    count = ensemble.count("features", None)
     model, x = ensemble.model, ensemble.x[:count]
     if isinstance(model, Standardised):
         model, x = model.model, model.scaled(x)
     assert isinstance(model, Ensemble)
     hidden = features.hidden(model, x)
-    ensemble.drawn["map"] = features.plane_maps(hidden, ensemble.y[:count], seed=ensemble.seed)
+    ensemble.drawn["map"] = features.plane_maps(hidden[:, :EXAMPLES], ensemble.y[:EXAMPLES], seed=ensemble.seed)
     return features.similarity(hidden)
 
 
