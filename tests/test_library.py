@@ -175,6 +175,12 @@ def test_a_study_has_reference_title_and_figure(name):
 
 
 @every_study
+def test_data_beside_the_papers_is_data_of_the_study_and_leaves_some(name):
+    paper = at_scale(name, "paper")
+    assert set(paper.beside) < set(paper.data)
+
+
+@every_study
 def test_the_claim_of_a_study_is_one_sentence(name):
     claim = study(name).claim
     assert claim.endswith(".")
