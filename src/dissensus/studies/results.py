@@ -374,7 +374,7 @@ class Summary:
     scale: str
     provenance: Provenance
     settings: Mapping[str, Any]
-    """Everything that decides what is computed, as plain values; empty in results of earlier releases."""
+    """Everything that decides what is computed, as plain values."""
     axes: Sequence[str]
     """``"data"`` and the axes of the grid, but the seed."""
     points: Sequence[Point]
@@ -391,7 +391,7 @@ class Summary:
             "study": self.study,
             "scale": self.scale,
             "made": self.provenance.to_json(),
-            **({"settings": dict(self.settings)} if self.settings else {}),
+            "settings": dict(self.settings),
             "axes": list(self.axes),
             "points": [point.to_json() for point in self.points],
         }
@@ -403,7 +403,7 @@ class Summary:
             values["study"],
             values["scale"],
             Provenance.from_json(values["made"]),
-            values.get("settings", {}),
+            values["settings"],
             values["axes"],
             [Point.from_json(point, values["axes"]) for point in values["points"]],
         )

@@ -205,8 +205,6 @@ def staleness(summary: Summary) -> str:
         today = resolved(spec, summary.scale, dict(made.changes), f"{spec.name}.toml").settings_fingerprint()
     except SpecError:
         return "the study has no such settings any more"
-    if not made.fingerprint:
-        return "it does not say which settings it was made with"
     return "" if made.fingerprint == today else "the study's settings have changed since"
 
 

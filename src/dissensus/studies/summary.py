@@ -39,9 +39,8 @@ def judged(summary: Summary) -> Summary:
         return summary
     today = resolved(spec, summary.scale, {}, f"{spec.name}.toml")
     names = list(dict.fromkeys(point.data for point in summary.points))
-    settings = summary.settings or resolved(spec, summary.scale, dict(summary.provenance.changes), "").settings()
-    paper = resolved(spec, "paper", {}, f"{spec.name}.toml").to_dict() if "paper" in spec.scales else settings
-    differing = {data: differences(settings, paper, data) for data in names}
+    paper = resolved(spec, "paper", {}, f"{spec.name}.toml").to_dict() if "paper" in spec.scales else summary.settings
+    differing = {data: differences(summary.settings, paper, data) for data in names}
     here = replace(today, data=list(dict.fromkeys([*today.data, *names])))
     return replace(summary, verdicts=_verdicts(here, summary.points, differing))
 
