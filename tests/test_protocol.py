@@ -3,8 +3,8 @@
 import pytest
 
 from dissensus.studies import library
-from dissensus.studies.protocol import differences
-from dissensus.studies.spec import resolved
+from dissensus.studies.protocol import differences, named_axes
+from dissensus.studies.spec import Expectation, resolved
 
 
 def settings(name, scale, **changes):
@@ -15,7 +15,18 @@ def test_the_paper_does_not_differ_from_itself_and_seeds_do_not_count():
     paper = settings("collusion/figure-18", "paper")
     assert differences(paper, paper, "cifar10") == []
     fewer = settings("collusion/figure-18", "paper", **{"grid.seed": [0], "grid.drop": [0.0, 0.6]})
-    assert differences(fewer, paper, "cifar10") == []
+    assert differences(fewer, paper, "cifar10", named={"drop"}) == []
+    assert differences(fewer, paper, "cifar10") == ["drop [0.0, 0.6] instead of [0.0, 0.2, 0.4, 0.6]"]
+
+
+def test_axes_of_the_grid_count_unless_every_statement_names_its_points():
+    paper = settings("collusion/figure-18", "paper")
+    run = settings("collusion/figure-18", "paper", **{"grid.lr": [1e-7]})
+    assert differences(run, paper, "cifar10", named={"drop"}) == ["lr [1e-07] instead of none"]
+    at = [Expectation("s", "m", at={"drop": 0.6, "lr": 0.1}), Expectation("s", "m", at={"drop": 0.0})]
+    assert named_axes([*at, Expectation("s", every="claim")]) == {"drop"}
+    assert named_axes([]) == set()
+    assert differences({**paper, "uses": "adp/table-1"}, paper, "cifar10") == ["uses adp/table-1 instead of none"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,7 @@ def test_only_methods_that_were_run_are_compared():
     other["objective"]["options"]["methods"]["divdis"] = {"objective": "divdis", "unlabelled": "jigsaw"}
     assert differences(other, paper, "imagenet-folder") == ["other methods (divdis)"]
     fewer = {**other, "grid": {**other["grid"], "method": ["single", "a2d"]}}
-    assert differences(fewer, paper, "imagenet-folder") == []
+    assert differences(fewer, paper, "imagenet-folder", named={"method"}) == []
 
 
 @pytest.mark.parametrize("name", library.names())

@@ -187,6 +187,6 @@ def test_a_result_carries_what_it_is_of(tmp_path):
     settings = settings_of(STUDY)
     assert summary["settings"] == settings.settings()
     assert summary["made"]["fingerprint"] == settings.settings_fingerprint()
-    assert summary["made"]["procedure_version"] == PROCEDURES["formula"].version
+    assert summary["made"]["procedures"] == {"formula": PROCEDURES["formula"].version}
     assert summary["made"]["source"] == source_digest()
     assert "verdicts" not in summary

@@ -29,7 +29,9 @@ def settings(**changes):
         "evaluation": {"measures": ["error", "diversity"]},
         "figure": {"x": "beta", "lines": ["error"]},
         "cost": {"smoke": {"cpu": 0.1}, "paper": {"gpu": 3}},
-        "expect": [{"says": "more", "measure": "diversity", "at": {"beta": 1.0}, "than": {"beta": 0.0}}],
+        "expect": [
+            {"says": "more", "measure": "diversity", "at": {"beta": 1.0}, "than": {"beta": 0.0}, "direction": "greater"}
+        ],
         "scales": {"smoke": {"grid": {"beta": [1.0]}, "optimisation": {"epochs": 2}}, "paper": {}},
         **changes,
     }
@@ -61,11 +63,11 @@ def test_results_of_another_release_are_not_taken_for_this_ones(monkeypatch):
     [
         ([{"says": "x"}], "'expect[0].measure' is missing"),
         (
-            [{"says": "x", "measure": "y", "group": "g"}, {"says": "z", "measure": "y", "every": "g"}],
+            [{"says": "x", "measure": "y", "low": 0.0, "group": "g"}, {"says": "z", "measure": "y", "every": "g"}],
             "'expect[1].measure'",
         ),
         ([{"says": "x", "every": "g"}], "'expect[0].every' must be the group of other statements; got 'g'."),
-        ([{"says": "x", "every": "rows"}, {"says": "z", "measure": "y", "group": "row"}], "'row'"),
+        ([{"says": "x", "every": "rows"}, {"says": "z", "measure": "y", "low": 0.0, "group": "row"}], "'row'"),
         ([{"says": "x", "every": "g", "group": "g"}], "'expect[0].every'"),
         ([{"says": "x", "measure": "y", "given": [{"low": 0.5}]}], "expect[0].given[0].measure is missing"),
     ],

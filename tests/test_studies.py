@@ -34,7 +34,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.procedures import search, train
 from dissensus.studies.procedures.training import curve_value
 from dissensus.studies.results import Provenance
-from dissensus.studies.run_folders import SHIPPED, read_report
+from dissensus.studies.run_folders import SHIPPED, folder_of, read_report
 from dissensus.studies.summary import summarise
 from dissensus.studies.validation import missing
 
@@ -67,7 +67,7 @@ def test_a_run_leaves_everything_that_a_reader_needs(quick, tmp_path):
     reported = []
     folder = quick(on_study=lambda text, share: reported.append((text, share)))
     resolved = spec.resolved(library.load(STUDY), "smoke", QUICK, "x")
-    assert folder == tmp_path / STUDY / f"smoke-{resolved.digest()}"
+    assert folder == folder_of(resolved, "smoke", tmp_path)
     assert {path.name for path in folder.iterdir()} >= {"spec.toml", "report.json", "DONE", "made-table-seed-0"}
     report = json.loads((folder / "report.json").read_text())
     assert report["spec"]["search"]["trials"] == 2

@@ -10,7 +10,7 @@ import scipy.stats
 from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies import library, verdicts
 from dissensus.studies.page import standing
-from dissensus.studies.results import Estimate, Point, Summary, Verdict
+from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
 from dissensus.studies.spec import Condition, Expectation, Spec
 from dissensus.studies.summary import estimate
 from dissensus.studies.verdicts import Sample
@@ -117,6 +117,25 @@ def test_an_extreme_inside_is_rarely_seen_where_all_points_are_alike(seeds):
         outcomes.append(verdict(expectation, [point(v, beta=i / 5) for i, v in enumerate(table)]).verdict)
     for wrong in ("agrees", "disagrees"):
         assert outcomes.count(wrong) <= 0.05 * runs + 3 * math.sqrt(0.05 * runs)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1e-9, 123.4])
+@pytest.mark.parametrize("seeds", [2, 3, 6, 10])
+def test_rounding_is_no_spread(value, seeds):
+    assert verdict(Expectation("s", "m", **AT_ONE, low=-1e9), [point([value] * seeds, beta=1.0)]).verdict == "undecided"
+    above, below = [value * (3 + i) for i in range(seeds)], [value * (1 + i) for i in range(seeds)]
+    assert compared(above, below, direction="greater").verdict == "undecided"  # a constant shift
+
+
+def test_seeds_that_diverge_are_no_fair_sample():
+    """What is left after some seeds diverged is a selection: it decides nothing, and the statement says so."""
+    below = [2.0, 2.01, 2.02, 1.99, 2.0, 2.03]
+    result = compared([1.0, 1.01, math.inf, math.nan, math.inf, math.inf], below, direction="less")
+    assert result.verdict == "undecided"
+    assert "4 of 6 seeds gave no finite value" in result.says
+    result = compared([math.nan] * 6, below, direction="less")
+    assert (result.verdict, result.ours) == ("undecided", None)
+    assert "no seed gave a finite value" in result.says
 
 
 # Numbers and bounds
@@ -338,7 +357,8 @@ def test_an_extreme_strictly_inside_an_axis(curves, expected, best, sign):
         ([1.0, 1.0, 1.0], "agrees"),
         ([0.97, 0.94, 0.96], "undecided"),
         ([0.9, 0.94, 0.8], "not comparable"),
-        ([math.nan] * 3, "not run"),
+        ([0.97, math.nan, 0.96], "undecided"),
+        ([math.nan] * 3, "undecided"),
     ],
 )
 def test_a_statement_needs_its_conditions_in_every_run(fooled, expected):
@@ -486,7 +506,7 @@ def test_a_papers_number_is_not_comparable_in_a_reduced_setting():
 
 def test_expectations_without_points_are_not_run():
     expectation = Expectation("s", "m", at={"beta": 0.5}, paper=1.0, tolerance=0.1)
-    for points in ([], [point([1.0], beta=1.0)], [point([math.nan], beta=0.5)]):
+    for points in ([], [point([1.0], beta=1.0)]):
         result = verdict(expectation, points)
         assert (result.verdict, result.ours, result.seeds) == ("not run", None, 0)
     elsewhere = Expectation("s", "m", **AT_ONE, low=0.0, data=["b", "c"])
@@ -540,7 +560,8 @@ def test_a_study_in_short_shows_the_claim_and_counts_statements():
 )
 def test_where_a_study_stands(outcomes, claim, news):
     judged = [Verdict("s", "a", outcome, "", 1.0, None, None, None, 3) for outcome in outcomes]
-    result = Summary("collusion/figure-2", "paper", None, {}, ["data"], [], judged, stale="it is old")
+    made = Provenance("0", "3", {}, "any", [0], 1, 0, 1.0, None, [])
+    result = Summary("collusion/figure-2", "paper", made, {}, ["data"], [], judged, stale="it is old")
     where = standing(library.load("collusion/figure-2"), [result], "paper")
     assert (where.claim, where.news) == (claim, news)
     assert where.statements.endswith("(paper, stale)") == bool(outcomes)

@@ -18,7 +18,7 @@ from dissensus.data.folders import ImageFiles
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.randomness import Use, derived_seed
 from dissensus.studies import toy_datasets
-from dissensus.studies.spec import Spec
+from dissensus.studies.spec import Spec, SpecError
 
 LEAKY = "-leaky"
 SIX = "-six"
@@ -125,7 +125,9 @@ def load(
     assert name not in FOLDERS
     assert name not in GROUPS
     if name in SYNTHETIC_SIZED:
-        assert not searching
+        if searching:
+            fix = "Use other data, or a study without a search."
+            raise SpecError(f"{spec.name}: key 'search' needs rows to hold out, and {name} has none. {fix}")
         return _synthetic(name, seed, spec)
     if name in toy_datasets.NAMES:
         return _toy(name, spec)

@@ -11,7 +11,7 @@ from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.spec import Spec, SpecError, checked_value, merged, parse
-from dissensus.studies.validation import check
+from dissensus.studies.validation import check, check_statements
 
 SPECS = Path(__file__).parent / "specs"
 _NOT_INHERITED = ("title", "reference", "claim", "note", "figure", "expect", "cost", "uses")
@@ -61,6 +61,7 @@ def read(
         settings = merged(_inherited(base, settings, path.name), settings)
     spec = parse(settings, name, path.name)
     check(spec, path.name, procedures, catalogue)
+    check_statements(spec, path.name)
     return spec
 
 

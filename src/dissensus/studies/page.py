@@ -65,13 +65,16 @@ class Standing(NamedTuple):
 
 
 def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
-    """Where a study stands in a setting: by its largest scale that has statements judged there."""
-    for summary in results:
-        short = verdicts.in_short(summary.verdicts, setting)
-        if short.statements:
-            scale = summary.scale + (", stale" if summary.stale else "")
-            words = f"{verdicts.counts_in_words(short.statements)} ({scale})"
-            return Standing(_claim_in_words(short.claim), _news(short.claim), words)
+    """Where a study stands in a setting: by its largest scale that judges the claim there, or other statements."""
+    judged = [(summary, verdicts.in_short(summary.verdicts, setting)) for summary in results]
+    judged = [(summary, short) for summary, short in judged if short.statements]
+    judged.sort(key=lambda pair: not pair[1].claim)  # a scale that judges the claim comes first
+    if judged:
+        summary, short = judged[0]
+        changed, stale = "changed by --set" if summary.provenance.changes else "", "stale" if summary.stale else ""
+        notes = ", ".join(filter(None, (summary.scale, changed, stale)))
+        words = f"{verdicts.counts_in_words(short.statements)} ({notes})"
+        return Standing(_claim_in_words(short.claim), _news(short.claim), words)
     if setting != verdicts.PAPER:
         return Standing("", "none", "")
     return Standing(verdicts.NOT_RUN if results else lacking(spec), "none", "")

@@ -1,14 +1,14 @@
 """How a run differs from the paper's setting: its data, networks, training and subsets.
 
 A statement of a paper is about what the paper did. Runs on other data, with other networks, with less training or on a
-subset are reduced settings. The number of seeds and of points of the grid does not count: it decides how sure a verdict
-is, not what it is about.
+subset are reduced settings. The number of seeds does not count: it decides how sure a verdict is, not what it is about.
+Neither do fewer points of the grid, on axes that statements name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dissensus.studies.spec import merged, toml_value
+from dissensus.studies.spec import Expectation, merged, toml_value
 
 _ALL = "all"
 _COMPARED: Mapping[str, Sequence[str]] = {
@@ -41,13 +41,20 @@ _NAMES = {
 }
 
 
-def differences(run: Mapping[str, Any], paper: Mapping[str, Any], data: str) -> list[str]:
+def named_axes(statements: Sequence[Expectation]) -> set[str]:
+    """Axes of the grid on which every statement names its points."""
+    axes = [set(statement.at) for statement in statements if statement.measure]
+    return set.intersection(*axes) if axes else set()
+
+
+def differences(run: Mapping[str, Any], paper: Mapping[str, Any], data: str, named: Collection[str] = ()) -> list[str]:
     """Differences between a run and the paper's setting on one of the run's data sets, each in a few words.
 
     Args:
         run: Plain settings of the run.
         paper: Plain settings of the study at scale paper.
         data: The data set.
+        named: Axes of the grid on which every statement names its points, so that other points do not count.
 
     >>> run = {"data": ["digits"], "optimisation": {"epochs": 8}}
     >>> differences(run, {"data": ["cifar10"], "optimisation": {"epochs": 80}}, "digits")
@@ -58,6 +65,9 @@ def differences(run: Mapping[str, Any], paper: Mapping[str, Any], data: str) -> 
     if data not in shown:
         found.append(f"{data} instead of {', '.join(shown)}")
     ours, theirs = (_on_data(settings, data) for settings in (run, paper))
+    changed = [key for key in ("procedure", "uses") if ours.get(key) != theirs.get(key)]
+    found += [_word(key, ours.get(key), theirs.get(key)) for key in changed]
+    found += _grid_differences(ours.get("grid", {}), theirs.get("grid", {}), named)
     for section, keys in _COMPARED.items():
         a, b = ours.get(section) or {}, theirs.get(section) or {}
         for key in keys:
@@ -66,6 +76,18 @@ def differences(run: Mapping[str, Any], paper: Mapping[str, Any], data: str) -> 
                 left, right = (_options(value, run) for value in (left, right))
             if left != right:
                 found += _in_words(section, key, left, right)
+    return found
+
+
+def _grid_differences(run: Mapping[str, Any], paper: Mapping[str, Any], named: Collection[str]) -> list[str]:
+    """Axes that only one of the grids has, and other values on axes that statements leave open."""
+    found: list[str] = []
+    for axis in {**paper, **run}:
+        ours, theirs = run.get(axis), paper.get(axis)
+        if axis in ("seed", "split_seed") or ours == theirs:
+            continue
+        if ours is None or theirs is None or axis not in named:
+            found.append(_word(axis, ours, theirs))
     return found
 
 

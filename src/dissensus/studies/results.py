@@ -313,14 +313,16 @@ class Provenance:
     """Settings that were changed by hand, by dotted keys."""
     fingerprint: str = ""
     """Of the settings; empty in results of earlier releases."""
-    procedure_version: int = 0
-    """Of the procedure that made it; 0 in results of earlier releases."""
+    procedures: Mapping[str, int] = field(default_factory=dict)
+    """Versions of the procedures that made it, by name; empty in results of earlier releases."""
+    foreign: str = ""
+    """Fingerprint of procedures, measures and data from outside of the package."""
     source: str = ""
     """Digest of the library's source; empty in results of earlier releases."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without those that there are not."""
-        optional = ("changes", "fingerprint", "procedure_version", "source")
+        optional = ("changes", "fingerprint", "procedures", "foreign", "source")
         return {key: value for key, value in asdict(self).items() if value or key not in optional}
 
     @classmethod

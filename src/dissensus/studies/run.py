@@ -36,7 +36,7 @@ from dissensus.studies.procedures.base import OnProgress, Procedure, Step, Study
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.procedures.search import read_trials
 from dissensus.studies.procedures.training import finish_unit, read_rows
-from dissensus.studies.protocol import differences
+from dissensus.studies.protocol import differences, named_axes
 from dissensus.studies.results import Provenance, Report, Row
 from dissensus.studies.run_folders import (
     DONE,
@@ -44,6 +44,7 @@ from dissensus.studies.run_folders import (
     check_name,
     damage,
     folder_of,
+    procedure_versions,
     read_state,
     runs_folder,
     write_state,
@@ -100,7 +101,7 @@ def run(
         raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
-    folder = folder_of(spec, scale, root, foreign, procedures[spec.procedure].version)
+    folder = folder_of(spec, scale, root, foreign, procedures)
     if _is_done(folder):
         return folder
     base = folder
@@ -128,7 +129,14 @@ def run(
             _run(
                 context,
                 procedures[spec.procedure],
-                _Run(scale, jobs, foreign, changes or {}, _differences(whole, spec)),
+                _Run(
+                    scale,
+                    jobs,
+                    foreign,
+                    changes or {},
+                    _differences(whole, spec),
+                    procedure_versions(spec, procedures),
+                ),
             )
     return folder
 
@@ -142,6 +150,8 @@ class _Run:
     foreign: str
     changes: Mapping[str, Any]
     differences: Mapping[str, Sequence[str]]
+    versions: Mapping[str, int]
+    """Of procedures."""
 
 
 def _differences(whole: Spec, spec: Spec) -> dict[str, list[str]]:
@@ -149,7 +159,7 @@ def _differences(whole: Spec, spec: Spec) -> dict[str, list[str]]:
     if "paper" not in whole.scales:
         return {}
     paper = resolved(whole, "paper", {}, f"{whole.name}.toml").to_dict()
-    by_data = {data: differences(spec.settings(), paper, data) for data in spec.data}
+    by_data = {data: differences(spec.settings(), paper, data, named_axes(whole.expect)) for data in spec.data}
     return {data: words for data, words in by_data.items() if words}
 
 
@@ -195,7 +205,8 @@ def _run(context: StudyContext, procedure: Procedure, details: _Run) -> None:
             _provenance(context, rows, seconds()),
             changes=details.changes,
             fingerprint=state.settings,
-            procedure_version=procedure.version,
+            procedures=details.versions,
+            foreign=details.foreign,
         )
         outputs = "." if context.base == folder else os.path.relpath(context.base, folder)
         report = Report(spec.name, details.scale, spec, provenance, rows, outputs, details.differences)

@@ -8,6 +8,8 @@ distinguishes runs that are unfinished, damaged, that have other settings, and t
 
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,7 @@ import dissensus
 from dissensus.storage import StorageError, locked, write_atomically
 from dissensus.studies import library
 from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
+from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.results import Report, Summary
 from dissensus.studies.spec import PAPERS, SCALES, Spec, SpecError, resolved, toml_value
@@ -45,10 +48,21 @@ def runs_folder() -> Path:
     return Path(os.environ.get("DISSENSUS_RUNS") or "runs") / "studies"
 
 
-def folder_of(spec: Spec, scale: str, root: Path, foreign: str = "", procedure_version: int = 1) -> Path:
+def folder_of(
+    spec: Spec, scale: str, root: Path, foreign: str = "", procedures: Mapping[str, Procedure] = PROCEDURES
+) -> Path:
     """The folder of a study at a scale; ``foreign`` is the fingerprint of its parts from outside."""
     check_name(spec.name)
-    return inside(root / spec.name, f"{scale}-{spec.digest(foreign, procedure_version)}")
+    return inside(root / spec.name, f"{scale}-{spec.digest(foreign, procedure_versions(spec, procedures))}")
+
+
+def procedure_versions(spec: Spec, procedures: Mapping[str, Procedure] = PROCEDURES) -> dict[str, int]:
+    """Versions of the procedures that make a study's rows, by name: its own, and those whose work it is based on."""
+    names = [spec.procedure]
+    if spec.uses:
+        names.append(library.load(spec.uses, procedures).procedure)
+    names += [included for name in names for included in procedures[name].includes]
+    return {name: procedures[name].version for name in dict.fromkeys(names)}
 
 
 def check_name(name: str) -> None:
@@ -157,8 +171,8 @@ def find(name: str, root: Path) -> Summary | None:
 def find_all(name: str, root: Path) -> list[Summary]:
     """The results of a study, one for each scale that has one, the largest scale first.
 
-    A result is that of a finished run under ``root``, or the one that is shipped. Among runs at one scale, those that
-    are not stale come first, then those with the study's settings, those of this version, and the latest.
+    A result is that of a finished run under ``root``, or the one that is shipped. Results that are not stale and have
+    the study's settings come first, runs before what is shipped, and the latest run before others.
     `Summary.origin` says where the result comes from, unless it is a run of the study as it is today, and
     `Summary.stale` why it is out of date. Damaged runs are left out; `damaged` lists them.
     """
@@ -167,26 +181,21 @@ def find_all(name: str, root: Path) -> list[Summary]:
 
 
 def _find(name: str, scale: str, root: Path) -> Summary | None:
+    """The result at a scale: one that is not stale and has the study's settings comes first, the latest run next."""
     finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
     ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
     readable: list[Summary] = []
     for folder in reversed(ranked):
-        try:
+        with suppress(StorageError):
             summary = _summary(folder)
-        except StorageError:
-            continue
-        readable.append(replace(summary, origin=_origin(name, scale, folder, summary)))
-        if not staleness(summary):
-            return readable[-1]
-    if readable:
-        return readable[0]
-    try:
+            readable.append(replace(summary, origin=_origin(name, scale, folder, summary)))
+    with suppress(StorageError):
         shipped = _shipped(name, scale)
-    except StorageError:
-        return None
-    if shipped is None:
-        return None
-    return replace(shipped, origin=f"shipped with the package and made by version {shipped.provenance.version}")
+        if shipped is not None:
+            made_by = f"shipped with the package and made by version {shipped.provenance.version}"
+            readable.append(replace(shipped, origin=made_by))
+    readable.sort(key=lambda summary: (bool(staleness(summary)), bool(summary.provenance.changes)))
+    return readable[0] if readable else None
 
 
 def staleness(summary: Summary) -> str:
@@ -197,15 +206,18 @@ def staleness(summary: Summary) -> str:
     if summary.study not in library.names():
         return ""
     made, spec = summary.provenance, library.load(summary.study)
-    version = PROCEDURES[spec.procedure].version
-    if made.procedure_version != version:
-        before = f"version {made.procedure_version}" if made.procedure_version else "an earlier version"
-        return f"it was made by {before} of the procedure {spec.procedure!r}, which is at version {version} now"
+    today = procedure_versions(spec)
+    changed = [name for name in today if made.procedures.get(name) != today[name]]
+    if changed:
+        name = changed[0]
+        before = f"version {made.procedures[name]}" if name in made.procedures else "an earlier version"
+        return f"it was made by {before} of the procedure {name!r}, which is at version {today[name]} now"
     try:
-        today = resolved(spec, summary.scale, dict(made.changes), f"{spec.name}.toml").settings_fingerprint()
+        settings = resolved(spec, summary.scale, dict(made.changes), f"{spec.name}.toml")
     except SpecError:
         return "the study has no such settings any more"
-    return "" if made.fingerprint == today else "the study's settings have changed since"
+    same = made.fingerprint == settings.settings_fingerprint(made.foreign)
+    return "" if same else "the study's settings have changed since"
 
 
 def _shipped(name: str, scale: str) -> Summary | None:

@@ -246,9 +246,9 @@ class Spec:
         """Plain values of everything that decides what is computed."""
         return {key: value for key, value in self.to_dict().items() if key not in _TEXTS}
 
-    def digest(self, foreign: str = "", procedure_version: int = 1) -> str:
-        """A checksum of the settings, the procedure's version and that of the library; names the folder of a run."""
-        return fingerprint((self.settings_fingerprint(foreign), procedure_version, dissensus.__version__))[:12]
+    def digest(self, foreign: str = "", procedures: Mapping[str, int] | None = None) -> str:
+        """A checksum of the settings and of the versions of procedures and library; names the folder of a run."""
+        return fingerprint((self.settings_fingerprint(foreign), dict(procedures or {}), dissensus.__version__))[:12]
 
 
 _TEXTS = ("title", "reference", "claim", "note", "cost", "expect", "scales", "figure", "beside")
@@ -273,12 +273,21 @@ def parse(settings: dict[str, Any], name: str, file: str) -> Spec:
 
 
 def _check_statements(spec: Spec, file: str) -> None:
-    """Refuse statements without a measure, and those on groups without statements."""
+    """Refuse statements that cannot be judged: without a measure, without anything to hold it against."""
     groups = tuple(dict.fromkeys(e.group for e in spec.expect if e.group))
     for number, expectation in enumerate(spec.expect):
         key = f"expect[{number}]"
         if bool(expectation.measure) == bool(expectation.every):
             raise SpecError(f"{file}: key '{key}.measure' is missing; only a statement with 'every' has none.")
+        bounds = [bound for bound in (expectation.low, expectation.high) if bound is not None]
+        if expectation.measure and expectation.paper is None and not expectation.direction and not bounds:
+            raise SpecError(
+                f"{file}: key '{key}' must have 'paper', 'low', 'high' or 'direction': nothing else is judged."
+            )
+        if not all(map(math.isfinite, bounds)):
+            raise SpecError(f"{file}: keys '{key}.low' and '{key}.high' must be finite; leave an open end out.")
+        if expectation.paper_seeds == 1:
+            raise SpecError(f"{file}: key '{key}.paper_seeds' is 1: one run has no standard error; leave it out.")
         if expectation.every and (expectation.every not in groups or expectation.group):
             raise SpecError(
                 f"{file}: key '{key}.every' must be the group of other statements; got {_shown(expectation.every)}."

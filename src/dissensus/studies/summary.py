@@ -8,7 +8,7 @@ from typing import Any
 
 from dissensus.studies import library
 from dissensus.studies.procedures.builtin import PROCEDURES
-from dissensus.studies.protocol import differences
+from dissensus.studies.protocol import differences, named_axes
 from dissensus.studies.results import Curve, Estimate, Point, Report, Row, Summary, Verdict
 from dissensus.studies.spec import Spec, resolved
 from dissensus.studies.verdicts import judge, mean_and_error
@@ -40,7 +40,7 @@ def judged(summary: Summary) -> Summary:
     today = resolved(spec, summary.scale, {}, f"{spec.name}.toml")
     names = list(dict.fromkeys(point.data for point in summary.points))
     paper = resolved(spec, "paper", {}, f"{spec.name}.toml").to_dict() if "paper" in spec.scales else summary.settings
-    differing = {data: differences(summary.settings, paper, data) for data in names}
+    differing = {data: differences(summary.settings, paper, data, named_axes(spec.expect)) for data in names}
     here = replace(today, data=list(dict.fromkeys([*today.data, *names])))
     return replace(summary, verdicts=_verdicts(here, summary.points, differing))
 
@@ -55,6 +55,7 @@ def _verdicts(spec: Spec, points: Sequence[Point], differing: Mapping[str, Seque
 def _point(data: str, axes: Mapping[str, Any], rows: Sequence[Row]) -> Point:
     """Counts and sets are taken over all seeds, pictures and maps from the first."""
     first = rows[0]
+    names = dict.fromkeys(name for row in rows for name in row.measures)
     counts: dict[str, Any] = {}
     if first.verdict_counts is not None:
         counts["verdict_counts"] = {
@@ -67,7 +68,7 @@ def _point(data: str, axes: Mapping[str, Any], rows: Sequence[Row]) -> Point:
     return Point(
         data,
         axes,
-        {name: estimate([row.measures[name] for row in rows]) for name in first.measures},
+        {name: estimate([row.measures.get(name, math.nan) for row in rows]) for name in names},
         _curves(rows),
         [row.seed for row in rows],
         **counts,

@@ -25,7 +25,7 @@ from dissensus.studies.registry import (
     sweepable_of,
 )
 from dissensus.studies.shifted_datasets import SETS, is_chosen_in_training
-from dissensus.studies.spec import MemberCount, Scalar, Spec, SpecError, checked_value
+from dissensus.studies.spec import Expectation, MemberCount, Scalar, Spec, SpecError, checked_value, on_data, resolved
 from dissensus.studies.training_arguments import AUGMENTATIONS
 
 SEARCHED = ("lr", "batch_size", "weight_decay", "members")
@@ -73,6 +73,44 @@ def check(
         _check_members(spec, file)
     _check_grid(spec, file)
     _check_search(spec, file)
+
+
+def check_statements(spec: Spec, file: str) -> None:
+    """Refuse statements about measures, points and axes that the study has at no scale."""
+    versions = [spec, *(resolved(spec, scale, {}, file) for scale in spec.scales)]
+    versions += [on_data(version, data, file) for version in versions for data in version.by_data]
+    measures = sorted({name for version in versions for name in version.evaluation.measures})
+    axes: dict[str, list[Any]] = {}
+    for version in versions:
+        for axis, values in version.grid.items():
+            axes.setdefault(axis, []).extend(values)
+    for i, statement in enumerate(spec.expect):
+        key = f"expect[{i}]"
+        others = [statement.than_measure] if isinstance(statement.than_measure, str) else statement.than_measure
+        for word, name in [("measure", statement.measure), *(("than_measure", other) for other in others)]:
+            if name:
+                _check_name(file, f"{key}.{word}", name, measures)
+        _check_comparison(statement, key, file)
+        for word in ("at", "than"):
+            for axis in getattr(statement, word):
+                _check_name(file, f"{key}.{word}", axis, [*axes, "data"])
+        if statement.along:
+            _check_name(file, f"{key}.along", statement.along, list(axes))
+
+
+def _check_comparison(statement: Expectation, key: str, file: str) -> None:
+    """Refuse a direction without anything to compare with, and the other way round."""
+    is_inside = statement.direction.endswith("inside")
+    compares = bool(statement.than or statement.than_measure)
+    if is_inside != bool(statement.along):
+        raise SpecError(
+            f"{file}: keys '{key}.along' and a direction 'lowest inside' or 'highest inside' belong together."
+        )
+    if bool(statement.direction) != (compares or is_inside):
+        raise SpecError(f"{file}: keys '{key}.direction' and '{key}.than' or '{key}.than_measure' belong together.")
+    for axis, value in statement.than.items():
+        if value == []:
+            raise SpecError(f"{file}: key '{key}.than.{axis}' must hold a value; got an empty list.")
 
 
 def _setting_types(spec: Spec) -> dict[str, Any]:

@@ -19,10 +19,16 @@ AGREES, DIRECTION, DISAGREES, UNDECIDED = "agrees", "agrees in direction", "disa
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
 VERDICTS = (AGREES, DIRECTION, UNDECIDED, DISAGREES, NOT_COMPARABLE, NOT_RUN)
 CONFIDENCE = 0.95
+ROUNDING = 1e-6
+"""Relative size of roundings: values are stored with six digits."""
 
 
 class Ambiguous(Exception):
     """Several settings are at the point of an expectation: the grid has an axis that it does not name."""
+
+
+class Diverged(Exception):
+    """No seed has a finite value at the point of an expectation."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,17 @@ class Sample:
     """Whether nothing about the value is random."""
     trials: int = 0
     """Number of independent trials, where the value is a share of them."""
+    scale: float = 0.0
+    """The largest absolute value that it was computed from: a spread within its rounding is none."""
+    diverged: int = 0
+    """Number of seeds without a finite value. What is left is no fair sample, so there is no interval."""
 
     @classmethod
-    def of(cls, by_seed: Mapping[int, float], *, exact: bool = False) -> "Sample":
+    def of(cls, by_seed: Mapping[int, float], *, exact: bool = False, diverged: int = 0) -> "Sample":
         """A sample from values by seed."""
         mean, error = mean_and_error(list(by_seed.values()))
-        return cls(mean, error, len(by_seed), by_seed, exact)
+        largest = max(map(abs, by_seed.values()), default=0.0)
+        return cls(mean, error, len(by_seed), by_seed, exact, scale=largest, diverged=diverged)
 
     def minus(self, other: "Sample", factor: float = 1.0) -> "Sample":
         """The difference to ``factor`` times another sample, paired by seed where values by seed are known.
@@ -52,11 +63,14 @@ class Sample:
         Without them the two errors are added: the standard error of a difference is never larger.
         """
         exact = self.exact and other.exact
+        scale = max(self.scale, abs(factor) * other.scale)
+        diverged = max(self.diverged, other.diverged)
         if self.by_seed is None or other.by_seed is None:
-            error = self.error + abs(factor) * other.error
-            return Sample(self.mean - factor * other.mean, error, min(self.seeds, other.seeds), exact=exact)
+            mean, error = self.mean - factor * other.mean, self.error + abs(factor) * other.error
+            return Sample(mean, error, min(self.seeds, other.seeds), None, exact, scale=scale, diverged=diverged)
         seeds = sorted(self.by_seed.keys() & other.by_seed.keys())
-        return Sample.of({seed: self.by_seed[seed] - factor * other.by_seed[seed] for seed in seeds}, exact=exact)
+        values = {seed: self.by_seed[seed] - factor * other.by_seed[seed] for seed in seeds}
+        return replace(Sample.of(values, exact=exact, diverged=diverged), scale=scale)
 
     def negated(self) -> "Sample":
         """The sample of negated values."""
@@ -64,18 +78,18 @@ class Sample:
         return replace(self, mean=-self.mean, by_seed=by_seed)
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Ends of the interval; infinite where there is one seed, or no spread.
+        """Ends of the interval; infinite where there is one seed, no spread, or a seed that diverged.
 
         >>> [round(end, 3) for end in Sample.of({0: 1.0, 1: 2.0, 2: 3.0}).interval()]
         [-0.484, 4.484]
-        >>> Sample.of({0: 1.0}).interval(), Sample.of({0: 1.0, 1: 1.0}).interval()
+        >>> Sample.of({0: 1.0}).interval(), Sample.of({0: 0.1, 1: 0.1, 2: 0.1}).interval()
         ((-inf, inf), (-inf, inf))
         """
         if self.exact:
             return self.mean, self.mean
         if self.trials:
             return binomial_interval(round(self.mean * self.trials), self.trials, confidence)
-        if self.seeds < 2 or self.error == 0:
+        if self.seeds < 2 or self.diverged or self.error <= ROUNDING * self.scale:
             return -math.inf, math.inf
         half = student_quantile((1 - confidence) / 2, self.seeds - 1) * self.error
         return self.mean - half, self.mean + half
@@ -115,9 +129,10 @@ def judge(
     for number, expectation in enumerate(spec.expect):
         names = _data_of(expectation, spec)
         for data in names:
-            reduced = _reduced(expectation, data, differences or {})
             measured = _Measured(points, data, exact, trials)
             parts = [part for part in spec.expect if part.group == expectation.every and data in _data_of(part, spec)]
+            about = parts if expectation.every else [expectation]
+            reduced = list(dict.fromkeys(word for part in about for word in _reduced(part, data, differences or {})))
             if expectation.every:
                 verdict = _all_of(expectation, parts, measured, reduced)
             else:
@@ -163,6 +178,8 @@ class _Measured(NamedTuple):
         if len(here) > 1:
             raise Ambiguous
         estimate = here[0].measures[measure] if here else None
+        if estimate is not None and estimate.mean is None and estimate.values:
+            raise Diverged
         if estimate is None or estimate.mean is None:
             return None
         trials = here[0].mean(self.trials) if self.trials else None
@@ -170,11 +187,14 @@ class _Measured(NamedTuple):
 
 
 def _sample(estimate: Estimate, seeds: Sequence[int] | None, exact: bool, trials: int) -> Sample:
-    assert estimate.mean is not None
-    if estimate.values is None or seeds is None or trials:
-        return Sample(estimate.mean, estimate.error or 0.0, estimate.seeds, None, exact, trials)
-    pairs = zip(seeds, estimate.values, strict=True)
-    return Sample.of({seed: value for seed, value in pairs if value is not None}, exact=exact)
+    mean, error = estimate.mean, estimate.error or 0.0
+    assert mean is not None
+    if trials and 0 <= mean <= 1:
+        return Sample(mean, error, estimate.seeds, None, exact, trials, abs(mean))
+    if estimate.values is None or seeds is None:
+        return Sample(mean, error, estimate.seeds, None, exact, scale=abs(mean))
+    by_seed = {seed: value for seed, value in zip(seeds, estimate.values, strict=True) if value is not None}
+    return Sample.of(by_seed, exact=exact, diverged=len(seeds) - len(by_seed))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -193,6 +213,9 @@ def _judged(expectation: Expectation, measured: _Measured, reduced: Sequence[str
     except Ambiguous:
         says = f"{expectation.says} (not judged: it does not say which of several runs it means)"
         return _not_run(replace(expectation, says=says), measured.data)
+    except Diverged:
+        says = f"{expectation.says} (no seed gave a finite value)"
+        return replace(_not_run(replace(expectation, says=says), measured.data), verdict=UNDECIDED)
     for outcome in (NOT_RUN, NOT_COMPARABLE, UNDECIDED):
         if outcome in (verdict.verdict, *conditions):
             return replace(verdict, verdict=outcome)
@@ -201,13 +224,16 @@ def _judged(expectation: Expectation, measured: _Measured, reduced: Sequence[str
 
 def _holds(condition: Condition, expectation: Expectation, measured: _Measured) -> str:
     """Whether all runs meet a condition: it is about these runs, so that no interval is needed."""
-    sample = measured.sample(condition.at or expectation.at, condition.measure)
+    try:
+        sample = measured.sample(condition.at or expectation.at, condition.measure)
+    except Diverged:
+        return UNDECIDED
     if sample is None:
         return NOT_RUN
     low = -math.inf if condition.low is None else condition.low
     high = math.inf if condition.high is None else condition.high
     values = [sample.mean] if sample.by_seed is None else list(sample.by_seed.values())
-    met = [low <= value <= high for value in values]
+    met = [low <= value <= high for value in values] + [False] * sample.diverged
     return AGREES if all(met) else UNDECIDED if any(met) else NOT_COMPARABLE
 
 
@@ -227,7 +253,7 @@ def _all_of(
 def _verdict(expectation: Expectation, measured: _Measured, reduced: Sequence[str], parts: int) -> Verdict:
     data = measured.data
     if expectation.along:
-        return _inside(expectation, data, measured)
+        return _inside(expectation, data, measured, parts)
     value = measured.sample(expectation.at, expectation.measure, expectation.gain_over)
     if value is None:
         return _not_run(expectation, data)
@@ -241,20 +267,23 @@ def _verdict(expectation: Expectation, measured: _Measured, reduced: Sequence[st
     if expectation.paper is None:
         floor = -math.inf if expectation.low is None else expectation.low
         ceiling = math.inf if expectation.high is None else expectation.high
-        verdict = _within(value.interval(), floor, ceiling)
-        if verdict == DISAGREES and _within(value.interval(_wide(parts)), floor, ceiling) != DISAGREES:
-            verdict = UNDECIDED
-        return replace(base, verdict=verdict)
+        wide = _within(value.interval(_wide(parts)), floor, ceiling)
+        return replace(base, verdict=_corrected(_within(value.interval(), floor, ceiling), wide))
     difference = value.mean - expectation.paper
-    verdict = NOT_COMPARABLE if reduced else _within(_from_paper(expectation, value), *_tolerated(expectation))
-    return replace(base, verdict=verdict, difference=difference)
+    if reduced:
+        return replace(base, verdict=NOT_COMPARABLE, difference=difference)
+    verdict = _within(_from_paper(expectation, value), *_tolerated(expectation))
+    wide = _within(_from_paper(expectation, value, _wide(parts)), *_tolerated(expectation))
+    return replace(base, verdict=_corrected(verdict, wide), difference=difference)
 
 
 def _finished(verdict: Verdict, shown: Sample) -> Verdict:
     """A verdict with the interval of a sample, where that is finite."""
     low, high = shown.interval()
     finite = math.isfinite(low) and math.isfinite(high)
-    return replace(verdict, low=low if finite else None, high=high if finite else None, seeds=shown.seeds)
+    note = f" ({shown.diverged} of {shown.seeds + shown.diverged} seeds gave no finite value)" if shown.diverged else ""
+    ends = (low, high) if finite else (None, None)
+    return replace(verdict, says=verdict.says + note, low=ends[0], high=ends[1], seeds=shown.seeds)
 
 
 def _within(interval: tuple[float, float], floor: float, ceiling: float) -> str:
@@ -264,10 +293,15 @@ def _within(interval: tuple[float, float], floor: float, ceiling: float) -> str:
     return AGREES if floor <= low and high <= ceiling else DISAGREES if high < floor or low > ceiling else UNDECIDED
 
 
-def _from_paper(expectation: Expectation, value: Sample) -> tuple[float, float]:
+def _corrected(verdict: str, wide: str) -> str:
+    """A verdict that disagrees only where the wider interval of several comparisons does."""
+    return UNDECIDED if verdict == DISAGREES and wide != DISAGREES else verdict
+
+
+def _from_paper(expectation: Expectation, value: Sample, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The interval of our value less the paper's; widths of both are added in squares (Zou and Donner, 2008)."""
     assert expectation.paper is not None
-    low, high = value.interval()
+    low, high = value.interval(confidence)
     half = math.hypot((high - low) / 2, _paper_half_width(expectation)) if math.isfinite(high) else math.inf
     middle = (low + high) / 2 if math.isfinite(high) else 0.0
     return middle - half - expectation.paper, middle + half - expectation.paper
@@ -303,7 +337,8 @@ def _compared(expectation: Expectation, data: str, value: Sample, measured: _Mea
     compare = _COMPARISONS[expectation.direction]
     outcomes = {name: compare(expectation, value, other, parts * len(others)) for name, other in others.items()}
     sign = -1 if expectation.direction in ("less", "not less") else 1
-    hardest = min(others, key=lambda name: sign * (value.mean - others[name].mean))
+    worst = (DISAGREES, UNDECIDED, DIRECTION, AGREES).index
+    hardest = min(others, key=lambda name: (worst(outcomes[name]), sign * (value.mean - others[name].mean)))
     says = expectation.says if len(others) == 1 else f"{expectation.says} (the hardest: {hardest})"
     shown = value.minus(others[hardest])
     verdict = Verdict(
@@ -356,7 +391,8 @@ def _larger_by(expectation: Expectation, above: Sample, below: Sample, value: Sa
     direction = _is_positive(above.minus(below), comparisons)
     if direction != AGREES:
         return direction
-    enough = expectation.factor <= 1 or above.minus(below, expectation.factor).interval()[0] > 0
+    multiple = above.minus(below, expectation.factor).interval()[0] > 0 and below.mean >= 0
+    enough = expectation.factor <= 1 or multiple
     near = expectation.paper is None or _within(_from_paper(expectation, value), *_tolerated(expectation)) == AGREES
     return AGREES if enough and near else DIRECTION
 
@@ -389,7 +425,7 @@ _COMPARISONS: dict[str, Callable[[Expectation, Sample, Sample, int], str]] = {
 }
 
 
-def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict:
+def _inside(expectation: Expectation, data: str, measured: _Measured, parts: int) -> Verdict:
     """Whether a measure has its extreme strictly between the ends of an axis.
 
     It agrees where some inner point is beyond both ends, by intervals as wide as the number of inner points asks for
@@ -410,7 +446,7 @@ def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict
         return difference.interval(_wide(comparisons))[1] < 0
 
     agrees = any(all(is_below(point, end, len(inner)) for end in ends) for point in inner)
-    disagrees = any(all(is_below(end, point, len(ends)) for point in inner) for end in ends)
+    disagrees = any(all(is_below(end, point, parts * len(ends)) for point in inner) for end in ends)
     best = min(inner, key=lambda point: sign * point.mean)
     gain = best.minus(min(ends, key=lambda end: sign * end.mean))
     verdict = Verdict(

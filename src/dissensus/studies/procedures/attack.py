@@ -160,4 +160,4 @@ def _missing_targets(spec: Spec) -> list[str]:
     return lacks[:1]
 
 
-PROCEDURE = Procedure(units, run, missing, steps=(train.SEARCH, train.TRAINING))
+PROCEDURE = Procedure(units, run, missing, steps=(train.SEARCH, train.TRAINING), includes=("train",))

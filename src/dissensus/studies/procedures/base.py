@@ -98,6 +98,8 @@ class Procedure:
     """Whether members are trained for an objective, and the options of both are checked."""
     version: int = 1
     """Raised whenever the numbers of an unchanged study change: results of other versions are stale."""
+    includes: tuple[str, ...] = ()
+    """Names of other procedures whose work is a part of this one, such as the trainings that are attacked."""
     exact: bool = False
     """Whether measures are not random, so that one value is enough for a verdict."""
     trials: str = ""
