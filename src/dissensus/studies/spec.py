@@ -157,6 +157,8 @@ class Expectation:
     """A point to compare it with; a list stands for every one of its values."""
     than_measure: str | list[str] = ""
     """A measure to compare it with, or several, at ``than`` or at the same point; the measure itself by default."""
+    sets: list[str] = field(default_factory=list)
+    """Sets that a comparison must hold on, all of them: measures are ``MEASURE_SET``, or ``MEASURE`` for ``""``."""
     along: str = ""
     """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
     direction: Literal[

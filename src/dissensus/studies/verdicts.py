@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies.results import Estimate, Point, Verdict
-from dissensus.studies.spec import Expectation, Spec
+from dissensus.studies.spec import Expectation, Spec, on_data
 
 AGREES, DIRECTION, DISAGREES, UNDECIDED = "agrees", "agrees in direction", "disagrees", "undecided"
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
 VERDICTS = (AGREES, DIRECTION, UNDECIDED, DISAGREES, NOT_COMPARABLE, NOT_RUN)
 CONFIDENCE = 0.95
+_OF_SEEDS = "audit_"
+"""Measures that are yes or no for every seed: their means are shares of seeds."""
 
 
 class Ambiguous(Exception):
@@ -116,7 +118,7 @@ def judge(
         names = [data for data in expectation.data or spec.data if data in spec.data]
         for data in names:
             here = [point for point in points if point.data == data]
-            measured = _Measured(here, exact, trials)
+            measured = _Measured(here, exact, trials, on_data(spec, data).evaluation.measures)
             reduced = list((differences or {}).get(data, ()))
             try:
                 verdict = _verdict(expectation, data, measured, reduced)
@@ -135,6 +137,8 @@ class _Measured(NamedTuple):
     points: Sequence[Point]
     exact: bool
     trials: str
+    wanted: Sequence[str]
+    """Measures that the study asks for."""
 
     def sample(self, at: Mapping[str, Any], measure: str) -> Sample | None:
         """A measure at a point; None where it was not measured."""
@@ -146,6 +150,8 @@ class _Measured(NamedTuple):
         if estimate is None or estimate.mean is None:
             return None
         trials = here[0].mean(self.trials) if self.trials else None
+        if measure.startswith(_OF_SEEDS):
+            trials = estimate.seeds
         return _sample(estimate, here[0].seeds, self.exact, int(trials or 0))
 
 
@@ -168,13 +174,13 @@ def _not_run(expectation: Expectation, data: str) -> Verdict:
 def _verdict(expectation: Expectation, data: str, measured: _Measured, reduced: Sequence[str]) -> Verdict:
     if expectation.along:
         return _inside(expectation, data, measured)
-    value = measured.sample(expectation.at, expectation.measure)
-    if value is None:
-        return _not_run(expectation, data)
     if expectation.direction:
         if reduced:  # the direction is a statement about other settings too, a paper's number is not
             expectation = replace(expectation, paper=None)
-        return _compared(expectation, data, value, measured)
+        return _compared(expectation, data, measured, bool(reduced))
+    value = measured.sample(expectation.at, expectation.measure)
+    if value is None:
+        return _not_run(expectation, data)
     base = _finished(
         Verdict(expectation.says, data, "", _in_words(expectation), value.mean, None, None, None, 0), value
     )
@@ -225,28 +231,50 @@ def _tolerated(expectation: Expectation) -> tuple[float, float]:
 # Comparisons
 
 
-def _compared(expectation: Expectation, data: str, value: Sample, measured: _Measured) -> Verdict:
-    """A value against one or several others; it must hold against every one of them.
+def _compared(expectation: Expectation, data: str, measured: _Measured, reduced: bool) -> Verdict:
+    """A value against one or several others, on one or several sets; it must hold for every one of them.
 
     Every comparison has to agree, so no correction for their number is needed. One that disagrees is enough, so the
     intervals that show this are as wide as their number asks for (Bonferroni).
     """
-    others: dict[str, Sample] = {}
-    for name, at, measure in _opponents(expectation):
-        other = measured.sample(at, measure)
-        if other is None or not value.minus(other).seeds:
-            return _not_run(expectation, data)
-        others[name] = other
+    pairs: dict[str, tuple[Sample, Sample]] = {}
+    for dataset in _sets(expectation, measured, reduced):
+        value = measured.sample(expectation.at, _on(dataset, expectation.measure))
+        for name, at, measure in _opponents(expectation):
+            other = measured.sample(at, _on(dataset, measure))
+            if value is None or other is None or not value.minus(other).seeds:
+                return _not_run(expectation, data)
+            pairs[", ".join(filter(None, (dataset, name)))] = value, other
+    if not pairs:
+        return _not_run(expectation, data)
     compare = _COMPARISONS[expectation.direction]
-    outcomes = {name: compare(expectation, value, other, len(others)) for name, other in others.items()}
-    sign = -1 if expectation.direction in ("less", "not less") else 1
-    hardest = min(others, key=lambda name: sign * (value.mean - others[name].mean))
-    says = expectation.says if len(others) == 1 else f"{expectation.says} (the hardest: {hardest})"
-    shown = value.minus(others[hardest])
-    verdict = Verdict(
-        says, data, _combined(list(outcomes.values())), _in_words(expectation), value.mean, None, None, shown.mean, 0
-    )
+    outcomes = [compare(expectation, value, other, len(pairs)) for value, other in pairs.values()]
+    ease = _EASE[expectation.direction]
+    hardest = min(pairs, key=lambda name: ease(pairs[name][0].mean - pairs[name][1].mean))
+    value, other = pairs[hardest]
+    says = expectation.says if len(pairs) == 1 else f"{expectation.says} (the hardest: {hardest})"
+    shown = value.minus(other)
+    verdict = Verdict(says, data, _combined(outcomes), _in_words(expectation), value.mean, None, None, shown.mean, 0)
     return replace(_finished(verdict, shown), compared=True)
+
+
+def _sets(expectation: Expectation, measured: _Measured, reduced: bool) -> list[str]:
+    """Sets that a statement is judged on.
+
+    In the paper's setting these are all that the study asks for. A reduced setting has some of them, or stand-ins.
+    """
+    if not expectation.sets:
+        return [""]
+
+    def is_there(dataset: str) -> bool:
+        name = _on(dataset, expectation.measure)
+        return measured.sample(expectation.at, name) is not None if reduced else name in measured.wanted
+
+    return [dataset for dataset in expectation.sets if is_there(dataset)]
+
+
+def _on(dataset: str, measure: str) -> str:
+    return f"{measure}_{dataset}" if dataset else measure
 
 
 def _opponents(expectation: Expectation) -> Iterable[tuple[str, dict[str, Any], str]]:
@@ -324,6 +352,14 @@ _COMPARISONS: dict[str, Callable[[Expectation, Sample, Sample, int], str]] = {
     "not greater": _not_greater,
     "not less": _not_less,
 }
+_EASE: dict[str, Callable[[float], float]] = {
+    "greater": lambda difference: difference,
+    "not less": lambda difference: difference,
+    "less": lambda difference: -difference,
+    "not greater": lambda difference: -difference,
+    "similar": lambda difference: -abs(difference),
+}
+"""By direction, how much a difference speaks for a statement."""
 
 
 def _inside(expectation: Expectation, data: str, measured: _Measured) -> Verdict:
