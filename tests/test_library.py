@@ -271,10 +271,15 @@ def test_expectations_can_be_measured(name):
     for e in settings.expect:
         if e.every:
             continue
-        by_data = [spec.on_data(paper, data).evaluation.measures for data in e.data or paper.data]
+        scales = [at_scale(name, scale) for scale in settings.scales]
+        at_paper = [spec.on_data(paper, data).evaluation.measures for data in paper.data]
+        by_data = [spec.on_data(s, data).evaluation.measures for s in scales for data in s.data if data in e.data]
         others = [e.than_measure] if isinstance(e.than_measure, str) else e.than_measure
-        for measure in [e.measure, *filter(None, others), *(condition.measure for condition in e.given)]:
-            assert any(measure in measures for measures in by_data), (e.says, measure)
+        for dataset in e.sets or [""]:
+            for measure in [e.measure, *filter(None, others), *(condition.measure for condition in e.given)]:
+                wanted = f"{measure}_{dataset}" if dataset else measure
+                known = by_data if e.data else [s.evaluation.measures for s in scales] if e.sets else at_paper
+                assert any(wanted in measures for measures in known), (e.says, wanted)
         for point in points(e):
             assert not e.along or (e.along in paper.grid and e.along not in point), e.says
             for axis, value in point.items():
@@ -312,6 +317,7 @@ def test_an_expectation_is_a_number_a_bound_or_a_comparison(name):
         assert bool(e.than or e.than_measure) + bool(e.along) == bool(e.direction), e.says
         assert bool(e.along) == e.direction.endswith("inside"), e.says
         assert e.at != e.than or e.than_measure, e.says
+        assert not e.sets or (e.direction and not e.along), e.says
         assert e.paper is None or e.tolerance > 0, e.says
         assert e.direction != "similar" or e.tolerance > 0, e.says
         assert not bounded or (e.low if e.low is not None else -1e9) <= (e.high if e.high is not None else 1e9), e.says

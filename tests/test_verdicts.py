@@ -11,7 +11,7 @@ from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies import library, verdicts
 from dissensus.studies.page import standing
 from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
-from dissensus.studies.spec import Condition, Expectation, Spec
+from dissensus.studies.spec import Condition, Evaluation, Expectation, Spec
 from dissensus.studies.summary import estimate
 from dissensus.studies.verdicts import Sample
 
@@ -316,6 +316,63 @@ def test_two_measures_of_one_point_are_compared():
         assert hardest is None or f"hardest: {hardest}" in result.says
     assert verdict(replace(expectation, direction="less"), points).verdict == "disagrees"
     assert verdict(replace(expectation, than_measure="p"), points).verdict == "not run"
+
+
+def on_sets(**settings):
+    """A statement about the sets x, y and z at two points; z was asked for and is not there."""
+    ours = {"m": [0.5, 0.5, 0.6], "m_x": [3.0, 3.1, 3.2], "m_y": [2.0, 2.1, 2.3], "n_x": [2.0, 2.1, 2.2]}
+    theirs = {"m": [0.1, 0.2, 0.1], "m_x": [1.0, 1.2, 1.1], "m_y": [1.7, 1.75, 1.9], "n_x": [2.6, 2.6, 2.75]}
+    points = [
+        Point("a", {"beta": beta}, {name: estimate(v) for name, v in values.items()}, seeds=[0, 1, 2])
+        for beta, values in [(1.0, ours), (0.0, theirs)]
+    ]
+    return Expectation("s", "m", **{**COMPARED, "direction": "greater", **settings}), points
+
+
+@pytest.mark.parametrize(
+    ("sets", "settings", "expected", "hardest"),
+    [
+        (["x", "y"], {}, "agrees", "y, 0.0"),
+        (["", "x"], {}, "agrees", "0.0"),
+        (["x", "y", "z"], {}, "agrees", "y, 0.0"),
+        (["x", "y"], {"direction": "less"}, "disagrees", "x, 0.0"),
+        (["x", "y"], {"direction": "not greater", "tolerance": 0.5}, "disagrees", "x, 0.0"),
+        (["x", "y"], {"direction": "similar", "tolerance": 5.0}, "agrees", "x, 0.0"),
+        (["x"], {"than_measure": ["", "n"]}, "agrees", "x, 0.0, n"),
+        (["y"], {"than_measure": "n"}, "not run", None),
+        (["z"], {}, "not run", None),
+    ],
+)
+def test_a_comparison_must_hold_on_every_set_that_a_reduced_setting_has(sets, settings, expected, hardest):
+    result = verdict(*on_sets(sets=sets, **settings), ["other data"])
+    assert result.verdict == expected
+    assert hardest is None or f"(the hardest: {hardest})" in result.says
+
+
+def test_the_papers_setting_needs_every_set_that_the_study_asks_for():
+    expectation, points = on_sets(sets=["x", "y", "z"])
+    for asked, expected in [(["m_x", "m_y"], "agrees"), (["m_x", "m_y", "m_z"], "not run"), (["m"], "not run")]:
+        spec = replace(spec_of(expectation), evaluation=Evaluation(measures=asked))
+        (result,) = verdicts.judge(spec, points)
+        assert result.verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "expected"),
+    [
+        ([1.0] * 6, {"low": 0.5}, "agrees"),
+        ([1.0] * 5, {"low": 0.5}, "undecided"),
+        ([0.0] * 6, {"high": 0.5}, "agrees"),
+        ([0.0] * 6, {"low": 0.5}, "disagrees"),
+        ([1.0, 0.0, 1.0, 1.0, 0.0, 1.0], {"low": 0.5}, "undecided"),
+    ],
+)
+def test_verdicts_of_the_audit_are_counted_by_seed(values, bounds, expected):
+    points = [point(values, measure="audit_collusive", beta=1.0)]
+    result = verdict(Expectation("s", "audit_collusive", **AT_ONE, **bounds), points)
+    assert result.verdict == expected
+    oracle = scipy.stats.binomtest(int(sum(values)), len(values)).proportion_ci(0.95)
+    assert (result.low, result.high) == pytest.approx((oracle.low, oracle.high))
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ class Expectation:
     """A measure to compare it with, or several, at ``than`` or at the same point; the measure itself by default."""
     gain_over: dict[str, Scalar] = field(default_factory=dict)
     """Values are gains over those at the point with these changes, such as ``{method = "baseline"}``."""
+    sets: list[str] = field(default_factory=list)
+    """Sets that a comparison must hold on, all of them: measures are ``MEASURE_SET``, or ``MEASURE`` for ``""``."""
     along: str = ""
     """An axis along which the measure is ``lowest inside`` or ``highest inside``: at neither end."""
     direction: Literal[

@@ -88,8 +88,10 @@ def check_statements(spec: Spec, file: str) -> None:
         key = f"expect[{i}]"
         others = [statement.than_measure] if isinstance(statement.than_measure, str) else statement.than_measure
         for word, name in [("measure", statement.measure), *(("than_measure", other) for other in others)]:
-            if name:
+            if name and not statement.sets:
                 _check_name(file, f"{key}.{word}", name, measures)
+            for dataset in statement.sets if name else ():
+                _check_name(file, f"{key}.{word}", f"{name}_{dataset}" if dataset else name, measures)
         _check_comparison(statement, key, file)
         for word in ("at", "than"):
             for axis in getattr(statement, word):

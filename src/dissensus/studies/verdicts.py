@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dissensus.auditing.distributions import binomial_interval, student_quantile
 from dissensus.studies.results import Estimate, Point, Verdict
-from dissensus.studies.spec import Condition, Expectation, Spec
+from dissensus.studies.spec import Condition, Expectation, Spec, on_data
 
 AGREES, DIRECTION, DISAGREES, UNDECIDED = "agrees", "agrees in direction", "disagrees", "undecided"
 NOT_COMPARABLE, NOT_RUN = "not comparable", "not run"
@@ -21,6 +21,8 @@ VERDICTS = (AGREES, DIRECTION, UNDECIDED, DISAGREES, NOT_COMPARABLE, NOT_RUN)
 CONFIDENCE = 0.95
 ROUNDING = 1e-6
 """Relative size of roundings: values are stored with six digits."""
+_OF_SEEDS = "audit_"
+"""Measures that are yes or no for every seed: their means are shares of seeds."""
 
 
 class Ambiguous(Exception):
@@ -129,7 +131,7 @@ def judge(
     for number, expectation in enumerate(spec.expect):
         names = _data_of(expectation, spec)
         for data in names:
-            measured = _Measured(points, data, exact, trials)
+            measured = _Measured(points, data, exact, trials, on_data(spec, data).evaluation.measures)
             parts = [part for part in spec.expect if part.group == expectation.every and data in _data_of(part, spec)]
             about = parts if expectation.every else [expectation]
             reduced = list(dict.fromkeys(word for part in about for word in _reduced(part, data, differences or {})))
@@ -161,6 +163,8 @@ class _Measured(NamedTuple):
     data: str
     exact: bool
     trials: str
+    wanted: Sequence[str]
+    """Measures that the study asks for."""
 
     @property
     def here(self) -> list[Point]:
@@ -183,6 +187,8 @@ class _Measured(NamedTuple):
         if estimate is None or estimate.mean is None:
             return None
         trials = here[0].mean(self.trials) if self.trials else None
+        if measure.startswith(_OF_SEEDS):
+            trials = estimate.seeds
         return _sample(estimate, here[0].seeds, self.exact, int(trials or 0))
 
 
@@ -246,7 +252,8 @@ def _all_of(
         return _not_run(expectation, measured.data)
     missing = next((outcome for outcome in (NOT_RUN, NOT_COMPARABLE) if outcome in outcomes), None)
     combined = _combined(outcomes) if missing is None or DISAGREES in outcomes else missing
-    says = f"{expectation.says} ({len(parts)} statements: {counts_in_words(_counted(outcomes))})"
+    number = "1 statement" if len(parts) == 1 else f"{len(parts)} statements"
+    says = f"{expectation.says} ({number}: {counts_in_words(_counted(outcomes))})"
     return replace(_not_run(expectation, measured.data), says=says, verdict=combined)
 
 
@@ -254,13 +261,13 @@ def _verdict(expectation: Expectation, measured: _Measured, reduced: Sequence[st
     data = measured.data
     if expectation.along:
         return _inside(expectation, data, measured, parts)
-    value = measured.sample(expectation.at, expectation.measure, expectation.gain_over)
-    if value is None:
-        return _not_run(expectation, data)
     if expectation.direction:
         if reduced:  # the direction is a statement about other settings too, a paper's number is not
             expectation = replace(expectation, paper=None)
-        return _compared(expectation, data, value, measured, parts)
+        return _compared(expectation, measured, bool(reduced), parts)
+    value = measured.sample(expectation.at, expectation.measure, expectation.gain_over)
+    if value is None:
+        return _not_run(expectation, data)
     base = _finished(
         Verdict(expectation.says, data, "", _in_words(expectation), value.mean, None, None, None, 0), value
     )
@@ -322,29 +329,51 @@ def _tolerated(expectation: Expectation) -> tuple[float, float]:
 # Comparisons
 
 
-def _compared(expectation: Expectation, data: str, value: Sample, measured: _Measured, parts: int) -> Verdict:
-    """A value against one or several others; it must hold against every one of them.
+def _compared(expectation: Expectation, measured: _Measured, reduced: bool, parts: int) -> Verdict:
+    """A value against one or several others, on one or several sets; it must hold for every one of them.
 
     Every comparison has to agree, so no correction for their number is needed. One that disagrees is enough, so the
     intervals that show this are as wide as their number asks for (Bonferroni).
     """
-    others: dict[str, Sample] = {}
-    for name, at, measure in _opponents(expectation):
-        other = measured.sample(at, measure, expectation.gain_over)
-        if other is None or not value.minus(other).seeds:
-            return _not_run(expectation, data)
-        others[name] = other
-    compare = _COMPARISONS[expectation.direction]
-    outcomes = {name: compare(expectation, value, other, parts * len(others)) for name, other in others.items()}
-    sign = -1 if expectation.direction in ("less", "not less") else 1
+    data, gain_over = measured.data, expectation.gain_over
+    pairs: dict[str, tuple[Sample, Sample]] = {}
+    for dataset in _sets(expectation, measured, reduced):
+        value = measured.sample(expectation.at, _on(dataset, expectation.measure), gain_over)
+        for name, at, measure in _opponents(expectation):
+            other = measured.sample(at, _on(dataset, measure), gain_over)
+            if value is None or other is None or not value.minus(other).seeds:
+                return _not_run(expectation, data)
+            pairs[", ".join(filter(None, (dataset, name)))] = value, other
+    if not pairs:
+        return _not_run(expectation, data)
+    compare, ease = _COMPARISONS[expectation.direction], _EASE[expectation.direction]
+    outcomes = {name: compare(expectation, *pair, parts * len(pairs)) for name, pair in pairs.items()}
     worst = (DISAGREES, UNDECIDED, DIRECTION, AGREES).index
-    hardest = min(others, key=lambda name: (worst(outcomes[name]), sign * (value.mean - others[name].mean)))
-    says = expectation.says if len(others) == 1 else f"{expectation.says} (the hardest: {hardest})"
-    shown = value.minus(others[hardest])
-    verdict = Verdict(
-        says, data, _combined(list(outcomes.values())), _in_words(expectation), value.mean, None, None, shown.mean, 0
-    )
+    hardest = min(pairs, key=lambda name: (worst(outcomes[name]), ease(pairs[name][0].mean - pairs[name][1].mean)))
+    value, other = pairs[hardest]
+    says = expectation.says if len(pairs) == 1 else f"{expectation.says} (the hardest: {hardest})"
+    shown, combined = value.minus(other), _combined(list(outcomes.values()))
+    verdict = Verdict(says, data, combined, _in_words(expectation), value.mean, None, None, shown.mean, 0)
     return replace(_finished(verdict, shown), compared=True)
+
+
+def _sets(expectation: Expectation, measured: _Measured, reduced: bool) -> list[str]:
+    """Sets that a statement is judged on.
+
+    In the paper's setting these are all that the study asks for. A reduced setting has some of them, or stand-ins.
+    """
+    if not expectation.sets:
+        return [""]
+
+    def is_there(dataset: str) -> bool:
+        name = _on(dataset, expectation.measure)
+        return measured.sample(expectation.at, name) is not None if reduced else name in measured.wanted
+
+    return [dataset for dataset in expectation.sets if is_there(dataset)]
+
+
+def _on(dataset: str, measure: str) -> str:
+    return f"{measure}_{dataset}" if dataset else measure
 
 
 def _opponents(expectation: Expectation) -> Iterable[tuple[str, dict[str, Any], str]]:
@@ -423,6 +452,14 @@ _COMPARISONS: dict[str, Callable[[Expectation, Sample, Sample, int], str]] = {
     "not greater": _not_greater,
     "not less": _not_less,
 }
+_EASE: dict[str, Callable[[float], float]] = {
+    "greater": lambda difference: difference,
+    "not less": lambda difference: difference,
+    "less": lambda difference: -difference,
+    "not greater": lambda difference: -difference,
+    "similar": lambda difference: -abs(difference),
+}
+"""By direction, how much a difference speaks for a statement."""
 
 
 def _inside(expectation: Expectation, data: str, measured: _Measured, parts: int) -> Verdict:
