@@ -63,7 +63,7 @@ def differences(run: Mapping[str, Any], paper: Mapping[str, Any], data: str, nam
     found: list[str] = []
     shown = [name for name in paper.get("data", []) if name not in paper.get("beside", [])]
     if data not in shown:
-        found.append(f"{data} instead of {', '.join(shown)}")
+        found.append(f"{data} instead of {', '.join(shown) or 'what the paper shows'}")
     ours, theirs = (_on_data(settings, data) for settings in (run, paper))
     changed = [key for key in ("procedure", "uses") if ours.get(key) != theirs.get(key)]
     found += [_word(key, ours.get(key), theirs.get(key)) for key in changed]
