@@ -1,11 +1,15 @@
 """A study, measure, procedure and data set from outside the package are passed as arguments; no table is changed."""
 
 import json
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from dissensus.cli import app
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.studies import library, measures, verdicts
 from dissensus.studies import run as runner
@@ -237,3 +241,72 @@ def test_a_data_set_from_outside(parts, study, tmp_path):
 
 
 SMOKE = "[scales.smoke]\n"
+
+
+def documented_study():
+    """The whole study of docs/studies.md."""
+    text = (Path(__file__).parents[1] / "docs" / "studies.md").read_text()
+    return text.partition("```toml\n")[2].partition("```")[0]
+
+
+@pytest.fixture
+def own_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("dissensus.cli.screen.console.width", 200)
+    file = tmp_path / "collusion" / "mine.toml"
+    file.parent.mkdir()
+    file.write_text(documented_study())
+    return file
+
+
+def printed(*words):
+    result = CliRunner().invoke(app, ["study", *map(str, words)])
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\s+", " ", result.output)
+
+
+def test_the_documented_study_runs_and_its_verdicts_follow_its_file(own_study):
+    assert "diversity at β = 1 is greater than at every other β" in printed("run", own_study, "--scale", "smoke")
+    assert "greater" in printed("show", own_study)
+    text = own_study.read_text()
+    own_study.write_text(text.replace('direction = "greater"', 'direction = "less"'))
+    for command in (("run", own_study, "--scale", "smoke"), ("show", own_study)):
+        output = printed(*command)
+        assert "disagrees" in output
+        assert "│ less" in output
+    printed("run", own_study, "--scale", "smoke", "--set", "grid.seed=[0]")
+    assert "4 seeds" in printed("show", own_study), "a run that was changed by --set does not hide the study's own"
+    assert "Open" in printed("report", own_study, "--out", own_study.parent / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            'measure = "diversity"',
+            'measure = "divrsity"',
+            "'expect[0].measure' is 'divrsity'.*Did you mean 'diversity'",
+        ),
+        ('than_measure = "error"', 'than_measure = "eror"', "'expect[1].than_measure' is 'eror'.*'error'"),
+        ("than = {beta = [0.0, 0.5]}", "than = {bta = 0.0}", "'expect[0].than' is 'bta'"),
+        ("than = {beta = [0.0, 0.5]}", "than = {beta = []}", "'expect[0].than.beta' must hold a value"),
+        ('direction = "greater"', "", "must have 'paper', 'low', 'high' or 'direction'"),
+        ("than = {beta = [0.0, 0.5]}", "", "'expect[0].direction' and 'expect[0].than'.* belong together"),
+        ('direction = "greater"', 'direction = "lowest inside"', "along.* belong together"),
+        ('direction = "greater"', "low = -inf", "must be a finite number"),
+        ('direction = "greater"', 'direction = "greater"\npaper_seeds = 1', "'expect[0].paper_seeds' is 1"),
+    ],
+)
+def test_statements_that_cannot_be_judged_are_refused(own_study, old, new, words):
+    text = own_study.read_text()
+    assert old in text
+    own_study.write_text(text.replace(old, new, 1))
+    result = CliRunner().invoke(app, ["study", "run", str(own_study), "--scale", "smoke"])
+    assert result.exit_code != 0
+    output = re.sub(r"\s+", " ", result.output)
+    assert all(part in output for part in words.split(".*")), output
+
+
+def test_a_search_on_data_without_rows_to_hold_out_is_one_sentence(tmp_path):
+    with pytest.raises(SpecError, match="'search' needs rows to hold out, and friedman has none"):
+        runner.run("collusion/figure-2", "smoke", changes={"data": ["friedman"]}, root=tmp_path)

@@ -43,7 +43,9 @@ LONG_NAME = 12
 
 @app.command("list")
 def list_studies(
-    paper: Annotated[str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp or masksembles.")] = "",
+    paper: Annotated[
+        str, typer.Argument(help="Only studies of this paper: collusion, ldr, adp, masksembles or audit.")
+    ] = "",
 ) -> None:
     """List all studies: claim, data, scales with their cost in minutes, and where the claim stands.
 
@@ -74,7 +76,7 @@ def list_studies(
         for name, claim, data, scales, *cells in rows:
             console.print(f"[bold]{name}[/bold]  {claim}", highlight=False)
             words = [
-                f"{title}: {', '.join(cell.splitlines())}"
+                f"{title}: {'; statements: '.join(cell.splitlines())}"
                 for title, cell in zip(SETTINGS.values(), cells, strict=True)
                 if cell
             ]
@@ -104,15 +106,22 @@ def _scales(spec: Any) -> str:
     lines = []
     for scale in spec.scales:
         cost = spec.cost.get(scale, {})
-        lines.append(f"{scale} " + "/".join(f"{minutes:g} {kind}" for kind, minutes in cost.items()))
+        lines.append(
+            f"{scale}{' ' if cost else ''}" + "/".join(f"{minutes:g} {kind}" for kind, minutes in cost.items())
+        )
     return "\n".join(lines)
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="Such as collusion/figure-2, or the file of a study.")],
+    scale: Annotated[
+        str, typer.Option(help="The scale whose result is shown; by default the largest that has one.")
+    ] = "",
+) -> None:
     """Show a study: its claim, its settings, its data, and its results."""
     from dissensus.studies import datasets, library
-    from dissensus.studies.run_folders import find, runs_folder, unfinished
+    from dissensus.studies.run_folders import find_all, runs_folder, unfinished
     from dissensus.studies.spec import PAPERS, SpecError, to_toml
     from dissensus.studies.validation import missing
 
@@ -120,7 +129,8 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
         spec = library.load(name)
     except SpecError as reason:
         fail(str(reason))
-    console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]  [dim]{PAPERS[spec.paper]}[/dim]")
+    console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]")
+    console.print(f"[dim]{PAPERS[spec.paper]}[/dim]")
     console.print(escape(spec.claim))
     if spec.note:
         console.print(f"[dim]{escape(spec.note)}[/dim]")
@@ -137,9 +147,27 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
         console.print(f"[yellow]waits for {escape(part)}[/yellow]")
     for sentence in unfinished(spec.name, runs_folder()):
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
-    summary = find(spec.name, runs_folder())
-    if summary is not None:
-        _print_summary(summary)
+    results = {summary.scale: summary for summary in find_all(spec.name, runs_folder(), spec)}
+    if scale and scale not in results:
+        fail(f"--scale: {spec.name} has no result at scale {scale!r}; it has {', '.join(results) or 'none'}")
+    if results:
+        _print_summary(results[scale] if scale else next(iter(results.values())))
+        _print_standing(spec, list(results.values()))
+    others = [other for other in list(results) if other != (scale or next(iter(results)))]
+    if others:
+        console.print(f"There are results at other scales too: --scale {' or '.join(others)}.")
+
+
+def _print_standing(spec: Any, results: list[Any]) -> None:
+    """Print where the claim stands, in both settings."""
+    from dissensus.studies.page import SETTINGS, standing
+
+    console.print(f"[bold]Claim:[/bold] {escape(spec.claim)}")
+    for setting, title in SETTINGS.items():
+        where = standing(spec, results, setting)
+        if where.claim:
+            detail = f" [dim](statements: {where.statements})[/dim]" if where.statements else ""
+            console.print(f"{title}: {_in_colour(where.claim, where.news)}{detail}", highlight=False)
 
 
 def _print_summary(summary: Any) -> None:
@@ -167,10 +195,11 @@ def _print_summary(summary: Any) -> None:
     ]
     title = f"{summary.study} at scale {summary.scale}, {seeds} seed{'s' if seeds > 1 else ''}"
     if judged:
-        console.print(table(title, ("verdict", "the paper says", "paper", "ours, 95 % interval"), rows, left=(0, 1)))
+        console.print(table(title, ("verdict", "statement", "paper", "ours, 95 % interval"), rows, left=(0, 1)))
     left = len(summary.verdicts) - len(judged)
     if left:
-        console.print(f"{left} more statements of the paper are about data or points that this scale does not have.")
+        words = "1 more statement is" if left == 1 else f"{left} more statements are"
+        console.print(f"{words} about data or points that this scale does not have.")
 
 
 def _ours(verdict: Any) -> str:
@@ -237,6 +266,7 @@ def run(
 ) -> None:
     """Run a study, or continue one that was interrupted. A finished study is not run again."""
     from dissensus.data.formats import DataError
+    from dissensus.studies import library
     from dissensus.studies import run as studies
     from dissensus.studies.run_folders import read_report, runs_folder
     from dissensus.studies.summary import summarise
@@ -257,7 +287,7 @@ def run(
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
         fail(_full_disk(reason) or str(reason))
-    _print_summary(summarise(read_report(folder)))
+    _print_summary(summarise(read_report(folder), library.load(name)))
     console.print(f"Results are in {folder}", soft_wrap=True)
 
 
@@ -298,7 +328,7 @@ def report(
     check_folder("--figures", figures)
     root = runs_folder()
     try:
-        chosen = [library.load(name).name for name in names] if names else library.names()
+        chosen = names or library.names()
         text = html(page.page(chosen, root))
         files = page.write_figures(chosen, root, figures.expanduser(), kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:

@@ -39,7 +39,7 @@ NEWS: dict[str, News] = {
     verdicts.NOT_RUN: "none",
 }
 """What kind of news each verdict is."""
-VERDICT_COLUMNS = ("the paper says", "verdict", "data", "paper", "ours", "interval", "difference")
+VERDICT_COLUMNS = ("statement", "verdict", "data", "paper", "ours", "interval", "difference")
 _CURVES = (
     "Training curves are means over each epoch's steps, in training mode (dropout on); test curves are taken at the "
     "epoch's end. The table's gap compares both in evaluation mode, after the last epoch."
@@ -106,7 +106,8 @@ def lacking(spec: Spec) -> str:
 
 def page(names: Sequence[str], root: Path) -> Page:
     """The report on studies; results are looked for under ``root`` and among those that are shipped."""
-    studies: list[Study] = [(library.load(name), find_all(name, root)) for name in names]
+    specs = [library.load(name) for name in names]
+    studies: list[Study] = [(spec, find_all(spec.name, root, spec)) for spec in specs]
     sections: list[Part] = []
     for paper, title in PAPERS.items():
         chosen = [(spec, results) for spec, results in studies if spec.paper == paper]
@@ -134,10 +135,12 @@ def _counts(studies: Sequence[Study]) -> Text:
             verdict: claims.count(verdict) for verdict in NEWS if verdict in claims and verdict != verdicts.NOT_RUN
         }
         mixed = sum(", " in claim for claim in claims)
-        parts = [verdicts.counts_in_words(counts), f"{mixed} differ by data" if mixed else ""]
+        parts = [verdicts.counts_in_words(counts), f"{mixed} different by data" if mixed else ""]
         words.append(f"{title}: {', '.join(filter(None, parts)) or 'none'}")
-    with_results = sum(bool(results) for _, results in studies)
-    return Text(f"Studies with results: {with_results} of {len(studies)}. Claims {'; '.join(words)}.")
+    with_results = [results for _, results in studies if results]
+    stale = sum(bool(results[0].stale) for results in with_results)
+    numbers = f"{len(with_results)} of {len(studies)}" + (f", {stale} of them stale" if stale else "")
+    return Text(f"Studies with results: {numbers}. Claims {'; '.join(words)}.")
 
 
 def _overview(studies: Sequence[Study]) -> PageTable:
@@ -234,7 +237,8 @@ def _verdict_row(verdict: Verdict) -> list[Cell]:
 def _statements_left_out(others: Sequence[Verdict]) -> list[Part]:
     if not others:
         return []
-    title = f"{len(others)} more statements, of data or points that this scale does not have"
+    plural = "s" if len(others) > 1 else ""
+    title = f"{len(others)} more statement{plural}, of data or points that this scale does not have"
     return [Folded(title, [_verdict_table(others)])]
 
 
@@ -367,10 +371,10 @@ def write_figures(names: Sequence[str], root: Path, folder: Path, kind: str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name in names:
-        summary = find(name, root)
+        spec = library.load(name)
+        summary = find(spec.name, root, spec)
         if summary is None:
             continue
-        spec = library.load(name)
         for figure, title in figures(spec, summary):
             file = folder / f"{_anchor(spec)}-{_file_name(title)}.{kind}"
             style.save(figure, file)

@@ -285,6 +285,8 @@ class Verdict:
     """Number of the expectation in its study; the first is that of the study's claim."""
     differences: Sequence[str] = ()
     """How the run differs from the paper's setting."""
+    sums_up: bool = False
+    """Whether it sums up other statements, and is not counted beside them."""
 
     @property
     def setting(self) -> Literal["paper", "reduced"]:

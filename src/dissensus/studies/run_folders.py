@@ -148,11 +148,11 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Arit
 """Errors of files whose content is not what this version writes."""
 
 
-def _summary(folder: Path) -> Summary:
+def _summary(folder: Path, spec: Spec | None = None) -> Summary:
     """The summary of a finished run; `StorageError` where this version cannot make one."""
     report = read_report(folder)
     try:
-        return summarise(report)
+        return summarise(report, spec)
     except _UNREADABLE as reason:
         words = f"{folder / 'report.json'} cannot be summarised: {type(reason).__name__}: {reason}."
         raise StorageError(words) from reason
@@ -162,50 +162,54 @@ def _folders(name: str, scale: str, root: Path) -> list[Path]:
     return sorted(folder for folder in (root / name).glob(f"{scale}-*") if folder.is_dir())
 
 
-def find(name: str, root: Path) -> Summary | None:
+def find(name: str, root: Path, spec: Spec | None = None) -> Summary | None:
     """The result of a study at the largest scale that has one; see `find_all`."""
-    results = find_all(name, root)
+    results = find_all(name, root, spec)
     return results[0] if results else None
 
 
-def find_all(name: str, root: Path) -> list[Summary]:
+def find_all(name: str, root: Path, spec: Spec | None = None) -> list[Summary]:
     """The results of a study, one for each scale that has one, the largest scale first.
 
     A result is that of a finished run under ``root``, or the one that is shipped. Results that are not stale and have
     the study's settings come first, runs before what is shipped, and the latest run before others.
     `Summary.origin` says where the result comes from, unless it is a run of the study as it is today, and
-    `Summary.stale` why it is out of date. Damaged runs are left out; `damaged` lists them.
+    `Summary.stale` why it is out of date. Damaged runs are left out; `damaged` lists them. ``spec`` is the study where
+    the library does not have it.
     """
-    results = (_find(name, scale, root) for scale in reversed(SCALES))
-    return [replace(summary, stale=staleness(summary)) for summary in results if summary is not None]
+    results = (_find(name, scale, root, spec) for scale in reversed(SCALES))
+    return [replace(summary, stale=staleness(summary, spec)) for summary in results if summary is not None]
 
 
-def _find(name: str, scale: str, root: Path) -> Summary | None:
+def _find(name: str, scale: str, root: Path, spec: Spec | None) -> Summary | None:
     """The result at a scale: one that is not stale and has the study's settings comes first, the latest run next."""
     finished = [folder for folder in _folders(name, scale, root) if read_state(folder).stage == "done"]
     ranked = sorted(finished, key=lambda folder: (*_rank(name, scale, folder), (folder / DONE).stat().st_mtime))
     readable: list[Summary] = []
     for folder in reversed(ranked):
         with suppress(StorageError):
-            summary = _summary(folder)
+            summary = _summary(folder, spec)
             readable.append(replace(summary, origin=_origin(name, scale, folder, summary)))
     with suppress(StorageError):
         shipped = _shipped(name, scale)
         if shipped is not None:
             made_by = f"shipped with the package and made by version {shipped.provenance.version}"
             readable.append(replace(shipped, origin=made_by))
-    readable.sort(key=lambda summary: (bool(staleness(summary)), bool(summary.provenance.changes)))
+    readable.sort(key=lambda summary: (bool(staleness(summary, spec)), bool(summary.provenance.changes)))
     return readable[0] if readable else None
 
 
-def staleness(summary: Summary) -> str:
-    """Why today's study would not give a result, in words; empty where it would, or where the library lacks the study.
+def staleness(summary: Summary, spec: Spec | None = None) -> str:
+    """Why today's study, ``spec`` or the library's, would not give a result, in words; empty where it would.
 
-    Settings that were changed by hand are not stale: they are told by `Summary.origin` and the result's command.
+    Settings that were changed by hand are not stale: they are told by `Summary.origin` and the result's command. A
+    study that neither is given nor in the library is not compared.
     """
-    if summary.study not in library.names():
+    if spec is None and summary.study not in library.names():
         return ""
-    made, spec = summary.provenance, library.load(summary.study)
+    made, spec = summary.provenance, spec or library.load(summary.study)
+    if spec.procedure not in PROCEDURES:  # from outside: nothing is known about it
+        return ""
     today = procedure_versions(spec)
     changed = [name for name in today if made.procedures.get(name) != today[name]]
     if changed:

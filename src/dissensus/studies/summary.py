@@ -18,8 +18,12 @@ MAX_MAPPED = 500
 """Number of examples that are kept of a member's feature map."""
 
 
-def summarise(report: Report) -> Summary:
-    """A report without its rows: the points of its grid and the verdicts."""
+def summarise(report: Report, spec: Spec | None = None) -> Summary:
+    """A report without its rows: the points of its grid and the verdicts.
+
+    Verdicts are on the statements of today: those of ``spec``, the whole study, or of the library's study. Where there
+    is neither, they are on the statements that the study had when it was run.
+    """
     axes = [axis for axis in report.spec.grid if axis != "seed"]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in report.rows:
@@ -27,14 +31,14 @@ def summarise(report: Report) -> Summary:
     points = [_point(data, dict(zip(axes, values, strict=True)), rows) for (data, *values), rows in groups.items()]
     settings = report.spec.settings()
     summary = Summary(report.study, report.scale, report.provenance, settings, ["data", *axes], points)
-    if report.study in library.names():
-        return judged(summary)
+    if spec is not None or report.study in library.names():
+        return judged(summary, spec)
     return replace(summary, verdicts=_verdicts(report.spec, points, report.differences))
 
 
-def judged(summary: Summary) -> Summary:
-    """The result of a study of the library with verdicts on the statements that the library has today."""
-    spec = library.load(summary.study)
+def judged(summary: Summary, spec: Spec | None = None) -> Summary:
+    """A result with verdicts on the statements of today: those of ``spec``, or of the library's study."""
+    spec = spec or library.load(summary.study)
     if summary.scale not in spec.scales:
         return summary
     today = resolved(spec, summary.scale, {}, f"{spec.name}.toml")

@@ -254,7 +254,7 @@ def _all_of(
     combined = _combined(outcomes) if missing is None or DISAGREES in outcomes else missing
     number = "1 statement" if len(parts) == 1 else f"{len(parts)} statements"
     says = f"{expectation.says} ({number}: {counts_in_words(_counted(outcomes))})"
-    return replace(_not_run(expectation, measured.data), says=says, verdict=combined)
+    return replace(_not_run(expectation, measured.data), says=says, verdict=combined, sums_up=True)
 
 
 def _verdict(expectation: Expectation, measured: _Measured, reduced: Sequence[str], parts: int) -> Verdict:
@@ -537,7 +537,7 @@ def in_short(verdicts: Sequence[Verdict], setting: str) -> InShort:
     here = [v for v in verdicts if v.setting == setting and v.verdict not in (NOT_RUN, NOT_COMPARABLE)]
     return InShort(
         _counted([v.verdict for v in here if v.statement == 0]),
-        _counted([v.verdict for v in here]),
+        _counted([v.verdict for v in here if not v.sums_up]),
     )
 
 
