@@ -211,6 +211,49 @@ def test_folders_above_a_place_are_not_made(arguments, command, tmp_path):
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
 
 
+REPLACING = [
+    (f"{AUDIT} --targets labels.npy --json in.npy", "--json in.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --json ./x/../labels.npy", "labels.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --page link.npy", "--page link.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --train held.npz --in-bag probs.npy --json probs.npy", "that is read"),
+    (f"{AUDIT} --targets labels.npy --json both --page ./both", "--json both and --page both must be two places"),
+    (f"{OOD} --json in.npy", "--json in.npy is a file or folder that is read"),
+    (f"{OOD} --json near.npy", "--json near.npy is a file or folder that is read"),
+    (f"{OOD} --pictures within=pictures.npy --gallery g.png --json pictures.npy", "that is read"),
+    (f"{OOD} --figure f.png --json f.png", "must be two places"),
+    ("robust --ensemble kept --json kept/manifest.json", "--json kept/manifest.json is a file or folder that is read"),
+    ("robust --ensemble kept --folder kept", "--folder kept is a file or folder that is read"),
+    ("robust --ensemble near.npy --surrogate kept --folder ./kept", "that is read"),
+    ("robust --ensemble kept --folder new --json new", "--json new and --folder new must be two places"),
+    ("robust --ensemble kept --folder new/a --page new", "--page new and --folder new/a must be two places"),
+    ("study report a.toml --out a.toml", "--out a.toml is a file or folder that is read"),
+    ("study report --out runs/studies/collusion/report.json", "is in runs/studies, which is read"),
+    ("study report --figures runs/studies", "--figures runs/studies is in runs/studies, which is read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REPLACING)
+def test_no_command_writes_over_what_it_reads(arguments, message, command, tmp_path):
+    (tmp_path / "link.npy").symlink_to("in.npy")
+    (tmp_path / "a.toml").write_text("title = 'a'")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "runs/studies/collusion").mkdir(parents=True)
+    ds.Ensemble(lambda: torch.nn.Linear(2, 2), 2).save(tmp_path / "kept")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    more = " --network mlp --data digits --epsilon 0.1" if arguments.startswith("robust") else ""
+    code, printed, errors = command(arguments + more, DISSENSUS_RUNS="runs")
+    assert (code, printed) == (2, "")
+    assert message in errors
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_results_may_lie_beside_what_is_read(command, tmp_path):
+    (tmp_path / "link.npy").symlink_to("in.npy")
+    assert command("ood link.npy --outside near=near.npy --repeats 5 --json new.json --figure new.png")[0] == 0
+    assert command(f"{AUDIT} --targets labels.npy --json /dev/null --page /dev/null")[0] == 0
+    assert command("study report collusion/figure-2 --out page.html --figures .")[0] == 0
+
+
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()

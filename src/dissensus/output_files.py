@@ -44,6 +44,22 @@ def is_replaceable(file: Path) -> bool:
         return True
 
 
+def same_place(first: Path, second: Path) -> bool:
+    """Whether two names stand for one file or folder, also where links lead there or nothing is there yet.
+
+    >>> same_place(Path("a/../b.json"), Path("b.json")), same_place(Path("a.json"), Path("b.json"))
+    (True, False)
+    """
+    try:
+        return os.path.samefile(first, second)
+    except (OSError, ValueError):  # one of them does not exist, or cannot
+        pass
+    try:
+        return os.path.realpath(first) == os.path.realpath(second)
+    except (OSError, ValueError):
+        return False
+
+
 def _links(file: Path) -> list[Path]:
     """A name and the links that it leads through."""
     names = [file.absolute()]

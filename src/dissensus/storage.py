@@ -123,6 +123,18 @@ def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> Non
                 entry.unlink(missing_ok=True)
 
 
+def files_of(folder: Path) -> list[Path]:
+    """The manifest and the weights that lie in a folder, as `write_folder` names them.
+
+    >>> files_of(Path("absent"))
+    []
+    """
+    try:
+        return [file for file in folder.iterdir() if file.name == MANIFEST or _OUR_NAME.fullmatch(file.name)]
+    except OSError:
+        return []
+
+
 def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > _ABANDONED_SECONDS

@@ -11,6 +11,7 @@ from rich.panel import Panel
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_file,
     console,
@@ -117,6 +118,8 @@ def audit(
             fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
     check_file("--json", json_file)
     check_drawn("--page", page)
+    mask = None if in_bag in (None, "all") else Path(in_bag)
+    check_apart({"--json": json_file, "--page": page}, [*files, targets, train, mask, groups, reference, ood])
     options = OPTIONS
     try:
         read = partial(reading.read_files, unpack_limit=unpack_limit)

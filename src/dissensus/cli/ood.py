@@ -10,6 +10,7 @@ import typer
 
 from dissensus.cli.screen import (
     FIGURES,
+    check_apart,
     check_drawn,
     check_file,
     console,
@@ -70,8 +71,11 @@ def ood(
     check_drawn("--gallery", gallery, FIGURES)
     try:
         files = {WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))}
+        image_files = _files_by_name("--pictures", pictures or [])
+        places = {"--json": json_file, "--figure": figure, "--gallery": gallery}
+        check_apart(places, [*files.values(), *image_files.values()])
         sets = _open_sets(files, unpack_limit)
-        images = _open_images(_files_by_name("--pictures", pictures or []), sets) if gallery is not None else {}
+        images = _open_images(image_files, sets) if gallery is not None else {}
         with progress_bar() as bar:
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:

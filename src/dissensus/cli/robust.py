@@ -9,6 +9,7 @@ from rich.panel import Panel
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_file,
     check_folder,
@@ -92,7 +93,7 @@ def robust(
 
     Images are in [0, 1], and ε is in these units. Standardisation is part of the attacked model.
     """
-    from dissensus import attacks
+    from dissensus import attacks, storage
     from dissensus.attacks.page import page as robustness_page
     from dissensus.data.formats import DataError
     from dissensus.pages import html
@@ -102,6 +103,9 @@ def robust(
     check_file("--json", json_file)
     check_drawn("--page", page)
     check_folder("--folder", folder)
+    stored = [ensemble, *([] if surrogate is None else [surrogate])]
+    stored += [file for place in stored for file in storage.files_of(place)]
+    check_apart({"--json": json_file, "--page": page}, stored, folders={"--folder": folder})
     try:
         largest = fraction(epsilon)
         network_options = parsed_settings("--option", option or [], "width=64")

@@ -13,6 +13,7 @@ from rich.padding import Padding
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_folder,
     console,
@@ -295,6 +296,7 @@ def report(
     check_drawn("--out", out, makes_folders=out == STUDIES_PAGE)
     check_folder("--figures", figures)
     root = runs_folder()
+    check_apart({"--out": out}, map(Path, names or []), folders={"--figures": figures}, stores=[root])
     try:
         chosen = [library.load(name).name for name in names] if names else library.names()
         text = html(page.page(chosen, root))
