@@ -220,7 +220,7 @@ def test_without_locks_saving_works_and_says_so(tmp_path, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    fresh, old = tmp_path / ".0001.unfinished", tmp_path / ".0002.unfinished"
+    fresh, old = (tmp_path / f".{number:016x}.unfinished" for number in (1, 2))
     for leftover in (fresh, old):
         leftover.mkdir()
         (leftover / "weights").write_bytes(b"part")
@@ -291,9 +291,11 @@ def test_saves_killed_at_random_moments_leave_the_old_or_the_new(tmp_path):
 def test_left_overs_of_others_stay(tmp_path):
     """Temporary files of a live writer, of other programs, and files that only look alike."""
     file = tmp_path / "report.json"
-    kept = [".notes.unfinished", ".tmpAbC123", ".tmpnotes", "weights-0000000000000000.safetensors.bak"]
-    for name in kept[1:]:
+    kept = [".notes.unfinished", "b.unfinished", ".tmpAbC123", ".tmpnotes", "weights-0000000000000000.safetensors"]
+    for name in kept:
         (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "chapter.unfinished").mkdir()
+    (tmp_path / "chapter.unfinished" / "text").write_bytes(b"mine")
     with storage.temporary_beside(file) as live:
         in_child(storage.write_atomically, file, b"other")
         assert file.read_bytes() == b"other"
@@ -301,7 +303,8 @@ def test_left_overs_of_others_stay(tmp_path):
         in_child(save_often, tmp_path, 1, 1)
         assert live.exists()
     assert not live.exists()
-    assert all((tmp_path / name).read_bytes() == b"mine" for name in kept[1:])
+    in_child(save_often, tmp_path, 1, 2)
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in [*kept, "chapter.unfinished/text"])
 
 
 def test_left_overs_of_earlier_releases_are_removed_when_they_are_old(tmp_path):

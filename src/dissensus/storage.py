@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ LOCK = ".lock"
 _CHECKSUM = "manifest_sha256"
 _TEMPORARY = ".unfinished"
 _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+_OUR_TEMPORARY = re.compile(r"\.([0-9a-f]{12}-)?[0-9a-f]{16}\.unfinished")
+"""Temporary files, and temporary folders of weights."""
 _OF_SAFETENSORS = re.compile(r"\.tmp[0-9A-Za-z]{6}")
 """Temporary files of safetensors, which earlier releases wrote beside the weights."""
 _ABANDONED_SECONDS = 24 * 3600.0
@@ -99,28 +102,68 @@ def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], detail
 def _previous_weights(folder: Path, kind: str) -> str | None:
     """The weights file that the folder's manifest names; a folder of another kind is refused."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        stored_kind, name = manifest["kind"], str(manifest["weights"])
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads(read_regular(folder / MANIFEST))
+        present, name = manifest["kind"], str(manifest["weights"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    if stored_kind != kind:
-        raise StorageError(f"{folder} holds {stored_kind!r}; give another folder to save {kind!r} into.")
+    if present != kind:
+        raise StorageError(f"{folder} holds {present!r}; give another folder to save {kind!r} into.")
     return name if _OUR_NAME.fullmatch(name) else None
 
 
 def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> None:
     """Remove what saves that were killed have left in a folder; without a lock, only what is old."""
     for entry in folder.iterdir():
-        if entry.name.endswith(_TEMPORARY) and entry.is_file():
+        if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_file():
             _remove_if_abandoned(entry)
         elif _OF_SAFETENSORS.fullmatch(entry.name):
             if _is_old(entry) and _begins_as_safetensors(entry):
                 entry.unlink(missing_ok=True)
         elif exclusive or _is_old(entry):
-            if entry.name.endswith(_TEMPORARY):
+            if _OUR_TEMPORARY.fullmatch(entry.name):
                 shutil.rmtree(entry, ignore_errors=True)
-            elif weights is not None and _OUR_NAME.fullmatch(entry.name) and entry.name != weights:
+            elif weights is not None and entry.name != weights and _is_our_weights(entry):
                 entry.unlink(missing_ok=True)
+
+
+def _is_our_weights(file: Path) -> bool:
+    """Whether a file is one that a save has written: its name is its checksum."""
+    if not _OUR_NAME.fullmatch(file.name):
+        return False
+    try:
+        return file_digest(file)[:16] == file.stem.removeprefix("weights-")
+    except OSError:
+        return False
+
+
+def remove_folder(folder: Path, kind: str) -> None:
+    """Remove a folder that `write_folder` has written, or has begun to write; anything else in it stays."""
+    if folder.is_symlink() or stored_kind(folder) not in (kind, None):
+        return
+    try:
+        entries = list(folder.iterdir())
+    except OSError:
+        return
+    named = (MANIFEST, LOCK, _previous_weights(folder, kind))
+    ours = [entry for entry in entries if entry.name in named or _is_our_weights(entry)]
+    temporary = [entry for entry in entries if _OUR_TEMPORARY.fullmatch(entry.name)]
+    if folder / MANIFEST not in ours and len(ours) + len(temporary) < len(entries):
+        return  # what a killed save has left has nothing else in it
+    for entry in sorted(ours, key=lambda entry: entry.name != MANIFEST):
+        with suppress(OSError):
+            entry.unlink()
+    for entry in temporary:
+        shutil.rmtree(entry, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def stored_kind(folder: Path) -> str | None:
+    """The kind that the manifest of a folder names; None where there is no manifest, or none that can be read."""
+    try:
+        return str(json.loads(read_regular(folder / MANIFEST))["kind"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -145,7 +188,7 @@ def _is_old(path: Path) -> bool:
 def _begins_as_safetensors(path: Path) -> bool:
     """Whether a file, maybe a part of one, has the header of safetensors: its length, and a JSON object."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError:
         return False
@@ -185,7 +228,7 @@ def write_record(file: Path, content: Mapping[str, Any]) -> None:
 
 def read_record(file: Path) -> dict[str, Any]:
     """A JSON object that `write_record` wrote; `StorageError` says what is wrong with it."""
-    return _checked_record(file, _parsed(file, file.read_bytes()))
+    return _checked_record(file, _parsed(file, read_regular(file)))
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:
@@ -209,9 +252,24 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """A regular file, opened for reading. A pipe, which might never answer, or a device is an `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as file:
+    """SHA-256 of a regular file, read in pieces."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -316,9 +374,10 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     The file is locked as long as it is written. Files that processes left behind when they were killed are therefore
     recognised, and removed.
     """
-    prefix = f".{hashlib.sha256(path.name.encode()).hexdigest()[:12]}-"
+    prefix = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}-"
     for leftover in path.parent.glob(f"{prefix}*{_TEMPORARY}"):
-        _remove_if_abandoned(leftover)
+        if _OUR_TEMPORARY.fullmatch(leftover.name):
+            _remove_if_abandoned(leftover)
     while True:
         temporary = path.parent / f"{prefix}{secrets.token_hex(8)}{_TEMPORARY}"
         with temporary.open("xb") as file:
@@ -339,6 +398,8 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 def _remove_if_abandoned(temporary: Path) -> None:
     """Delete a temporary file unless a process is writing it."""
+    if not temporary.is_file():
+        return
     with suppress(OSError), temporary.open("r+b") as file:
         free = _lock(file, wait=False)
         if free or (free is None and _is_old(temporary)):
@@ -432,7 +493,7 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
 def _tensors(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     if not file.is_file():
         raise _vanished(file)
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != manifest["bytes"]:
             raise StorageError(f"{file} is truncated: {size} bytes, where {manifest['bytes']} were saved.")
@@ -483,7 +544,7 @@ def _manifest(folder: Path, kind: str) -> tuple[dict[str, Any], object]:
     file = folder / MANIFEST
     if not file.is_file():
         raise StorageError(f"{folder} holds no {MANIFEST}; is it a folder that dissensus saved?")
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         status, manifest = os.fstat(opened.fileno()), _parsed(file, opened.read())
     absent = [key for key in ("kind", "format", "weights", "sha256", "bytes", "tensors") if key not in manifest]
     if "kind" not in absent and manifest["kind"] != kind:
