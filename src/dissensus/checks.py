@@ -7,7 +7,9 @@ read concrete numbers only: Python numbers, and tensors on the CPU outside of an
 import difflib
 import math
 import numbers
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -236,6 +238,32 @@ def listed(name: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         refuse(name, "be a list of numbers", repr(values), "One number? Put it into a list.", TypeError)
     return list(values)
+
+
+def path(name: str, value: object) -> Path:
+    """An absolute path, from a text or a ``Path``: it stays the same wherever the process goes.
+
+    >>> path("file", "/tmp/a.npy")
+    PosixPath('/tmp/a.npy')
+    >>> path("file", "")
+    Traceback (most recent call last):
+    ValueError: `file` must be a path; got an empty text. The working folder? Use '.'.
+    """
+    try:
+        text = os.fspath(value)  # pyright: ignore[reportCallIssue, reportArgumentType]  # refused below
+    except TypeError:
+        text = b""
+    if not isinstance(text, str):
+        refuse(name, "be a path", repr(value), "Pass a text or a pathlib.Path.", TypeError)
+    if not text:
+        refuse(name, "be a path", "an empty text", "The working folder? Use '.'.")
+    try:
+        os.fsencode(text)
+    except UnicodeError:
+        refuse(name, "be a path that this system can name", ascii(text))
+    if "\0" in text:
+        refuse(name, "be a path that this system can name", repr(text))
+    return Path(text).absolute()
 
 
 def is_number_text(text: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dissensus.storage import write_atomically
 
-_OPEN_FILES = (Path("/dev"), Path("/proc"))
+_OPEN_FILES = (Path("/dev/fd"), Path("/proc"))
 """Folders with links to files that a process has opened, such as ``/dev/stdout``."""
 
 

@@ -7,6 +7,7 @@ each other; readers wait for nobody, and see either the old or the new contents.
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -27,6 +28,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from dissensus import checks
 
 log = logging.getLogger("dissensus")
 
@@ -58,17 +61,34 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     A save into a folder that another process is writing waits for it. What earlier saves that were killed have left
     behind is removed.
     """
-    folder = Path(path).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file; give a folder to save into.")
-    with full_disk_told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = checks.path("path", path)
+    with write_errors_told(folder):
+        make_folder("path", folder)
         with locked(folder, wait=True) as exclusive:
             previous = _previous_weights(folder, kind)
             _remove_leftovers(folder, previous, exclusive)
             weights = _write_locked(folder, kind, tensors, details)
             if previous is not None and previous != weights:
                 (folder / previous).unlink(missing_ok=True)
+
+
+def make_folder(argument: str, folder: Path) -> bool:
+    """Make a folder with those above it, and say whether it is new; `StorageError` says what is in the way."""
+    try:
+        if folder.is_dir():
+            return False
+        if folder.is_symlink():
+            problem = "which is a link to a file, or to nothing"
+        elif folder.exists():
+            problem = "which is a file"
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            return True
+    except OSError as reason:
+        if reason.errno in _FULL:
+            raise
+        problem = f"which cannot be made: {reason.strerror or reason}"
+    checks.refuse(argument, "be a folder, or a place for a new one", f"{folder}, {problem}", error=StorageError)
 
 
 def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> str:
@@ -104,8 +124,11 @@ def _previous_weights(folder: Path, kind: str) -> str | None:
     try:
         manifest = json.loads(read_regular(folder / MANIFEST))
         present, name = manifest["kind"], str(manifest["weights"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
+    except (KeyError, TypeError) as reason:
+        words = f"{folder} holds a {MANIFEST} of another program; give another folder to save {kind!r} into."
+        raise StorageError(words) from reason
     if present != kind:
         raise StorageError(f"{folder} holds {present!r}; give another folder to save {kind!r} into.")
     return name if _OUR_NAME.fullmatch(name) else None
@@ -138,13 +161,13 @@ def _is_our_weights(file: Path) -> bool:
 
 def remove_folder(folder: Path, kind: str) -> None:
     """Remove a folder that `write_folder` has written, or has begun to write; anything else in it stays."""
-    if folder.is_symlink() or stored_kind(folder) not in (kind, None):
+    if folder.is_symlink():
         return
     try:
         entries = list(folder.iterdir())
-    except OSError:
+        named = (MANIFEST, LOCK, _previous_weights(folder, kind))
+    except (OSError, StorageError):
         return
-    named = (MANIFEST, LOCK, _previous_weights(folder, kind))
     ours = [entry for entry in entries if entry.name in named or _is_our_weights(entry)]
     temporary = [entry for entry in entries if _OUR_TEMPORARY.fullmatch(entry.name)]
     if folder / MANIFEST not in ours and len(ours) + len(temporary) < len(entries):
@@ -252,12 +275,14 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> io.BufferedReader:
     """A regular file, opened for reading. A pipe, which might never answer, or a device is an `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        code, words = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
+        raise OSError(code, words, str(path))
     return open(descriptor, "rb")
 
 
@@ -338,7 +363,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
     """
     file = folder / LOCK
     while True:
-        with file.open("a+") as lock:
+        with _opened_lock(file) as lock:
             holder = _open_locks.get(_key(lock))
             if wait and holder is not None and holder[0] == threading.get_ident():
                 yield True
@@ -357,6 +382,14 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
             with _registered(lock):
                 yield exclusive is not None
             return
+
+
+def _opened_lock(file: Path) -> IO[str]:
+    """The lock file of a folder, which is made if there is none."""
+    if file.exists() and not file.is_file():
+        raise StorageError(f"{file} must be a file, as it marks a folder that is in use; remove what is there.")
+    with write_errors_told(file):
+        return file.open("a+")
 
 
 def _is_at(opened: IO[Any], path: Path) -> bool:
@@ -409,33 +442,35 @@ def _remove_if_abandoned(temporary: Path) -> None:
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write a file so that readers see either the old or the new contents, never a part."""
     path = path.absolute()
-    with full_disk_told(path), temporary_beside(path) as temporary:
+    with write_errors_told(path), temporary_beside(path) as temporary:
         temporary.write_bytes(payload)
         _to_disk(temporary, path)
 
 
 @contextmanager
-def full_disk_told(path: Path) -> Iterator[None]:
-    """A block that writes to a path; its errors about a full disk become one sentence about it, in an `OSError`."""
+def write_errors_told(path: Path) -> Iterator[None]:
+    """A block that writes to a path; errors of the system become one sentence about it, in an `OSError`."""
     try:
         yield
     except SafetensorError as reason:
         code = re.search(r"os error (\d+)", str(reason))
         if code is None:
             raise StorageError(f"{path} could not be written: {reason}.") from reason
-        raise _not_written(path, int(code[1])) from reason
+        raise _not_written(path, OSError(int(code[1]), os.strerror(int(code[1])))) from reason
     except OSError as reason:
-        if reason.errno not in _FULL:
+        if reason.strerror is None and reason.errno not in _FULL:  # a sentence already
             raise
-        raise _not_written(path, reason.errno) from reason
+        raise _not_written(path, reason) from reason
 
 
-def _not_written(path: Path, code: int) -> OSError:
-    error = OSError(
-        f"{path} could not be written: {os.strerror(code)}. What was there before is unchanged. Free some space, or "
-        "write to another place."
-    )
-    error.errno = code
+def _not_written(path: Path, reason: OSError) -> OSError:
+    if reason.errno in _FULL:
+        fix = "What was there before is unchanged. Free some space, or write to another place."
+    else:
+        fix = "Remove what is in the way, or write to another place."
+    words = reason.strerror or os.strerror(reason.errno or 0)  # a sentence of ours has a number only
+    error = type(reason)(f"{path} could not be written: {words}. {fix}")
+    error.errno = reason.errno
     return error
 
 
@@ -444,7 +479,7 @@ def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "np.m
 
     A full disk is an error here. Without the reservation, it would end the process by a signal when memory is written.
     """
-    with full_disk_told(path):
+    with write_errors_told(path):
         array = np.lib.format.open_memmap(path, "w+", dtype, shape)
         with path.open("r+b") as file:
             _reserve(file, array.offset, path.stat().st_size)
@@ -473,7 +508,7 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
     Tensors are copied into new memory, aligned as that of any new tensor, in the layout of the saved ones. A folder
     that is overwritten meanwhile is read again.
     """
-    folder = Path(path).absolute()
+    folder = checks.path("path", path)
     vanished: object = None
     while True:
         manifest, version = _manifest(folder, kind)

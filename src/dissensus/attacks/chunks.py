@@ -51,9 +51,9 @@ def over(
     checks.count("batch_size", batch_size)
     if len(x) == 0 or len(y) != len(x) or (target is not None and len(target) != len(x)):
         checks.refuse("x", "hold examples, each with its label and target", f"{len(x)} of them and {len(y)} labels")
-    parent = None if folder is None else Path(folder)
+    parent = None if folder is None else checks.path("folder", folder)
     if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
+        storage.make_folder("folder", parent)
     common = {} if parent is None else _identity(attack, model)
     results: list[Adversarial] = []
     with nullcontext() if parent is None else storage.locked(parent, wait=True):

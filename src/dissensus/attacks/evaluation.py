@@ -84,6 +84,7 @@ def evaluate(
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
     checks.count("batch_size", batch_size)
+    kept = None if folder is None else checks.path("folder", folder)
     requested = None
     if epsilons is not None:
         requested = [checks.number("epsilons", e, 0.0, open_low=True) for e in checks.listed("epsilons", epsilons)]
@@ -107,13 +108,15 @@ def evaluate(
     curve = requested or [m * terms.epsilon for m in MULTIPLES if norm != "linf" or m * terms.epsilon <= 1]
     losses = 2 if diagnostics.members == 1 else 3
     check_runs = len(plan.budget.steps) + losses * len({*curve, terms.epsilon}) + len(transfers(terms, 1))
+    if kept is not None:
+        storage.make_folder("folder", kept)
     runner = _Runner(
         model,
         x,
         y,
         Ball.checked(norm, terms.epsilon, (0.0, 1.0), x),
         batch_size,
-        None if folder is None else Path(folder),
+        kept,
         progress,
         expected=len(plan.settings) + check_runs + _OTHER_CHECKS,
         broken_by_checks=torch.zeros(len(x), dtype=torch.bool),
@@ -271,7 +274,7 @@ def _file_name(name: str) -> str:
 def _stored_seconds(folder: Path | None) -> float:
     """Seconds that an attack took in earlier calls; zero if they cannot be read."""
     try:
-        return float(json.loads((folder / _SECONDS).read_text())) if folder is not None else 0.0
+        return float(json.loads(storage.read_regular(folder / _SECONDS))) if folder is not None else 0.0
     except (OSError, ValueError, TypeError, RecursionError):
         return 0.0
 

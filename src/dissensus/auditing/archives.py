@@ -62,8 +62,8 @@ def check_regular(file: Path) -> None:
         mode = file.stat().st_mode
     except FileNotFoundError as reason:
         raise ReadingError(f"there is no file {file}") from reason
-    except OSError as reason:
-        raise ReadingError(f"{file} cannot be read: {reason.strerror}") from reason
+    except (OSError, ValueError) as reason:
+        raise ReadingError(f"{file} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
     if stat.S_ISDIR(mode):
         raise ReadingError(f"{file} is a folder; give a file")
     if not stat.S_ISREG(mode):

@@ -28,7 +28,7 @@ import torch
 import dissensus
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint, source_digest
-from dissensus.storage import StorageError, locked, write_atomically
+from dissensus.storage import StorageError, locked, make_folder, read_regular, write_atomically
 from dissensus.studies import datasets, library
 from dissensus.studies.checked_folders import MANIFEST, Misplaced, check_unit, inside, is_finished, write_run_manifest
 from dissensus.studies.measures import MEASURES, OutputMeasure
@@ -119,7 +119,7 @@ def run(
             measures=measures,
             catalogue=catalogue,
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("root", folder)
     context = StudyContext(
         spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue
     )
@@ -316,7 +316,7 @@ def _clock(folder: Path) -> Iterator[Callable[[], float]]:
     """Seconds that this study has taken, interrupted runs included; a killed process loses at most five of them."""
     file = folder / "seconds.json"
     try:
-        before = float(json.loads(file.read_bytes()))
+        before = float(json.loads(read_regular(file)))
     except (OSError, ValueError, TypeError, RecursionError):
         before = 0.0
     started, over = time.perf_counter(), threading.Event()

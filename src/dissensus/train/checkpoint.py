@@ -50,10 +50,7 @@ def reserved(settings: CheckpointSettings | None) -> Iterator[None]:
         yield
         return
     folder = settings.folder
-    if folder.exists() and not folder.is_dir():
-        raise storage.StorageError(f"{folder} is a file; give a folder for checkpoints.")
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    is_new = storage.make_folder("checkpoint", folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(storage.locked(folder, wait=False))

@@ -219,7 +219,9 @@ def fit(
             adversarial=adversarial,
             twin=of_twin,
             max_memory=max_memory,
-            checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
+            checkpoint=None
+            if checkpoint is None
+            else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress

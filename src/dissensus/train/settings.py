@@ -81,4 +81,4 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.seconds is not None:
             checks.number("checkpoint_seconds", self.seconds, 0)
-        object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training
+        object.__setattr__(self, "folder", checks.path("checkpoint", self.folder))

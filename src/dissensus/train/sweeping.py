@@ -173,7 +173,9 @@ def sweep(
         validation_folds=validation_folds,
         active_members=active_members,
         max_memory=max_memory,
-        checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
+        checkpoint=None
+        if checkpoint is None
+        else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
     )
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
