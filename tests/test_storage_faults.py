@@ -821,6 +821,7 @@ def test_only_regular_files_are_read(tmp_path):
 def test_a_manifest_that_is_no_file_stops_nobody(tmp_path, kind):
     ensemble = ds.Ensemble(small, 2, backend="loop")
     in_the_way(tmp_path / "manifest.json", kind)
+    os.mkfifo(tmp_path / ".0123456789abcdef.unfinished")
     with no_waiting():
         with pytest.raises(ds.StorageError, match="holds no manifest.json"):
             ds.Ensemble.load(tmp_path, small)

@@ -143,7 +143,7 @@ def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> Non
             if _is_old(entry) and _begins_as_safetensors(entry):
                 entry.unlink(missing_ok=True)
         elif exclusive or _is_old(entry):
-            if _OUR_TEMPORARY.fullmatch(entry.name):
+            if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_dir():  # rmtree would wait for a pipe
                 shutil.rmtree(entry, ignore_errors=True)
             elif weights is not None and entry.name != weights and _is_our_weights(entry):
                 entry.unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def remove_folder(folder: Path, kind: str) -> None:
     for entry in sorted(ours, key=lambda entry: entry.name != MANIFEST):
         with suppress(OSError):
             entry.unlink()
-    for entry in temporary:
+    for entry in filter(Path.is_dir, temporary):
         shutil.rmtree(entry, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()

@@ -18,6 +18,7 @@ from dissensus.cli.screen import (
     fail,
     in_options,
     print_place,
+    said,
     table,
     write_file,
 )
@@ -142,7 +143,7 @@ def audit(
         }
         result = ds.audit(arrays["outputs"], labels, **arguments)
     except (ValueError, TypeError, OSError) as reason:
-        fail(in_options(str(reason), options))
+        fail(in_options(said(reason), options))
     _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())

@@ -19,6 +19,7 @@ from dissensus.cli.screen import (
     in_options,
     print_place,
     progress_bar,
+    said,
     table,
     write_file,
 )
@@ -79,7 +80,7 @@ def ood(
         with progress_bar() as bar:
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
-        fail(in_options(str(reason), OPTIONS))
+        fail(in_options(said(reason), OPTIONS))
     _print_sets(sets)
     for name, result in comparison["sets"].items():
         _print(name, result, comparison["thresholds"], false_alarms)
@@ -135,7 +136,7 @@ def _draw(scores: dict[str, dict[str, Any]], images: dict[str, Any], figure: Pat
             write_file(gallery, lambda file: style.save(rows, file))
             print_place("The pictures are in", gallery)
     except (ValueError, ImportError) as reason:
-        fail(str(reason))
+        fail(said(reason))
 
 
 def _most_and_least(

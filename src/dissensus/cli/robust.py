@@ -20,6 +20,7 @@ from dissensus.cli.screen import (
     print_place,
     progress_bar,
     resumable,
+    said,
     table,
     torch_device,
     write_file,
@@ -132,7 +133,7 @@ def robust(
                 **choices,
             )
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
-        fail(in_options(str(reason), OPTIONS))
+        fail(in_options(said(reason), OPTIONS))
     result.facts["standardised"] = standardise and not is_fixed
     _print(result)
     if json_file is not None:

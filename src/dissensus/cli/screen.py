@@ -116,6 +116,17 @@ def parsed_settings(option: str, words: Sequence[str], example: str) -> dict[str
     return values
 
 
+def said(reason: BaseException) -> str:
+    """What an error says; that of the system names its file first.
+
+    >>> said(IsADirectoryError(21, "Is a directory", "runs/spec.toml")), said(ValueError("`a` must be 1"))
+    ('runs/spec.toml: Is a directory', '`a` must be 1')
+    """
+    if isinstance(reason, OSError) and reason.strerror:
+        return f"{reason.filename}: {reason.strerror}" if reason.filename is not None else reason.strerror
+    return str(reason)
+
+
 def in_options(message: str, options: Mapping[str, str]) -> str:
     """A message of the library in the words of the command line: arguments are named by their options.
 

@@ -18,10 +18,12 @@ from dissensus.cli.screen import (
     check_folder,
     console,
     fail,
+    in_options,
     parsed_settings,
     print_place,
     progress_bar,
     resumable,
+    said,
     table,
     torch_device,
     write_file,
@@ -29,6 +31,8 @@ from dissensus.cli.screen import (
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
+ARGUMENTS = {"root": "the folder of runs (DISSENSUS_RUNS)"}
+"""What a user knows arguments of the library by."""
 STUDIES_PAGE = Path("runs/studies.html")
 NARROW = 120
 """Columns of a terminal below which studies are shown as a list instead of a table."""
@@ -70,7 +74,7 @@ def list_studies(
                 cells[0] += f"\n[{COLOURS['bad']}]damaged: {len(sentences)}[/{COLOURS['bad']}]" if sentences else ""
                 rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), *cells])
     except SpecError as reason:
-        fail(str(reason))
+        fail(said(reason))
     if console.width < NARROW:
         for name, claim, data, scales, *cells in rows:
             console.print(f"[bold]{name}[/bold]  {claim}", highlight=False)
@@ -120,7 +124,7 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
     try:
         spec = library.load(name)
     except SpecError as reason:
-        fail(str(reason))
+        fail(said(reason))
     console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]  [dim]{PAPERS[spec.paper]}[/dim]")
     console.print(escape(spec.claim))
     if spec.note:
@@ -255,7 +259,7 @@ def run(
                 on_study=lambda text, share: bar.update(name, share, text),
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
-        fail(_full_disk(reason) or str(reason))
+        fail(_full_disk(reason) or in_options(said(reason), ARGUMENTS))
     _print_summary(summarise(read_report(folder)))
     console.print(f"Results are in {folder}", soft_wrap=True)
 
@@ -302,7 +306,7 @@ def report(
         text = html(page.page(chosen, root))
         files = page.write_figures(chosen, root, figures.expanduser(), kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:
-        fail(str(reason))
+        fail(said(reason))
     write_file(out, text.encode())
     print_place("Open", out)
     if figures is not None:
