@@ -314,6 +314,7 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
+        targets = checks.flag("targets", targets)
         place = None if file is None else inference.replaceable(file)
         source = inference.input_batches(data, batch_size, targets=targets)
         many = source.examples is None or source.examples > 4 * batch_size

@@ -48,7 +48,11 @@ def over(
             Neither may hold state that changes from call to call, such as a list that a function appends to.
         progress: Called after every batch with the number of finished examples and of all examples.
     """
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
+    if progress is not None:
+        checks.function("progress", progress, "(finished, all)")
+    if target is not None and not isinstance(target, Tensor):
+        checks.refuse("target", "be a tensor of classes [B]", repr(target), error=TypeError)
     if len(x) == 0 or len(y) != len(x) or (target is not None and len(target) != len(x)):
         checks.refuse("x", "hold examples, each with its label and target", f"{len(x)} of them and {len(y)} labels")
     parent = None if folder is None else checks.path("folder", folder)

@@ -162,6 +162,9 @@ def cached_features(
     >>> folder.cleanup()
     """
     augmentations = _check(features, dtype, augmentations, seed)
+    checks.flag("overwrite", overwrite)
+    if progress is not None:
+        checks.function("progress", progress, "(rows, all)")
     folder = checks.path("folder", folder)
     pairs = pairs_of(data, batch_size)
     networks = networks_in(features)
@@ -190,7 +193,7 @@ def _check(features: object, dtype: torch.dtype, augmentations: object, seed: in
     if not callable(features):
         fix = "Pass trunk.features, not trunk.features(x)." if isinstance(features, Tensor) else ""
         checks.refuse("features", "be a function of inputs", type(features).__name__, fix, TypeError)
-    if dtype not in _NAMES:
+    if not isinstance(dtype, torch.dtype) or dtype not in _NAMES:
         fix = "A .npy file knows no bfloat16." if dtype is torch.bfloat16 else ""
         checks.refuse("dtype", "be torch.float16 or torch.float32", str(dtype), fix, TypeError)
     checks.count("seed", seed, 0)
@@ -278,7 +281,7 @@ def _device_of(networks: Sequence[nn.Module], device: torch.device | str | None)
     current = next((parameter.device for network in networks for parameter in network.parameters()), None)
     if device is None:
         return current or torch.device("cpu")
-    device = torch.device(device)
+    device = checks.device("device", device, usable=current is None)
     if current is not None and (current.type != device.type or device.index not in (None, current.index)):
         checks.refuse("device", f"be the network's, {current}", str(device), "Move the network there first.")
     return device

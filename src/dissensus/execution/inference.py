@@ -42,7 +42,7 @@ def input_batches(data: Inputs, batch_size: int, *, targets: bool = False) -> In
     Outputs come in the order of the batches. A loader that changes the order of its data set is refused unless its
     targets are returned too.
     """
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
     labels: object = None
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
         data, labels = data
