@@ -56,6 +56,18 @@ def command(tmp_path, monkeypatch):
         np.savez(tmp_path / "columns.npz", outputs=np.zeros(3, dtype=[("\u03b2", float)]))
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe1,2")
     (tmp_path / "folder.npy").mkdir()
+    np.savez(tmp_path / "scalar.npz", outputs=np.array(1.0), targets=labels.numpy())
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("outputs")
+    np.savez_compressed(tmp_path / "flipped.npz", outputs=np.zeros((3, 40, 4)), targets=labels.numpy())
+    content = bytearray((tmp_path / "flipped.npz").read_bytes())
+    crc = content.index(b"PK\x01\x02") + 16  # of the first array, in the list of contents
+    content[crc] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(content)
+    header = b"{'descr': dict(), 'fortran_order': False, 'shape': (3,), }\n"
+    (tmp_path / "expression.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    (tmp_path / "short.csv").write_text("1\n2\n3,4\n")
+    (tmp_path / "words.csv").write_text("label\n1\n2\nthree\n")
 
     def run(arguments, **env):
         result = CliRunner().invoke(app, arguments.split() if isinstance(arguments, str) else arguments, env=env)
@@ -163,7 +175,26 @@ REFUSED = [
     (f"{SMALL} grid.beta=0.5", 1, "key 'grid.beta' must be a list; got a number 0.5."),
     (f"{SMALL} grid.seed=['a']", 1, "key 'grid.seed[0]' must be a whole number; got text 'a'."),
     (f"{SMALL} optimisation.momentum=0.5", 1, "key 'optimisation.momentum' does nothing with adam"),
-    ("study run collusion/figure-9 --scale smoke --set grid.classes=[3]", 1, "it waits for the axis 'classes'"),
+    (
+        "study run collusion/figure-9 --scale smoke --set grid.classes=[3]",
+        1,
+        "cannot be run: the axis 'classes' of 'grid' is none that this study can vary",
+    ),
+    (f"{SMALL} grid.gamma=[1]", 1, "the axis 'gamma' of 'grid' is none that this study can vary. It may be one of"),
+    (f"{SMALL} grid.sead=[1]", 1, "'sead' of 'grid' is none that this study can vary. Did you mean 'seed'?"),
+    (f"{SMALL} evaluation.measures=['accuracie']", 1, "is called 'accuracie'. Did you mean 'accuracy'?"),
+    (f"{SMALL} grid.beta=[2]", 1, "collusion/figure-15 with --set grid.beta=[2]: `beta` must be at most 1"),
+    (f"{SMALL} grid.beta=[2]", 1, "To study that, set objective.options.allow_pathological=true."),
+    (f"{SMALL} grid={{}}", 1, "got augmented without `beta`. Set grid.beta, a list, or objective.options.beta."),
+    (f"audit scalar.npz {SAVED}", 1, "`outputs` must be an array [M, N, C], or a list of M arrays [N, C]; dense"),
+    (f"audit scalar.npz {SAVED}", 1, "got one number. One output"),
+    ("ood scalar.npz --outside near=near.npy", 1, "got one number. One output"),
+    (f"audit empty.npz {SAVED}", 1, "empty.npz cannot be read: it is empty. Make the file again, with numpy.savez."),
+    (f"audit text.npz {SAVED}", 1, "damaged, cut short, or no .npz at all (File is not a zip file). Make the file"),
+    (f"audit flipped.npz {SAVED}", 1, "it is damaged, cut short, or no .npz at all (Bad CRC-32"),
+    (f"audit expression.npy --targets labels.npy {SAVED}", 1, "expression.npy cannot be read: it is no array of numpy"),
+    (f"audit in.npy --targets short.csv {SAVED}", 1, "short.csv, line 3: it must hold 1 numbers; got 2"),
+    (f"audit in.npy --targets words.csv {SAVED}", 1, "words.csv, line 4: it must hold numbers; got 'three'"),
     ("study run masksembles/figure-1 --scale smoke --set members.options.width=x", 1, "members.options.width"),
     ("study run masksembles/figure-1 --scale smoke --set grid.scale=[0.1]", 1, "'grid.scale[0]' must be at least 1"),
     ("study run masksembles/figure-2 --scale smoke --set grid={seed=[0]}", 1, "the network 'masksembles' needs"),
@@ -178,6 +209,7 @@ def test_invalid_commands_are_refused_on_stderr(arguments, code, message, comman
     exit_code, printed, errors = command(arguments)
     assert exit_code == code
     assert message in errors
+    assert " at 0x" not in errors
     assert not printed
 
 

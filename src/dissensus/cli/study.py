@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -139,7 +140,7 @@ def show(name: Annotated[str, typer.Argument(help="Such as collusion/figure-2.")
         there = "present" if datasets.available(data) else f"absent: dissensus data get {datasets.source_of(data)}"
         console.print(f"data {data}: {there}")
     for part in missing(spec):
-        console.print(f"[yellow]waits for {escape(part)}[/yellow]")
+        console.print(f"[yellow]It cannot be run: {escape(part)}[/yellow]")
     for sentence in unfinished(spec.name, runs_folder()):
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
     summary = find(spec.name, runs_folder())
@@ -248,20 +249,36 @@ def run(
     check_folder("the folder of runs, DISSENSUS_RUNS,", runs_folder())
     for result in _stale_results(name, scale):
         console.print(f"[yellow]{escape(result)}[/yellow]", soft_wrap=True, highlight=False)
+    settings = parsed_settings("--set", changes or [], "optimisation.epochs=3")
     try:
         with resumable(), progress_bar() as bar:
             folder = studies.run(
                 name,
                 scale,
-                changes=parsed_settings("--set", changes or [], "optimisation.epochs=3"),
+                changes=settings,
                 device=where,
                 jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
-        fail(_full_disk(reason) or in_options(said(reason), ARGUMENTS))
+        fail(_full_disk(reason) or _in_keys(reason, name, settings))
     _print_summary(summarise(read_report(folder)))
     console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _in_keys(reason: Exception, name: str, changes: dict[str, Any]) -> str:
+    """An error of a run; one of the library names the study's file, and keys of it instead of Python's arguments."""
+    from dissensus.storage import StorageError
+    from dissensus.studies.spec import SpecError, changed_file
+
+    message = in_options(said(reason), ARGUMENTS)
+    if type(reason) is not ValueError or isinstance(reason, SpecError | StorageError):
+        return message
+    message = re.sub(
+        r"Use functools\.partial\(\w+, (\w+)=.*", r"Set grid.\1, a list, or objective.options.\1.", message
+    )
+    message = re.sub(r"pass (\w+)=True", r"set objective.options.\1=true", message)
+    return f"{changed_file(name, changes)}: {message}"
 
 
 def _stale_results(name: str, scale: str) -> list[str]:

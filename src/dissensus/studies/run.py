@@ -97,7 +97,9 @@ def run(
         check(on_data(spec, data, file), file, procedures, catalogue)
     lacks = missing(spec, procedures, measures)
     if lacks:
-        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
+        reasons = "; ".join(lacks)
+        end = "" if reasons.endswith("?") else "."
+        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run: {reasons}{end}")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign, procedures[spec.procedure].version)
