@@ -199,7 +199,7 @@ ARCHIVES = {
     "damaged stream": (flipped(PACKED, 60, 5), "it is damaged"),
     "cut": (PLAIN[:-30], "not a zip file"),
     "cut in the middle": (PLAIN[: len(PLAIN) // 2], "not a zip file"),
-    "nothing": (b"", "not a zip file"),
+    "nothing": (b"", "it is empty. Make the file again"),
 }
 
 
@@ -391,8 +391,8 @@ def test_text(tmp_path):
     file.write_text("1\n1e300\n")
     assert reading.read_array(file).dtype == np.float64
     for content, message in (
-        (b"1,2\n3\n", "same count of numbers"),
-        (b"1,2\n3,x\n", "same count of numbers: could not convert"),
+        (b"1,2\n3\n", "line 2: it must hold 2 numbers; got 1"),
+        (b"1,2\n\n3,x\n", "line 3: it must hold numbers; got 'x'"),
         (b"\xff\xfe1,2\n", "cannot be read as text"),
         (b"a" * 200_000 + b",1\n", "cannot be read as text"),
         (b"\n\n", "holds no lines"),

@@ -687,7 +687,7 @@ def test_invalid_arguments_are_refused(change, error, message, ensemble, uncheck
     ("call", "message"),
     [
         (lambda m, x, y: attacks.apgd(m, x, y, epsilon=0.1, loss="dlrr"), "Did you mean 'dlr'"),
-        (lambda m, x, y: attacks.carlini_wagner(m, x, y, box=(-math.inf, math.inf)), "`box` must be finite"),
+        (lambda m, x, y: attacks.carlini_wagner(m, x, y, box=(-math.inf, math.inf)), "`box` must be a finite number"),
         (lambda m, x, y: attacks.carlini_wagner(m, x, y, confidence=-1.0), "`confidence`"),
         (lambda m, x, y: attacks.carlini_wagner(m, x, y, constant=0.0), "`constant`"),
         (lambda m, x, y: attacks.elastic_net(m, x, y, rule="L2"), "`rule` must be one of 'EN', 'L1'"),

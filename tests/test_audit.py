@@ -694,7 +694,7 @@ def test_files_that_cannot_be_read(tmp_path):
         "n.npz": "it has predictions",
         "t.npz": "cannot be",
         "t.safetensors": "cannot be read",
-        "r.csv": "same count",
+        "r.csv": "line 2: it must hold",
         "e.csv": "no lines",
         "x.pt": "none of .npz",
         "absent.npy": "there is no file",

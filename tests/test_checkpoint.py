@@ -418,3 +418,50 @@ def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     ds.fit(ensemble, data(), decayed, **options)
     ds.fit(ensemble, data(), decayed, **options)  # its weights have changed
+
+
+def test_checkpoints_remove_only_what_they_have_written(tmp_path):
+    (tmp_path / "step-notes").mkdir()
+    (tmp_path / "step-notes" / "n.txt").write_text("mine")
+    run(tmp_path / "step-inner", epochs=1)
+    inner = sorted(path.name for path in (tmp_path / "step-inner").glob("step-*/manifest.json"))
+    saved = ds.Ensemble(NETWORKS["mlp"][0], 2)
+    ours = ["step-000000005", "step-0000005", "step-000000001-000001"]
+    for name in ours:
+        saved.save(tmp_path / name)
+    killed = tmp_path / "step-000000000-000000"
+    (killed / ".0123456789abcdef.unfinished").mkdir(parents=True)
+    noted = tmp_path / "step-000000003-000000"
+
+    def note(moment):
+        if noted.is_dir():
+            (noted / "note.txt").write_text("mine")
+
+    ensemble, _ = run(tmp_path, progress=note)
+    assert (tmp_path / "step-notes" / "n.txt").read_text() == "mine"
+    assert sorted(path.name for path in (tmp_path / "step-inner").glob("step-*/manifest.json")) == inner
+    assert all(ds.Ensemble.load(tmp_path / name, NETWORKS["mlp"][0]).members == 2 for name in ours)
+    assert not killed.exists()
+    assert [path.name for path in noted.iterdir()] == ["note.txt"]
+    again, _ = run(tmp_path, resume=True)
+    assert_identical(again, ensemble)
+    assert len(checkpoints.checkpoints_in(tmp_path)) == 2
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    for name in ("step-999999999-000001", "step-1000000000-000001", "step-000000002-000001"):
+        ds.storage.write_folder(tmp_path / name, checkpoints.KIND, {"x": torch.ones(1)}, {})
+    names = [path.name for path in checkpoints.checkpoints_in(tmp_path)]
+    assert names == ["step-000000002-000001", "step-999999999-000001", "step-1000000000-000001"]
+
+
+def test_a_folder_that_was_there_stays_after_a_training_that_fails(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(ds.storage, "write_folder", full)
+    (tmp_path / "old").mkdir()
+    for name in ("old", "new"):
+        with pytest.raises(OSError, match="no space"):
+            run(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]

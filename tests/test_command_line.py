@@ -56,6 +56,18 @@ def command(tmp_path, monkeypatch):
         np.savez(tmp_path / "columns.npz", outputs=np.zeros(3, dtype=[("\u03b2", float)]))
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe1,2")
     (tmp_path / "folder.npy").mkdir()
+    np.savez(tmp_path / "scalar.npz", outputs=np.array(1.0), targets=labels.numpy())
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_text("outputs")
+    np.savez_compressed(tmp_path / "flipped.npz", outputs=np.zeros((3, 40, 4)), targets=labels.numpy())
+    content = bytearray((tmp_path / "flipped.npz").read_bytes())
+    crc = content.index(b"PK\x01\x02") + 16  # of the first array, in the list of contents
+    content[crc] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(content)
+    header = b"{'descr': dict(), 'fortran_order': False, 'shape': (3,), }\n"
+    (tmp_path / "expression.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    (tmp_path / "short.csv").write_text("1\n2\n3,4\n")
+    (tmp_path / "words.csv").write_text("label\n1\n2\nthree\n")
 
     def run(arguments, **env):
         result = CliRunner().invoke(app, arguments.split() if isinstance(arguments, str) else arguments, env=env)
@@ -163,7 +175,26 @@ REFUSED = [
     (f"{SMALL} grid.beta=0.5", 1, "key 'grid.beta' must be a list; got a number 0.5."),
     (f"{SMALL} grid.seed=['a']", 1, "key 'grid.seed[0]' must be a whole number; got text 'a'."),
     (f"{SMALL} optimisation.momentum=0.5", 1, "key 'optimisation.momentum' does nothing with adam"),
-    ("study run collusion/figure-9 --scale smoke --set grid.classes=[3]", 1, "it waits for the axis 'classes'"),
+    (
+        "study run collusion/figure-9 --scale smoke --set grid.classes=[3]",
+        1,
+        "cannot be run: the axis 'classes' of 'grid' is none that this study can vary",
+    ),
+    (f"{SMALL} grid.gamma=[1]", 1, "the axis 'gamma' of 'grid' is none that this study can vary. It may be one of"),
+    (f"{SMALL} grid.sead=[1]", 1, "'sead' of 'grid' is none that this study can vary. Did you mean 'seed'?"),
+    (f"{SMALL} evaluation.measures=['accuracie']", 1, "is called 'accuracie'. Did you mean 'accuracy'?"),
+    (f"{SMALL} grid.beta=[2]", 1, "collusion/figure-15 with --set grid.beta=[2]: `beta` must be at most 1"),
+    (f"{SMALL} grid.beta=[2]", 1, "To study that, set objective.options.allow_pathological=true."),
+    (f"{SMALL} grid={{}}", 1, "got augmented without `beta`. Set grid.beta, a list, or objective.options.beta."),
+    (f"audit scalar.npz {SAVED}", 1, "`outputs` must be an array [M, N, C], or a list of M arrays [N, C]; dense"),
+    (f"audit scalar.npz {SAVED}", 1, "got one number. One output"),
+    ("ood scalar.npz --outside near=near.npy", 1, "got one number. One output"),
+    (f"audit empty.npz {SAVED}", 1, "empty.npz cannot be read: it is empty. Make the file again, with numpy.savez."),
+    (f"audit text.npz {SAVED}", 1, "damaged, cut short, or no .npz at all (File is not a zip file). Make the file"),
+    (f"audit flipped.npz {SAVED}", 1, "it is damaged, cut short, or no .npz at all (Bad CRC-32"),
+    (f"audit expression.npy --targets labels.npy {SAVED}", 1, "expression.npy cannot be read: it is no array of numpy"),
+    (f"audit in.npy --targets short.csv {SAVED}", 1, "short.csv, line 3: it must hold 1 numbers; got 2"),
+    (f"audit in.npy --targets words.csv {SAVED}", 1, "words.csv, line 4: it must hold numbers; got 'three'"),
     ("study run masksembles/figure-1 --scale smoke --set members.options.width=x", 1, "members.options.width"),
     ("study run masksembles/figure-1 --scale smoke --set grid.scale=[0.1]", 1, "'grid.scale[0]' must be at least 1"),
     ("study run masksembles/figure-2 --scale smoke --set grid={seed=[0]}", 1, "the network 'masksembles' needs"),
@@ -178,6 +209,7 @@ def test_invalid_commands_are_refused_on_stderr(arguments, code, message, comman
     exit_code, printed, errors = command(arguments)
     assert exit_code == code
     assert message in errors
+    assert " at 0x" not in errors
     assert not printed
 
 
@@ -209,6 +241,49 @@ def test_folders_above_a_place_are_not_made(arguments, command, tmp_path):
     assert command(f"{arguments} other/o.svg --json other/o.json")[0] == 0
     assert json.loads((tmp_path / "other/o.json").read_text())
     assert (tmp_path / "other/o.svg").stat().st_size > 1000
+
+
+REPLACING = [
+    (f"{AUDIT} --targets labels.npy --json in.npy", "--json in.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --json ./x/../labels.npy", "labels.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --page link.npy", "--page link.npy is a file or folder that is read"),
+    (f"{AUDIT} --targets labels.npy --train held.npz --in-bag probs.npy --json probs.npy", "that is read"),
+    (f"{AUDIT} --targets labels.npy --json both --page ./both", "--json both and --page both must be two places"),
+    (f"{OOD} --json in.npy", "--json in.npy is a file or folder that is read"),
+    (f"{OOD} --json near.npy", "--json near.npy is a file or folder that is read"),
+    (f"{OOD} --pictures within=pictures.npy --gallery g.png --json pictures.npy", "that is read"),
+    (f"{OOD} --figure f.png --json f.png", "must be two places"),
+    ("robust --ensemble kept --json kept/manifest.json", "--json kept/manifest.json is a file or folder that is read"),
+    ("robust --ensemble kept --folder kept", "--folder kept is a file or folder that is read"),
+    ("robust --ensemble near.npy --surrogate kept --folder ./kept", "that is read"),
+    ("robust --ensemble kept --folder new --json new", "--json new and --folder new must be two places"),
+    ("robust --ensemble kept --folder new/a --page new", "--page new and --folder new/a must be two places"),
+    ("study report a.toml --out a.toml", "--out a.toml is a file or folder that is read"),
+    ("study report --out runs/studies/collusion/report.json", "is in runs/studies, which is read"),
+    ("study report --figures runs/studies", "--figures runs/studies is in runs/studies, which is read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REPLACING)
+def test_no_command_writes_over_what_it_reads(arguments, message, command, tmp_path):
+    (tmp_path / "link.npy").symlink_to("in.npy")
+    (tmp_path / "a.toml").write_text("title = 'a'")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "runs/studies/collusion").mkdir(parents=True)
+    ds.Ensemble(lambda: torch.nn.Linear(2, 2), 2).save(tmp_path / "kept")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    more = " --network mlp --data digits --epsilon 0.1" if arguments.startswith("robust") else ""
+    code, printed, errors = command(arguments + more, DISSENSUS_RUNS="runs")
+    assert (code, printed) == (2, "")
+    assert message in errors
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_results_may_lie_beside_what_is_read(command, tmp_path):
+    (tmp_path / "link.npy").symlink_to("in.npy")
+    assert command("ood link.npy --outside near=near.npy --repeats 5 --json new.json --figure new.png")[0] == 0
+    assert command(f"{AUDIT} --targets labels.npy --json /dev/null --page /dev/null")[0] == 0
+    assert command("study report collusion/figure-2 --out page.html --figures .")[0] == 0
 
 
 def test_a_tilde_is_the_home_folder(command, tmp_path, monkeypatch):

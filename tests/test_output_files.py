@@ -2,7 +2,9 @@
 
 import os
 import stat
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,6 +76,31 @@ def test_a_link_to_a_pipe_is_written_through(tmp_path):
     thread.join()
     assert parts == [b"new"]
     assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="it needs a file system in memory")
+def test_a_file_in_memory_is_replaced_too(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for content in (b"a longer one", b"new"):
+            write_output(f"{folder}/o.json", content)
+        assert os.listdir(folder) == ["o.json"]
+        assert Path(folder, "o.json").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("option", ["--json", "--page", "--figure"])
+def test_a_name_may_have_any_bytes(option, tmp_path):
+    inputs, file = (tmp_path / os.fsdecode(name) for name in (b"caf\xe9.npz", b"caf\xe9.svg"))
+    np.savez(inputs, outputs=np.random.default_rng(0).normal(size=(3, 40, 3)), targets=np.arange(40) % 3)
+    words = (
+        ["ood", inputs, "--outside", inputs, "--repeats", "5", option, file]
+        if option == "--figure"
+        else ["audit", inputs, "--task", "classification", "--kind", "logits", option, file]
+    )
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    assert file.stat().st_size > 100
+    result = CliRunner().invoke(app, ["audit", f"{inputs}x", "--task", "regression"])
+    assert (result.exit_code, "caf\\udce9" in result.stderr) == (1, True)
 
 
 @pytest.fixture

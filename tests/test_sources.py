@@ -503,7 +503,7 @@ def test_an_archive_put_there_by_hand_is_verified(web, data):
 def test_leftovers_of_a_killed_process_are_cleared(web, data):
     info, content = small("mnist", mirror("only", f"{web.url}/a.tgz", unpack=unpacking.unpack_files(*catalogue.IDX)))
     web.files["/a.tgz"] = tgz(content)
-    (data / "mnist" / ".unfinished-abc").mkdir(parents=True)
+    (data / "mnist" / ".unfinished-abc_1234").mkdir(parents=True)
     assert sources.state(info) == "absent"
     sources.get(info)
     assert not list((data / "mnist").glob(".unfinished*"))

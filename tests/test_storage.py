@@ -139,7 +139,7 @@ def test_a_save_that_breaks_off_leaves_the_old_one(tmp_path, monkeypatch, moment
 def test_saving_leaves_what_is_not_its_own(tmp_path):
     _, path = saved(tmp_path)
     (path / "weights-final.safetensors").write_text("mine")
-    (path / ".0123.unfinished").write_text("of a save that was killed")
+    (path / ".0123456789abcdef.unfinished").write_text("of a save that was killed")
     ds.Ensemble(NETWORKS["mlp"][0], 3, seed=9).save(path)
     assert (path / "weights-final.safetensors").read_text() == "mine"
     assert len(list(path.iterdir())) == 4  # with manifest, weights and lock

@@ -5,19 +5,24 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import resource
 import signal
 import threading
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import dissensus as ds
 from dissensus import storage
+from dissensus.data.features import FeatureCache, cached_features
 
 FORK = multiprocessing.get_context("fork")
 ALIGNED = 64
@@ -220,7 +225,7 @@ def test_without_locks_saving_works_and_says_so(tmp_path, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    fresh, old = tmp_path / ".0001.unfinished", tmp_path / ".0002.unfinished"
+    fresh, old = (tmp_path / f".{number:016x}.unfinished" for number in (1, 2))
     for leftover in (fresh, old):
         leftover.mkdir()
         (leftover / "weights").write_bytes(b"part")
@@ -291,9 +296,11 @@ def test_saves_killed_at_random_moments_leave_the_old_or_the_new(tmp_path):
 def test_left_overs_of_others_stay(tmp_path):
     """Temporary files of a live writer, of other programs, and files that only look alike."""
     file = tmp_path / "report.json"
-    kept = [".notes.unfinished", ".tmpAbC123", ".tmpnotes", "weights-0000000000000000.safetensors.bak"]
-    for name in kept[1:]:
+    kept = [".notes.unfinished", "b.unfinished", ".tmpAbC123", ".tmpnotes", "weights-0000000000000000.safetensors"]
+    for name in kept:
         (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "chapter.unfinished").mkdir()
+    (tmp_path / "chapter.unfinished" / "text").write_bytes(b"mine")
     with storage.temporary_beside(file) as live:
         in_child(storage.write_atomically, file, b"other")
         assert file.read_bytes() == b"other"
@@ -301,7 +308,8 @@ def test_left_overs_of_others_stay(tmp_path):
         in_child(save_often, tmp_path, 1, 1)
         assert live.exists()
     assert not live.exists()
-    assert all((tmp_path / name).read_bytes() == b"mine" for name in kept[1:])
+    in_child(save_often, tmp_path, 1, 2)
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in [*kept, "chapter.unfinished/text"])
 
 
 def test_left_overs_of_earlier_releases_are_removed_when_they_are_old(tmp_path):
@@ -358,7 +366,7 @@ def test_a_full_disk_is_an_os_error_with_its_number(tmp_path, monkeypatch):
         save_often(tmp_path, 1, 1)
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
-    with pytest.raises(OSError, match="No space left on device") as caught, storage.full_disk_told(tmp_path):
+    with pytest.raises(OSError, match="No space left on device") as caught, storage.write_errors_told(tmp_path):
         Path("/dev/full").write_bytes(b"x")
     assert caught.value.errno == errno.ENOSPC
 
@@ -763,3 +771,183 @@ def test_a_sweep_that_runs_out_of_memory_says_what_helps(error, monkeypatch, tmp
     monkeypatch.setattr(swept.groups[0].body, "run", exhausted)
     with pytest.raises(ds.OutOfMemory, match="prediction ran out of memory on cpu with 4 members"):
         swept.outputs(values()[0])
+
+
+# What is in the way
+
+
+@contextmanager
+def no_waiting(seconds=10):
+    """A block that must end soon: nothing waits for a pipe."""
+
+    def late(*_):
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_the_way(path, kind):
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "dangling link":
+        path.symlink_to(path.parent / "nowhere" / "else")
+    else:
+        path.write_text("mine")
+
+
+def test_only_regular_files_are_read(tmp_path):
+    with no_waiting():
+        for kind in ("pipe", "folder", "dangling link"):
+            in_the_way(tmp_path / kind, kind)
+            with pytest.raises(OSError, match="regular|directory"):
+                storage.read_regular(tmp_path / kind)
+            with pytest.raises(OSError, match="regular|directory"):
+                storage.file_digest(tmp_path / kind)
+        with pytest.raises(OSError, match="regular"):
+            storage.read_regular(Path("/dev/zero"))
+    (tmp_path / "file").write_bytes(b"content")
+    assert storage.read_regular(tmp_path / "file") == b"content"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_manifest_that_is_no_file_stops_nobody(tmp_path, kind):
+    ensemble = ds.Ensemble(small, 2, backend="loop")
+    in_the_way(tmp_path / "manifest.json", kind)
+    os.mkfifo(tmp_path / ".0123456789abcdef.unfinished")
+    with no_waiting():
+        with pytest.raises(ds.StorageError, match="holds no manifest.json"):
+            ds.Ensemble.load(tmp_path, small)
+        if kind == "folder":
+            with pytest.raises(OSError, match=r"manifest.json could not be written: Is a directory\. Remove what is"):
+                ensemble.save(tmp_path)
+        else:
+            ensemble.save(tmp_path)
+            assert ds.Ensemble.load(tmp_path, small).members == 2
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_lock_that_is_no_file_is_one_sentence(tmp_path, kind):
+    in_the_way(tmp_path / ".lock", kind)
+    with no_waiting():
+        for write in (ds.Ensemble(small, 2).save, fit, cached):
+            with pytest.raises(ds.StorageError, match=r"\.lock must be a file, .*; remove what is there"):
+                write(tmp_path)
+
+
+def cached(folder):
+    return cached_features(torch.nn.Linear(6, 2), (torch.zeros(4, 6), torch.zeros(4)), folder)
+
+
+def attacked(folder):
+    linear = torch.nn.Linear(6, 3).eval()
+    attack = partial(ds.attacks.fgsm, epsilon=0.1)
+    return ds.attacks.over(attack, linear, torch.rand(4, 6), torch.arange(4) % 3, folder=folder, batch_size=2)
+
+
+WRITERS = {
+    "checkpoint": fit,
+    "path": lambda folder: ds.Ensemble(small, 2).save(folder),
+    "folder": cached,
+    "folder of attacks": attacked,
+}
+PLACES = {
+    "a file": ("file", "which is a file"),
+    "below a file": ("file/sub", "which cannot be made: Not a directory"),
+    "a dangling link": ("dangling link", "which is a link to a file, or to nothing"),
+    "too long": ("x" * 300, "which cannot be made: File name too long"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_place_that_cannot_be_a_folder_is_one_sentence(tmp_path, writer, place):
+    for kind in ("file", "dangling link"):
+        in_the_way(tmp_path / kind, kind)
+    name, problem = PLACES[place]
+    argument = writer.split()[0]
+    with pytest.raises(ds.StorageError, match=rf"^`{argument}` must be a folder.*{name}, {problem}\.$"):
+        WRITERS[writer](tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["dangling link", "file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["", "a\0b", "a\ud800", 3, b"a", None])
+@pytest.mark.parametrize("writer", [*WRITERS, "file"])
+def test_what_is_no_path_is_refused_by_name(tmp_path, monkeypatch, writer, place, unchecked):
+    monkeypatch.chdir(tmp_path)
+    if place is None and writer not in ("path", "folder"):
+        pytest.skip("None is no folder there")
+    write = WRITERS.get(writer, lambda file: ds.Ensemble(small, 2).predict(torch.zeros(3, 6), file=file))
+    with pytest.raises((ValueError, TypeError), match=rf"^`{writer.split()[0]}` must be a path"):
+        write(place)
+    assert not os.listdir(tmp_path)
+
+
+def test_relative_folders_of_attacks_and_features_do_not_follow_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def moving(model, x, y):
+        os.chdir(tmp_path / "elsewhere")
+        return ds.attacks.fgsm(model, x, y, epsilon=0.1)
+
+    linear = torch.nn.Linear(6, 3).eval()
+    ds.attacks.over(moving, linear, torch.rand(4, 6), torch.arange(4) % 3, folder="attacked", batch_size=2)
+    assert len(list(tmp_path.glob("attacked/0*"))) == 2
+    monkeypatch.chdir(tmp_path)
+
+    def network(x):
+        os.chdir(tmp_path / "elsewhere")
+        return 2 * x
+
+    cache = cached_features(network, (torch.ones(4, 6), torch.zeros(4)), "features", batch_size=2)
+    assert len(pickle.loads(pickle.dumps(cache))) == 4
+    monkeypatch.chdir(tmp_path)
+    cache = FeatureCache.open("features")
+    os.chdir(tmp_path / "elsewhere")
+    assert len(pickle.loads(pickle.dumps(cache))) == 4
+    assert not os.listdir(tmp_path / "elsewhere")
+
+
+def test_features_do_not_replace_arrays_of_others(tmp_path):
+    np.save(tmp_path / "targets.npy", np.arange(3))
+    with pytest.raises(ds.StorageError, match="`folder` must be empty .* a file targets.npy of another program"):
+        cached(tmp_path)
+    assert np.load(tmp_path / "targets.npy").tolist() == [0, 1, 2]
+    assert os.listdir(tmp_path) == ["targets.npy"]
+
+
+def test_a_save_does_not_replace_a_manifest_of_others(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(ds.StorageError, match="a manifest.json of another program; give another folder"):
+        ds.Ensemble(small, 2).save(tmp_path)
+    assert (tmp_path / "manifest.json").read_text() == '{"name": "a web page"}'
+
+
+def test_a_prediction_follows_links_and_replaces_regular_files_only(tmp_path):
+    ensemble, x = ds.Ensemble(small, 2, backend="loop"), torch.rand(3, 6)
+    (tmp_path / "real.npy").write_text("old")
+    (tmp_path / "link.npy").symlink_to("real.npy")
+    outputs = ensemble.predict(x, file=tmp_path / "link.npy")
+    assert (tmp_path / "link.npy").is_symlink()
+    assert np.array_equal(np.load(tmp_path / "real.npy"), outputs)
+    in_the_way(tmp_path / "pipe.npy", "pipe")
+    (tmp_path / "folder.npy").mkdir()
+    never = DataLoader([], 1)  # it would be refused for its length, if it were read
+    with no_waiting():
+        for name in ("pipe.npy", "folder.npy", "/dev/fd/1.npy"):
+            with pytest.raises(ValueError, match="^`file` must be a regular file, or a place for a new one; got "):
+                ensemble.predict(never, file=tmp_path / name)
+        with pytest.raises(ValueError, match="^`file` must lie in a folder; got .*, where .*real.npy is a file"):
+            ensemble.predict(never, file=tmp_path / "real.npy" / "a.npy")
+        with pytest.raises(ValueError, match="^`file` must be .*File name too long"):
+            ensemble.predict(never, file=tmp_path / ("x" * 300 + ".npy"))
+    assert (tmp_path / "pipe.npy").is_fifo()

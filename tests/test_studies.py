@@ -620,7 +620,8 @@ def test_a_change_of_numbers_asks_for_a_new_version():
 def test_studies_that_cannot_be_run_name_what_is_missing():
     changes = {"evaluation.measures": ["accuracy_foo_0.1"]}
     with pytest.raises(
-        spec.SpecError, match="adp/table-2 with --set .* cannot be run yet: it waits for the measure 'accuracy_foo"
+        spec.SpecError,
+        match="adp/table-2 with --set .* cannot be run: no measure of 'evaluation.measures' is called 'accuracy_foo",
     ):
         runner.run("adp/table-2", "smoke", changes=changes)
 

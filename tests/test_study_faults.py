@@ -165,6 +165,12 @@ def test_a_state_that_cannot_be_read_is_that_of_an_interrupted_run(tmp_path):
         assert read_state(folder).stage == "started"
         assert unfinished(FORMULA, tmp_path) != []
         assert runner.run(FORMULA, "smoke", root=tmp_path) == folder
+    for name in ("state.json", "seconds.json"):
+        make_pipe(folder / name)
+    assert read_state(folder).stage == "done"
+    (folder / "DONE").unlink()
+    assert read_state(folder).stage == "started"
+    assert runner.run(FORMULA, "smoke", root=tmp_path) == folder
     (folder.parent / "smoke-notes").write_text("a file, no folder")
     assert unfinished(FORMULA, tmp_path) == []
 
@@ -221,6 +227,34 @@ def test_a_damaged_shipped_result_is_a_sentence(tmp_path, monkeypatch):
     (tmp_path / f"{FORMULA}.paper.json").write_text('{"study":')
     assert find(FORMULA, tmp_path / "runs") is None
     assert damaged(FORMULA, tmp_path / "runs")[0].startswith("The shipped result at scale paper is damaged: ")
+
+
+IN_THE_WAY = {
+    ".lock": ".lock must be a file, as it marks a folder that is in use; remove what is there.",
+    "spec.toml": "spec.toml could not be written: Is a directory. Remove what is in the way",
+    "report.json": "report.json could not be written: Is a directory. Remove what is in the way",
+    "all/manifest.json": "manifest.json could not be written: Is a directory. Remove what is in the way",
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_a_folder_in_the_place_of_a_file_is_one_sentence(name, tmp_path):
+    folder = runner.run(FORMULA, "smoke", root=run_folders.runs_folder())
+    (unit,) = (path.parent.name for path in folder.glob("*/manifest.json"))
+    (folder / "DONE").unlink()
+    make_folder(folder / name.replace("all", unit))
+    code, text = command("run", FORMULA, "--scale", "smoke")
+    assert (code, "Errno" in text) == (1, False)
+    assert IN_THE_WAY[name] in text
+
+
+def test_a_file_in_the_place_of_the_folder_of_a_paper_is_one_sentence(tmp_path):
+    (tmp_path / "runs" / "studies").mkdir(parents=True)
+    (tmp_path / "runs" / "studies" / "ldr").write_text("mine")
+    code, text = command("run", FORMULA, "--scale", "smoke")
+    assert (code, "Errno" in text) == (1, False)
+    assert "error: the folder of runs (DISSENSUS_RUNS) must be a folder" in text
+    assert "which cannot be made: Not a directory" in text
 
 
 # Files of units

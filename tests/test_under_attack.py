@@ -204,18 +204,18 @@ class TestMeasures:
             "fooled_apgd",
         ]
         assert not any(attack_measures.is_attack_measure(name) for name in unknown_names)
-        assert "the measure 'accuracy_foo_0.1' of 'evaluation.measures'" in missing(
-            settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]})
+        assert "no measure of 'evaluation.measures' is called 'accuracy_foo_0.1'" in "".join(
+            missing(settings_of("adp/table-2", **{"evaluation.measures": ["accuracy_foo_0.1"]}))
         )
 
     def test_impossible_attacks_are_refused_before_training(self):
         def first(**changes):
             return missing(settings_of("adp/table-2", **changes))[0]
 
-        assert first(**{"grid": {"method": ["baseline"]}}) == "a grid with the axis 'seed'"
-        assert "attacks on 'digits'" in first(data=["digits"])
-        assert first(**{"evaluation.attacked": {"fgms": 3}}) == "an attack 'fgms'"
-        assert first(**{"evaluation.strong": {"square": 0.3}}) == "an attack 'square'"
+        assert first(**{"grid": {"method": ["baseline"]}}) == "'grid' needs the axis 'seed'"
+        assert "'digits' has no fixed test set to attack" in first(data=["digits"])
+        assert first(**{"evaluation.attacked": {"fgms": 3}}) == "no attack of 'evaluation.attacked' is called 'fgms'"
+        assert first(**{"evaluation.strong": {"square": 0.3}}) == "no attack of 'evaluation.strong' is called 'square'"
         assert "accuracy_foo_1" in first(
             **{"data": ["mnist"], "by_data": {"mnist": {"evaluation": {"measures": ["accuracy_foo_1"]}}}}
         )

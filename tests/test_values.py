@@ -1,8 +1,10 @@
 """Numbers that make no sense are refused by name, before anything is trained or attacked."""
 
 import functools
+import inspect
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import dissensus as ds
 from dissensus import attacks, checks
+from dissensus.data.features import cached_features
 from dissensus.train import AdversarialTraining, Convergence, schedules
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -116,6 +119,67 @@ def test_what_is_no_number_of_a_setting_is_refused_by_name(name, unchecked):
             with pytest.raises((ValueError, TypeError)) as caught:
                 call(**{setting: value})
             assert str(caught.value).startswith(f"`{setting}` must "), f"{setting}={value!r}: {caught.value}"
+
+
+NOT_SETTINGS = (object(), "no", b"x", np.array([[1, 2]]), [0, None], {"a": 1}, math.nan)
+"""Values of other types than settings have, but for texts: names and paths."""
+SUBJECTS = {"self", "ensemble", "build", "data", "objective", "model", "x", "y", "attack", "features"}
+TAKEN = {"file": "no", "folder": "no", "checkpoint": "no"}
+"""A name in the working folder."""
+CALLS = {
+    "fit": (fit, ds.fit),
+    "sweep": (sweep, ds.sweep),
+    "predict": (lambda **options: ds.Ensemble(build, 2, backend="loop").predict(X, **options), ds.Ensemble.predict),
+    "Ensemble": (SETTINGS["Ensemble"][0], ds.Ensemble.__init__),
+    "cached_features": (
+        lambda **options: cached_features(nn.Linear(4, 2), (X, Y), **{"folder": "features", **options}),
+        cached_features,
+    ),
+    "evaluate": (
+        lambda **options: attacks.evaluate(
+            attacked, (IMAGES, torch.arange(4) % 3), **{"epsilon": 0.1, "suite": "quick", **options}
+        ),
+        attacks.evaluate,
+    ),
+    "fgsm": (attack("fgsm", epsilon=0.1), attacks.fgsm),
+    **{name: (SETTINGS[name][0], getattr(attacks, name)) for name in ("pgd", "mim", "jsma", "over")},
+    **{name: (SETTINGS[name][0], getattr(attacks, name)) for name in ("carlini_wagner", "apgd", "square")},
+}
+
+
+@pytest.mark.slow(cases=["sweep"])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_of_another_type_is_refused_by_name(name, unchecked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, function = CALLS[name]
+    for setting in inspect.signature(function).parameters.keys() - SUBJECTS:
+        for value in NOT_SETTINGS:
+            if isinstance(value, str) and TAKEN.get(setting) == value:
+                continue
+            with pytest.raises((ValueError, TypeError)) as caught:
+                call(**{setting: value})
+            named = "`objective` must take" if setting == "unlabelled" else f"`{setting}` must "
+            assert str(caught.value).startswith(named), f"{setting}={value!r}: {caught.value}"
+
+
+def test_wrong_values_of_a_grid_are_refused(unchecked):
+    beta = functools.partial(ds.objectives.augmented, loss="mse", pool="score")
+    for value in ("a", None, {}):
+        with pytest.raises(ValueError, match="^`grid` must map 'beta' to numbers; got"):
+            ds.sweep(build, (X, Y), beta, grid={"beta": [value]}, epochs=1)
+    with pytest.raises(ValueError, match=r"^`device` must be a device that torch can use here.*; got 'foo'\."):
+        sweep(device="foo")
+    with pytest.raises(ValueError, match=r"more than 64 bits\. Use 1.18059e\+21\."):
+        fit(min_delta=2**70)
+
+
+def test_numbers_of_numpy_are_settings(unchecked):
+    counts = {"epochs": np.int64(1), "batch_size": np.int64(8), "patience": np.int64(2), "seed": np.int64(3)}
+    history = fit(**counts, shuffle=np.bool_(True), lr=np.float32(0.5))
+    expected = fit(epochs=1, batch_size=8, patience=2, seed=3, lr=0.5)
+    assert history.column("loss") == expected.column("loss")
+    sweep(**counts, members=np.int64(2), validation=0.2)
+    assert ds.Ensemble(build, 2).predict(X, np.int64(8)).shape == (2, 40, 1)
 
 
 def test_the_time_between_checkpoints_is_a_number(tmp_path, unchecked):

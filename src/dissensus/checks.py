@@ -7,7 +7,10 @@ read concrete numbers only: Python numbers, and tensors on the CPU outside of an
 import difflib
 import math
 import numbers
+import os
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,7 +42,7 @@ def shape_text(shape: Sequence[int], letters: str = "") -> str:
 def one_of(name: str, value: object, options: Iterable[str]) -> None:
     """Refuse a value that is not in ``options``, and suggest the nearest option."""
     options = list(options)
-    if value in options:
+    if isinstance(value, str) and value in options:
         return
     refuse(name, "be one of " + ", ".join(map(repr, options)), repr(value), nearest(str(value), options))
 
@@ -190,6 +193,7 @@ def member_weights(weights: Tensor | Sequence[float] | None, members: int, like:
 
 
 _LARGEST_COUNT = 2**63 - 1
+_LARGEST_FLOAT = sys.float_info.max
 
 
 def number(
@@ -206,6 +210,9 @@ def number(
     words += f" and {'below' if open_high else 'at most'} {high:g}" if high < math.inf else ""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, words, repr(value), error=TypeError)
+    if isinstance(value, numbers.Integral) and abs(value) > _LARGEST_COUNT:
+        got = "a whole number of more than 64 bits"
+        refuse(name, words, got, "" if abs(value) > _LARGEST_FLOAT else f"Use {float(value):g}.")
     try:
         result = float(value)
     except OverflowError:
@@ -225,6 +232,45 @@ def count(name: str, value: int, low: int = 1) -> int:
     return int(value)
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False, from Python or NumPy; a text such as ``"no"``, which counts as true in Python, is refused.
+
+    >>> flag("shuffle", "no")
+    Traceback (most recent call last):
+    TypeError: `shuffle` must be True or False; got 'no'.
+    """
+    if not isinstance(value, bool | np.bool_):
+        refuse(name, "be True or False", repr(value), error=TypeError)
+    return bool(value)
+
+
+def function(name: str, value: object, signature: str) -> None:
+    """Refuse what cannot be called.
+
+    >>> function("progress", 3, "(moment)")
+    Traceback (most recent call last):
+    TypeError: `progress` must be a function (moment); got 3.
+    """
+    if not callable(value):
+        refuse(name, f"be a function {signature}", repr(value), error=TypeError)
+
+
+def device(name: str, value: Any, *, usable: bool = True) -> torch.device:
+    """A device, and if ``usable`` one of this machine.
+
+    >>> device("device", "cup")
+    Traceback (most recent call last):
+    ValueError: `device` must be a device that torch can use here, such as 'cpu'; got 'cup'.
+    """
+    try:
+        result = torch.device(value)
+        if usable:
+            torch.empty(0, device=result)
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
+        refuse(name, "be a device that torch can use here, such as 'cpu'", repr(value))
+    return result
+
+
 def listed(name: str, values: Any) -> list[Any]:
     """The values of any iterable but a text, as a list; those of an array or tensor as Python numbers.
 
@@ -236,6 +282,32 @@ def listed(name: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         refuse(name, "be a list of numbers", repr(values), "One number? Put it into a list.", TypeError)
     return list(values)
+
+
+def path(name: str, value: object) -> Path:
+    """An absolute path, from a text or a ``Path``: it stays the same wherever the process goes.
+
+    >>> path("file", "/tmp/a.npy")
+    PosixPath('/tmp/a.npy')
+    >>> path("file", "")
+    Traceback (most recent call last):
+    ValueError: `file` must be a path; got an empty text. The working folder? Use '.'.
+    """
+    try:
+        text = os.fspath(value)  # pyright: ignore[reportCallIssue, reportArgumentType]  # refused below
+    except TypeError:
+        text = b""
+    if not isinstance(text, str):
+        refuse(name, "be a path", repr(value), "Pass a text or a pathlib.Path.", TypeError)
+    if not text:
+        refuse(name, "be a path", "an empty text", "The working folder? Use '.'.")
+    try:
+        os.fsencode(text)
+    except UnicodeError:
+        refuse(name, "be a path that this system can name", ascii(text))
+    if "\0" in text:
+        refuse(name, "be a path that this system can name", repr(text))
+    return Path(text).absolute()
 
 
 def is_number_text(text: str) -> bool:

@@ -302,6 +302,7 @@ class Ensemble(nn.Module):
             targets: Return ``(outputs, targets)``, with the targets ``[N, ...]`` of the same rows in the same order.
             file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory. Its
                 space is reserved before anything is written: a full disk is an `OSError`, and leaves an earlier file.
+                A link is followed, and stays; anything but a regular file or a new one is refused.
 
         Raises:
             OutOfMemory: Memory ran out; the message says what helps.
@@ -313,6 +314,8 @@ class Ensemble(nn.Module):
         >>> outputs.shape, targets
         (torch.Size([5, 7, 2]), tensor([0, 1, 2, 3, 4, 5, 6]))
         """
+        targets = checks.flag("targets", targets)
+        place = None if file is None else inference.replaceable(file)
         source = inference.input_batches(data, batch_size, targets=targets)
         many = source.examples is None or source.examples > 4 * batch_size
         capture = capture_on(self.device) if many else None
@@ -323,7 +326,7 @@ class Ensemble(nn.Module):
         with advising(advice), settings_kept(self), on(self.device), replayed:
             self.eval()
             passes = inference.Passes(self, self.device, capture)
-            outputs = inference.collected(passes, source, None if file is None else Path(file))
+            outputs = inference.collected(passes, source, place)
             return (outputs, torch.cat(source.targets)) if targets else outputs
 
     def save(self, path: str | Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dissensus.storage import write_atomically
 
-_OPEN_FILES = (Path("/dev"), Path("/proc"))
+_OPEN_FILES = (Path("/dev/fd"), Path("/proc"))
 """Folders with links to files that a process has opened, such as ``/dev/stdout``."""
 
 
@@ -42,6 +42,22 @@ def is_replaceable(file: Path) -> bool:
         return stat.S_ISREG(file.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return True
+
+
+def same_place(first: Path, second: Path) -> bool:
+    """Whether two names stand for one file or folder, also where links lead there or nothing is there yet.
+
+    >>> same_place(Path("a/../b.json"), Path("b.json")), same_place(Path("a.json"), Path("b.json"))
+    (True, False)
+    """
+    try:
+        return os.path.samefile(first, second)
+    except (OSError, ValueError):  # one of them does not exist, or cannot
+        pass
+    try:
+        return os.path.realpath(first) == os.path.realpath(second)
+    except (OSError, ValueError):
+        return False
 
 
 def _links(file: Path) -> list[Path]:

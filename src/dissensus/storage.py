@@ -7,6 +7,7 @@ each other; readers wait for nobody, and see either the old or the new contents.
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dissensus import checks
+
 log = logging.getLogger("dissensus")
 
 FORMAT = 1
@@ -35,6 +39,8 @@ LOCK = ".lock"
 _CHECKSUM = "manifest_sha256"
 _TEMPORARY = ".unfinished"
 _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+_OUR_TEMPORARY = re.compile(r"\.([0-9a-f]{12}-)?[0-9a-f]{16}\.unfinished")
+"""Temporary files, and temporary folders of weights."""
 _OF_SAFETENSORS = re.compile(r"\.tmp[0-9A-Za-z]{6}")
 """Temporary files of safetensors, which earlier releases wrote beside the weights."""
 _ABANDONED_SECONDS = 24 * 3600.0
@@ -55,17 +61,34 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
     A save into a folder that another process is writing waits for it. What earlier saves that were killed have left
     behind is removed.
     """
-    folder = Path(path).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file; give a folder to save into.")
-    with full_disk_told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = checks.path("path", path)
+    with write_errors_told(folder):
+        make_folder("path", folder)
         with locked(folder, wait=True) as exclusive:
             previous = _previous_weights(folder, kind)
             _remove_leftovers(folder, previous, exclusive)
             weights = _write_locked(folder, kind, tensors, details)
             if previous is not None and previous != weights:
                 (folder / previous).unlink(missing_ok=True)
+
+
+def make_folder(argument: str, folder: Path) -> bool:
+    """Make a folder with those above it, and say whether it is new; `StorageError` says what is in the way."""
+    try:
+        if folder.is_dir():
+            return False
+        if folder.is_symlink():
+            problem = "which is a link to a file, or to nothing"
+        elif folder.exists():
+            problem = "which is a file"
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            return True
+    except OSError as reason:
+        if reason.errno in _FULL:
+            raise
+        problem = f"which cannot be made: {reason.strerror or reason}"
+    checks.refuse(argument, "be a folder, or a place for a new one", f"{folder}, {problem}", error=StorageError)
 
 
 def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> str:
@@ -99,28 +122,83 @@ def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], detail
 def _previous_weights(folder: Path, kind: str) -> str | None:
     """The weights file that the folder's manifest names; a folder of another kind is refused."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        stored_kind, name = manifest["kind"], str(manifest["weights"])
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads(read_regular(folder / MANIFEST))
+        present, name = manifest["kind"], str(manifest["weights"])
+    except (OSError, ValueError, RecursionError):
         return None
-    if stored_kind != kind:
-        raise StorageError(f"{folder} holds {stored_kind!r}; give another folder to save {kind!r} into.")
+    except (KeyError, TypeError) as reason:
+        words = f"{folder} holds a {MANIFEST} of another program; give another folder to save {kind!r} into."
+        raise StorageError(words) from reason
+    if present != kind:
+        raise StorageError(f"{folder} holds {present!r}; give another folder to save {kind!r} into.")
     return name if _OUR_NAME.fullmatch(name) else None
 
 
 def _remove_leftovers(folder: Path, weights: str | None, exclusive: bool) -> None:
     """Remove what saves that were killed have left in a folder; without a lock, only what is old."""
     for entry in folder.iterdir():
-        if entry.name.endswith(_TEMPORARY) and entry.is_file():
+        if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_file():
             _remove_if_abandoned(entry)
         elif _OF_SAFETENSORS.fullmatch(entry.name):
             if _is_old(entry) and _begins_as_safetensors(entry):
                 entry.unlink(missing_ok=True)
         elif exclusive or _is_old(entry):
-            if entry.name.endswith(_TEMPORARY):
+            if _OUR_TEMPORARY.fullmatch(entry.name) and entry.is_dir():  # rmtree would wait for a pipe
                 shutil.rmtree(entry, ignore_errors=True)
-            elif weights is not None and _OUR_NAME.fullmatch(entry.name) and entry.name != weights:
+            elif weights is not None and entry.name != weights and _is_our_weights(entry):
                 entry.unlink(missing_ok=True)
+
+
+def _is_our_weights(file: Path) -> bool:
+    """Whether a file is one that a save has written: its name is its checksum."""
+    if not _OUR_NAME.fullmatch(file.name):
+        return False
+    try:
+        return file_digest(file)[:16] == file.stem.removeprefix("weights-")
+    except OSError:
+        return False
+
+
+def remove_folder(folder: Path, kind: str) -> None:
+    """Remove a folder that `write_folder` has written, or has begun to write; anything else in it stays."""
+    if folder.is_symlink():
+        return
+    try:
+        entries = list(folder.iterdir())
+        named = (MANIFEST, LOCK, _previous_weights(folder, kind))
+    except (OSError, StorageError):
+        return
+    ours = [entry for entry in entries if entry.name in named or _is_our_weights(entry)]
+    temporary = [entry for entry in entries if _OUR_TEMPORARY.fullmatch(entry.name)]
+    if folder / MANIFEST not in ours and len(ours) + len(temporary) < len(entries):
+        return  # what a killed save has left has nothing else in it
+    for entry in sorted(ours, key=lambda entry: entry.name != MANIFEST):
+        with suppress(OSError):
+            entry.unlink()
+    for entry in filter(Path.is_dir, temporary):
+        shutil.rmtree(entry, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def stored_kind(folder: Path) -> str | None:
+    """The kind that the manifest of a folder names; None where there is no manifest, or none that can be read."""
+    try:
+        return str(json.loads(read_regular(folder / MANIFEST))["kind"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The manifest and the weights that lie in a folder, as `write_folder` names them.
+
+    >>> files_of(Path("absent"))
+    []
+    """
+    try:
+        return [file for file in folder.iterdir() if file.name == MANIFEST or _OUR_NAME.fullmatch(file.name)]
+    except OSError:
+        return []
 
 
 def _is_old(path: Path) -> bool:
@@ -133,7 +211,7 @@ def _is_old(path: Path) -> bool:
 def _begins_as_safetensors(path: Path) -> bool:
     """Whether a file, maybe a part of one, has the header of safetensors: its length, and a JSON object."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError:
         return False
@@ -173,7 +251,7 @@ def write_record(file: Path, content: Mapping[str, Any]) -> None:
 
 def read_record(file: Path) -> dict[str, Any]:
     """A JSON object that `write_record` wrote; `StorageError` says what is wrong with it."""
-    return _checked_record(file, _parsed(file, file.read_bytes()))
+    return _checked_record(file, _parsed(file, read_regular(file)))
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:
@@ -197,9 +275,26 @@ def _manifest_digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """A regular file, opened for reading. A pipe, which might never answer, or a device is an `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        code, words = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
+        raise OSError(code, words, str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as file:
+    """SHA-256 of a regular file, read in pieces."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -268,7 +363,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
     """
     file = folder / LOCK
     while True:
-        with file.open("a+") as lock:
+        with _opened_lock(file) as lock:
             holder = _open_locks.get(_key(lock))
             if wait and holder is not None and holder[0] == threading.get_ident():
                 yield True
@@ -289,6 +384,14 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
             return
 
 
+def _opened_lock(file: Path) -> IO[str]:
+    """The lock file of a folder, which is made if there is none."""
+    if file.exists() and not file.is_file():
+        raise StorageError(f"{file} must be a file, as it marks a folder that is in use; remove what is there.")
+    with write_errors_told(file):
+        return file.open("a+")
+
+
 def _is_at(opened: IO[Any], path: Path) -> bool:
     """Whether an open file is still the one at a path."""
     try:
@@ -304,9 +407,10 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     The file is locked as long as it is written. Files that processes left behind when they were killed are therefore
     recognised, and removed.
     """
-    prefix = f".{hashlib.sha256(path.name.encode()).hexdigest()[:12]}-"
+    prefix = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]}-"
     for leftover in path.parent.glob(f"{prefix}*{_TEMPORARY}"):
-        _remove_if_abandoned(leftover)
+        if _OUR_TEMPORARY.fullmatch(leftover.name):
+            _remove_if_abandoned(leftover)
     while True:
         temporary = path.parent / f"{prefix}{secrets.token_hex(8)}{_TEMPORARY}"
         with temporary.open("xb") as file:
@@ -327,6 +431,8 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 def _remove_if_abandoned(temporary: Path) -> None:
     """Delete a temporary file unless a process is writing it."""
+    if not temporary.is_file():
+        return
     with suppress(OSError), temporary.open("r+b") as file:
         free = _lock(file, wait=False)
         if free or (free is None and _is_old(temporary)):
@@ -336,33 +442,35 @@ def _remove_if_abandoned(temporary: Path) -> None:
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write a file so that readers see either the old or the new contents, never a part."""
     path = path.absolute()
-    with full_disk_told(path), temporary_beside(path) as temporary:
+    with write_errors_told(path), temporary_beside(path) as temporary:
         temporary.write_bytes(payload)
         _to_disk(temporary, path)
 
 
 @contextmanager
-def full_disk_told(path: Path) -> Iterator[None]:
-    """A block that writes to a path; its errors about a full disk become one sentence about it, in an `OSError`."""
+def write_errors_told(path: Path) -> Iterator[None]:
+    """A block that writes to a path; errors of the system become one sentence about it, in an `OSError`."""
     try:
         yield
     except SafetensorError as reason:
         code = re.search(r"os error (\d+)", str(reason))
         if code is None:
             raise StorageError(f"{path} could not be written: {reason}.") from reason
-        raise _not_written(path, int(code[1])) from reason
+        raise _not_written(path, OSError(int(code[1]), os.strerror(int(code[1])))) from reason
     except OSError as reason:
-        if reason.errno not in _FULL:
+        if reason.strerror is None and reason.errno not in _FULL:  # a sentence already
             raise
-        raise _not_written(path, reason.errno) from reason
+        raise _not_written(path, reason) from reason
 
 
-def _not_written(path: Path, code: int) -> OSError:
-    error = OSError(
-        f"{path} could not be written: {os.strerror(code)}. What was there before is unchanged. Free some space, or "
-        "write to another place."
-    )
-    error.errno = code
+def _not_written(path: Path, reason: OSError) -> OSError:
+    if reason.errno in _FULL:
+        fix = "What was there before is unchanged. Free some space, or write to another place."
+    else:
+        fix = "Remove what is in the way, or write to another place."
+    words = reason.strerror or os.strerror(reason.errno or 0)  # a sentence of ours has a number only
+    error = type(reason)(f"{path} could not be written: {words}. {fix}")
+    error.errno = reason.errno
     return error
 
 
@@ -371,7 +479,7 @@ def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "np.m
 
     A full disk is an error here. Without the reservation, it would end the process by a signal when memory is written.
     """
-    with full_disk_told(path):
+    with write_errors_told(path):
         array = np.lib.format.open_memmap(path, "w+", dtype, shape)
         with path.open("r+b") as file:
             _reserve(file, array.offset, path.stat().st_size)
@@ -400,7 +508,7 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
     Tensors are copied into new memory, aligned as that of any new tensor, in the layout of the saved ones. A folder
     that is overwritten meanwhile is read again.
     """
-    folder = Path(path).absolute()
+    folder = checks.path("path", path)
     vanished: object = None
     while True:
         manifest, version = _manifest(folder, kind)
@@ -420,7 +528,7 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
 def _tensors(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     if not file.is_file():
         raise _vanished(file)
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != manifest["bytes"]:
             raise StorageError(f"{file} is truncated: {size} bytes, where {manifest['bytes']} were saved.")
@@ -471,7 +579,7 @@ def _manifest(folder: Path, kind: str) -> tuple[dict[str, Any], object]:
     file = folder / MANIFEST
     if not file.is_file():
         raise StorageError(f"{folder} holds no {MANIFEST}; is it a folder that dissensus saved?")
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         status, manifest = os.fstat(opened.fileno()), _parsed(file, opened.read())
     absent = [key for key in ("kind", "format", "weights", "sha256", "bytes", "tensors") if key not in manifest]
     if "kind" not in absent and manifest["kind"] != kind:

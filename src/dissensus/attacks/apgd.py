@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.attacks.blocks import Steps
-from dissensus.attacks.losses import AttackLoss, LossName, loss_function
+from dissensus.attacks.losses import LOSSES, AttackLoss, LossName, loss_function
 from dissensus.attacks.norms import Ball, NormName, per_example
 from dissensus.attacks.problem import Adversarial, AttackProblem, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
@@ -67,6 +67,7 @@ def apgd(
     checks.count("seed", seed, 0)
     with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
         ball = Ball.checked(norm, epsilon, (problem.low, problem.high), x)
+        checks.one_of("loss", loss, LOSSES)
         many_targets = loss == "targeted_dlr" and not problem.targeted
         targeted_loss = many_targets or problem.targeted
         ascent = _Ascent(problem, ball, loss_function(loss, problem.classes, targeted_loss), targeted_loss)

@@ -66,6 +66,7 @@ def carlini_wagner(
     """
     check_settings(steps, step_size, confidence, constant, search_steps)
     checks.number("widening", widening, 0.0, LARGEST)
+    checks.flag("abort_early", abort_early)
     with attack_problem(model, x, y, target=target, pool=pool, box=box) as problem:
         if not math.isfinite(problem.high - problem.low):
             checks.refuse("box", "be finite for this attack", box)

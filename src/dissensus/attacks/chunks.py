@@ -48,12 +48,16 @@ def over(
             Neither may hold state that changes from call to call, such as a list that a function appends to.
         progress: Called after every batch with the number of finished examples and of all examples.
     """
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
+    if progress is not None:
+        checks.function("progress", progress, "(finished, all)")
+    if target is not None and not isinstance(target, Tensor):
+        checks.refuse("target", "be a tensor of classes [B]", repr(target), error=TypeError)
     if len(x) == 0 or len(y) != len(x) or (target is not None and len(target) != len(x)):
         checks.refuse("x", "hold examples, each with its label and target", f"{len(x)} of them and {len(y)} labels")
-    parent = None if folder is None else Path(folder)
+    parent = None if folder is None else checks.path("folder", folder)
     if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
+        storage.make_folder("folder", parent)
     common = {} if parent is None else _identity(attack, model)
     results: list[Adversarial] = []
     with nullcontext() if parent is None else storage.locked(parent, wait=True):

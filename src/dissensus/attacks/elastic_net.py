@@ -57,6 +57,7 @@ def elastic_net(
     """
     check_settings(steps, step_size, confidence, constant, search_steps)
     checks.number("l1_weight", l1_weight, 0.0, LARGEST)
+    checks.flag("abort_early", abort_early)
     checks.one_of("rule", rule, ("EN", "L1"))
 
     def lengths(change: Inputs) -> Numbers:

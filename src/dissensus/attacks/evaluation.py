@@ -18,7 +18,7 @@ from dissensus import checks, storage
 from dissensus.attacks.chunks import attack_out_of_memory, over
 from dissensus.attacks.diagnostics import attack_diagnostics, model_diagnostics
 from dissensus.attacks.flags import DIFFERENT, SuiteStep, all_flags
-from dissensus.attacks.norms import Ball, NormName, check_reach
+from dissensus.attacks.norms import NORMS, Ball, NormName, check_reach
 from dissensus.attacks.problem import Adversarial, Attack, attack_problem
 from dissensus.attacks.robustness import AttackResult, CurvePoint, Robustness
 from dissensus.attacks.suites import SUITES, Setting, Suite, SuiteMaker, Terms, as_setting, suite_of, transfers
@@ -81,9 +81,14 @@ def evaluate(
     if isinstance(suite, str):
         checks.one_of("suite", suite, SUITES)
     checks.number("epsilon", epsilon, 0.0, open_low=True)
+    checks.one_of("norm", norm, NORMS)
     check_reach(norm, epsilon, (0.0, 1.0))
     checks.count("seed", seed, 0)
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
+    if progress is not None:
+        checks.function("progress", progress, "(name, share)")
+    _check_choices(suite, attacks, surrogate)
+    kept = None if folder is None else checks.path("folder", folder)
     requested = None
     if epsilons is not None:
         requested = [checks.number("epsilons", e, 0.0, open_low=True) for e in checks.listed("epsilons", epsilons)]
@@ -107,13 +112,15 @@ def evaluate(
     curve = requested or [m * terms.epsilon for m in MULTIPLES if norm != "linf" or m * terms.epsilon <= 1]
     losses = 2 if diagnostics.members == 1 else 3
     check_runs = len(plan.budget.steps) + losses * len({*curve, terms.epsilon}) + len(transfers(terms, 1))
+    if kept is not None:
+        storage.make_folder("folder", kept)
     runner = _Runner(
         model,
         x,
         y,
         Ball.checked(norm, terms.epsilon, (0.0, 1.0), x),
         batch_size,
-        None if folder is None else Path(folder),
+        kept,
         progress,
         expected=len(plan.settings) + check_runs + _OTHER_CHECKS,
         broken_by_checks=torch.zeros(len(x), dtype=torch.bool),
@@ -149,6 +156,18 @@ def evaluate(
         standing=(~broken).nonzero().squeeze(1).tolist(),
         facts=facts,
     )
+
+
+def _check_choices(suite: object, attacks: object, surrogate: object) -> None:
+    """Refuse what is no suite, no list of attacks or no model."""
+    if not isinstance(suite, str | Suite) and not callable(suite):
+        checks.refuse("suite", "be a name, a Suite, or a function that makes one", repr(suite), error=TypeError)
+    if not isinstance(attacks, Sequence) or isinstance(attacks, str | bytes):
+        fix = "One attack? Put it into a list." if isinstance(attacks, str) or callable(attacks) else ""
+        checks.refuse("attacks", "be a list of names, functions or settings", repr(attacks), fix, TypeError)
+    models = surrogate if isinstance(surrogate, list | tuple) else [surrogate]
+    if surrogate is not None and not (models and all(map(callable, models))):
+        checks.refuse("surrogate", "be a model, or a list of models", repr(surrogate), error=TypeError)
 
 
 @dataclass
@@ -271,7 +290,7 @@ def _file_name(name: str) -> str:
 def _stored_seconds(folder: Path | None) -> float:
     """Seconds that an attack took in earlier calls; zero if they cannot be read."""
     try:
-        return float(json.loads((folder / _SECONDS).read_text())) if folder is not None else 0.0
+        return float(json.loads(storage.read_regular(folder / _SECONDS))) if folder is not None else 0.0
     except (OSError, ValueError, TypeError, RecursionError):
         return 0.0
 

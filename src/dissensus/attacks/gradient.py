@@ -42,6 +42,7 @@ class GradientSteps(NamedTuple):
         checks.number("step_size", self.length, 0.0, LARGEST)
         checks.count("seed", self.seed, 0)
         checks.count("restarts", self.restarts)
+        checks.flag("stop", self.stop)
 
     @property
     def length(self) -> float:

@@ -19,6 +19,7 @@ Scores = Float[Tensor, "K B C"]
 Labels = Integer[Tensor, " B"]
 AttackLoss = Callable[[Scores, Labels, Labels | None], Float[Tensor, "K B"]]
 LossName = Literal["ce", "margin", "dlr", "targeted_dlr"]
+LOSSES: tuple[LossName, ...] = ("ce", "margin", "dlr", "targeted_dlr")
 TINY = 1e-12
 """Added to the denominator of DLR, as in its authors' code."""
 
@@ -69,7 +70,7 @@ def one_hot_mask(indices: Labels, width: int) -> Bool[Tensor, "B width"]:
 
 def loss_function(name: str, classes: int, targeted: bool) -> AttackLoss:
     """The loss of a name. DLR needs three classes, targeted DLR four; with fewer, `margin` replaces it."""
-    checks.one_of("loss", name, ("ce", "margin", "dlr", "targeted_dlr"))
+    checks.one_of("loss", name, LOSSES)
     if name == "ce":
         return cross_entropy
     least = 4 if targeted else 3

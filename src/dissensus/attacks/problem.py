@@ -236,7 +236,7 @@ def checked_box(x: Tensor, box: Box) -> Box:
     """Range of valid inputs, rounded to the precision of ``x``."""
     if not isinstance(box, tuple | list) or len(box) != 2:
         checks.refuse("box", "be a pair (low, high)", repr(box))
-    low, high = float(box[0]), float(box[1])
+    low, high = checks.number("box", box[0]), checks.number("box", box[1])
     if not low < high:
         checks.refuse("box", "be a pair low < high", repr(tuple(box)))
     dtype = x.dtype if x.is_floating_point() else torch.float32
@@ -258,6 +258,8 @@ def _check_inputs(x: Tensor, low: float, high: float) -> None:
 
 
 def _checked_labels(labels: Tensor, examples: int, name: str) -> Tensor:
+    if not isinstance(labels, Tensor):
+        checks.refuse(name, "be a tensor of classes [B]", repr(labels), error=TypeError)
     if labels.is_floating_point() or labels.dtype == torch.bool:
         fix = "Soft labels? Use .argmax(-1)." if labels.ndim == 2 else "Use .long()."
         checks.refuse(name, "be whole numbers", str(labels.dtype), fix, TypeError)

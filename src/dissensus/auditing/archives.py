@@ -8,6 +8,7 @@ import errno
 import io
 import math
 import os
+import re
 import shutil
 import stat
 import struct
@@ -56,14 +57,17 @@ class UnpackLimitError(ReadingError):
     """Raised for an archive that is larger than allowed when it is unpacked."""
 
 
+AGAIN = "Make the file again, with numpy.savez."
+
+
 def check_regular(file: Path) -> None:
     """Refuse anything but a regular file: a pipe would wait for its writer, and a device may never end."""
     try:
         mode = file.stat().st_mode
     except FileNotFoundError as reason:
         raise ReadingError(f"there is no file {file}") from reason
-    except OSError as reason:
-        raise ReadingError(f"{file} cannot be read: {reason.strerror}") from reason
+    except (OSError, ValueError) as reason:
+        raise ReadingError(f"{file} cannot be read: {getattr(reason, 'strerror', None) or reason}") from reason
     if stat.S_ISDIR(mode):
         raise ReadingError(f"{file} is a folder; give a file")
     if not stat.S_ISREG(mode):
@@ -115,7 +119,8 @@ def read_header(stream: io.BufferedIOBase) -> ArrayHeader:
 
 
 def _one_line(reason: BaseException) -> str:
-    return (str(reason).splitlines() or [type(reason).__name__])[0]
+    line = (str(reason).splitlines() or [type(reason).__name__])[0]
+    return re.sub(r":?\s*<[^<>]* object at 0x[0-9a-f]+>", "", line)  # numpy shows parts of a header so
 
 
 def read_npy(file: Path) -> Any:
@@ -177,14 +182,19 @@ def read_npz(file: Path, streamed: Sequence[str], unpack_limit: float | None = N
             return {name: _array(archive, entry, name.endswith(tuple(streamed))) for name, entry in entries.items()}
     except UnpackLimitError:
         raise
-    except (ReadingError, zipfile.BadZipFile, NotImplementedError) as reason:
+    except (ReadingError, NotImplementedError) as reason:
         raise ReadingError(f"{file} cannot be read: {_one_line(reason)}") from reason
+    except zipfile.BadZipFile as reason:
+        problem = (
+            "empty" if file.stat().st_size == 0 else f"damaged, cut short, or no .npz at all ({_one_line(reason)})"
+        )
+        raise ReadingError(f"{file} cannot be read: it is {problem}. {AGAIN}") from reason
     except OSError as reason:
         folder = f" in {tempfile.gettempdir()}, where arrays are unpacked (TMPDIR names another folder)"
         where = folder if reason.errno == errno.ENOSPC else ""
         raise ReadingError(f"{file} cannot be read: {reason.strerror or reason}{where}") from reason
     except (*_DECOMPRESSION_ERRORS, ValueError, OverflowError, EOFError, RuntimeError, MemoryError) as reason:
-        raise ReadingError(f"{file} cannot be read: it is damaged ({_one_line(reason)})") from reason
+        raise ReadingError(f"{file} cannot be read: it is damaged ({_one_line(reason)}). {AGAIN}") from reason
 
 
 def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -274,7 +284,7 @@ def _stored(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Any:
     stream: Any = archive.fp
     stream.seek(start)
     header = _whole_header(stream, entry.file_size)
-    if not header.bytes:
+    if not header.bytes or not header.shape:
         return _unpacked(archive, entry)
     array = _mapped(stream, header, start)
     stream.seek(start)

@@ -109,7 +109,8 @@ def _csv(file: Path) -> Any:
     numbers, width = array("d"), 0
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            for row in csv.reader(stream):
+            lines = csv.reader(stream)
+            for row in lines:
                 if not row:
                     continue
                 if not width:
@@ -117,17 +118,22 @@ def _csv(file: Path) -> Any:
                     if _is_header(row):
                         continue
                 if len(row) != width:
-                    raise ReadingError(f"{file}: every line must hold the same count of numbers")
-                numbers.extend(map(float, row))
+                    raise ReadingError(f"{file}, line {lines.line_num}: it must hold {width} numbers; got {len(row)}")
+                try:
+                    numbers.extend(map(float, row))
+                except ValueError as reason:
+                    text = next(text for text in row if not checks.is_number_text(text))
+                    got = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+                    raise ReadingError(f"{file}, line {lines.line_num}: it must hold numbers; got {got}") from reason
     except (UnicodeDecodeError, csv.Error) as reason:
         raise ReadingError(f"{file} cannot be read as text: {reason}") from reason
-    except ReadingError:
-        raise
-    except ValueError as reason:
-        raise ReadingError(f"{file}: every line must hold the same count of numbers: {reason}") from reason
     if not numbers:
         raise ReadingError(f"{file} holds no lines")
     return _narrow(np.frombuffer(numbers).reshape(-1, width))
+
+
+_SHOWN = 40
+"""Characters of a cell that a message shows."""
 
 
 def _is_header(row: Sequence[str]) -> bool:

@@ -44,7 +44,9 @@ class OutputReader:
         if len(shape) == 2:
             shape = (*shape, 1)  # one output per example
         if len(shape) < 3 or 0 in shape:
-            checks.refuse(name, wanted, checks.shape_text(shape), "One output per example? Use [M, N].")
+            checks.refuse(
+                name, wanted, checks.shape_text(shape) if shape else "one number", "One output per example? Use [M, N]."
+            )
         self.arrays, self.name = arrays, name
         self.members, self.images, self.width = shape[:3]
         self.grid = tuple(shape[3:])

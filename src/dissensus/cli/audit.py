@@ -11,12 +11,14 @@ from rich.panel import Panel
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_file,
     console,
     fail,
     in_options,
     print_place,
+    said,
     table,
     write_file,
 )
@@ -117,6 +119,8 @@ def audit(
             fail(f"--fail-on must be one of {', '.join(VERDICTS)}; got {verdict}")
     check_file("--json", json_file)
     check_drawn("--page", page)
+    mask = None if in_bag in (None, "all") else Path(in_bag)
+    check_apart({"--json": json_file, "--page": page}, [*files, targets, train, mask, groups, reference, ood])
     options = OPTIONS
     try:
         read = partial(reading.read_files, unpack_limit=unpack_limit)
@@ -139,7 +143,7 @@ def audit(
         }
         result = ds.audit(arrays["outputs"], labels, **arguments)
     except (ValueError, TypeError, OSError) as reason:
-        fail(in_options(str(reason), options))
+        fail(in_options(said(reason), options))
     _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dissensus.cli.screen import console, fail, in_options, progress_bar, table
+from dissensus.cli.screen import console, fail, in_options, progress_bar, said, table
 
 ARGUMENTS = {"name": "NAME"}
 """Arguments of the command line by those of the library that they become."""
@@ -42,7 +42,7 @@ def get(name: Annotated[str, typer.Argument(help="A data set of `dissensus data 
 
             folder = sources.get(name, progress=on_bytes)
     except (DataError, ValueError) as reason:
-        fail(in_options(str(reason), ARGUMENTS))
+        fail(in_options(said(reason), ARGUMENTS))
     console.print(f"{name} is in {folder}", soft_wrap=True)
 
 
@@ -62,7 +62,7 @@ def check(
                 is_broken |= not ok
                 rows.append([name, file, "[green]whole[/green]" if ok else "[red]not whole[/red]", escape(reason)])
     except (DataError, ValueError) as reason:
-        fail(in_options(str(reason), ARGUMENTS))
+        fail(in_options(said(reason), ARGUMENTS))
     console.print(table("", ("name", "file", "state", "why"), rows, left=(0, 1, 2, 3)))
     if is_broken:
         raise typer.Exit(1)

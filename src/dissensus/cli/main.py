@@ -1,7 +1,9 @@
 """The program, and `dissensus demo`."""
 
+import io
 import json
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ from dissensus.cli.screen import (
     fail,
     print_place,
     progress_bar,
+    said,
     table,
     write_file,
 )
@@ -76,6 +79,9 @@ def _root(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log which backend was chosen, and why.")] = False,
 ) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may have bytes that are no text
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)])
 
@@ -110,7 +116,7 @@ def demo(
             )
         report, overview = html(demo_page.page(result)), demo_page.overview(result)
     except ImportError as reason:
-        fail(str(reason))
+        fail(said(reason))
     write_file(out / "results.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
     write_file(out / "report.html", report.encode())
     jointly_trained = result.audits["digits, scores", 1.0]

@@ -5,7 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from dissensus.cli.screen import FIGURES, check_drawn, console, fail, in_options, print_place, table, write_file
+from dissensus.cli.screen import (
+    FIGURES,
+    check_drawn,
+    console,
+    fail,
+    in_options,
+    print_place,
+    said,
+    table,
+    write_file,
+)
 
 OPTIONS = {"count": "--count", "budget": "--budget", "cost": "--cost", "image_size": "--size"}
 """Options by the arguments of the library that they become."""
@@ -38,7 +48,7 @@ def masks(
         single = maker(network, StudyData("images", images, images, 10), {})()
         plans = [plan(single, count, times, cost=cost, x=x) for times in budgets]
     except ValueError as reason:
-        fail(in_options(str(reason), OPTIONS))
+        fail(in_options(said(reason), OPTIONS))
     cost_name = cost.replace("_", "-")
     for times, rows in zip(budgets, plans, strict=True):
         header = ("S", "overlap", "member's channels", "all channels", f"member's {cost_name}")
@@ -53,6 +63,6 @@ def masks(
         try:
             drawing = figures.mask_budgets(budgets, plans, cost_name)
         except ImportError as reason:
-            fail(str(reason))
+            fail(said(reason))
         write_file(figure, lambda file: style.save(drawing, file))
         print_place("The figure is in", figure)

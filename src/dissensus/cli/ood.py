@@ -10,6 +10,7 @@ import typer
 
 from dissensus.cli.screen import (
     FIGURES,
+    check_apart,
     check_drawn,
     check_file,
     console,
@@ -18,6 +19,7 @@ from dissensus.cli.screen import (
     in_options,
     print_place,
     progress_bar,
+    said,
     table,
     write_file,
 )
@@ -70,12 +72,15 @@ def ood(
     check_drawn("--gallery", gallery, FIGURES)
     try:
         files = {WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))}
+        image_files = _files_by_name("--pictures", pictures or [])
+        places = {"--json": json_file, "--figure": figure, "--gallery": gallery}
+        check_apart(places, [*files.values(), *image_files.values()])
         sets = _open_sets(files, unpack_limit)
-        images = _open_images(_files_by_name("--pictures", pictures or []), sets) if gallery is not None else {}
+        images = _open_images(image_files, sets) if gallery is not None else {}
         with progress_bar() as bar:
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
-        fail(in_options(str(reason), OPTIONS))
+        fail(in_options(said(reason), OPTIONS))
     _print_sets(sets)
     for name, result in comparison["sets"].items():
         _print(name, result, comparison["thresholds"], false_alarms)
@@ -131,7 +136,7 @@ def _draw(scores: dict[str, dict[str, Any]], images: dict[str, Any], figure: Pat
             write_file(gallery, lambda file: style.save(rows, file))
             print_place("The pictures are in", gallery)
     except (ValueError, ImportError) as reason:
-        fail(str(reason))
+        fail(said(reason))
 
 
 def _most_and_least(

@@ -9,6 +9,7 @@ from rich.panel import Panel
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_file,
     check_folder,
@@ -19,6 +20,7 @@ from dissensus.cli.screen import (
     print_place,
     progress_bar,
     resumable,
+    said,
     table,
     torch_device,
     write_file,
@@ -92,7 +94,7 @@ def robust(
 
     Images are in [0, 1], and ε is in these units. Standardisation is part of the attacked model.
     """
-    from dissensus import attacks
+    from dissensus import attacks, storage
     from dissensus.attacks.page import page as robustness_page
     from dissensus.data.formats import DataError
     from dissensus.pages import html
@@ -102,6 +104,9 @@ def robust(
     check_file("--json", json_file)
     check_drawn("--page", page)
     check_folder("--folder", folder)
+    stored = [ensemble, *([] if surrogate is None else [surrogate])]
+    stored += [file for place in stored for file in storage.files_of(place)]
+    check_apart({"--json": json_file, "--page": page}, stored, folders={"--folder": folder})
     try:
         largest = fraction(epsilon)
         network_options = parsed_settings("--option", option or [], "width=64")
@@ -128,7 +133,7 @@ def robust(
                 **choices,
             )
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
-        fail(in_options(str(reason), OPTIONS))
+        fail(in_options(said(reason), OPTIONS))
     result.facts["standardised"] = standardise and not is_fixed
     _print(result)
     if json_file is not None:

@@ -1,10 +1,11 @@
 """What commands share: the console, progress bars, tables, devices, files, options and errors."""
 
 import importlib
+import itertools
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from dissensus.output_files import is_replaceable, write_output
+from dissensus.output_files import is_replaceable, same_place, write_output
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -115,6 +116,17 @@ def parsed_settings(option: str, words: Sequence[str], example: str) -> dict[str
     return values
 
 
+def said(reason: BaseException) -> str:
+    """What an error says; that of the system names its file first.
+
+    >>> said(IsADirectoryError(21, "Is a directory", "runs/spec.toml")), said(ValueError("`a` must be 1"))
+    ('runs/spec.toml: Is a directory', '`a` must be 1')
+    """
+    if isinstance(reason, OSError) and reason.strerror:
+        return f"{reason.filename}: {reason.strerror}" if reason.filename is not None else reason.strerror
+    return str(reason)
+
+
 def in_options(message: str, options: Mapping[str, str]) -> str:
     """A message of the library in the words of the command line: arguments are named by their options.
 
@@ -207,6 +219,40 @@ def check_folder(option: str, folder: Path | None, argument: Path | None = None)
         fail(f"{option} {problem}" + ("; give a folder" if argument == folder else ""), WRONG_USE)
     if not os.access(nearest, os.W_OK | os.X_OK):
         fail(f"{option} {argument}: {nearest} may not be written to", WRONG_USE)
+
+
+def check_apart(
+    files: Mapping[str, Path | None],
+    inputs: Iterable[Path | None] = (),
+    *,
+    folders: Mapping[str, Path | None] | None = None,
+    stores: Iterable[Path] = (),
+) -> None:
+    """Refuse outputs that would replace what a command reads, or each other, before the work begins.
+
+    Args:
+        files: Files that are written, by their options, each checked by `check_file` before.
+        inputs: Files and folders that are read.
+        folders: Folders that are written to, by their options, each checked by `check_folder` before.
+        stores: Folders in which every file belongs to dissensus, such as that of runs.
+    """
+    written = {**files, **(folders or {})}
+    places = {option: path.expanduser() for option, path in written.items() if path is not None}
+    sources = [path for path in inputs if path is not None]
+    for option, place in places.items():
+        if any(same_place(place, source) for source in sources):
+            fail(f"{option} {written[option]} is a file or folder that is read; give another place", WRONG_USE)
+        store = next((store for store in stores if _is_within(place, store)), None)
+        if store is not None:
+            fail(f"{option} {written[option]} is in {store}, which is read; give another place", WRONG_USE)
+    for option, other in itertools.permutations(places, 2):
+        if option in files and is_replaceable(places[option]) and _is_within(places[other], places[option]):
+            fail(f"{option} {written[option]} and {other} {written[other]} must be two places", WRONG_USE)
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Whether a path, with its links followed, is another one or lies below it."""
+    return same_place(path, folder) or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def write_file(file: Path, content: bytes | Callable[[Path], object]) -> None:

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +14,17 @@ from rich.padding import Padding
 
 from dissensus.cli.screen import (
     COLOURS,
+    check_apart,
     check_drawn,
     check_folder,
     console,
     fail,
+    in_options,
     parsed_settings,
     print_place,
     progress_bar,
     resumable,
+    said,
     table,
     torch_device,
     write_file,
@@ -28,6 +32,8 @@ from dissensus.cli.screen import (
 
 app = typer.Typer(no_args_is_help=True, help="Tables and figures of the papers, one command each.")
 
+ARGUMENTS = {"root": "the folder of runs (DISSENSUS_RUNS)"}
+"""What a user knows arguments of the library by."""
 STUDIES_PAGE = Path("runs/studies.html")
 NARROW = 120
 """Columns of a terminal below which studies are shown as a list instead of a table."""
@@ -71,7 +77,7 @@ def list_studies(
                 cells[0] += f"\n[{COLOURS['bad']}]damaged: {len(sentences)}[/{COLOURS['bad']}]" if sentences else ""
                 rows.append([name, escape(spec.claim), ", ".join(spec.data), _scales(spec), *cells])
     except SpecError as reason:
-        fail(str(reason))
+        fail(said(reason))
     if console.width < NARROW:
         for name, claim, data, scales, *cells in rows:
             console.print(f"[bold]{name}[/bold]  {claim}", highlight=False)
@@ -128,7 +134,7 @@ def show(
     try:
         spec = library.load(name)
     except SpecError as reason:
-        fail(str(reason))
+        fail(said(reason))
     console.print(f"[bold]{escape(spec.reference)}: {escape(spec.title)}[/bold]")
     console.print(f"[dim]{PAPERS[spec.paper]}[/dim]")
     console.print(escape(spec.claim))
@@ -144,7 +150,7 @@ def show(
         there = "present" if datasets.available(data) else f"absent: dissensus data get {datasets.source_of(data)}"
         console.print(f"data {data}: {there}")
     for part in missing(spec):
-        console.print(f"[yellow]waits for {escape(part)}[/yellow]")
+        console.print(f"[yellow]It cannot be run: {escape(part)}[/yellow]")
     for sentence in unfinished(spec.name, runs_folder()):
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
     results = {summary.scale: summary for summary in find_all(spec.name, runs_folder(), spec)}
@@ -275,20 +281,36 @@ def run(
     check_folder("the folder of runs, DISSENSUS_RUNS,", runs_folder())
     for result in _stale_results(name, scale):
         console.print(f"[yellow]{escape(result)}[/yellow]", soft_wrap=True, highlight=False)
+    settings = parsed_settings("--set", changes or [], "optimisation.epochs=3")
     try:
         with resumable(), progress_bar() as bar:
             folder = studies.run(
                 name,
                 scale,
-                changes=parsed_settings("--set", changes or [], "optimisation.epochs=3"),
+                changes=settings,
                 device=where,
                 jobs=jobs,
                 on_study=lambda text, share: bar.update(name, share, text),
             )
     except (ValueError, DataError, ImportError, OSError, studies.Busy) as reason:
-        fail(_full_disk(reason) or str(reason))
+        fail(_full_disk(reason) or _in_keys(reason, name, settings))
     _print_summary(summarise(read_report(folder), library.load(name)))
     console.print(f"Results are in {folder}", soft_wrap=True)
+
+
+def _in_keys(reason: Exception, name: str, changes: dict[str, Any]) -> str:
+    """An error of a run; one of the library names the study's file, and keys of it instead of Python's arguments."""
+    from dissensus.storage import StorageError
+    from dissensus.studies.spec import SpecError, changed_file
+
+    message = in_options(said(reason), ARGUMENTS)
+    if type(reason) is not ValueError or isinstance(reason, SpecError | StorageError):
+        return message
+    message = re.sub(
+        r"Use functools\.partial\(\w+, (\w+)=.*", r"Set grid.\1, a list, or objective.options.\1.", message
+    )
+    message = re.sub(r"pass (\w+)=True", r"set objective.options.\1=true", message)
+    return f"{changed_file(name, changes)}: {message}"
 
 
 def _stale_results(name: str, scale: str) -> list[str]:
@@ -327,12 +349,13 @@ def report(
     check_drawn("--out", out, makes_folders=out == STUDIES_PAGE)
     check_folder("--figures", figures)
     root = runs_folder()
+    check_apart({"--out": out}, map(Path, names or []), folders={"--figures": figures}, stores=[root])
     try:
         chosen = names or library.names()
         text = html(page.page(chosen, root))
         files = page.write_figures(chosen, root, figures.expanduser(), kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:
-        fail(str(reason))
+        fail(said(reason))
     write_file(out, text.encode())
     print_place("Open", out)
     if figures is not None:

@@ -63,7 +63,7 @@ class FeatureCache(Dataset[tuple[Tensor, Tensor]]):
     @classmethod
     def open(cls, folder: str | Path, verify: bool = False) -> "FeatureCache":
         """Open the folder that `cached_features` wrote; ``verify=True`` reads all files and compares checksums."""
-        folder = Path(folder)
+        folder = checks.path("folder", folder)
         manifest = _manifest(folder)
         arrays = [_array(folder / name, manifest["files"].get(name), verify) for name in (FEATURES, TARGETS)]
         rows = manifest["augmentations"] * manifest["examples"]
@@ -162,6 +162,10 @@ def cached_features(
     >>> folder.cleanup()
     """
     augmentations = _check(features, dtype, augmentations, seed)
+    checks.flag("overwrite", overwrite)
+    if progress is not None:
+        checks.function("progress", progress, "(rows, all)")
+    folder = checks.path("folder", folder)
     pairs = pairs_of(data, batch_size)
     networks = networks_in(features)
     with _evaluating(networks):  # the mode is part of the identity
@@ -171,13 +175,11 @@ def cached_features(
         digests = [None if augment is None else features_fingerprint(augment) for augment in augmentations]
         fingerprint |= {"augmentations": digests, "seed": seed, "batches": pairs.sizes}
     job = ExtractionJob(features, pairs, augmentations, seed, _device_of(networks, device), dtype, progress)
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file; give a folder for features.")
+    storage.make_folder("folder", folder)
     cache = _existing(folder, fingerprint, overwrite)
     if cache is not None:
         return cache
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_foreign(folder, overwrite)
     with storage.locked(folder, wait=True):
         cache = _existing(folder, fingerprint, overwrite)  # another process may have been first
         if cache is None:
@@ -191,7 +193,7 @@ def _check(features: object, dtype: torch.dtype, augmentations: object, seed: in
     if not callable(features):
         fix = "Pass trunk.features, not trunk.features(x)." if isinstance(features, Tensor) else ""
         checks.refuse("features", "be a function of inputs", type(features).__name__, fix, TypeError)
-    if dtype not in _NAMES:
+    if not isinstance(dtype, torch.dtype) or dtype not in _NAMES:
         fix = "A .npy file knows no bfloat16." if dtype is torch.bfloat16 else ""
         checks.refuse("dtype", "be torch.float16 or torch.float32", str(dtype), fix, TypeError)
     checks.count("seed", seed, 0)
@@ -225,6 +227,14 @@ def _existing(folder: Path, fingerprint: Mapping[str, Any], overwrite: bool) -> 
     return cache
 
 
+def _check_foreign(folder: Path, overwrite: bool) -> None:
+    """Refuse to replace arrays of another program: a folder of features that is incomplete has a lock file."""
+    present = [name for name in (FEATURES, TARGETS) if (folder / name).exists()]
+    if present and not overwrite and not any((folder / name).exists() for name in (storage.LOCK, storage.MANIFEST)):
+        got = f"{folder} with a file {present[0]} of another program"
+        checks.refuse("folder", "be empty or hold these features", got, "Give another folder.", StorageError)
+
+
 class _OtherKind(StorageError):
     """The folder contains another kind of stored object."""
 
@@ -234,10 +244,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise StorageError(f"{folder} holds no complete features: {storage.MANIFEST} is missing. Run cached_features.")
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(storage.read_regular(file))
         kind, form = manifest["kind"], manifest["format"]
         missing = [key for key in ("augmentations", "examples", "files", "fingerprint") if key not in manifest]
-    except (ValueError, KeyError, TypeError) as reason:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as reason:
         raise StorageError(f"{file} is damaged: {reason}. {_ANEW}") from reason
     if kind != KIND:
         raise _OtherKind(f"{folder} holds {kind!r}, not {KIND!r}. Give another folder.")
@@ -271,7 +281,7 @@ def _device_of(networks: Sequence[nn.Module], device: torch.device | str | None)
     current = next((parameter.device for network in networks for parameter in network.parameters()), None)
     if device is None:
         return current or torch.device("cpu")
-    device = torch.device(device)
+    device = checks.device("device", device, usable=current is None)
     if current is not None and (current.type != device.type or device.index not in (None, current.index)):
         checks.refuse("device", f"be the network's, {current}", str(device), "Move the network there first.")
     return device

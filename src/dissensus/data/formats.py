@@ -23,6 +23,7 @@ from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.storage import read_regular
 
 AGAIN = "Fetch it again."
 DECOMPRESSED_LIMIT = 1 << 30
@@ -239,7 +240,7 @@ def _content(path: str | Path) -> bytes:
     try:
         if not stat.S_ISREG(file.stat().st_mode) and not file.is_dir():
             refuse(path, "be a regular file", "a pipe, a device or a socket")
-        data = file.read_bytes()
+        data = read_regular(file)
     except FileNotFoundError:
         refuse(path, "be a file", "nothing of that name")
     except OSError as reason:

@@ -6,6 +6,7 @@ was put there by hand is treated like one that was fetched.
 
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -48,6 +49,8 @@ __all__ = [
 
 log = logging.getLogger("dissensus")
 
+_OUR_LEFTOVER = re.compile(re.escape(UNFINISHED) + "[a-z0-9_]{8}")
+"""Folders that `tempfile` names."""
 _SPARE = 1 << 26
 """Bytes that an archive may give beyond a multiple of the data set's known size."""
 
@@ -322,7 +325,8 @@ def _fetch_from_mirrors(info: DatasetInfo, folder: Path, reasons: list[str], pro
 
 def _fetch_from_mirror(info: DatasetInfo, mirror: Mirror, folder: Path, progress: Progress | None) -> None:
     for leftover in folder.glob(f"{UNFINISHED}*"):  # of processes that were killed; the lock keeps others out
-        shutil.rmtree(leftover, ignore_errors=True)
+        if leftover.is_dir() and _OUR_LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
     fetched = []
     for item in mirror.downloads:
         target = folder / item.name

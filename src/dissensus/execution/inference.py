@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from dissensus import checks, storage
 from dissensus.execution.graphs import Capture
 from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.execution.replay import GraphCache, Recording
+from dissensus.output_files import is_replaceable
 
 Inputs = Tensor | tuple[Tensor, ...] | Dataset[Any] | DataLoader[Any]
 WARM_UP = 2
@@ -40,7 +42,7 @@ def input_batches(data: Inputs, batch_size: int, *, targets: bool = False) -> In
     Outputs come in the order of the batches. A loader that changes the order of its data set is refused unless its
     targets are returned too.
     """
-    checks.count("batch_size", batch_size)
+    batch_size = checks.count("batch_size", batch_size)
     labels: object = None
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
         data, labels = data
@@ -181,16 +183,31 @@ def _transfer(outputs: Tensor, buffers: dict[object, list[Tensor]], place: slice
     return _Transfer(host, arrived, place)
 
 
+def replaceable(file: str | Path) -> Path:
+    """The file that outputs replace when all are there, with links followed; anything but a file is refused."""
+    path = checks.path("file", file)
+    if path.suffix != ".npy":
+        checks.refuse("file", "end in .npy", repr(path.name))
+    requirement = "be a regular file, or a place for a new one"
+    try:
+        if not is_replaceable(path):
+            checks.refuse("file", requirement, f"{path}, which is something else")
+        target = Path(os.path.realpath(path))
+        above = next(place for place in target.parents if place.exists())
+    except OSError as reason:
+        checks.refuse("file", requirement, f"{path}: {reason.strerror or reason}")
+    if not above.is_dir():
+        checks.refuse("file", "lie in a folder", f"{path}, where {above} is a file")
+    return target
+
+
 class _Collection:
     """Collects outputs in a tensor or a file, or in a list if their number is not known in advance."""
 
     def __init__(self, examples: int | None, file: Path | None) -> None:
-        if file is not None:
-            if file.suffix != ".npy":
-                checks.refuse("file", "end in .npy", repr(file.name))
-            if examples is None:
-                checks.refuse("data", "have a known length when outputs go to a file", "a stream")
-        self.examples, self.file = examples, None if file is None else file.absolute()
+        if file is not None and examples is None:
+            checks.refuse("data", "have a known length when outputs go to a file", "a stream")
+        self.examples, self.file = examples, file
         self.array: np.memmap[Any, Any] | None = None
         self.part: Path | None = None
         self.unfinished = ExitStack()
@@ -220,7 +237,7 @@ class _Collection:
             return torch.empty(shape, dtype=first.dtype)
         if first.dtype == torch.bfloat16:
             checks.refuse("outputs", "have a dtype that .npy can store", "bfloat16", "Use ensemble.float().")
-        with storage.full_disk_told(self.file):
+        with storage.write_errors_told(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.part = self.unfinished.enter_context(storage.temporary_beside(self.file))
             self.array = storage.new_array(self.part, first.cpu().numpy().dtype, shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dissensus import checks
 from dissensus.data.sources import DATASETS, DatasetInfo
+from dissensus.storage import read_regular
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.spec import Spec, SpecError, checked_value, merged, parse
@@ -102,7 +103,7 @@ def _toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SpecError(f"{path.name}: there is no such file.")
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
+        return tomllib.loads(read_regular(path).decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as reason:
         raise SpecError(f"{path.name}: this is no TOML: {reason}.") from reason
     except OSError as reason:

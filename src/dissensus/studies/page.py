@@ -99,7 +99,7 @@ def lacking(spec: Spec) -> str:
     """Why a study has no result, in a few words."""
     waiting = missing(spec)
     if waiting:
-        return f"waits for {waiting[0]}"
+        return f"cannot be run: {waiting[0]}"
     absent = [name for name in spec.data if not datasets.available(name)]
     return f"{verdicts.NOT_RUN}; needs {', '.join(absent)}" if absent else verdicts.NOT_RUN
 

@@ -28,7 +28,7 @@ import torch
 import dissensus
 from dissensus.data.sources import DATASETS, DatasetInfo
 from dissensus.fingerprint import fingerprint, source_digest
-from dissensus.storage import StorageError, locked, write_atomically
+from dissensus.storage import StorageError, locked, make_folder, read_regular, write_atomically
 from dissensus.studies import datasets, library
 from dissensus.studies.checked_folders import MANIFEST, Misplaced, check_unit, inside, is_finished, write_run_manifest
 from dissensus.studies.measures import MEASURES, OutputMeasure
@@ -98,7 +98,9 @@ def run(
         check(on_data(spec, data, file), file, procedures, catalogue)
     lacks = missing(spec, procedures, measures)
     if lacks:
-        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run yet: it waits for {', '.join(lacks)}.")
+        reasons = "; ".join(lacks)
+        end = "" if reasons.endswith("?") else "."
+        raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run: {reasons}{end}")
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign, procedures)
@@ -120,7 +122,7 @@ def run(
             measures=measures,
             catalogue=catalogue,
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("root", folder)
     context = StudyContext(
         spec, folder, base, device or torch.device("cpu"), measures, on_study or no_progress, catalogue
     )
@@ -327,7 +329,7 @@ def _clock(folder: Path) -> Iterator[Callable[[], float]]:
     """Seconds that this study has taken, interrupted runs included; a killed process loses at most five of them."""
     file = folder / "seconds.json"
     try:
-        before = float(json.loads(file.read_bytes()))
+        before = float(json.loads(read_regular(file)))
     except (OSError, ValueError, TypeError, RecursionError):
         before = 0.0
     started, over = time.perf_counter(), threading.Event()

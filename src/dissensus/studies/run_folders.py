@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import dissensus
-from dissensus.storage import StorageError, locked, write_atomically
+from dissensus.storage import StorageError, locked, read_regular, write_atomically
 from dissensus.studies import library
 from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
 from dissensus.studies.procedures.base import Procedure
@@ -104,7 +104,7 @@ def read_state(folder: Path) -> RunState:
 def _stored_state(folder: Path) -> RunState | None:
     """What ``state.json`` says; None where there is none, or none that can be read."""
     try:
-        state = RunState(**{"format": 0, **json.loads((folder / _STATE).read_bytes())})
+        state = RunState(**{"format": 0, **json.loads(read_regular(folder / _STATE))})
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     words = (state.settings, state.version, state.reason)
@@ -139,7 +139,7 @@ def _report(folder: Path) -> Report:
     if not file.is_file():
         raise StorageError(f"{file} is missing.")
     try:
-        return Report.from_json(json.loads(file.read_bytes()))
+        return Report.from_json(json.loads(read_regular(file)))
     except _UNREADABLE as reason:
         raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
 
@@ -230,7 +230,7 @@ def _shipped(name: str, scale: str) -> Summary | None:
     if not file.exists():
         return None
     try:
-        return judged(Summary.from_json(json.loads(file.read_bytes())))
+        return judged(Summary.from_json(json.loads(read_regular(file))))
     except _UNREADABLE as reason:
         raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
 
@@ -284,7 +284,7 @@ def _holder(folder: Path) -> str:
             return ""
     except BlockingIOError as reason:
         return str(reason)
-    except OSError:  # of a folder that may not be written to: nobody runs a study in it
+    except (OSError, StorageError):  # of a folder that may not be written to: nobody runs a study in it
         return ""
 
 

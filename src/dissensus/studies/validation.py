@@ -37,9 +37,9 @@ def missing(
     procedures: Mapping[str, Procedure] = PROCEDURES,
     measures: Mapping[str, OutputMeasure] = MEASURES,
 ) -> list[str]:
-    """What a study names that does not exist, in words; empty where it can be run."""
+    """Why a study cannot be run, in words; empty where it can."""
     if spec.procedure not in procedures:
-        return [f"the procedure {spec.procedure!r}"]
+        return [f"there is no procedure {spec.procedure!r}"]
     return procedures[spec.procedure].missing(spec, measures)
 
 

@@ -6,7 +6,7 @@ stored too, for networks that draw from them.
 """
 
 import logging
-import shutil
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +27,7 @@ log = logging.getLogger("dissensus")
 KIND = "dissensus.checkpoint"
 FORMAT = 3
 """Of checkpoints and plans of sweeps; one with another format was written by another version."""
+_NAME = re.compile(r"step-[0-9]{9,}-[0-9]{6,}")
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0
 
@@ -49,9 +50,7 @@ def reserved(settings: CheckpointSettings | None) -> Iterator[None]:
         yield
         return
     folder = settings.folder
-    if folder.exists() and not folder.is_dir():
-        raise storage.StorageError(f"{folder} is a file; give a folder for checkpoints.")
-    folder.mkdir(parents=True, exist_ok=True)
+    is_new = storage.make_folder("checkpoint", folder)
     with ExitStack() as stack:
         try:
             stack.enter_context(storage.locked(folder, wait=False))
@@ -65,8 +64,24 @@ def reserved(settings: CheckpointSettings | None) -> Iterator[None]:
             with suppress(OSError):  # nothing was written: leave no folder behind
                 if [path.name for path in folder.iterdir()] == [storage.LOCK]:
                     (folder / storage.LOCK).unlink()
-                    folder.rmdir()
+                    if is_new:
+                        folder.rmdir()
             raise
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Folders of checkpoints, oldest first; one whose manifest cannot be read counts, one of another kind does not."""
+    return [
+        path
+        for path in _named(folder)
+        if (path / storage.MANIFEST).exists() and storage.stored_kind(path) in (KIND, None)
+    ]
+
+
+def _named(folder: Path) -> list[Path]:
+    """Folders that are named like checkpoints, in the order of their steps."""
+    paths = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: [int(number) for number in path.name.split("-")[1:]])
 
 
 class Checkpointer:
@@ -111,15 +126,15 @@ class Checkpointer:
         path = self.folder / f"step-{state.steps:09d}-{state.epoch:06d}"
         storage.write_folder(path, KIND, state.tensors(), details)
         kept = self.checkpoints()[-2:]
-        for old in self.folder.glob("step-*"):  # older ones, and those of a process that was killed while writing
+        for old in _named(self.folder):  # older ones, and those of a process that was killed while writing
             if old not in kept:
-                shutil.rmtree(old, ignore_errors=True)
+                storage.remove_folder(old, KIND)
         self.written = time.perf_counter()
         self.cost = self.written - start
 
     def checkpoints(self) -> list[Path]:
         """Folders of checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if (path / storage.MANIFEST).exists())
+        return checkpoints_in(self.folder)
 
     def restore(self, engine: Engine) -> bool:
         """Restore the newest complete checkpoint where training resumes; return whether there was one."""

@@ -47,9 +47,13 @@ def check_momentum(optimizer: str, momentum: Tensor) -> None:
         log.warning("`momentum` belongs to SGD: %s uses betas instead and ignores it", optimizer)
 
 
-def check_resume(resume: bool, checkpoint: object) -> None:
-    """Refuse to resume without a folder of checkpoints."""
-    if resume and checkpoint is None:
+def check_resume(resume: bool, checkpoint: object, seconds: float | None, progress: object) -> None:
+    """Refuse to resume without a folder of checkpoints, and what cannot be called while it trains."""
+    if progress is not None:
+        checks.function("progress", progress, "of one argument, a Progress")
+    if seconds is not None:
+        checks.number("checkpoint_seconds", seconds, 0)
+    if checks.flag("resume", resume) and checkpoint is None:
         checks.refuse("resume", "come with `checkpoint`, the folder to resume from", "no folder")
 
 
@@ -132,6 +136,9 @@ def check_adversarial(
         if taken:
             log.warning("the objective takes outputs on attacked inputs and gets none: pass adversarial=... to fit")
         return
+    if not isinstance(settings, AdversarialTraining):
+        fix = "Use AdversarialTraining(epsilon=8 / 255)."
+        checks.refuse("adversarial", "be an AdversarialTraining", repr(settings), fix, TypeError)
     if settings.beside and (not taken or unlabelled is not None):
         fix = "objectives.trades does; and leave `unlabelled` out."
         checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)

@@ -187,17 +187,18 @@ def fit(
             weights so far. If the twin diverged, ``twin`` of the error is True, and the ensemble keeps its result.
     """
     check_objective(objective)
-    check_resume(resume, checkpoint)
+    check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
     frozen = checks.listed("frozen", frozen)
+    checks.flag("sequential", sequential)
     with _as_ensemble(ensemble) as members:
         of_twin = twin_objective(twin, members, objective)
         train_data, held_out = _separated(data, validation, split_seed)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
         run = Run.single(
             members=members.members,
-            batch_size=batch_size,
+            batch_size=checks.count("batch_size", batch_size),
             seed=seed,
             optimizer={name: value for name, value in numbers.items() if value is not None or name != "clip_norm"},
         )
@@ -206,7 +207,7 @@ def fit(
             runs=(run,),
             data=train_data,
             objective=objective,
-            epochs=epochs,
+            epochs=checks.count("epochs", epochs),
             optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
             batches=BatchSettings(shuffle, drop_last, augment),
             precision=PrecisionSettings(precision, channels_last, deterministic),
@@ -219,7 +220,9 @@ def fit(
             adversarial=adversarial,
             twin=of_twin,
             max_memory=max_memory,
-            checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
+            checkpoint=None
+            if checkpoint is None
+            else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
@@ -286,6 +289,10 @@ def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -
         pair = isinstance(validation, tuple | list) and len(validation) == 2
         if validation is not None and not pair and not isinstance(validation, Dataset | DataLoader):
             checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
+        if isinstance(validation, tuple | list) and not all(isinstance(part, Tensor) for part in validation):
+            got = ", ".join(type(part).__name__ for part in validation)
+            fix = "Arrays? Use torch.from_numpy(...)."
+            checks.refuse("validation", "be a pair of tensors (x, y)", f"({got})", fix, TypeError)
         return data, validation
     if isinstance(validation, int):
         checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))

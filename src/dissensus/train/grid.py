@@ -80,6 +80,9 @@ def points(grid: Grid) -> list[dict[str, Any]]:
             if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
                 checks.refuse("grid", f"map {key!r} to a list of values", repr(values), f"One value? Use [{values!r}].")
         return [_plain(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if not isinstance(grid, Sequence) or not all(isinstance(point, Mapping) for point in grid):
+        requirement = "be a dictionary from names to lists of values, or a list of points (dictionaries)"
+        checks.refuse("grid", requirement, repr(grid), error=TypeError)
     listed = [_plain(point.items()) for point in grid]
     if not listed:
         checks.refuse("grid", "hold at least one point", "none")
@@ -110,6 +113,9 @@ def runs_of(
             and isinstance(value, int | float)
             and not isinstance(value, bool)
         }
+        for key, value in hyper.items():
+            if sweepable is not None and key in sweepable and isinstance(value, str | bytes | Mapping | None):
+                checks.refuse("grid", f"map {key!r} to numbers", repr(value))
         for key in PER_RUN:
             if values.get(key) is not None or key != "clip_norm":
                 checked_number(key, values[key])

@@ -27,6 +27,11 @@ class PrecisionSettings:
     channels_last: bool | None = None
     deterministic: bool = False
 
+    def __post_init__(self) -> None:
+        checks.flag("deterministic", self.deterministic)
+        if self.channels_last is not None and not isinstance(self.channels_last, bool):
+            checks.refuse("channels_last", "be True, False or None", repr(self.channels_last), error=TypeError)
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -86,7 +91,7 @@ def numerics(settings: PrecisionSettings, network: HasModules, dtype: torch.dtyp
     are stored channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
     precision, channels_last = settings.precision, settings.channels_last
-    if precision in ("fp16", "float16", "half"):
+    if isinstance(precision, str) and precision in ("fp16", "float16", "half"):
         checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
     checks.one_of("precision", precision, ("auto", "bf16", "tf32", "float32"))
     weights = str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """Settings of a training that belong together, as small frozen dataclasses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,7 @@ class OptimizerSettings:
         schedules.resolved(self.schedule)
         optim.checked_betas(self.betas)
         checks.number("eps", self.eps, 0)
+        checks.flag("nesterov", self.nesterov)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ class BatchSettings:
     shuffle: bool = True
     drop_last: bool = False
     augment: Augments = None
+
+    def __post_init__(self) -> None:
+        checks.flag("shuffle", self.shuffle)
+        checks.flag("drop_last", self.drop_last)
+        several = self.augment if isinstance(self.augment, Sequence) else (self.augment,)
+        for augment in (self.augment,) if isinstance(self.augment, str | bytes) else several:
+            if augment is not None:
+                checks.function("augment", augment, "(x, generator) -> x, or a list with one per member")
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,13 @@ class ValidationSettings:
     def __post_init__(self) -> None:
         checks.one_of("watch", self.watch, ("ensemble", "member"))
         checks.one_of("keep", self.keep, ("best", "last"))
+        if self.track is None:
+            return
+        if not isinstance(self.track, Mapping):
+            requirement = "be a dictionary from names to functions (outputs, targets) -> number"
+            checks.refuse("track", requirement, repr(self.track), error=TypeError)
+        for name, measure in self.track.items():
+            checks.function("track", measure, f"(outputs, targets) -> number at {name!r}")
 
     @property
     def per_member(self) -> bool:
@@ -81,4 +97,4 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.seconds is not None:
             checks.number("checkpoint_seconds", self.seconds, 0)
-        object.__setattr__(self, "folder", self.folder.absolute())  # wherever the process goes during training
+        object.__setattr__(self, "folder", checks.path("checkpoint", self.folder))

@@ -144,7 +144,7 @@ def sweep(
     >>> result.outputs(x).shape
     torch.Size([3, 2, 64, 1])
     """
-    check_resume(resume, checkpoint)
+    check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
     x, y, folds = end_to_end("data", data)
     held_out, validation_folds = held_out_of(validation, folds)
@@ -158,11 +158,11 @@ def sweep(
         "batch_size": batch_size,
     }
     recipe = Recipe(
-        initial=NewMembers(build, torch.device(device) if device is not None else x.device, backend),
+        initial=NewMembers(build, checks.device("device", device) if device is not None else x.device, backend),
         runs=runs_of(grid, build, objective, defaults, folds),
         data=(x, y),
         objective=objective,
-        epochs=epochs,
+        epochs=checks.count("epochs", epochs),
         optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
         batches=BatchSettings(shuffle, drop_last, augment),
         precision=PrecisionSettings(precision, channels_last, deterministic),
@@ -173,7 +173,9 @@ def sweep(
         validation_folds=validation_folds,
         active_members=active_members,
         max_memory=max_memory,
-        checkpoint=None if checkpoint is None else CheckpointSettings(Path(checkpoint), resume, checkpoint_seconds),
+        checkpoint=None
+        if checkpoint is None
+        else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
     )
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}

@@ -17,7 +17,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.objectives import augmented
 from dissensus.objectives.declaration import UNLABELLED, argument, declaration, takes, unwrapped
 from dissensus.randomness import generators_kept
-from dissensus.train.checkpoint import Checkpointer
+from dissensus.train.checkpoint import Checkpointer, checkpoints_in
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
 from dissensus.train.recipe import ExistingMembers, Recipe
 from dissensus.train.trained_loss import trained_loss
@@ -137,7 +137,7 @@ class Twin:
         folder = checkpointer.folder / "twin"
         beginning = folder / "beginning"
         if not checkpointer.checkpoints():
-            if any(folder.glob("step-*")):
+            if checkpoints_in(folder):
                 raise ValueError(f"{folder} holds a checkpoint already; give another folder.")
             storage.write_folder(beginning, KIND, self._tensors(), {"fingerprint": checkpointer.fingerprint})
         elif checkpointer.settings.resume:

@@ -153,10 +153,11 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
 
 def _missing_targets(spec: Spec) -> list[str]:
     """Axes, test sets and attacks that do not exist."""
-    lacks = [f"a grid with the axis {axis!r}" for axis in ("method", "seed") if axis not in spec.grid]
-    lacks += [f"attacks on {name!r}, which has no fixed test set" for name in spec.data if is_split_by_seed(name)]
-    lacks += [f"an attack {name!r}" for name in spec.evaluation.attacked if name not in attack_measures.LIMITED]
-    lacks += [f"an attack {name!r}" for name in spec.evaluation.strong if name not in attack_measures.STRENGTHS]
+    lacks = [f"'grid' needs the axis {axis!r}" for axis in ("method", "seed") if axis not in spec.grid]
+    lacks += [f"{name!r} has no fixed test set to attack" for name in spec.data if is_split_by_seed(name)]
+    for key, known in (("attacked", attack_measures.LIMITED), ("strong", attack_measures.STRENGTHS)):
+        names = [name for name in getattr(spec.evaluation, key) if name not in known]
+        lacks += [f"no attack of 'evaluation.{key}' is called {name!r}" for name in names]
     return lacks[:1]
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from dissensus.studies import audit_cases
 from dissensus.studies.audit_cases import EVIDENCE, AuditedEnsemble, AuditUnit
 from dissensus.studies.measures import OutputMeasure
+from dissensus.studies.procedures import requirements
 from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
@@ -38,10 +39,12 @@ members and 500 examples."""
 def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """Axes that a study of the audit needs or does not take, and cases that do not exist."""
     del measures
-    lacks = [f"a grid with the axis {axis!r}" for axis in ("case", "seed") if axis not in spec.grid]
-    lacks += [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in ("case", "members", "seed")]
+    lacks = [f"'grid' needs the axis {axis!r}" for axis in ("case", "seed") if axis not in spec.grid]
+    lacks += requirements.missing_axes(spec, ("case", "members", "seed"))
     known = (audit_cases.EVERY, *audit_cases.CASES)
-    return lacks or [f"the case {case!r} of 'grid.case'" for case in spec.grid["case"] if case not in known][:1]
+    return (
+        lacks or [f"no case of 'grid.case' is called {case!r}" for case in spec.grid["case"] if case not in known][:1]
+    )
 
 
 def run(unit: AuditUnit, context: StudyContext) -> list[Row]:

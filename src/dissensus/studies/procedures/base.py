@@ -88,7 +88,7 @@ class Procedure:
     run: Callable[[Any, StudyContext], Sequence[Row]]
     """The rows of one unit."""
     missing: Callable[[Spec, Mapping[str, OutputMeasure]], list[str]] = _none_missing
-    """What a study names that this procedure does not have, in words; empty where it can be run."""
+    """Why a study cannot be run, each reason a clause without a full stop; empty where it can."""
     steps: tuple[Step, ...] = ()
     combine: Callable[[Sequence[Row]], Sequence[Row]] = list
     """The study's rows from those of all units."""

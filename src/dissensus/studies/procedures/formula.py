@@ -11,6 +11,7 @@ from torch import Tensor
 from dissensus import objectives, scores
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.procedures.base import Procedure, StudyContext
+from dissensus.studies.procedures.requirements import unknown_axis
 from dissensus.studies.results import Row
 from dissensus.studies.spec import Spec
 
@@ -52,9 +53,13 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     """Formulas that do not exist, and axes that they need or do not take."""
     del measures
     names = spec.evaluation.measures
-    unknown = [f"the formula {name!r} of 'evaluation.measures'" for name in names if name not in FORMULAS]
+    unknown = [f"no formula of 'evaluation.measures' is called {name!r}" for name in names if name not in FORMULAS]
     axes = [axis for name in names if name in FORMULAS for axis in spec.grid.keys() ^ _axes(name)]
-    return unknown or [f"the axis {axis!r} of 'grid'" for axis in dict.fromkeys(axes)]
+    known = {axis for name in names if name in FORMULAS for axis in _axes(name)}
+    return unknown or [
+        unknown_axis(axis, known) if axis in spec.grid else f"'grid' needs the axis {axis!r}"
+        for axis in dict.fromkeys(axes)
+    ]
 
 
 def _axes(name: str) -> set[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from dissensus import masks
 from dissensus.studies.measures import OutputMeasure
+from dissensus.studies.procedures import requirements
 from dissensus.studies.procedures.base import Procedure, StudyContext
 from dissensus.studies.procedures.formula import WholeGrid, whole_grid
 from dissensus.studies.results import Row
@@ -15,8 +16,9 @@ def missing(spec: Spec, measures: Mapping[str, OutputMeasure]) -> list[str]:
     del measures
     options = spec.members.options if spec.members is not None else {}
     names = [name for name in ("width", "draws") if not _is_count(options.get(name))]
-    lacks = [f"members.options.{name} that is a whole number of at least 1" for name in names]
-    return lacks or [f"the axis {axis!r} of 'grid'" for axis in (spec.grid.keys() - {"seed"}) ^ {"scale"}]
+    lacks = [f"members.options.{name} must be a whole number of at least 1" for name in names]
+    lacks = lacks or requirements.missing_axes(spec, ("seed", "scale"))
+    return lacks or ([] if "scale" in spec.grid else ["'grid' needs the axis 'scale'"])
 
 
 def _is_count(value: object) -> bool:

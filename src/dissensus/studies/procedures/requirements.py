@@ -1,9 +1,9 @@
-"""What procedures that train networks need, and what of it a study lacks, in words."""
+"""Why a study that trains networks cannot be run, in words."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 
-from dissensus import objectives
+from dissensus import checks, objectives
 from dissensus.studies.datasets import is_split_by_seed
 from dissensus.studies.measures import OutputMeasure
 from dissensus.studies.registry import HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
@@ -16,16 +16,16 @@ def missing_objective(spec: Spec) -> list[str]:
     """An objective that does not exist."""
     if spec.objective is None or hasattr(objectives, spec.objective.name):
         return []
-    return [f"objectives.{spec.objective.name}"]
+    return [f"there is no objective {spec.objective.name!r}"]
 
 
 def missing_network(spec: Spec, *, heads: bool = False) -> list[str]:
     """What a network needs that is made from another one; ``heads`` where heads on features can be trained."""
     name = spec.members.network if spec.members is not None and "network" not in spec.grid else ""
     if name in WRAPPED and "method" not in spec.grid:
-        return [f"methods in the grid, which the network {name!r} needs"]
+        return [f"the network {name!r} needs methods in the grid"]
     if name == HEADS and not heads:
-        return [f"the network {name!r} in the procedure {spec.procedure!r}"]
+        return [f"the procedure {spec.procedure!r} cannot train the network {name!r}"]
     return _missing_backbone(spec)
 
 
@@ -39,7 +39,7 @@ def _missing_backbone(spec: Spec) -> list[str]:
         name = settings.get("network", spec.members.network)
         backbone = settings.get("backbone") or spec.members.options.get("backbone") or "backbone" in spec.grid
         if name in (HEADS, *WRAPPED) and not backbone:
-            return [f"'members.options.backbone', from which the network {name!r} is made"]
+            return [f"the network {name!r} needs 'members.options.backbone', from which it is made"]
     return []
 
 
@@ -47,7 +47,7 @@ def missing_measures(spec: Spec, has_measure: HasMeasure, measures: Mapping[str,
     """The first two measures that cannot be taken."""
     names = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
     return [
-        f"the measure {name!r} of 'evaluation.measures'"
+        f"no measure of 'evaluation.measures' is called {name!r}{_hint(name, measures)}"
         for name in dict.fromkeys(names)
         if not has_measure(name, measures)
     ][:2]
@@ -67,28 +67,42 @@ def missing_method_settings(spec: Spec) -> list[str]:
     methods = spec.objective.options.get(METHODS, {})
     known = {*METHOD_SETTINGS, *inspect.signature(getattr(objectives, spec.objective.name)).parameters}
     unknown = {key for settings in methods.values() for key in settings} - known
-    return [f"methods with {key!r}" for key in sorted(unknown)][:1]
+    return [f"no setting of a method is called {key!r}{_hint(key, known)}" for key in sorted(unknown)][:1]
 
 
 def missing_axes(spec: Spec, axes: Collection[str]) -> list[str]:
     """The first axis of the grid that cannot be varied."""
-    return [f"the axis {axis!r} of 'grid'" for axis in spec.grid if axis not in axes][:1]
+    return [unknown_axis(axis, axes) for axis in spec.grid if axis not in axes][:1]
+
+
+def unknown_axis(axis: str, axes: Collection[str]) -> str:
+    """That an axis is not known, with the names that are.
+
+    >>> unknown_axis("sead", {"seed", "scale"})
+    "the axis 'sead' of 'grid' is none that this study can vary. Did you mean 'seed'?"
+    """
+    return f"the axis {axis!r} of 'grid' is none that this study can vary{_hint(axis, axes)}"
+
+
+def _hint(word: str, known: Collection[str]) -> str:
+    """The nearest name, or all of them."""
+    names = ", ".join(sorted(known))
+    return f". {checks.nearest(word, known, f'It may be one of {names}')}" if known else ""
 
 
 def missing_search(spec: Spec) -> list[str]:
     """Data without rows that a search can hold out."""
     if spec.search is None:
         return []
-    return [f"a search on {data!r}, of which no rows are held out" for data in spec.data if not is_split_by_seed(data)][
-        :1
-    ]
+    held_out = [data for data in spec.data if not is_split_by_seed(data)]
+    return [f"a search on {data!r} has no rows to hold out" for data in held_out][:1]
 
 
 def objective_parameters(spec: Spec, fixed: Collection[str] = ("loss", "pool")) -> set[str]:
     """Parameters of the study's objective that a grid may vary: all but those that measures take from the study."""
     if spec.objective is None or not hasattr(objectives, spec.objective.name):
         return set()
-    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters) - {*fixed}
+    return set(inspect.signature(getattr(objectives, spec.objective.name)).parameters) - {"outputs", "targets", *fixed}
 
 
 def network_options(spec: Spec) -> set[str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dissensus.ensemble import Ensemble
 from dissensus.execution.inference import Inputs
-from dissensus.storage import write_atomically
+from dissensus.storage import read_regular, write_atomically
 from dissensus.studies import measures
 from dissensus.studies.checked_folders import inside, write_unit_manifest
 from dissensus.studies.datasets import is_split_by_seed
@@ -138,7 +138,7 @@ def finish_unit(run: Path, unit: str, rows: Sequence[Row]) -> None:
 
 def read_rows(folder: Path, spec: Spec) -> list[Row]:
     """The rows that a unit has left."""
-    return [Row.from_json(row, list(spec.grid)) for row in json.loads((folder / ROWS).read_text())]
+    return [Row.from_json(row, list(spec.grid)) for row in json.loads(read_regular(folder / ROWS))]
 
 
 def measured_row(
