@@ -94,7 +94,8 @@ def _pairs_of_loader(loader: DataLoader[Any]) -> Pairs:
         fix = "Random transforms go into `augmentations`."
         checks.refuse("data", "give the same example every time", "another at the second look", fix)
     sizes = [len(batch) for batch in orders[0]]
-    return Pairs(len(order), lambda: loader, fingerprint((order, digests[0])), fingerprint(sizes))
+    own_class = () if type(loader) is DataLoader else (fingerprint(type(loader), opaque=[]),)  # it may change batches
+    return Pairs(len(order), lambda: loader, fingerprint((order, digests[0], *own_class)), fingerprint(sizes))
 
 
 def _collated(loader: DataLoader[Any], indices: Sequence[Any]) -> Any:
