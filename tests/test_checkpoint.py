@@ -42,24 +42,26 @@ def assert_identical(ensemble, expected):
     assert all(torch.equal(actual[name], tensor) for name, tensor in weights(expected).items())
 
 
-def interrupting(steps):
-    """An objective that stops training with an error at a step."""
-    count = [0, steps]  # in a list: a number of its own would belong to the training's identity
+class Interrupting:
+    """An objective that stops training with an error at a step, and is the same training whatever the step."""
 
-    def objective(outputs, targets):
-        count[0] += 1
-        if count[0] > count[1]:
+    def __init__(self, steps):
+        self.steps, self.calls = steps, 0
+
+    def fingerprint_parts(self):
+        return []
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        if self.calls > self.steps:
             raise Interrupted
         return mse(outputs, targets)
-
-    objective.__qualname__ = "objective"
-    return objective
 
 
 def run(folder, steps=10**9, name="two_dropouts", source=None, **options):
     ensemble = ds.Ensemble(NETWORKS[name][0], M, backend="loop")
     settings = {"epochs": 6, "batch_size": 7, "checkpoint": folder, "checkpoint_seconds": 0.0, **options}
-    history = ds.fit(ensemble, source or data(), interrupting(steps), **settings)
+    history = ds.fit(ensemble, source or data(), Interrupting(steps), **settings)
     return ensemble, history
 
 
@@ -99,10 +101,10 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     ds.fit(expected, loader, mse, epochs=4)
     saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     with pytest.raises(Interrupted):
-        ds.fit(fresh(), loader, interrupting(9), **saving)
+        ds.fit(fresh(), loader, Interrupting(9), **saving)
     epochs = [json.loads((path / "manifest.json").read_text())["facts"]["in_epoch"] for path in tmp_path.glob("step-*")]
     assert epochs == [0, 0], "a foreign loader can only start at an epoch's beginning"
-    ds.fit(resumed, loader, interrupting(10**9), resume=True, **saving)
+    ds.fit(resumed, loader, Interrupting(10**9), resume=True, **saving)
     assert_identical(resumed, expected)
 
 
@@ -180,8 +182,8 @@ def test_a_training_interrupted_before_its_first_checkpoint_starts_anew(tmp_path
     ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")
     options = {"epochs": 6, "batch_size": 7, "checkpoint": tmp_path, "resume": True}
     with pytest.raises(Interrupted):
-        ds.fit(ensemble, data(), interrupting(9), **options)
-    ds.fit(ensemble, data(), interrupting(10**9), **options)  # the same, half-trained ensemble
+        ds.fit(ensemble, data(), Interrupting(9), **options)
+    ds.fit(ensemble, data(), Interrupting(10**9), **options)  # the same, half-trained ensemble
     assert_identical(ensemble, expected)
 
 
@@ -236,7 +238,7 @@ def test_parts_with_a_slash_in_their_name_are_restored(tmp_path):
         return ds.LossParts(total, {"train/mse": parts["individual"]})
 
     def stopping(steps):
-        inner = interrupting(steps)
+        inner = Interrupting(steps)
 
         def named_parts(outputs, targets):
             inner(outputs, targets)
@@ -267,8 +269,8 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     ds.fit(expected, loader(), mse, epochs=4)
     saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     with pytest.raises(Interrupted):
-        ds.fit(fresh(), loader(), interrupting(9), **saving)
-    ds.fit(resumed, loader(), interrupting(10**9), resume=True, **saving)
+        ds.fit(fresh(), loader(), Interrupting(9), **saving)
+    ds.fit(resumed, loader(), Interrupting(10**9), resume=True, **saving)
     assert_identical(resumed, expected)
 
 
@@ -398,14 +400,28 @@ class PowerLoss:
         return mse(outputs**self.power, targets)
 
 
-def test_settings_of_an_objective_identify_it_and_its_counters_do_not(tmp_path):
+def test_an_objective_is_known_by_its_settings_and_counters_at_the_beginning(tmp_path):
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     objective = PowerLoss(1)
     ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
     assert objective.calls > 0
-    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(1), **options)
     with pytest.raises(ds.StorageError, match="belongs to another training: 'objective' differ"):
         ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(3), **options)
+    with pytest.raises(ds.StorageError, match="was used before .* create it anew"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+
+
+def test_a_sweep_with_an_objective_that_counts_is_recognised(tmp_path):
+    """Trying the objective on every point of the grid, which only the first process does, changes its counter."""
+
+    class Counting(PowerLoss):
+        def __call__(self, outputs, targets, *, scale):
+            return super().__call__(scale * outputs, targets)
+
+    options = {"grid": {"scale": [0.5, 1.0]}, "members": 2, "epochs": 1, "checkpoint": tmp_path, "resume": True}
+    first, second = (ds.sweep(NETWORKS["mlp"][0], data(), Counting(1), backend="loop", **options) for _ in range(2))
+    assert_identical(first.run(1), second.run(1))
 
 
 def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):

@@ -32,7 +32,7 @@ def other_class(first: nn.Module, second: nn.Module) -> str | None:
 
 
 def _class_fingerprint(kind: type) -> str:
-    return fingerprint(kind, skip_progress=True, opaque=[])
+    return fingerprint(kind, skip_counters=True, opaque=[])
 
 
 def architecture_fingerprint(
@@ -52,6 +52,6 @@ def architecture_fingerprint(
     return fingerprint(
         [list(settings), list(tensors), shapes, code],
         replace=lambda value: "a part of the network" if id(value) in parts else value,
-        skip_progress=True,
+        skip_counters=True,
         opaque=[],
     )

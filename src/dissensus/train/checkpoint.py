@@ -148,6 +148,7 @@ class Checkpointer:
         if keys:
             raise storage.StorageError(
                 f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
+                f"{_advice(keys)}"
             )
 
     def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
@@ -156,6 +157,17 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         engine.restore(tensors, manifest["facts"])
         log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
+
+
+_OBJECTS = {"data", "validation", "unlabelled", "objective", "augment", "metric", "track", "schedule", "twin", "build"}
+"""Settings that may hold objects which count or keep something."""
+
+
+def _advice(keys: list[str]) -> str:
+    """What else may be the reason that settings differ."""
+    if _OBJECTS.isdisjoint(keys):
+        return ""
+    return " (Is it the same, and was used before in this process? Then it has changed: create it anew.)"
 
 
 def check_format(stored: Mapping[str, Any], path: Path) -> None:

@@ -220,7 +220,7 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        result = fingerprints(settings, replace=self._without_trained, skip_progress=True, opaque=opaque)
+        result = fingerprints(settings, replace=self._without_trained, skip_counters=True, opaque=opaque)
         if opaque:
             names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items())
             log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)

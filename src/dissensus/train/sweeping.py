@@ -236,6 +236,7 @@ def _parts(recipe: Recipe) -> list[Part]:
 def _planned(recipe: Recipe) -> list[list[int]]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
+    fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
@@ -244,7 +245,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts})
+        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": fingerprint, "parts": parts})
     return parts
 
 
