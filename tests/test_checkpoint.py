@@ -1,18 +1,22 @@
 """Checkpoints: killed at any moment, a training goes on bit for bit."""
 
+import collections
 import json
 import logging
 import math
+import random
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
 from recording import recorded
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
 
 import dissensus as ds
 from dissensus.train import capture
@@ -422,6 +426,159 @@ def test_a_sweep_with_an_objective_that_counts_is_recognised(tmp_path):
     options = {"grid": {"scale": [0.5, 1.0]}, "members": 2, "epochs": 1, "checkpoint": tmp_path, "resume": True}
     first, second = (ds.sweep(NETWORKS["mlp"][0], data(), Counting(1), backend="loop", **options) for _ in range(2))
     assert_identical(first.run(1), second.run(1))
+
+
+class Rows(Dataset):
+    """Examples with noise from ``draw``, and generators of their own."""
+
+    def __init__(self, draw=lambda rows: 0.0):
+        self.draw, self.calls = draw, 0
+        self.torch, self.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.python, self.old = random.Random(1), np.random.RandomState(1)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        x, y = data()
+        self.calls += 1
+        return x[index] + self.draw(self), y[index]
+
+
+class EpochSampler(Sampler):
+    """Another order in every epoch, from the number of the epoch."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(24, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class Annealed:
+    """An objective with numbers of all kinds that its calls change."""
+
+    def __init__(self):
+        self.weight, self.seen, self.log = 1.0, {"steps": 0, "name": "a"}, []
+        self.mean, self.array, self.recent = torch.ones(2), np.ones(2), collections.deque(maxlen=3)
+
+    def __call__(self, outputs, targets):
+        self.weight *= 0.9
+        self.seen["steps"] += 1
+        self.log.append((len(self.log), self.weight))
+        self.mean.mul_(0.9)
+        self.array *= 0.9
+        self.recent.append(self.seen["steps"])
+        self.last = np.float64(len(self.log))
+        scale = self.weight + self.seen["steps"] + len(self.log) + float(self.mean[0]) + self.array[1] + self.last
+        return mse(outputs * (scale + sum(self.recent)), targets)
+
+
+def annealed_by_closure():
+    weight = 1.0
+
+    def objective(outputs, targets):
+        nonlocal weight
+        weight *= 0.9
+        return mse(outputs * weight, targets)
+
+    return objective
+
+
+class CountingNetwork(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(6, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (1 + 0.1 * self.calls)
+
+
+def two_generators():
+    sampler = RandomSampler(Rows(), generator=torch.Generator().manual_seed(1))
+    return DataLoader(Rows(lambda rows: torch.rand(())), 7, sampler=sampler, generator=torch.Generator().manual_seed(2))
+
+
+def batch_sampler():
+    sampler = RandomSampler(Rows(), generator=torch.Generator().manual_seed(1))
+    return DataLoader(Rows(), batch_sampler=BatchSampler(sampler, 7, False))
+
+
+def held_out():
+    return DataLoader(Rows(), 9, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(1))
+
+
+STATEFUL = {
+    "global generator of Python": lambda: {"source": Rows(lambda rows: random.random())},
+    "global generator of NumPy": lambda: {"source": Rows(lambda rows: np.random.rand())},  # noqa: NPY002
+    "generator of torch in a data set": lambda: {"source": Rows(lambda rows: torch.rand((), generator=rows.torch))},
+    "generator of NumPy in a data set": lambda: {"source": Rows(lambda rows: rows.numpy.random())},
+    "generator of Python in a data set": lambda: {"source": Rows(lambda rows: rows.python.random())},
+    "old generator of NumPy in a data set": lambda: {"source": Rows(lambda rows: rows.old.rand())},
+    "counter of a data set": lambda: {"source": Rows(lambda rows: 0.01 * rows.calls)},
+    "epoch of a sampler": lambda: {"source": DataLoader(Rows(), 7, sampler=EpochSampler())},
+    "generator of a batch sampler": lambda: {"source": batch_sampler()},
+    "generators of a loader and its sampler": lambda: {"source": two_generators()},
+    "generator of a validation loader": lambda: {"validation": held_out(), "lr": 0.1},
+    "objective": lambda: {"objective": Annealed()},
+    "closure of an objective": lambda: {"objective": annealed_by_closure()},
+    "augmentation": lambda: {"augment": lambda x, generator: x + np.random.rand()},  # noqa: NPY002
+    "network": lambda: {"build": CountingNetwork},
+}
+
+
+def fitted(options, **saving):
+    options = {"source": data(), "objective": mse, "build": NETWORKS["mlp"][0], **options}
+    ensemble = ds.Ensemble(options.pop("build"), 2, backend="loop")
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    source, objective = options.pop("source"), options.pop("objective")
+    history = ds.fit(ensemble, source, objective, epochs=4, batch_size=7, **saving, **options)
+    return ensemble, [{**entry, "seconds": None} for entry in history.epochs]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_generators_and_variables_of_objects_are_restored(name, tmp_path, caplog):
+    """What a fresh process makes continues where the interrupted one was."""
+
+    def stop(moment):
+        if moment.step >= 10:
+            raise Interrupted
+
+    saving = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0}
+    expected, record = fitted(STATEFUL[name]())
+    with pytest.raises(Interrupted):
+        fitted(STATEFUL[name](), progress=stop, **saving)
+    resumed, resumed_record = fitted(STATEFUL[name](), resume=True, **saving)
+    assert_identical(resumed, expected)
+    assert resumed_record == record
+    assert not [entry for entry in caplog.records if "do not store" in entry.getMessage()]
+
+
+class Generating:
+    """An objective whose state cannot be stored."""
+
+    def __init__(self):
+        self.weight = Fraction(1)
+
+    def __call__(self, outputs, targets):
+        self.weight *= Fraction(9, 10)
+        return mse(outputs * float(self.weight), targets)
+
+
+def test_what_changes_and_is_not_stored_is_said_once(tmp_path, caplog):
+    loader = DataLoader(Rows(), 7, num_workers=1, persistent_workers=True)
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        fitted({"objective": Generating()}, checkpoint=tmp_path / "objective", checkpoint_seconds=0.0)
+        fitted({"source": loader}, checkpoint=tmp_path / "loader", checkpoint_seconds=0.0)
+    first, second = [entry.getMessage() for entry in caplog.records if "do not store" in entry.getMessage()]
+    assert "training changes `weight` of Generating, which checkpoints do not store" in first
+    assert "persistent workers" in second
 
 
 def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):

@@ -231,7 +231,7 @@ class _Walk:
         if isinstance(value, set | frozenset):
             options = (self.replace, self.skip_counters, self.opaque)
             return "set", [*sorted(_Walk(*options).checksum(item) for item in value)]
-        if isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref"):
+        if decides_nothing(value):
             return f"left out {type(value).__qualname__}", []
         if isinstance(value, ModuleType):
             return self._module_value(value)
@@ -260,9 +260,9 @@ class _Walk:
     @staticmethod
     def _module_value(module: ModuleType) -> tuple[str, list[object]]:
         """A module that is passed on: nobody knows which of its variables are used."""
-        if _installed(module.__name__):
+        if is_installed(module.__name__):
             return f"module {module.__name__} {_version(module.__name__)}", []
-        return "module", [Namespace({name: value for name, value in vars(module).items() if not _is_special(name)})]
+        return "module", [Namespace({name: value for name, value in vars(module).items() if not is_special(name)})]
 
     def _function(self, function: FunctionType) -> tuple[str, list[object]]:
         compiled = getattr(function, "_torchdynamo_orig_callable", None)
@@ -295,7 +295,7 @@ class _Walk:
         return "network", [type(network), *parts, Namespace(module_settings(network))]
 
     def _class(self, value: type) -> tuple[str, list[object]]:
-        if _installed(value.__module__):
+        if is_installed(value.__module__):
             return f"class {value.__module__}.{value.__qualname__} {_version(value.__module__)}", []
         counters = _counters(value) if self.skip_counters else set[str]()
         attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS | counters}
@@ -416,7 +416,7 @@ def _globals(function: FunctionType) -> Namespace:
 
 def _variable(name: str, value: object, used: Sequence[str], around: tuple[ModuleType, ...] = ()) -> Namespace:
     """A variable; of a module that is not installed, those of its variables whose names the code uses."""
-    if not isinstance(value, ModuleType) or _installed(value.__name__):
+    if not isinstance(value, ModuleType) or is_installed(value.__name__):
         return Namespace({name: value})
     variables = Namespace({name: "a module"})
     for key in used:
@@ -437,7 +437,7 @@ def _imported(name: str, level: int, members: Sequence[str] | None, package: str
 
 def _module(name: str) -> str | None:
     """What identifies a module: name and version, or the code of one that is not installed; None if there is none."""
-    if _installed(name):
+    if is_installed(name):
         return f"module {name} {_version(name)}"
     try:
         spec = importlib.util.find_spec(name)
@@ -455,7 +455,12 @@ def _module(name: str) -> str | None:
 def _array(array: Any) -> tuple[str, list[object]]:
     if array.dtype.hasobject:
         return f"array {array.shape}", [array.tolist()]
-    return f"array {array.dtype} {array.shape} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}", []
+    return f"array {array.dtype} {array.shape} {array_digest(array)}", []
+
+
+def array_digest(array: Any) -> str:
+    """A checksum of the numbers of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _partial(value: functools.partial[Any]) -> tuple[str, list[object]]:
@@ -496,12 +501,12 @@ def _installed_name(function: FunctionType) -> str | None:
     ``functools.wraps`` copies a name to any function, so the name is believed where all of the code is installed.
     """
     module, name = _module_of(function), function.__code__.co_qualname
-    if not _installed(module):
+    if not is_installed(module):
         return None
     inner: Any = function
-    while isinstance(getattr(inner, "__wrapped__", None), FunctionType) and _installed(_module_of(inner)):
+    while isinstance(getattr(inner, "__wrapped__", None), FunctionType) and is_installed(_module_of(inner)):
         inner = inner.__wrapped__
-    if _installed(_module_of(inner)) and _installed(function.__module__):
+    if is_installed(_module_of(inner)) and is_installed(function.__module__):
         module, name = function.__module__, function.__qualname__
     return f"{module}.{name} {_version(module)}"
 
@@ -511,11 +516,17 @@ def _module_of(function: FunctionType) -> str:
     return str(function.__globals__.get("__name__", function.__module__))
 
 
-def _is_special(name: str) -> bool:
+def decides_nothing(value: object) -> bool:
+    """Whether a value, such as an open file or a lock, has no content that decides a result."""
+    return isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref")
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is one of Python's own, such as ``__doc__``."""
     return name.startswith("__") and name.endswith("__")
 
 
-def _installed(module: str | None) -> bool:
+def is_installed(module: str | None) -> bool:
     """Whether a module belongs to this package, to Python or to an installed package, whose code does not change."""
     top = (module or "").partition(".")[0]
     if top in ("dissensus", "builtins", "torch") or top in sys.stdlib_module_names:

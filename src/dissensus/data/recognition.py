@@ -20,7 +20,7 @@ from dissensus import checks
 from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
 from dissensus.fingerprint import Namespace, Replace, digest, fingerprint
-from dissensus.randomness import GlobalGenerators, seeded
+from dissensus.randomness import GENERATORS, GlobalGenerators, generator_state, seeded, set_generator_state
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
@@ -35,7 +35,7 @@ _MOST_OBJECTS = 3 * 10**5
 """Entries of containers of objects that are read; those of long containers met afterwards count by a sample."""
 _SAMPLE = 64
 _SCALARS = {bool, int, float, complex, str, bytes, type(None)}
-_WITHOUT_EFFECT = {
+DECIDES_NO_BATCH = {
     *("num_workers", "prefetch_factor", "pin_memory", "pin_memory_device", "timeout", "persistent_workers", "in_order"),
     *("_DataLoader__multiprocessing_context", "_DataLoader__initialized", "_IterableDataset_len_called", "_iterator"),
 }
@@ -149,7 +149,12 @@ def _without_heads(value: object) -> object:
     return ("trunk", value.cut, value.backbone) if isinstance(value, SharedTrunk) else value
 
 
-def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace: Replace | None = None) -> str | None:
+def data_fingerprint(
+    data: Tensor | DataLike | None,
+    opaque: list[str],
+    replace: Replace | None = None,
+    visit: Callable[[object], None] | None = None,
+) -> str | None:
     """The fingerprint of the data of a training, by which a checkpoint recognises it.
 
     Tensors count by all of their numbers. A ``Dataset`` or ``DataLoader`` counts by its class, attributes (batch size,
@@ -164,6 +169,7 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
         opaque: Gets what is not compared, such as the examples of a stream, most entries of a container of millions,
             the content of a memory-mapped file, and the folders of absolute paths.
         replace: As for `dissensus.fingerprint.fingerprint`.
+        visit: Called with everything that the data consists of, such as its generators and samplers.
     """
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
@@ -171,7 +177,9 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
     if pair is not None:
         return digest(*pair)
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    contents = _Contents(replace or (lambda value: value))
+    contents = _Contents(replace or (lambda value: value), visit)
+    if visit is not None:
+        visit(data)
     structure = fingerprint(_attributes(data), replace=contents.stand_in, skip_counters=True, opaque=opaque)
     opaque += contents.left_out
     examples = contents.examples(dataset)
@@ -184,7 +192,7 @@ def _attributes(data: DataLike) -> object:
     """Everything about a source that decides its batches."""
     if not isinstance(data, DataLoader):
         return data
-    attributes = {name: value for name, value in vars(data).items() if name not in _WITHOUT_EFFECT}
+    attributes = {name: value for name, value in vars(data).items() if name not in DECIDES_NO_BATCH}
     return type(data), attributes
 
 
@@ -199,8 +207,8 @@ class _Stands(NamedTuple):
 class _Contents:
     """What a walk through a data set meets: generators, and values that are not read as a whole."""
 
-    def __init__(self, replace: Replace) -> None:
-        self.replace = replace
+    def __init__(self, replace: Replace, visit: Callable[[object], None] | None) -> None:
+        self.replace, self.visit = replace, visit
         self.generators: list[Any] = []
         self.values = 0
         self.left_out: dict[str, None] = {}
@@ -209,7 +217,9 @@ class _Contents:
     def stand_in(self, value: object) -> object:
         """The value that is fingerprinted in place of another one."""
         value = self.replace(value)
-        if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+        if self.visit is not None:
+            self.visit(value)
+        if isinstance(value, GENERATORS):
             self.generators.append(value)
             return f"generator {type(value).__name__} {_seed_of(value)}"
         if isinstance(value, np.memmap):
@@ -285,7 +295,7 @@ class _Contents:
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Run a block with seeded generators, those of the data set included, and restore all of them afterwards."""
-        host, states = GlobalGenerators.now(), [_state(generator) for generator in self.generators]
+        host, states = GlobalGenerators.now(), [generator_state(generator) for generator in self.generators]
         try:
             with seeded(0):
                 random.seed(0)
@@ -295,7 +305,7 @@ class _Contents:
                 yield
         finally:
             for generator, state in zip(self.generators, states, strict=True):
-                _set_state(generator, state)
+                set_generator_state(generator, state)
             host.restore()
 
 
@@ -320,21 +330,6 @@ def _seed_of(generator: Any) -> int | None:
     sequence = getattr(getattr(generator, "bit_generator", None), "seed_seq", None)
     entropy = getattr(sequence, "entropy", None)
     return entropy if isinstance(entropy, int) and entropy < 2**64 else None  # NumPy draws 128 bits of its own
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        return generator.get_state()
-    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.bit_generator.state = state
 
 
 def _seed(generator: Any) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints: a training that is killed at any moment resumes as if it had not been.
 
 A folder holds the last two checkpoints, each a folder that is written completely or not at all and verified by
-checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; the states of global generators are
-stored too, for networks that draw from them.
+checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; the states of other generators and the
+variables that the user's objects change are stored too.
 """
 
 import logging
@@ -25,7 +25,7 @@ from dissensus.train.settings import CheckpointSettings
 log = logging.getLogger("dissensus")
 
 KIND = "dissensus.checkpoint"
-FORMAT = 3
+FORMAT = 4
 """Of checkpoints and plans of sweeps; one with another format was written by another version."""
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0

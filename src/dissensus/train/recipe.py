@@ -15,7 +15,7 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.batches import DataLike, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.recognition import data_fingerprint
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
@@ -24,6 +24,7 @@ from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
 from dissensus.fingerprint import fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
+from dissensus.randomness import GENERATORS
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer
@@ -48,6 +49,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.numerics import PrecisionSettings, numerics
 from dissensus.train.probing import targets_of
+from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
 from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
 from dissensus.train.state import RunSettings, TrainState
@@ -178,15 +180,21 @@ class Recipe:
             for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric):
                 targets.check_all(self._pair[1])
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
 
         A line of the log names settings that hold what cannot be inspected.
         """
+        return self._identified[0]
+
+    @functools.cached_property
+    def _identified(self) -> tuple[dict[str, str], PythonState]:
+        """The fingerprint, and the state of all objects that it consists of; from before anything is trained."""
         opaque: dict[str, list[str]] = {}
+        python = PythonState()
         sources = {"data": self.data, "unlabelled": self.unlabelled, "validation": self.validation}
-        sources = {name: self._source(name, data, opaque) for name, data in sources.items()}
+        sources = {name: self._source(name, data, opaque, python) for name, data in sources.items()}
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -220,18 +228,23 @@ class Recipe:
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        result = fingerprints(settings, replace=self._without_trained, skip_counters=True, opaque=opaque)
-        if opaque:
-            names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items())
-            log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
-        return result
 
-    def _source(self, name: str, data: Any, opaque: dict[str, list[str]]) -> object:
+        def visited(value: object) -> object:
+            value = self._without_trained(value)
+            python.visit(value)
+            return f"generator {type(value).__name__}" if isinstance(value, GENERATORS) else value
+
+        result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
+        python.begin()
+        _tell_opaque(opaque)
+        return result, python
+
+    def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
         """What identifies training, validation or unlabelled data."""
         if isinstance(data, int | float):
             return data
         parts: list[str] = []
-        identity = data_fingerprint(data, parts, self._without_trained)
+        identity = data_fingerprint(data, parts, self._without_trained, python.visit)
         if parts:
             opaque[name] = parts
         return identity
@@ -280,12 +293,16 @@ class Recipe:
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         if choices is not None:
             body.choices = choices
-        state = self._state(runs, varying, body, feed)
+        state = self._state(runs, varying, body)
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
-            identity = {"network": body.identity(), "frozen parameters": _frozen_parameters(body)}
+            networks, opaque = PythonState(global_generators(device)), list[str]()
+            identity = {"network": body.identity(opaque, networks.visit), "frozen parameters": _frozen_parameters(body)}
+            _tell_opaque({"network": opaque})
+            networks.begin()
+            state.python = {"settings": self._identified[1], "networks": networks}
             checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity, "precision": str(decided)})
         return Engine(
             state=state,
@@ -326,7 +343,7 @@ class Recipe:
             feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, **shared, **order)
         return feed if self.unlabelled is None else with_unlabelled(feed, self.unlabelled, seeds=seeds, **shared)
 
-    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body, feed: Batches) -> TrainState:
+    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body) -> TrainState:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
@@ -356,7 +373,6 @@ class Recipe:
             active=_active(self.frozen, members, device).repeat(len(runs)),
             stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
-            generators=_generators(device, feed),
         )
         check_drawn(state)
         return state
@@ -406,6 +422,13 @@ class Recipe:
         return self.epochs * per_epoch
 
 
+def _tell_opaque(opaque: Mapping[str, Sequence[str]]) -> None:
+    """Name settings that hold what cannot be inspected, in one line of the log."""
+    names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items() if parts)
+    if names:
+        log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
+
+
 def _with_keywords(objective: Callable[..., LossParts], keywords: Mapping[str, Any]) -> Callable[..., LossParts]:
     return functools.partial(objective, **keywords) if keywords else objective
 
@@ -440,17 +463,3 @@ def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
     if isinstance(source, DataLoader):
         return source
     return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))
-
-
-def _generators(device: torch.device, feed: Batches) -> dict[str, torch.Generator]:
-    """Generators that are not keyed: torch's, the device's, and those of foreign loaders."""
-    generators = {"host": torch.default_generator}
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators["device"] = torch.cuda.default_generators[index]
-    sources = (feed.labelled, feed.unlabelled) if isinstance(feed, WithUnlabelled) else (feed,)
-    for name, source in zip(("loader", "unlabelled loader"), sources, strict=False):
-        generator = source.generator_of_loader() if isinstance(source, LoadedBatches) else None
-        if generator is not None:
-            generators[name] = generator
-    return generators
