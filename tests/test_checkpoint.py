@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import random
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -141,7 +142,9 @@ def test_another_training_is_refused(tmp_path):
         run(tmp_path, 5)
     with pytest.raises(ValueError, match="pass resume=True to go on"):
         run(tmp_path)
-    with pytest.raises(ds.StorageError, match="belongs to another training: 'epochs', 'lr', 'schedule' differ"):
+    with pytest.raises(
+        ds.StorageError, match="another training: 'epochs', 'lr' differ .'epochs' was 6 and is 7; 'lr' was 0.001"
+    ):
         run(tmp_path, resume=True, epochs=7, lr=0.5)
     with pytest.raises(ds.StorageError, match="'data' differ"):
         run(tmp_path, resume=True, source=data(25))
@@ -366,7 +369,7 @@ def test_a_checkpoint_of_other_initial_weights_or_another_function_of_the_same_n
     build = NETWORKS["mlp"][0]
     objective, halved = (lambda o, t: mse(o, t)), (lambda o, t: mse(o / 2, t))
     ds.fit(ds.Ensemble(build, M, seed=1), data(), objective, **options)
-    with pytest.raises(ValueError, match="'initial'"):
+    with pytest.raises(ValueError, match="another training: 'seed of the ensemble' differ .* was 1 and is 2"):
         ds.fit(ds.Ensemble(build, M, seed=2), data(), objective, **options)
     with pytest.raises(ValueError, match="'objective'"):
         ds.fit(ds.Ensemble(build, M, seed=1), data(), halved, **options)
@@ -590,4 +593,56 @@ def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
 
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     ds.fit(ensemble, data(), decayed, **options)
-    ds.fit(ensemble, data(), decayed, **options)  # its weights have changed
+    before, ensemble = ensemble, ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop")
+    ds.fit(ensemble, data(), decayed, **options)
+    assert_identical(ensemble, before)
+
+
+def gained(gain):
+    def build():
+        network = NETWORKS["mlp"][0]()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(gain)
+        return network
+
+    return build
+
+
+def test_other_initial_weights_are_refused(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ensemble = ds.Ensemble(gained(1.0), M, backend="loop")
+    ds.fit(ensemble, data(), mse, **options)
+    for other in (ensemble, ds.Ensemble(gained(2.0), M, backend="loop")):
+        with pytest.raises(ds.StorageError, match="'initial weights' differ.*Begin with the ensemble as it was before"):
+            ds.fit(other, data(), mse, **options)
+    ds.fit(ds.Ensemble(gained(1.0), M, backend="loop"), data(), mse, **options)
+    networks, options["checkpoint"] = [gained(1.0)(), gained(1.0)()], tmp_path / "modules"
+    ds.fit(ds.Ensemble.from_modules(networks), data(), mse, **options)
+    with pytest.raises(ds.StorageError, match="'initial weights' differ"):
+        ds.fit(ds.Ensemble.from_modules(networks[::-1]), data(), mse, **options)
+
+
+DIFFERENCES = {
+    "deterministic": ({"deterministic": True}, "'deterministic' differ ('deterministic' was False and is True)"),
+    "epochs": ({"epochs": 7}, "'epochs' differ ('epochs' was 6 and is 7)"),
+    "validation": ({"validation": 0.3}, "'validation' differ ('validation' was 0.2 and is 0.3)"),
+    "seed": ({"seed": 1}, "'seed' differ ('seed' was 0 and is 1)"),
+    "track": ({"track": {"error": lambda outputs, targets: 1.0}}, "'track' differ"),
+    "learning rates": ({"lr": [0.1, 0.2, 0.1]}, "'lr' differ ('lr' was 0.001 and is [0.1, 0.2, 0.1])"),
+}
+
+
+def test_an_error_names_the_setting_that_differs_and_its_values(tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path, 5, validation=0.2)
+    for changes, message in DIFFERENCES.values():
+        with pytest.raises(ds.StorageError, match=re.escape(f"belongs to another training: {message}")):
+            run(tmp_path, resume=True, **{"validation": 0.2, **changes})
+
+
+def test_another_backend_is_refused(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), mse, **options)
+    with pytest.raises(ds.StorageError, match="'backend' differ"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="vmap"), data(), mse, **options)

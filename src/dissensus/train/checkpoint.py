@@ -144,12 +144,7 @@ class Checkpointer:
 
     def check(self, stored: object, path: Path) -> None:
         """Refuse a folder with another fingerprint."""
-        keys = differing(stored, self.fingerprint)
-        if keys:
-            raise storage.StorageError(
-                f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
-                f"{_advice(keys)}"
-            )
+        refuse_other(path, "training", stored, self.fingerprint)
 
     def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
         if manifest["threads"] != torch.get_num_threads():
@@ -163,8 +158,43 @@ _OBJECTS = {"data", "validation", "unlabelled", "objective", "augment", "metric"
 """Settings that may hold objects which count or keep something."""
 
 
+_FOLLOWS_FROM = {
+    "rates": {"epochs", "schedule"},
+    "numerics": {"precision", "channels_last", "deterministic", "network"},
+    "split_seed": {"seed"},
+    "initial weights": {"seed of the ensemble", "members", "network", "build", "frozen parameters", "runs"},
+}
+"""Settings that differ wherever one of these does, so that only the reason is named."""
+_CHECKSUM = "0" * 64
+
+
+def refuse_other(path: Path, kind: str, stored: object, current: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint or the plan of a sweep with another fingerprint; the error names what differs."""
+    differ = differing(stored, current)
+    keys = [key for key in differ if _FOLLOWS_FROM.get(key, set()).isdisjoint(differ)]
+    if not keys:
+        return
+    known = stored if isinstance(stored, Mapping) else {}
+    values = [f"{key!r} was {known[key]} and is {current[key]}" for key in keys if _are_plain(known, current, key)]
+    told = f" ({'; '.join(values)})" if values else ""
+    names = ", ".join(map(repr, ["schedule" if key == "rates" else key for key in keys]))
+    raise storage.StorageError(
+        f"{path} belongs to another {kind}: {names} differ{told}. Give another folder.{_advice(keys)}"
+    )
+
+
+def _are_plain(stored: Mapping[str, Any], current: Mapping[str, Any], key: str) -> bool:
+    """Whether both values are readable, not checksums."""
+    return all(len(str(side.get(key, _CHECKSUM))) < len(_CHECKSUM) for side in (stored, current))
+
+
 def _advice(keys: list[str]) -> str:
-    """What else may be the reason that settings differ."""
+    """What else may be the reason that settings differ, and what helps."""
+    if keys == ["initial weights"]:
+        return (
+            " Begin with the ensemble as it was before training, not with a trained one; to train it further, give "
+            "another folder."
+        )
     if _OBJECTS.isdisjoint(keys):
         return ""
     return " (Is it the same, and was used before in this process? Then it has changed: create it anew.)"

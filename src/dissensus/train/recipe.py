@@ -5,7 +5,7 @@ import logging
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
-from dissensus.fingerprint import fingerprint, fingerprints
+from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.randomness import GENERATORS
 from dissensus.train.adversary import AdversarialTraining, Adversary
@@ -123,7 +123,15 @@ class ExistingMembers:
 
     def identity(self) -> dict[str, Any]:
         """Everything by which checkpoints distinguish initial weights."""
-        return {"members": self.ensemble.member_ids, "initial": self.ensemble.seed}
+        return {"members": self.ensemble.member_ids, "seed of the ensemble": self.ensemble.seed}
+
+
+class Split(NamedTuple):
+    """Tensors of which a fraction was held out, by which checkpoints recognise both parts."""
+
+    data: DataLike
+    validation: float
+    split_seed: int
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,8 @@ class Recipe:
     validation: DataLike | float | None = None
     """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
     validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
+    split: Split | None = None
+    """Where validation data comes from, if `fit` has split it off."""
     unlabelled: Tensor | DataLike | None = None
     folds: int = 1
     validation_folds: int = 1
@@ -194,6 +204,8 @@ class Recipe:
         opaque: dict[str, list[str]] = {}
         python = PythonState()
         sources = {"data": self.data, "unlabelled": self.unlabelled, "validation": self.validation}
+        if self.split is not None:
+            sources |= self.split._asdict()
         sources = {name: self._source(name, data, opaque, python) for name, data in sources.items()}
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
@@ -211,9 +223,11 @@ class Recipe:
             "nesterov": self.optimizer.nesterov,
             "betas": self.optimizer.betas,
             "eps": self.optimizer.eps,
-            "schedule": [schedules.resolved(self.optimizer.schedule), self._rates()],
+            "schedule": schedules.resolved(self.optimizer.schedule),
+            "rates": self._rates(),
             "frozen": sorted(int(member) % run.members for member in self.frozen),
             "metric": validation.metric,
+            "track": sorted((validation.track or {}).items()),
             "mode": validation.mode or "min",
             "watch": validation.watch,
             "active_members": self.active_members,
@@ -223,7 +237,7 @@ class Recipe:
             "min_delta": validation.min_delta,
             "keep": validation.keep,
             "augment": self.batches.augment,
-            "precision": vars(self.precision),
+            **vars(self.precision),
             "shuffle": self.batches.shuffle,
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
@@ -235,6 +249,7 @@ class Recipe:
             return f"generator {type(value).__name__}" if isinstance(value, GENERATORS) else value
 
         result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
+        result |= {name: repr(value) for name, value in settings.items() if _is_readable(value)}
         python.begin()
         _tell_opaque(opaque)
         return result, python
@@ -293,17 +308,24 @@ class Recipe:
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         if choices is not None:
             body.choices = choices
+        initial = None if checkpoint is None else initial_weights(body)
         state = self._state(runs, varying, body)
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
             networks, opaque = PythonState(global_generators(device)), list[str]()
-            identity = {"network": body.identity(opaque, networks.visit), "frozen parameters": _frozen_parameters(body)}
+            identity = {
+                "network": body.identity(opaque, networks.visit),
+                "frozen parameters": _frozen_parameters(body),
+                "initial weights": initial,
+                "backend": fingerprint(body.requested_backend, opaque=opaque),
+                "numerics": str(decided),
+            }
             _tell_opaque({"network": opaque})
             networks.begin()
             state.python = {"settings": self._identified[1], "networks": networks}
-            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity, "precision": str(decided)})
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity})
         return Engine(
             state=state,
             feed=feed,
@@ -422,6 +444,12 @@ class Recipe:
         return self.epochs * per_epoch
 
 
+def _is_readable(value: object) -> bool:
+    """Whether a setting is stored as it is, so that an error can show it, and not as a checksum."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    return all(type(entry) in (bool, int, float, str, type(None)) for entry in entries) and len(repr(value)) < 60
+
+
 def _tell_opaque(opaque: Mapping[str, Sequence[str]]) -> None:
     """Name settings that hold what cannot be inspected, in one line of the log."""
     names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items() if parts)
@@ -450,6 +478,21 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     if not bool(active.any()):
         checks.refuse("frozen", "leave at least one member to train", "all of them")
     return active.to(device)
+
+
+_interrupted: dict[str, str] = {}
+"""Weights that interrupted trainings of this process have left, and those that they began with, as checksums."""
+
+
+def initial_weights(body: Body) -> str:
+    """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
+    weights = digest(*body.tensors().values())
+    return _interrupted.get(weights, weights)
+
+
+def note_interruption(body: Body, initial: str) -> None:
+    """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
+    _interrupted[digest(*body.tensors().values())] = initial
 
 
 def _frozen_parameters(body: Body) -> str:

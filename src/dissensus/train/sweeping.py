@@ -17,9 +17,8 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
-from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, read_record, write_record
-from dissensus.train.checkpoint import FORMAT, check_format, reserved, train
+from dissensus.train.checkpoint import FORMAT, check_format, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -280,10 +279,7 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     except StorageError as reason:
         raise StorageError(f"{reason} Give another folder.") from reason
     check_format(plan, file.parent)
-    names = differing(plan["fingerprint"], recipe.fingerprint)
-    if names:
-        differ = ", ".join(map(repr, names))
-        raise StorageError(f"{file.parent} belongs to another sweep: {differ} differ. Give another folder.")
+    refuse_other(file.parent, "sweep", plan["fingerprint"], recipe.fingerprint)
     parts: list[list[int]] = plan["parts"]
     if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
         raise StorageError(f"{file} does not list every run of the sweep once. Give another folder.")
