@@ -356,6 +356,17 @@ def test_nothing_is_said_where_all_is_known(tmp_path, caplog):
     assert not [r for r in caplog.records if "do not recognise" in r.getMessage()]
 
 
+def test_what_is_unknown_in_a_network_is_said(tmp_path, caplog):
+    class Endless(Activated):
+        def __init__(self):
+            super().__init__()
+            self.numbers = (1.0 for _ in range(100))
+
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        fitted(tmp_path, build=Endless)
+    assert [r for r in caplog.records if "`network` (builtins.generator)" in r.getMessage()]
+
+
 def test_examples_that_differ_at_every_look_are_said():
     count = iter(range(100))
     missing = []

@@ -120,8 +120,9 @@ class GlobalGenerators(NamedTuple):
         return not torch.equal(self.on_device, now.on_device)
 
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Classes of generators that a program may make."""
+def is_generator(value: object) -> bool:
+    """Whether a value is a generator of torch, NumPy or Python."""
+    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
 
 
 def generator_state(generator: Any) -> Any:

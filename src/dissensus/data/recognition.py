@@ -20,7 +20,7 @@ from dissensus import checks
 from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
 from dissensus.fingerprint import Namespace, Replace, digest, fingerprint
-from dissensus.randomness import GENERATORS, GlobalGenerators, generator_state, seeded, set_generator_state
+from dissensus.randomness import GlobalGenerators, generator_state, is_generator, seeded, set_generator_state
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
@@ -219,7 +219,7 @@ class _Contents:
         value = self.replace(value)
         if self.visit is not None:
             self.visit(value)
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             self.generators.append(value)
             return f"generator {type(value).__name__} {_seed_of(value)}"
         if isinstance(value, np.memmap):

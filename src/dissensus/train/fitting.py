@@ -156,8 +156,8 @@ def fit(
         shuffle: Whether the order of examples changes every epoch. The order depends on seed and epoch.
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than ``batch_size``.
         checkpoint: Folder for checkpoints, with which an interrupted training can be resumed. With a ``DataLoader``,
-            checkpoints are written at the ends of epochs only. Checkpoints of a training with other settings, code or
-            data are refused; initial weights are identified by the ensemble's seed and member numbers.
+            checkpoints are written at the ends of epochs only. Checkpoints of a training with other settings, code,
+            data or initial weights are refused.
         resume: Whether to resume from the newest intact checkpoint in ``checkpoint``. Training starts from the
             beginning if there is none.
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from dissensus.data.recognition import DECIDES_NO_BATCH
 from dissensus.fingerprint import Namespace, array_digest, decides_nothing, is_installed, is_special, module_settings
-from dissensus.randomness import GENERATORS, generator_state, set_generator_state
+from dissensus.randomness import generator_state, is_generator, set_generator_state
 
 log = logging.getLogger("dissensus")
 
@@ -66,7 +66,7 @@ class PythonState:
         self.visited[id(value)] = value
         if isinstance(value, DataLoader) and value.num_workers and value.persistent_workers:
             self.not_stored.append("what persistent workers of a DataLoader draw and keep")
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             self.generators[f"visited {len(self.generators)}"] = value
         elif self._is_holder(value):
             self.holders.append(value)

@@ -24,7 +24,7 @@ from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
 from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
-from dissensus.randomness import GENERATORS
+from dissensus.randomness import is_generator
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer
@@ -246,7 +246,7 @@ class Recipe:
         def visited(value: object) -> object:
             value = self._without_trained(value)
             python.visit(value)
-            return f"generator {type(value).__name__}" if isinstance(value, GENERATORS) else value
+            return f"generator {type(value).__name__}" if is_generator(value) else value
 
         result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
         result |= {name: repr(value) for name, value in settings.items() if _is_readable(value)}
