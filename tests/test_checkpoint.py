@@ -1,18 +1,23 @@
 """Checkpoints: killed at any moment, a training goes on bit for bit."""
 
+import collections
 import json
 import logging
 import math
+import random
+import re
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
 from recording import recorded
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
 
 import dissensus as ds
 from dissensus.train import capture
@@ -42,24 +47,26 @@ def assert_identical(ensemble, expected):
     assert all(torch.equal(actual[name], tensor) for name, tensor in weights(expected).items())
 
 
-def interrupting(steps):
-    """An objective that stops training with an error at a step."""
-    count = [0, steps]  # in a list: a number of its own would belong to the training's identity
+class Interrupting:
+    """An objective that stops training with an error at a step, and is the same training whatever the step."""
 
-    def objective(outputs, targets):
-        count[0] += 1
-        if count[0] > count[1]:
+    def __init__(self, steps):
+        self.steps, self.calls = steps, 0
+
+    def fingerprint_parts(self):
+        return []
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        if self.calls > self.steps:
             raise Interrupted
         return mse(outputs, targets)
-
-    objective.__qualname__ = "objective"
-    return objective
 
 
 def run(folder, steps=10**9, name="two_dropouts", source=None, **options):
     ensemble = ds.Ensemble(NETWORKS[name][0], M, backend="loop")
     settings = {"epochs": 6, "batch_size": 7, "checkpoint": folder, "checkpoint_seconds": 0.0, **options}
-    history = ds.fit(ensemble, source or data(), interrupting(steps), **settings)
+    history = ds.fit(ensemble, source or data(), Interrupting(steps), **settings)
     return ensemble, history
 
 
@@ -99,10 +106,10 @@ def test_mixed_architectures_and_foreign_loaders_resume(tmp_path):
     ds.fit(expected, loader, mse, epochs=4)
     saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     with pytest.raises(Interrupted):
-        ds.fit(fresh(), loader, interrupting(9), **saving)
+        ds.fit(fresh(), loader, Interrupting(9), **saving)
     epochs = [json.loads((path / "manifest.json").read_text())["facts"]["in_epoch"] for path in tmp_path.glob("step-*")]
     assert epochs == [0, 0], "a foreign loader can only start at an epoch's beginning"
-    ds.fit(resumed, loader, interrupting(10**9), resume=True, **saving)
+    ds.fit(resumed, loader, Interrupting(10**9), resume=True, **saving)
     assert_identical(resumed, expected)
 
 
@@ -135,7 +142,9 @@ def test_another_training_is_refused(tmp_path):
         run(tmp_path, 5)
     with pytest.raises(ValueError, match="pass resume=True to go on"):
         run(tmp_path)
-    with pytest.raises(ds.StorageError, match="belongs to another training: 'epochs', 'lr', 'schedule' differ"):
+    with pytest.raises(
+        ds.StorageError, match="another training: 'epochs', 'lr' differ .'epochs' was 6 and is 7; 'lr' was 0.001"
+    ):
         run(tmp_path, resume=True, epochs=7, lr=0.5)
     with pytest.raises(ds.StorageError, match="'data' differ"):
         run(tmp_path, resume=True, source=data(25))
@@ -180,8 +189,8 @@ def test_a_training_interrupted_before_its_first_checkpoint_starts_anew(tmp_path
     ensemble = ds.Ensemble(NETWORKS["two_dropouts"][0], M, backend="loop")
     options = {"epochs": 6, "batch_size": 7, "checkpoint": tmp_path, "resume": True}
     with pytest.raises(Interrupted):
-        ds.fit(ensemble, data(), interrupting(9), **options)
-    ds.fit(ensemble, data(), interrupting(10**9), **options)  # the same, half-trained ensemble
+        ds.fit(ensemble, data(), Interrupting(9), **options)
+    ds.fit(ensemble, data(), Interrupting(10**9), **options)  # the same, half-trained ensemble
     assert_identical(ensemble, expected)
 
 
@@ -236,7 +245,7 @@ def test_parts_with_a_slash_in_their_name_are_restored(tmp_path):
         return ds.LossParts(total, {"train/mse": parts["individual"]})
 
     def stopping(steps):
-        inner = interrupting(steps)
+        inner = Interrupting(steps)
 
         def named_parts(outputs, targets):
             inner(outputs, targets)
@@ -267,8 +276,8 @@ def test_a_loader_with_its_own_generator_resumes(tmp_path):
     ds.fit(expected, loader(), mse, epochs=4)
     saving = {"epochs": 4, "checkpoint": tmp_path, "checkpoint_seconds": 0.0}
     with pytest.raises(Interrupted):
-        ds.fit(fresh(), loader(), interrupting(9), **saving)
-    ds.fit(resumed, loader(), interrupting(10**9), resume=True, **saving)
+        ds.fit(fresh(), loader(), Interrupting(9), **saving)
+    ds.fit(resumed, loader(), Interrupting(10**9), resume=True, **saving)
     assert_identical(resumed, expected)
 
 
@@ -360,7 +369,7 @@ def test_a_checkpoint_of_other_initial_weights_or_another_function_of_the_same_n
     build = NETWORKS["mlp"][0]
     objective, halved = (lambda o, t: mse(o, t)), (lambda o, t: mse(o / 2, t))
     ds.fit(ds.Ensemble(build, M, seed=1), data(), objective, **options)
-    with pytest.raises(ValueError, match="'initial'"):
+    with pytest.raises(ValueError, match="another training: 'seed of the ensemble' differ .* was 1 and is 2"):
         ds.fit(ds.Ensemble(build, M, seed=2), data(), objective, **options)
     with pytest.raises(ValueError, match="'objective'"):
         ds.fit(ds.Ensemble(build, M, seed=1), data(), halved, **options)
@@ -398,14 +407,181 @@ class PowerLoss:
         return mse(outputs**self.power, targets)
 
 
-def test_settings_of_an_objective_identify_it_and_its_counters_do_not(tmp_path):
+def test_an_objective_is_known_by_its_settings_and_counters_at_the_beginning(tmp_path):
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     objective = PowerLoss(1)
     ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
     assert objective.calls > 0
-    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(1), **options)
     with pytest.raises(ds.StorageError, match="belongs to another training: 'objective' differ"):
         ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), PowerLoss(3), **options)
+    with pytest.raises(ds.StorageError, match="was used before .* create it anew"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M), data(), objective, **options)
+
+
+def test_a_sweep_with_an_objective_that_counts_is_recognised(tmp_path):
+    """Trying the objective on every point of the grid, which only the first process does, changes its counter."""
+
+    class Counting(PowerLoss):
+        def __call__(self, outputs, targets, *, scale):
+            return super().__call__(scale * outputs, targets)
+
+    options = {"grid": {"scale": [0.5, 1.0]}, "members": 2, "epochs": 1, "checkpoint": tmp_path, "resume": True}
+    first, second = (ds.sweep(NETWORKS["mlp"][0], data(), Counting(1), backend="loop", **options) for _ in range(2))
+    assert_identical(first.run(1), second.run(1))
+
+
+class Rows(Dataset):
+    """Examples with noise from ``draw``, and generators of their own."""
+
+    def __init__(self, draw=lambda rows: 0.0):
+        self.draw, self.calls = draw, 0
+        self.torch, self.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.python, self.old = random.Random(1), np.random.RandomState(1)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        x, y = data()
+        self.calls += 1
+        return x[index] + self.draw(self), y[index]
+
+
+class EpochSampler(Sampler):
+    """Another order in every epoch, from the number of the epoch."""
+
+    epoch = 0
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(24, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class Annealed:
+    """An objective with numbers of all kinds that its calls change."""
+
+    def __init__(self):
+        self.weight, self.seen, self.log = 1.0, {"steps": 0, "name": "a"}, []
+        self.mean, self.array, self.recent = torch.ones(2), np.ones(2), collections.deque(maxlen=3)
+
+    def __call__(self, outputs, targets):
+        self.weight *= 0.9
+        self.seen["steps"] += 1
+        self.log.append((len(self.log), self.weight))
+        self.mean.mul_(0.9)
+        self.array *= 0.9
+        self.recent.append(self.seen["steps"])
+        self.last = np.float64(len(self.log))
+        scale = self.weight + self.seen["steps"] + len(self.log) + float(self.mean[0]) + self.array[1] + self.last
+        return mse(outputs * (scale + sum(self.recent)), targets)
+
+
+def annealed_by_closure():
+    weight = 1.0
+
+    def objective(outputs, targets):
+        nonlocal weight
+        weight *= 0.9
+        return mse(outputs * weight, targets)
+
+    return objective
+
+
+class CountingNetwork(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(6, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (1 + 0.1 * self.calls)
+
+
+def two_generators():
+    sampler = RandomSampler(Rows(), generator=torch.Generator().manual_seed(1))
+    return DataLoader(Rows(lambda rows: torch.rand(())), 7, sampler=sampler, generator=torch.Generator().manual_seed(2))
+
+
+def batch_sampler():
+    sampler = RandomSampler(Rows(), generator=torch.Generator().manual_seed(1))
+    return DataLoader(Rows(), batch_sampler=BatchSampler(sampler, 7, False))
+
+
+def held_out():
+    return DataLoader(Rows(), 9, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(1))
+
+
+STATEFUL = {
+    "global generator of Python": lambda: {"source": Rows(lambda rows: random.random())},
+    "global generator of NumPy": lambda: {"source": Rows(lambda rows: np.random.rand())},  # noqa: NPY002
+    "generator of torch in a data set": lambda: {"source": Rows(lambda rows: torch.rand((), generator=rows.torch))},
+    "generator of NumPy in a data set": lambda: {"source": Rows(lambda rows: rows.numpy.random())},
+    "generator of Python in a data set": lambda: {"source": Rows(lambda rows: rows.python.random())},
+    "old generator of NumPy in a data set": lambda: {"source": Rows(lambda rows: rows.old.rand())},
+    "counter of a data set": lambda: {"source": Rows(lambda rows: 0.01 * rows.calls)},
+    "epoch of a sampler": lambda: {"source": DataLoader(Rows(), 7, sampler=EpochSampler())},
+    "generator of a batch sampler": lambda: {"source": batch_sampler()},
+    "generators of a loader and its sampler": lambda: {"source": two_generators()},
+    "generator of a validation loader": lambda: {"validation": held_out(), "lr": 0.1},
+    "objective": lambda: {"objective": Annealed()},
+    "closure of an objective": lambda: {"objective": annealed_by_closure()},
+    "augmentation": lambda: {"augment": lambda x, generator: x + np.random.rand()},  # noqa: NPY002
+    "network": lambda: {"build": CountingNetwork},
+}
+
+
+def fitted(options, **saving):
+    options = {"source": data(), "objective": mse, "build": NETWORKS["mlp"][0], **options}
+    ensemble = ds.Ensemble(options.pop("build"), 2, backend="loop")
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    source, objective = options.pop("source"), options.pop("objective")
+    history = ds.fit(ensemble, source, objective, epochs=4, batch_size=7, **saving, **options)
+    return ensemble, [{**entry, "seconds": None} for entry in history.epochs]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_generators_and_variables_of_objects_are_restored(name, tmp_path, caplog):
+    """What a fresh process makes continues where the interrupted one was."""
+
+    def stop(moment):
+        if moment.step >= 10:
+            raise Interrupted
+
+    saving = {"checkpoint": tmp_path, "checkpoint_seconds": 0.0}
+    expected, record = fitted(STATEFUL[name]())
+    with pytest.raises(Interrupted):
+        fitted(STATEFUL[name](), progress=stop, **saving)
+    resumed, resumed_record = fitted(STATEFUL[name](), resume=True, **saving)
+    assert_identical(resumed, expected)
+    assert resumed_record == record
+    assert not [entry for entry in caplog.records if "do not store" in entry.getMessage()]
+
+
+class Generating:
+    """An objective whose state cannot be stored."""
+
+    def __init__(self):
+        self.weight = Fraction(1)
+
+    def __call__(self, outputs, targets):
+        self.weight *= Fraction(9, 10)
+        return mse(outputs * float(self.weight), targets)
+
+
+def test_what_changes_and_is_not_stored_is_said_once(tmp_path, caplog):
+    loader = DataLoader(Rows(), 7, num_workers=1, persistent_workers=True)
+    with caplog.at_level(logging.WARNING, "dissensus"):
+        fitted({"objective": Generating()}, checkpoint=tmp_path / "objective", checkpoint_seconds=0.0)
+        fitted({"source": loader}, checkpoint=tmp_path / "loader", checkpoint_seconds=0.0)
+    first, second = [entry.getMessage() for entry in caplog.records if "do not store" in entry.getMessage()]
+    assert "training changes `weight` of Generating, which checkpoints do not store" in first
+    assert "persistent workers" in second
 
 
 def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
@@ -417,7 +593,59 @@ def test_an_objective_may_refer_to_the_ensemble_that_it_trains(tmp_path):
 
     options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
     ds.fit(ensemble, data(), decayed, **options)
-    ds.fit(ensemble, data(), decayed, **options)  # its weights have changed
+    before, ensemble = ensemble, ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop")
+    ds.fit(ensemble, data(), decayed, **options)
+    assert_identical(ensemble, before)
+
+
+def gained(gain):
+    def build():
+        network = NETWORKS["mlp"][0]()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(gain)
+        return network
+
+    return build
+
+
+def test_other_initial_weights_are_refused(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ensemble = ds.Ensemble(gained(1.0), M, backend="loop")
+    ds.fit(ensemble, data(), mse, **options)
+    for other in (ensemble, ds.Ensemble(gained(2.0), M, backend="loop")):
+        with pytest.raises(ds.StorageError, match="'initial weights' differ.*Begin with the ensemble as it was before"):
+            ds.fit(other, data(), mse, **options)
+    ds.fit(ds.Ensemble(gained(1.0), M, backend="loop"), data(), mse, **options)
+    networks, options["checkpoint"] = [gained(1.0)(), gained(1.0)()], tmp_path / "modules"
+    ds.fit(ds.Ensemble.from_modules(networks), data(), mse, **options)
+    with pytest.raises(ds.StorageError, match="'initial weights' differ"):
+        ds.fit(ds.Ensemble.from_modules(networks[::-1]), data(), mse, **options)
+
+
+DIFFERENCES = {
+    "deterministic": ({"deterministic": True}, "'deterministic' differ ('deterministic' was False and is True)"),
+    "epochs": ({"epochs": 7}, "'epochs' differ ('epochs' was 6 and is 7)"),
+    "validation": ({"validation": 0.3}, "'validation' differ ('validation' was 0.2 and is 0.3)"),
+    "seed": ({"seed": 1}, "'seed' differ ('seed' was 0 and is 1)"),
+    "track": ({"track": {"error": lambda outputs, targets: 1.0}}, "'track' differ"),
+    "learning rates": ({"lr": [0.1, 0.2, 0.1]}, "'lr' differ ('lr' was 0.001 and is [0.1, 0.2, 0.1])"),
+}
+
+
+def test_an_error_names_the_setting_that_differs_and_its_values(tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path, 5, validation=0.2)
+    for changes, message in DIFFERENCES.values():
+        with pytest.raises(ds.StorageError, match=re.escape(f"belongs to another training: {message}")):
+            run(tmp_path, resume=True, **{"validation": 0.2, **changes})
+
+
+def test_another_backend_is_refused(tmp_path):
+    options = {"epochs": 1, "batch_size": 8, "checkpoint": tmp_path, "resume": True}
+    ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="loop"), data(), mse, **options)
+    with pytest.raises(ds.StorageError, match="'backend' differ"):
+        ds.fit(ds.Ensemble(NETWORKS["mlp"][0], M, backend="vmap"), data(), mse, **options)
 
 
 def test_checkpoints_remove_only_what_they_have_written(tmp_path):

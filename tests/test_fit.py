@@ -746,6 +746,46 @@ def test_targets_of_hidden_losses_are_not_checked():
         assert len(history.epochs) == 1
 
 
+class Doubled(TensorDataset):
+    """Examples that are not those of its tensors."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 2 * x, y
+
+
+class DoubledPairs(list, Dataset):
+    """A data set that is a list of two examples, too."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 2 * x, y
+
+
+class DoublingLoader(DataLoader):
+    def __iter__(self):
+        return ((2 * x, y) for x, y in super().__iter__())
+
+
+DERIVED = {
+    "TensorDataset": Doubled,
+    "DataLoader": lambda x, y: DoublingLoader(TensorDataset(x, y), 2),
+    "list": lambda x, y: DoubledPairs(zip(x, y, strict=True)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_examples_are_those_that_a_derived_class_gives(name):
+    x, y = regression(n=2)
+
+    def losses(data, held_out):
+        history = ds.fit(ensemble_of("mlp"), data, mse, epochs=1, batch_size=2, shuffle=False, validation=held_out)
+        return history.column("loss") + history.column("validation")
+
+    source = DERIVED[name](x, y)
+    assert losses(source, source) == pytest.approx(losses((2 * x, y), (2 * x, y)), rel=1e-10)
+
+
 @pytest.mark.parametrize("loaded", [lambda x, y: TensorDataset(x, y), lambda x, y: DataLoader(Pairs(x, y), 4)])
 def test_targets_of_unlabelled_data_are_ignored(loaded):
     trained = []

@@ -604,13 +604,13 @@ def test_damage_to_a_stored_sweep_is_refused_or_does_not_count(tmp_path, count):
 
 @pytest.mark.slow
 def test_a_damaged_choice_of_backends_is_made_anew(tmp_path, caplog):
-    ensemble = ds.Ensemble(small, 2)
-    ds.fit(ensemble, values(), partial(mse, beta=0.5), epochs=1, checkpoint=tmp_path / "auto")
+    ds.fit(ds.Ensemble(small, 2), values(), partial(mse, beta=0.5), epochs=1, checkpoint=tmp_path / "auto")
     file = tmp_path / "auto" / "choices.json"
     content = json.loads(file.read_bytes())
     content["choices"][0][1][0] = "loop" if content["choices"][0][1][0] != "loop" else "vmap"
     file.write_text(json.dumps(content))
-    ds.fit(ensemble, values(), partial(mse, beta=0.5), epochs=1, checkpoint=tmp_path / "auto", resume=True)
+    options = {"epochs": 1, "checkpoint": tmp_path / "auto", "resume": True}
+    ds.fit(ds.Ensemble(small, 2), values(), partial(mse, beta=0.5), **options)
     assert "backends are chosen anew" in caplog.text
 
 
@@ -621,6 +621,7 @@ def test_the_beginning_of_another_twin_is_refused(tmp_path):
         ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / name, lr=lr, **options)
     (tmp_path / "two" / "twin" / "beginning").rename(tmp_path / "aside")
     (tmp_path / "one" / "twin" / "beginning").rename(tmp_path / "two" / "twin" / "beginning")
+    ensemble = ds.Ensemble(small, 2, backend="loop")
     with pytest.raises(ds.StorageError, match="beginning belongs to another training: 'lr' differ"):
         ds.fit(ensemble, values(), partial(mse, beta=0.5), checkpoint=tmp_path / "two", lr=0.2, **options)
 

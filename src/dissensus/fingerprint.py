@@ -16,10 +16,10 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,20 +66,15 @@ _OF_EVERY_CLASS = {
     "__match_args__",
     "__dataclass_fields__",
 }
-_IN_PLACE = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem"),
-    *("popleft", "remove", "reverse", "setdefault", "sort", "subtract", "update"),
-}
-"""Methods by which Python's containers are changed; those of tensors end with an underscore."""
 _CALLS = ("__call__", "forward", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
-"""Methods by which training uses a function, a network or a data set."""
+"""Methods by which a network, an objective or a data set is used."""
 _HAS_DOCSTRING = 0x4000000
 """The flag of code objects by which Python 3.13 and later say that the first constant is the docstring."""
 _PIECE = 1 << 26
 
 
 def fingerprint(
-    value: object, *, replace: Replace | None = None, skip_progress: bool = False, opaque: list[str] | None = None
+    value: object, *, replace: Replace | None = None, skip_counters: bool = False, opaque: list[str] | None = None
 ) -> str:
     """A checksum of a value and of everything that its behaviour depends on, as far as Python can see it.
 
@@ -92,19 +87,19 @@ def fingerprint(
     - A network counts by its class, settings, parameters, buffers, hooks and mode; the result of ``torch.compile`` as
       the network or function that was compiled.
     - A class counts by its name, its bases and its attributes, whichever module it is in.
-    - Functions and classes of installed packages count by name and version; those of PyTorch and NumPy by name alone.
-      A module that is not installed counts by the variables that a function uses, or by its code where a function
-      imports it when it is called.
+    - Functions and classes of installed packages count by name and version; those of PyTorch and NumPy by name alone. A
+      function belongs to the module that its code is from, whatever ``functools.wraps`` has copied.
+    - A module that is not installed counts by the variables that a function uses, by its code where a function imports
+      it when it is called, and by all of its variables where it is passed on, such as in a ``functools.partial``.
     - Any other object counts by what its method ``fingerprint_parts()`` returns or, without one, by its class and what
       ``pickle`` would store of it, whole numbers included.
 
     Args:
         value: Anything. `TypeError` names what cannot be inspected, such as a generator.
         replace: Returns what stands for a value.
-        skip_progress: Leave out what a call of the value changes, such as a counter, so that a training is recognised
-            after it has run. These are variables and attributes that the code of a function, or of an object's
-            ``__call__``, ``forward``, ``__getitem__`` or ``__iter__`` and the methods that those call, assigns or
-            changes in place; and attributes of a class that its methods assign.
+        skip_counters: Leave out attributes of a class that making or using its objects assigns, such as the number of
+            objects made so far. They are those that ``__init__``, ``__call__``, ``forward``, ``__getitem__`` and the
+            like assign as ``Network.made`` or ``type(self).made``.
         opaque: A list that gets the type of everything that cannot be inspected, which then counts by its type alone.
             Without a list `TypeError` is raised.
 
@@ -113,14 +108,14 @@ def fingerprint(
     >>> fingerprint(scaled(2.0)) == fingerprint(scaled(2.0)), fingerprint(scaled(2.0)) == fingerprint(scaled(3.0))
     (True, False)
     """
-    return _Walk(replace or (lambda other: other), skip_progress, opaque).checksum(value)
+    return _Walk(replace or (lambda other: other), skip_counters, opaque).checksum(value)
 
 
 def fingerprints(
     settings: Mapping[str, object],
     *,
     replace: Replace | None = None,
-    skip_progress: bool = False,
+    skip_counters: bool = False,
     opaque: dict[str, list[str]] | None = None,
 ) -> dict[str, str]:
     """The fingerprint of each setting, so that an error can name those that differ.
@@ -133,7 +128,7 @@ def fingerprints(
     result: dict[str, str] = {}
     for name, value in settings.items():
         types_of_setting: list[str] | None = None if opaque is None else []
-        result[name] = fingerprint(value, replace=replace, skip_progress=skip_progress, opaque=types_of_setting)
+        result[name] = fingerprint(value, replace=replace, skip_counters=skip_counters, opaque=types_of_setting)
         if opaque is not None and types_of_setting:
             opaque[name] = types_of_setting
     return result
@@ -185,21 +180,19 @@ def hooks(module: nn.Module) -> list[list[object]]:
     return [list(getattr(module, name).values()) for name in _HOOKS if getattr(module, name, None)]
 
 
-class _Namespace(dict[str, object]):
+class Namespace(dict[str, object]):
     """Keyword arguments or attributes, whose order does not matter."""
 
 
 class _Walk:
     """One fingerprint being taken: the options, the checksums so far, and the path to the present value."""
 
-    def __init__(self, replace: Replace, skip_progress: bool, opaque: list[str] | None) -> None:
-        self.replace, self.skip_progress, self.opaque = replace, skip_progress, opaque
+    def __init__(self, replace: Replace, skip_counters: bool, opaque: list[str] | None) -> None:
+        self.replace, self.skip_counters, self.opaque = replace, skip_counters, opaque
         self.checksums: dict[int, str] = {}
         self.visited: list[object] = []
         """The values of `checksums`. While they live, no other object gets their ids."""
         self.path: list[int] = []
-        self.progress: dict[int, set[str]] = {}
-        """Attributes of objects that their bound methods change."""
 
     def checksum(self, value: object) -> str:
         value = self.replace(value)
@@ -236,14 +229,14 @@ class _Walk:
         if isinstance(value, list | tuple):
             return f"sequence {type(value).__qualname__}", list(value)
         if isinstance(value, set | frozenset):
-            options = (self.replace, self.skip_progress, self.opaque)
+            options = (self.replace, self.skip_counters, self.opaque)
             return "set", [*sorted(_Walk(*options).checksum(item) for item in value)]
-        if isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref"):
+        if decides_nothing(value):
             return f"left out {type(value).__qualname__}", []
         if isinstance(value, ModuleType):
-            return _module(value.__name__) or f"module {value.__name__}", []
+            return self._module_value(value)
         if isinstance(value, MethodType):
-            return self._method(value)
+            return "method", [value.__func__, value.__self__]
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, nn.Module):
@@ -257,37 +250,33 @@ class _Walk:
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> tuple[str, list[object]]:
         keys = list(mapping)
-        kind = "namespace" if isinstance(mapping, _Namespace) else f"mapping {type(mapping).__qualname__}"
+        kind = "namespace" if isinstance(mapping, Namespace) else f"mapping {type(mapping).__qualname__}"
         ordered = isinstance(mapping, collections.OrderedDict) or any(callable(value) for value in mapping.values())
-        if isinstance(mapping, _Namespace) or not ordered:
+        if isinstance(mapping, Namespace) or not ordered:
             keys.sort(key=self.checksum)
         factory = [mapping.default_factory] if isinstance(mapping, collections.defaultdict) else []
         return kind, [*factory, *(part for key in keys for part in (key, mapping[key]))]
 
-    def _method(self, method: MethodType) -> tuple[str, list[object]]:
-        owner = method.__self__
-        if self.skip_progress and isinstance(method.__func__, FunctionType):
-            self.progress.setdefault(id(owner), set()).update(_changed_attributes(type(owner), [method.__func__]))
-        return "method", [method.__func__, owner]
+    @staticmethod
+    def _module_value(module: ModuleType) -> tuple[str, list[object]]:
+        """A module that is passed on: nobody knows which of its variables are used."""
+        if is_installed(module.__name__):
+            return f"module {module.__name__} {_version(module.__name__)}", []
+        return "module", [Namespace({name: value for name, value in vars(module).items() if not is_special(name)})]
 
     def _function(self, function: FunctionType) -> tuple[str, list[object]]:
         compiled = getattr(function, "_torchdynamo_orig_callable", None)
         if compiled is not None:
             return "compiled", [compiled]
-        changed = _changes(function.__code__).variables if self.skip_progress else set[str]()
-        installed = _installed(function.__module__)
-        held: list[object] = [_defaults(function, changed)]
-        if not installed or "<locals>" in function.__qualname__:  # made while the program runs
-            held.append(_closure(function, changed))
-        if installed:
-            code = _code_digest(function.__code__) if "<lambda>" in function.__qualname__ else ""  # one name for all
-            return (
-                f"function {function.__module__}.{function.__qualname__} {_version(function.__module__)} {code}",
-                held,
-            )
+        code, name = function.__code__, _installed_name(function)
+        held: list[object] = [_defaults(function)]
+        if name is None or "<locals>" in name:  # made while the program runs
+            held.append(_closure(function))
+        if name is not None:
+            return f"function {name} {_code_digest(code) if '<lambda>' in name else ''}", held  # lambdas share a name
         attributes = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
-        held += [_Namespace(attributes), _globals(function, changed)]
-        return f"function {_code_digest(function.__code__)}", held
+        held += [Namespace(attributes), _globals(function)]
+        return f"function {_code_digest(code)}", held
 
     def _network(self, network: nn.Module) -> tuple[str, list[object]]:
         if hasattr(network, "_orig_mod"):  # compiled: the same network, computed in another way
@@ -297,21 +286,20 @@ class _Walk:
             compiled: Any = network.inlined_graph
             graph = re.sub(r"__torch__[\w.]*", "", compiled.str(False))
             return f"script {graph}", [network.training, network.state_dict()]
-        changed = self._progress_of(network)
-        tensors = [self._namespace(held, changed) for held in (network._parameters, network._buffers)]
+        tensors = [Namespace(held) for held in (network._parameters, network._buffers)]
         # The order of layers is the order in which containers such as nn.Sequential run them.
         parts: list[object] = [network.training, *tensors, list(network._modules.items())]
         parts.append(hooks(network))
         if isinstance(network, fx.GraphModule):
             return f"graph {network.code}", parts
-        return "network", [type(network), *parts, self._namespace(module_settings(network), changed)]
+        return "network", [type(network), *parts, Namespace(module_settings(network))]
 
     def _class(self, value: type) -> tuple[str, list[object]]:
-        if _installed(value.__module__):
+        if is_installed(value.__module__):
             return f"class {value.__module__}.{value.__qualname__} {_version(value.__module__)}", []
-        changed = _changed_of_class(value) if self.skip_progress else set[str]()
-        attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS | changed}
-        return f"class {value.__qualname__}", [type(value), *value.__bases__, _Namespace(attributes)]
+        counters = _counters(value) if self.skip_counters else set[str]()
+        attributes = {key: part for key, part in vars(value).items() if key not in _OF_EVERY_CLASS | counters}
+        return f"class {value.__qualname__}", [type(value), *value.__bases__, Namespace(attributes)]
 
     def _object(self, value: Any) -> tuple[str, list[object]]:
         """Any other object: what `pickle` would store of it."""
@@ -328,95 +316,37 @@ class _Walk:
             return f"object {type(value).__module__} {stored}", []
         make, arguments, *rest = stored
         state, items, pairs = (*rest, None, None, None)[:3]
-        changed = self._progress_of(value)
         if isinstance(state, dict):
-            state = self._namespace(state, changed)
+            state = Namespace(state)
         elif isinstance(state, tuple):  # the dict of attributes, if any, and that of slots
-            state = tuple(self._namespace(part, changed) if isinstance(part, dict) else part for part in state)
+            state = tuple(Namespace(part) if isinstance(part, dict) else part for part in state)
         return "object", [make, arguments, state, list(items or ()), list(pairs or ())]
 
-    def _progress_of(self, value: object) -> set[str]:
-        """Attributes of an object that a call of it changes."""
-        if not self.skip_progress:
-            return set()
-        calls = [function for name in _CALLS if isinstance(function := getattr(type(value), name, None), FunctionType)]
-        return _changed_attributes(type(value), calls) | self.progress.get(id(value), set())
 
-    @staticmethod
-    def _namespace(attributes: Mapping[str, object], changed: set[str]) -> _Namespace:
-        return _Namespace({name: value for name, value in attributes.items() if name not in changed})
-
-
-class _Changes(NamedTuple):
-    """What a function's code assigns or changes in place, apart from its local variables."""
-
-    variables: set[str]
-    attributes: set[str]
-    """Attributes of its first parameter."""
-
-
-@functools.lru_cache(4096)
-def _changes(code: CodeType, owner: str | None = None) -> _Changes:
-    """Changes made by code, whose object is called ``owner``; by default that is the first parameter.
-
-    The instructions of an expression such as ``self.losses[0]`` share its start in the source, and begin with the name.
-    """
-    owner = owner or (code.co_varnames[0] if code.co_argcount else None)
-    changes = _Changes(set(), set())
-    chains: dict[tuple[int | None, int | None], list[str]] = {}
-
-    def note(chain: list[str]) -> None:
-        if len(chain) > 1 and chain[0] == owner:
-            changes.attributes.add(chain[1])
-        elif chain:
-            changes.variables.add(chain[0])
-
-    latest: list[str] = []
-    for step in dis.get_instructions(code):
-        operation, place = step.opname, step.positions
-        chain = chains.setdefault((place.lineno, place.col_offset) if place else (None, None), [])
-        if operation in ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF"):
-            changes.variables.add(step.argval)
-        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
-            if step.argval in _IN_PLACE or (step.argval.endswith("_") and not step.argval.endswith("__")):
-                note(chain)
-            chain.append(step.argval)
-        elif operation.startswith("LOAD_") and operation != "LOAD_CONST":
-            latest = list(step.argval) if isinstance(step.argval, tuple) else [str(step.argval)]
-            chain += latest
-        elif operation in ("STORE_ATTR", "DELETE_ATTR"):
-            note([*(chain or latest[-1:]), step.argval])
-        elif operation in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            note(chain)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = _changes(constant, owner)
-            changes.variables.update(inner.variables)
-            changes.attributes.update(inner.attributes)
-    return changes
-
-
-def _changed_attributes(kind: type, functions: Iterable[FunctionType]) -> set[str]:
-    """Attributes that methods of a class change, and the methods that they call."""
-    waiting = list(functions)
-    visited: set[CodeType] = set()
-    changed: set[str] = set()
-    while waiting:
-        code = waiting.pop().__code__
-        if code not in visited:
-            visited.add(code)
-            changed |= _changes(code).attributes
-            methods = (getattr(kind, name, None) for name in code.co_names)
-            waiting += [method for method in methods if isinstance(method, FunctionType)]
-    return changed
-
-
-def _changed_of_class(kind: type) -> set[str]:
-    """Attributes of a class that making or calling its objects changes, such as the number of objects made so far."""
+def _counters(kind: type) -> set[str]:
+    """Attributes of a class that making or using its objects assigns, such as the number of objects made so far."""
     functions = [vars(kind).get(name) for name in (*_CALLS, "__init__", "__new__")]
     codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
-    owners = (kind.__name__, "type")  # Network.made += 1, type(self).made += 1
-    return {name for code in codes for owner in owners for name in _changes(code, owner).attributes}
+    return {name for code in codes for name in _assigned(code, kind.__name__)}
+
+
+def _assigned(code: CodeType, owner: str) -> set[str]:
+    """Attributes that code assigns as ``Owner.name``, ``type(self).name`` or ``self.__class__.name``.
+
+    The instructions of an expression such as ``Owner.name`` share its start in the source, and begin with the name.
+    """
+    assigned: set[str] = set()
+    chains: dict[tuple[int | None, int | None], list[str]] = {}
+    for step in dis.get_instructions(code):
+        place = step.positions
+        chain = chains.setdefault((place.lineno, place.col_offset) if place else (None, None), [])
+        if step.opname == "STORE_ATTR":
+            before = chain[:-1] if chain[-1:] == [step.argval] else chain  # Owner.name += 1 loads the name first
+            if before in ([owner], ["type"], ["__class__"]) or before[1:] == ["__class__"]:
+                assigned.add(step.argval)
+        elif step.opname.startswith("LOAD_") and isinstance(step.argval, str) and step.opname != "LOAD_CONST":
+            chain.append(step.argval)
+    return assigned
 
 
 def _code_digest(code: CodeType) -> str:
@@ -439,30 +369,34 @@ def _constant(value: object) -> object:
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
-def _defaults(function: FunctionType, changed: set[str]) -> _Namespace:
+def _defaults(function: FunctionType) -> Namespace:
     """Defaults of parameters, by name."""
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    values = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-    return _Namespace({name: value for name, value in values.items() if name not in changed})
+    return Namespace({**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})})
 
 
-def _closure(function: FunctionType, changed: set[str]) -> _Namespace:
+def _closure(function: FunctionType) -> Namespace:
     """Variables that a function closes over, as far as they have values."""
-    variables = _Namespace()
+    variables, used = Namespace(), _names(function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
         except ValueError:
             value = "no value yet"
-        if name not in changed:
-            variables |= _variable(name, value, function.__code__.co_names)
+        variables |= _variable(name, value, used)
     return variables
 
 
-def _globals(function: FunctionType, changed: set[str]) -> _Namespace:
+def _names(code: CodeType) -> list[str]:
+    """Names that code uses, also in functions and comprehensions within it."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(name for names in inner for name in names)]))
+
+
+def _globals(function: FunctionType) -> Namespace:
     """Global variables that a function refers to, also in functions and comprehensions within it."""
-    variables = _Namespace()
+    variables, used = Namespace(), _names(function.__code__)
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
@@ -475,35 +409,35 @@ def _globals(function: FunctionType, changed: set[str]) -> _Namespace:
             elif step.opname == "IMPORT_NAME":
                 level, members = constants[-2:]
                 variables |= _imported(name, level, members, str(function.__globals__.get("__package__") or ""))
-            elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__ and name not in changed:
-                variables |= _variable(name, function.__globals__[name], code.co_names)
+            elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__:
+                variables |= _variable(name, function.__globals__[name], used)
     return variables
 
 
-def _variable(name: str, value: object, used: Sequence[str], around: tuple[ModuleType, ...] = ()) -> _Namespace:
+def _variable(name: str, value: object, used: Sequence[str], around: tuple[ModuleType, ...] = ()) -> Namespace:
     """A variable; of a module that is not installed, those of its variables whose names the code uses."""
-    if not isinstance(value, ModuleType) or _installed(value.__name__):
-        return _Namespace({name: value})
-    variables = _Namespace({name: "a module"})
+    if not isinstance(value, ModuleType) or is_installed(value.__name__):
+        return Namespace({name: value})
+    variables = Namespace({name: "a module"})
     for key in used:
         if key in vars(value) and value not in around:
             variables |= _variable(f"{name}.{key}", vars(value)[key], used, (*around, value))
     return variables
 
 
-def _imported(name: str, level: int, members: Sequence[str] | None, package: str) -> _Namespace:
+def _imported(name: str, level: int, members: Sequence[str] | None, package: str) -> Namespace:
     """Modules that a function imports when it is called: by name, or by their code where they are not installed."""
     try:
         name = importlib.util.resolve_name("." * level + name, package)
     except ImportError:
-        return _Namespace()
+        return Namespace()
     names = [name, *(f"{name}.{member}" for member in members or ())]
-    return _Namespace({f"import {module}": text for module in names if (text := _module(module)) is not None})
+    return Namespace({f"import {module}": text for module in names if (text := _module(module)) is not None})
 
 
 def _module(name: str) -> str | None:
     """What identifies a module: name and version, or the code of one that is not installed; None if there is none."""
-    if _installed(name):
+    if is_installed(name):
         return f"module {name} {_version(name)}"
     try:
         spec = importlib.util.find_spec(name)
@@ -521,11 +455,16 @@ def _module(name: str) -> str | None:
 def _array(array: Any) -> tuple[str, list[object]]:
     if array.dtype.hasobject:
         return f"array {array.shape}", [array.tolist()]
-    return f"array {array.dtype} {array.shape} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}", []
+    return f"array {array.dtype} {array.shape} {array_digest(array)}", []
+
+
+def array_digest(array: Any) -> str:
+    """A checksum of the numbers of an array."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _partial(value: functools.partial[Any]) -> tuple[str, list[object]]:
-    return "partial", [value.func, value.args, _Namespace(value.keywords)]
+    return "partial", [value.func, value.args, Namespace(value.keywords)]
 
 
 def _generator(generator: torch.Generator) -> tuple[str, list[object]]:
@@ -552,10 +491,42 @@ _SIMPLE: tuple[tuple[Any, Callable[[Any], tuple[str, list[object]]]], ...] = (
     (staticmethod | classmethod | functools._lru_cache_wrapper, _wrapped),
     (property, _property),
     (torch.Generator, _generator),
+    (types.UnionType | types.GenericAlias, lambda value: (f"annotation {value}", [])),
 )
 
 
-def _installed(module: str | None) -> bool:
+def _installed_name(function: FunctionType) -> str | None:
+    """The module, name and version of a function of an installed package; None for one of a user.
+
+    ``functools.wraps`` copies a name to any function, so the name is believed where all of the code is installed.
+    """
+    module, name = _module_of(function), function.__code__.co_qualname
+    if not is_installed(module):
+        return None
+    inner: Any = function
+    while isinstance(getattr(inner, "__wrapped__", None), FunctionType) and is_installed(_module_of(inner)):
+        inner = inner.__wrapped__
+    if is_installed(_module_of(inner)) and is_installed(function.__module__):
+        module, name = function.__module__, function.__qualname__
+    return f"{module}.{name} {_version(module)}"
+
+
+def _module_of(function: FunctionType) -> str:
+    """The module that the code of a function is from."""
+    return str(function.__globals__.get("__name__", function.__module__))
+
+
+def decides_nothing(value: object) -> bool:
+    """Whether a value, such as an open file or a lock, has no content that decides a result."""
+    return isinstance(value, _LEFT_OUT) or type(value).__module__ in ("_thread", "_weakref")
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is one of Python's own, such as ``__doc__``."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def is_installed(module: str | None) -> bool:
     """Whether a module belongs to this package, to Python or to an installed package, whose code does not change."""
     top = (module or "").partition(".")[0]
     if top in ("dissensus", "builtins", "torch") or top in sys.stdlib_module_names:

@@ -122,6 +122,30 @@ class GlobalGenerators(NamedTuple):
         return not torch.equal(self.on_device, now.on_device)
 
 
+def is_generator(value: object) -> bool:
+    """Whether a value is a generator of torch, NumPy or Python."""
+    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
+
+
+def generator_state(generator: Any) -> Any:
+    """The state of a generator of torch, NumPy or Python, or of the module ``random`` or ``numpy.random``."""
+    if generator is np.random or isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Put a generator back to a state."""
+    if generator is np.random or isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.setstate(state)
+
+
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """Run a block, and restore the global generators of torch, Python and NumPy afterwards."""

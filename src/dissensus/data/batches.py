@@ -256,10 +256,14 @@ class LoadedBatches:
 
 
 def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
-    """``(x, y)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise."""
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+    """``(x, y)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
+
+    A class derived from ``TensorDataset``, or a data set that is a list as well, may change what an example is, so it
+    is read example by example.
+    """
+    if type(data) is TensorDataset and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
-    if isinstance(data, tuple | list):
+    if isinstance(data, tuple | list) and not isinstance(data, Dataset | DataLoader):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
             fix = "Arrays? Use torch.from_numpy(...).float()."
             checks.refuse("data", "be a pair of tensors (x, y)", [type(part).__name__ for part in data], fix, TypeError)

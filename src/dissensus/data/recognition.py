@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import hashlib
 import itertools
 import os
 import random
@@ -18,22 +19,23 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dissensus import checks
 from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
-from dissensus.fingerprint import Replace, digest, fingerprint
-from dissensus.randomness import GlobalGenerators, seeded
+from dissensus.fingerprint import Namespace, Replace, digest, fingerprint
+from dissensus.randomness import GlobalGenerators, generator_state, is_generator, seeded, set_generator_state
 from dissensus.trunk import SharedTrunk
 
 PROBES = 16
 """Examples by which a data set is recognised, so that it need not be read as a whole."""
 _TRAINING_PROBES = 8
 """Examples by which the data of a training is recognised, besides the attributes of the data set."""
-_LARGE_BYTES = 2**23
-"""Arrays above this size count by a sample of their rows; smaller ones too, once there are several times as many."""
 _LONG = 2**8
-"""Lists and the like above this length count by a sample of their entries."""
-_MANY_VALUES = 5000
-"""Values after which shorter lists count by a sample, too."""
+"""Containers above this length are read as one text, which is fast, if all in them is plain."""
+_MOST_PLAIN = 4 * 10**6
+"""Entries of a container of plain values above which it counts by a sample."""
+_MOST_OBJECTS = 3 * 10**5
+"""Entries of containers of objects that are read; those of long containers met afterwards count by a sample."""
 _SAMPLE = 64
-_WITHOUT_EFFECT = {
+_SCALARS = {bool, int, float, complex, str, bytes, type(None)}
+DECIDES_NO_BATCH = {
     *("num_workers", "prefetch_factor", "pin_memory", "pin_memory_device", "timeout", "persistent_workers", "in_order"),
     *("_DataLoader__multiprocessing_context", "_DataLoader__initialized", "_IterableDataset_len_called", "_iterator"),
 }
@@ -94,7 +96,8 @@ def _pairs_of_loader(loader: DataLoader[Any]) -> Pairs:
         fix = "Random transforms go into `augmentations`."
         checks.refuse("data", "give the same example every time", "another at the second look", fix)
     sizes = [len(batch) for batch in orders[0]]
-    return Pairs(len(order), lambda: loader, fingerprint((order, digests[0])), fingerprint(sizes))
+    own_class = () if type(loader) is DataLoader else (fingerprint(type(loader), opaque=[]),)  # it may change batches
+    return Pairs(len(order), lambda: loader, fingerprint((order, digests[0], *own_class)), fingerprint(sizes))
 
 
 def _collated(loader: DataLoader[Any], indices: Sequence[Any]) -> Any:
@@ -146,18 +149,27 @@ def _without_heads(value: object) -> object:
     return ("trunk", value.cut, value.backbone) if isinstance(value, SharedTrunk) else value
 
 
-def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace: Replace | None = None) -> str | None:
+def data_fingerprint(
+    data: Tensor | DataLike | None,
+    opaque: list[str],
+    replace: Replace | None = None,
+    visit: Callable[[object], None] | None = None,
+) -> str | None:
     """The fingerprint of the data of a training, by which a checkpoint recognises it.
 
     Tensors count by all of their numbers. A ``Dataset`` or ``DataLoader`` counts by its class, attributes (batch size,
-    sampler, transforms and so on) and length, by a sample of what is large, and by a few examples. Random transforms
-    draw the same numbers for these at every call. No iterator is started, and generators are left as they were; their
-    states do not count. Absolute paths count by their last part, so that data may lie elsewhere.
+    sampler, transforms and so on) and length, with the numbers of all tensors and arrays in memory and the entries of
+    its containers, and by a few examples. Random transforms draw the same numbers for these at every call. No iterator
+    is started, and generators are left as they were. Generators count by their seeds where those are known; their
+    states do not count, because a checkpoint restores them. Absolute paths count without their folder, so that data may
+    lie elsewhere.
 
     Args:
         data: Training, validation or unlabelled data.
-        opaque: Gets what cannot be inspected, such as the examples of a stream.
+        opaque: Gets what is not compared, such as the examples of a stream, most entries of a container of millions,
+            the content of a memory-mapped file, and the folders of absolute paths.
         replace: As for `dissensus.fingerprint.fingerprint`.
+        visit: Called with everything that the data consists of, such as its generators and samplers.
     """
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
@@ -165,8 +177,11 @@ def data_fingerprint(data: Tensor | DataLike | None, opaque: list[str], replace:
     if pair is not None:
         return digest(*pair)
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    contents = _Contents(replace or (lambda value: value))
-    structure = fingerprint(_attributes(data), replace=contents.stand_in, skip_progress=True, opaque=opaque)
+    contents = _Contents(replace or (lambda value: value), visit)
+    if visit is not None:
+        visit(data)
+    structure = fingerprint(_attributes(data), replace=contents.stand_in, skip_counters=True, opaque=opaque)
+    opaque += contents.left_out
     examples = contents.examples(dataset)
     if examples is None:
         opaque.append(f"examples of {type(dataset).__name__}")
@@ -177,12 +192,12 @@ def _attributes(data: DataLike) -> object:
     """Everything about a source that decides its batches."""
     if not isinstance(data, DataLoader):
         return data
-    attributes = {name: value for name, value in vars(data).items() if name not in _WITHOUT_EFFECT}
+    attributes = {name: value for name, value in vars(data).items() if name not in DECIDES_NO_BATCH}
     return type(data), attributes
 
 
-class _Sample(NamedTuple):
-    """What stands for a large value."""
+class _Stands(NamedTuple):
+    """What stands for a value that is not walked through."""
 
     kind: str
     shape: tuple[int, ...]
@@ -190,30 +205,77 @@ class _Sample(NamedTuple):
 
 
 class _Contents:
-    """What a walk through a data set meets: generators, and values that are too large to be read as a whole."""
+    """What a walk through a data set meets: generators, and values that are not read as a whole."""
 
-    def __init__(self, replace: Replace) -> None:
-        self.replace = replace
+    def __init__(self, replace: Replace, visit: Callable[[object], None] | None) -> None:
+        self.replace, self.visit = replace, visit
         self.generators: list[Any] = []
-        self.values = self.bytes = 0
+        self.values = 0
+        self.left_out: dict[str, None] = {}
+        """What is not compared."""
 
     def stand_in(self, value: object) -> object:
         """The value that is fingerprinted in place of another one."""
         value = self.replace(value)
-        self.values += 1
-        if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+        if self.visit is not None:
+            self.visit(value)
+        if is_generator(value):
             self.generators.append(value)
-            return f"generator {type(value).__name__}"  # a checkpoint holds the states of those that it restores
-        if isinstance(value, Tensor | np.ndarray):
-            self.bytes += value.nbytes
-            return _array(value, _LARGE_BYTES if self.bytes < 4 * _LARGE_BYTES else 2**16)
-        if isinstance(value, str | bytes | bytearray):
-            return _text(value)
-        if isinstance(value, PurePath):
-            return value.name if value.is_absolute() else value
-        if isinstance(value, list | tuple | set | frozenset | Mapping):
-            return _container(value, _LONG if self.values < _MANY_VALUES else 16)
+            return f"generator {type(value).__name__} {_seed_of(value)}"
+        if isinstance(value, np.memmap):
+            self.left_out["most of a memory-mapped file"] = None
+            rows = np.linspace(0, len(value) - 1, min(_SAMPLE, len(value)), dtype=np.int64).tolist()
+            return _Stands(str(value.dtype), value.shape, [np.array(value[row]).reshape(-1)[:1024] for row in rows])
+        if isinstance(value, bytes | bytearray):
+            return _Stands(type(value).__name__, (len(value),), hashlib.sha256(value).hexdigest())
+        if isinstance(value, str | PurePath):
+            return self._without_folder(value)
+        if isinstance(value, list | tuple | set | frozenset | Mapping) and not isinstance(value, Namespace):
+            return self._container(value)
         return value
+
+    def _without_folder(self, path: str | PurePath) -> object:
+        """A text as it is, or the last part of an absolute path."""
+        if not os.path.isabs(path):
+            return path
+        self.left_out["the folders of absolute paths"] = None
+        return os.path.basename(path)
+
+    def _container(self, values: Any) -> object:
+        """A container as it is; as one text, if it is long and plain; or a sample of one that is too long."""
+        size, name = len(values), type(values).__name__
+        if size <= _LONG:
+            self.values += size
+            return values
+        if size <= _MOST_PLAIN:
+            try:
+                text = self._text(values)
+            except TypeError:  # it holds objects
+                if self.values + size <= _MOST_OBJECTS:
+                    self.values += size
+                    return values
+            else:
+                return _Stands(name, (size,), hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+        self.left_out[f"most entries of a {name} of {size}"] = None
+        entries = values.items() if isinstance(values, Mapping) else values
+        ordered = not isinstance(values, set | frozenset)  # the order of a set differs between processes
+        return _Stands(name, (size,), list(itertools.islice(entries, 0, None, size // _SAMPLE)) if ordered else None)
+
+    def _text(self, value: Any) -> str:
+        """Plain values as a text that is another one for other values; `TypeError` where there is more than those."""
+        kind = type(value)
+        if kind in _SCALARS:
+            return repr(self._without_folder(value) if kind is str else value)
+        if kind is dict:
+            return f"dict{sorted((self._text(key), self._text(part)) for key, part in value.items())}"
+        if kind in (set, frozenset):
+            return f"{kind.__name__}{sorted(map(self._text, value))}"
+        if kind not in (list, tuple):
+            raise TypeError(f"{kind.__name__} is not plain")
+        kinds = set(map(type, value))
+        if kinds <= _SCALARS and str not in kinds:
+            return f"{kind.__name__}{list(value)}"
+        return f"{kind.__name__}[{','.join(map(self._text, value))}]"
 
     def examples(self, dataset: Any) -> str | None:
         """The fingerprint of a few examples; None where they cannot be read, or are others at every look."""
@@ -233,7 +295,7 @@ class _Contents:
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Run a block with seeded generators, those of the data set included, and restore all of them afterwards."""
-        host, states = GlobalGenerators.now(), [_state(generator) for generator in self.generators]
+        host, states = GlobalGenerators.now(), [generator_state(generator) for generator in self.generators]
         try:
             with seeded(0):
                 random.seed(0)
@@ -243,7 +305,7 @@ class _Contents:
                 yield
         finally:
             for generator, state in zip(self.generators, states, strict=True):
-                _set_state(generator, state)
+                set_generator_state(generator, state)
             host.restore()
 
 
@@ -261,49 +323,13 @@ def _copied(dataset: Any) -> Any:
     return duplicate
 
 
-def _array(array: Any, most: int) -> object:
-    """An array, or a sample of the rows of a large one."""
-    if array.nbytes <= most or array.ndim == 0 or (isinstance(array, Tensor) and array.layout != torch.strided):
-        return array
-    rows = np.linspace(0, len(array) - 1, min(_SAMPLE, len(array)), dtype=np.int64).tolist()
-    return _Sample(str(array.dtype), tuple(array.shape), [array[row].reshape(-1)[:1024] for row in rows])
-
-
-def _text(text: Any) -> object:
-    """A text, pieces of a long one, or the last part of an absolute path."""
-    if len(text) > _LARGE_BYTES:
-        pieces = [text[len(text) * k // _SAMPLE :][:1024] for k in range(_SAMPLE)]
-        return _Sample(type(text).__name__, (len(text),), pieces)
-    return os.path.basename(text) if isinstance(text, str) and os.path.isabs(text) else text
-
-
-def _container(values: Any, most: int) -> object:
-    """A container, or a sample of a long one; a list of numbers counts as a whole."""
-    if len(values) <= most:
-        return values
-    name, size = type(values).__name__, (len(values),)
-    if isinstance(values, Mapping):
-        return _Sample(name, size, list(itertools.islice(values.items(), _SAMPLE)))
-    if not isinstance(values, Sequence):
-        return _Sample(name, size, None)  # the order of a set differs between processes
-    if len(values) < 2**18 and set(map(type, values)) <= {int, float, bool}:
-        return _Sample(name, size, np.array(values))
-    return _Sample(name, size, [values[len(values) * k // _SAMPLE] for k in range(_SAMPLE)])
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        return generator.get_state()
-    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.bit_generator.state = state
+def _seed_of(generator: Any) -> int | None:
+    """The seed of a generator; None where it is not known, or was taken from the operating system."""
+    if isinstance(generator, torch.Generator):
+        return generator.initial_seed()
+    sequence = getattr(getattr(generator, "bit_generator", None), "seed_seq", None)
+    entropy = getattr(sequence, "entropy", None)
+    return entropy if isinstance(entropy, int) and entropy < 2**64 else None  # NumPy draws 128 bits of its own
 
 
 def _seed(generator: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
+from dissensus.execution.signature import Visit
 from dissensus.execution.skeleton import Tensors
 
 ALL_ROWS = slice(None)
@@ -103,8 +104,12 @@ class Body(Protocol):
         """Overwrite one member with the member at the same index of another body."""
         ...
 
-    def identity(self) -> str:
-        """A checksum of the architecture, by which checkpoints recognise it."""
+    def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
+        """A checksum of the architecture, by which checkpoints recognise it.
+
+        ``opaque`` gets the types of everything that cannot be inspected; ``visit`` is called with what the networks
+        consist of, apart from their tensors.
+        """
         ...
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:

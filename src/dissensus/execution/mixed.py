@@ -14,7 +14,7 @@ from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
-from dissensus.execution.signature import architecture_fingerprint, signature
+from dissensus.execution.signature import Visit, architecture_fingerprint, signature
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
 
@@ -122,11 +122,11 @@ class MixedMembers(nn.Module):
         """The members at these indices, copied."""
         return MixedMembers([self.member(i) for i in indices]).train(self.training)
 
-    def identity(self) -> str:
-        """A checksum of the architectures, by which checkpoints recognise them."""
+    def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
+        """A checksum of the architectures, by which checkpoints recognise them; see `Body.identity`."""
         tensors = self.tensors()
         shapes = [tuple(tensor.shape) for tensor in tensors.values()]
-        return architecture_fingerprint(self.networks, self.settings, tensors, shapes)
+        return architecture_fingerprint(self.networks, self.settings, tensors, shapes, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each network."""

@@ -1,11 +1,13 @@
 """What two networks must share to be run by one network's code, and what identifies an architecture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, fx, nn
 
 from dissensus.fingerprint import fingerprint, hooks, module_settings
 
+Visit = Callable[[object], None]
+"""Called with every value that a fingerprint meets."""
 Entry = tuple[str, str, str]
 """A layer, a setting of it, and the fingerprint of its value."""
 
@@ -32,11 +34,16 @@ def other_class(first: nn.Module, second: nn.Module) -> str | None:
 
 
 def _class_fingerprint(kind: type) -> str:
-    return fingerprint(kind, skip_progress=True, opaque=[])
+    return fingerprint(kind, skip_counters=True, opaque=[])
 
 
 def architecture_fingerprint(
-    networks: Iterable[nn.Module], settings: Sequence[Sequence[Entry]], tensors: Mapping[str, Tensor], shapes: object
+    networks: Iterable[nn.Module],
+    settings: Sequence[Sequence[Entry]],
+    tensors: Mapping[str, Tensor],
+    shapes: object,
+    opaque: list[str] | None = None,
+    visit: Visit | None = None,
 ) -> str:
     """A checksum of architectures, by which checkpoints recognise them. Classes and hooks count by their code.
 
@@ -45,13 +52,25 @@ def architecture_fingerprint(
         settings: The signature of each network, from before its first pass, which may change attributes.
         tensors: All tensors by name, whose numbers do not count.
         shapes: Shapes of the tensors, and how they are laid out.
+        opaque: Gets the types of everything that cannot be inspected.
+        visit: Called with everything that the networks consist of, apart from their tensors.
     """
     layers = [layer for network in networks for layer in network.modules()]
     parts = {id(part) for part in (*layers, *tensors.values())}
     code = [(type(layer), hooks(layer)) for layer in layers]
+    opaque = [] if opaque is None else opaque
+
+    def visited(value: object) -> object:
+        value = "a part of the network" if id(value) in parts else value
+        if visit is not None:
+            visit(value)
+        return value
+
+    if visit is not None:
+        for layer in layers:
+            visit(layer)
+        # Settings count as they were before the first pass; this walk through the present ones visits what they hold.
+        fingerprint([module_settings(layer) for layer in layers], replace=visited, skip_counters=True, opaque=opaque)
     return fingerprint(
-        [list(settings), list(tensors), shapes, code],
-        replace=lambda value: "a part of the network" if id(value) in parts else value,
-        skip_progress=True,
-        opaque=[],
+        [list(settings), list(tensors), shapes, code], replace=visited, skip_counters=True, opaque=opaque
     )

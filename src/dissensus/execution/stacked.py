@@ -17,7 +17,7 @@ from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
-from dissensus.execution.signature import architecture_fingerprint, other_class, signature
+from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
 from dissensus.randomness import generators_kept
@@ -264,12 +264,12 @@ class StackedMembers(nn.Module):
         """Everything that determines the outputs; how members run does not."""
         return [self.training, self.network]
 
-    def identity(self) -> str:
-        """A checksum of the architecture, by which checkpoints recognise it."""
+    def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
+        """A checksum of the architecture, by which checkpoints recognise it; see `Body.identity`."""
         tensors = self.tensors()
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
         columns = list(self.layout().shapes), self.channels_last
-        return architecture_fingerprint([self.network], [self.settings], tensors, (shapes, columns))
+        return architecture_fingerprint([self.network], [self.settings], tensors, (shapes, columns), opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each row."""

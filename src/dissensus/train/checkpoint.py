@@ -1,8 +1,8 @@
 """Checkpoints: a training that is killed at any moment resumes as if it had not been.
 
 A folder holds the last two checkpoints, each a folder that is written completely or not at all and verified by
-checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; the states of global generators are
-stored too, for networks that draw from them.
+checksum. Randomness is keyed by (seed, epoch, step), so counters determine it; the states of other generators and the
+variables that the user's objects change are stored too.
 """
 
 import logging
@@ -25,7 +25,7 @@ from dissensus.train.settings import CheckpointSettings
 log = logging.getLogger("dissensus")
 
 KIND = "dissensus.checkpoint"
-FORMAT = 3
+FORMAT = 4
 """Of checkpoints and plans of sweeps; one with another format was written by another version."""
 _NAME = re.compile(r"step-[0-9]{9,}-[0-9]{6,}")
 _SHARE_OF_TIME = 0.02
@@ -159,11 +159,7 @@ class Checkpointer:
 
     def check(self, stored: object, path: Path) -> None:
         """Refuse a folder with another fingerprint."""
-        keys = differing(stored, self.fingerprint)
-        if keys:
-            raise storage.StorageError(
-                f"{path} belongs to another training: {', '.join(map(repr, keys))} differ. Give another folder."
-            )
+        refuse_other(path, "training", stored, self.fingerprint)
 
     def _restore(self, engine: Engine, tensors: dict[str, Tensor], manifest: Mapping[str, Any]) -> None:
         if manifest["threads"] != torch.get_num_threads():
@@ -171,6 +167,52 @@ class Checkpointer:
             torch.set_num_threads(manifest["threads"])
         engine.restore(tensors, manifest["facts"])
         log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
+
+
+_OBJECTS = {"data", "validation", "unlabelled", "objective", "augment", "metric", "track", "schedule", "twin", "build"}
+"""Settings that may hold objects which count or keep something."""
+
+
+_FOLLOWS_FROM = {
+    "rates": {"epochs", "schedule"},
+    "numerics": {"precision", "channels_last", "deterministic", "network"},
+    "split_seed": {"seed"},
+    "initial weights": {"seed of the ensemble", "members", "network", "build", "frozen parameters", "runs"},
+}
+"""Settings that differ wherever one of these does, so that only the reason is named."""
+_CHECKSUM = "0" * 64
+
+
+def refuse_other(path: Path, kind: str, stored: object, current: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint or the plan of a sweep with another fingerprint; the error names what differs."""
+    differ = differing(stored, current)
+    keys = [key for key in differ if _FOLLOWS_FROM.get(key, set()).isdisjoint(differ)]
+    if not keys:
+        return
+    known = stored if isinstance(stored, Mapping) else {}
+    values = [f"{key!r} was {known[key]} and is {current[key]}" for key in keys if _are_plain(known, current, key)]
+    told = f" ({'; '.join(values)})" if values else ""
+    names = ", ".join(map(repr, ["schedule" if key == "rates" else key for key in keys]))
+    raise storage.StorageError(
+        f"{path} belongs to another {kind}: {names} differ{told}. Give another folder.{_advice(keys)}"
+    )
+
+
+def _are_plain(stored: Mapping[str, Any], current: Mapping[str, Any], key: str) -> bool:
+    """Whether both values are readable, not checksums."""
+    return all(len(str(side.get(key, _CHECKSUM))) < len(_CHECKSUM) for side in (stored, current))
+
+
+def _advice(keys: list[str]) -> str:
+    """What else may be the reason that settings differ, and what helps."""
+    if keys == ["initial weights"]:
+        return (
+            " Begin with the ensemble as it was before training, not with a trained one; to train it further, give "
+            "another folder."
+        )
+    if _OBJECTS.isdisjoint(keys):
+        return ""
+    return " (Is it the same, and was used before in this process? Then it has changed: create it anew.)"
 
 
 def check_format(stored: Mapping[str, Any], path: Path) -> None:

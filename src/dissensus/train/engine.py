@@ -27,6 +27,7 @@ from dissensus.train.diagnosis import check_names, culprit
 from dissensus.train.history import Failure, History, OnProgress, Progress, entry
 from dissensus.train.inputs import BatchInputs, StepInput, step_inputs
 from dissensus.train.numerics import Numerics
+from dissensus.train.python_state import unchanged
 from dissensus.train.state import TrainState
 from dissensus.train.trained_loss import Targets
 
@@ -383,8 +384,11 @@ class Engine:
 
     def _plan_memory(self, x: BatchInputs, limit: memory.MemoryLimit) -> None:
         state = self.state
+        # A resumed training measures once more, which must not count as a call of a network that counts its calls.
+        with unchanged(state.python.values() if state.steps else ()):
+            needs = self.memory_needs(x)
         state.plan = memory.plan_members(
-            self.memory_needs(x),
+            needs,
             limit,
             state.body,
             state.flat.device,

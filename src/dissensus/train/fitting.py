@@ -23,7 +23,7 @@ from dissensus.train.convergence import Convergence
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.recipe import ExistingMembers, Recipe
+from dissensus.train.recipe import ExistingMembers, Recipe, Split, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
 from dissensus.train.twin import Twin, twin_objective
@@ -156,8 +156,8 @@ def fit(
         shuffle: Whether the order of examples changes every epoch. The order depends on seed and epoch.
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than ``batch_size``.
         checkpoint: Folder for checkpoints, with which an interrupted training can be resumed. With a ``DataLoader``,
-            checkpoints are written at the ends of epochs only. Checkpoints of a training with other settings, code or
-            data are refused; initial weights are identified by the ensemble's seed and member numbers.
+            checkpoints are written at the ends of epochs only. Checkpoints of a training with other settings, code,
+            data or initial weights are refused.
         resume: Whether to resume from the newest intact checkpoint in ``checkpoint``. Training starts from the
             beginning if there is none.
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
@@ -212,6 +212,7 @@ def fit(
             batches=BatchSettings(shuffle, drop_last, augment),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
+            split=Split(data, validation, split_seed) if isinstance(validation, float) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=unlabelled,
             frozen=tuple(frozen),
@@ -226,11 +227,24 @@ def fit(
         )
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
-        if sequential:
-            history = one_by_one(train_recipe, recipe, progress)
-        else:
-            history = train_recipe(recipe, progress, reference)
-        return history if reference is None else reference.train(train_recipe, members, history)
+        with _interruption_noted(members, recipe.checkpoint):
+            if sequential:
+                history = one_by_one(train_recipe, recipe, progress)
+            else:
+                history = train_recipe(recipe, progress, reference)
+            return history if reference is None else reference.train(train_recipe, members, history)
+
+
+@contextmanager
+def _interruption_noted(ensemble: Ensemble, checkpoint: CheckpointSettings | None) -> Iterator[None]:
+    """A block of training. If it is interrupted, it can be resumed in this process with the half-trained ensemble."""
+    initial = None if checkpoint is None else initial_weights(ensemble.body)
+    try:
+        yield
+    except BaseException:
+        if initial is not None:
+            note_interruption(ensemble.body, initial)
+        raise
 
 
 def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin | None = None) -> History:

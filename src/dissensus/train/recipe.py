@@ -5,7 +5,7 @@ import logging
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,16 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, batches, split_rows
+from dissensus.data.batches import DataLike, TensorBatches, as_pair, batches, split_rows
 from dissensus.data.recognition import data_fingerprint
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.weights import check_one_dtype
-from dissensus.fingerprint import fingerprint, fingerprints
+from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
+from dissensus.randomness import is_generator
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer
@@ -48,6 +49,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.numerics import PrecisionSettings, numerics
 from dissensus.train.probing import targets_of
+from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
 from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
 from dissensus.train.state import RunSettings, TrainState
@@ -121,7 +123,15 @@ class ExistingMembers:
 
     def identity(self) -> dict[str, Any]:
         """Everything by which checkpoints distinguish initial weights."""
-        return {"members": self.ensemble.member_ids, "initial": self.ensemble.seed}
+        return {"members": self.ensemble.member_ids, "seed of the ensemble": self.ensemble.seed}
+
+
+class Split(NamedTuple):
+    """Tensors of which a fraction was held out, by which checkpoints recognise both parts."""
+
+    data: DataLike
+    validation: float
+    split_seed: int
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,8 @@ class Recipe:
     validation: DataLike | float | None = None
     """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
     validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
+    split: Split | None = None
+    """Where validation data comes from, if `fit` has split it off."""
     unlabelled: Tensor | DataLike | None = None
     folds: int = 1
     validation_folds: int = 1
@@ -178,15 +190,23 @@ class Recipe:
             for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric):
                 targets.check_all(self._pair[1])
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> dict[str, str]:
         """The fingerprint of every setting that determines the training, by which checkpoints are recognised.
 
         A line of the log names settings that hold what cannot be inspected.
         """
+        return self._identified[0]
+
+    @functools.cached_property
+    def _identified(self) -> tuple[dict[str, str], PythonState]:
+        """The fingerprint, and the state of all objects that it consists of; from before anything is trained."""
         opaque: dict[str, list[str]] = {}
+        python = PythonState()
         sources = {"data": self.data, "unlabelled": self.unlabelled, "validation": self.validation}
-        sources = {name: self._source(name, data, opaque) for name, data in sources.items()}
+        if self.split is not None:
+            sources |= self.split._asdict()
+        sources = {name: self._source(name, data, opaque, python) for name, data in sources.items()}
         run, validation = self.runs[0], self.validation_settings
         existing = isinstance(self.initial, ExistingMembers)
         settings = {
@@ -203,9 +223,11 @@ class Recipe:
             "nesterov": self.optimizer.nesterov,
             "betas": self.optimizer.betas,
             "eps": self.optimizer.eps,
-            "schedule": [schedules.resolved(self.optimizer.schedule), self._rates()],
+            "schedule": schedules.resolved(self.optimizer.schedule),
+            "rates": self._rates(),
             "frozen": sorted(int(member) % run.members for member in self.frozen),
             "metric": validation.metric,
+            "track": sorted((validation.track or {}).items()),
             "mode": validation.mode or "min",
             "watch": validation.watch,
             "active_members": self.active_members,
@@ -215,23 +237,29 @@ class Recipe:
             "min_delta": validation.min_delta,
             "keep": validation.keep,
             "augment": self.batches.augment,
-            "precision": vars(self.precision),
+            **vars(self.precision),
             "shuffle": self.batches.shuffle,
             "drop_last": self.batches.drop_last,
             "twin": self.twin,
         }
-        result = fingerprints(settings, replace=self._without_trained, skip_progress=True, opaque=opaque)
-        if opaque:
-            names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items())
-            log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
-        return result
 
-    def _source(self, name: str, data: Any, opaque: dict[str, list[str]]) -> object:
+        def visited(value: object) -> object:
+            value = self._without_trained(value)
+            python.visit(value)
+            return f"generator {type(value).__name__}" if is_generator(value) else value
+
+        result = fingerprints(settings, replace=visited, skip_counters=True, opaque=opaque)
+        result |= {name: repr(value) for name, value in settings.items() if _is_readable(value)}
+        python.begin()
+        _tell_opaque(opaque)
+        return result, python
+
+    def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
         """What identifies training, validation or unlabelled data."""
         if isinstance(data, int | float):
             return data
         parts: list[str] = []
-        identity = data_fingerprint(data, parts, self._without_trained)
+        identity = data_fingerprint(data, parts, self._without_trained, python.visit)
         if parts:
             opaque[name] = parts
         return identity
@@ -280,13 +308,24 @@ class Recipe:
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         if choices is not None:
             body.choices = choices
-        state = self._state(runs, varying, body, feed)
+        initial = None if checkpoint is None else initial_weights(body)
+        state = self._state(runs, varying, body)
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
         if checkpoint is not None:
-            identity = {"network": body.identity(), "frozen parameters": _frozen_parameters(body)}
-            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity, "precision": str(decided)})
+            networks, opaque = PythonState(global_generators(device)), list[str]()
+            identity = {
+                "network": body.identity(opaque, networks.visit),
+                "frozen parameters": _frozen_parameters(body),
+                "initial weights": initial,
+                "backend": fingerprint(body.requested_backend, opaque=opaque),
+                "numerics": str(decided),
+            }
+            _tell_opaque({"network": opaque})
+            networks.begin()
+            state.python = {"settings": self._identified[1], "networks": networks}
+            checkpointer = Checkpointer(checkpoint, {**self.fingerprint, **identity})
         return Engine(
             state=state,
             feed=feed,
@@ -326,7 +365,7 @@ class Recipe:
             feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, **shared, **order)
         return feed if self.unlabelled is None else with_unlabelled(feed, self.unlabelled, seeds=seeds, **shared)
 
-    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body, feed: Batches) -> TrainState:
+    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body) -> TrainState:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
@@ -356,7 +395,6 @@ class Recipe:
             active=_active(self.frozen, members, device).repeat(len(runs)),
             stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
-            generators=_generators(device, feed),
         )
         check_drawn(state)
         return state
@@ -406,6 +444,19 @@ class Recipe:
         return self.epochs * per_epoch
 
 
+def _is_readable(value: object) -> bool:
+    """Whether a setting is stored as it is, so that an error can show it, and not as a checksum."""
+    entries = value if isinstance(value, list | tuple) else [value]
+    return all(type(entry) in (bool, int, float, str, type(None)) for entry in entries) and len(repr(value)) < 60
+
+
+def _tell_opaque(opaque: Mapping[str, Sequence[str]]) -> None:
+    """Name settings that hold what cannot be inspected, in one line of the log."""
+    names = "; ".join(f"`{name}` ({', '.join(sorted(set(parts)))})" for name, parts in opaque.items() if parts)
+    if names:
+        log.warning("checkpoints do not recognise a change of all parts of %s: resume with the same ones", names)
+
+
 def _with_keywords(objective: Callable[..., LossParts], keywords: Mapping[str, Any]) -> Callable[..., LossParts]:
     return functools.partial(objective, **keywords) if keywords else objective
 
@@ -429,6 +480,21 @@ def _active(frozen: Sequence[int], members: int, device: torch.device) -> Tensor
     return active.to(device)
 
 
+_interrupted: dict[str, str] = {}
+"""Weights that interrupted trainings of this process have left, and those that they began with, as checksums."""
+
+
+def initial_weights(body: Body) -> str:
+    """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
+    weights = digest(*body.tensors().values())
+    return _interrupted.get(weights, weights)
+
+
+def note_interruption(body: Body, initial: str) -> None:
+    """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
+    _interrupted[digest(*body.tensors().values())] = initial
+
+
 def _frozen_parameters(body: Body) -> str:
     """A checksum of the parameters that training does not change."""
     parameters = {name: t for name, t in body.tensors().items() if isinstance(t, nn.Parameter) and not t.requires_grad}
@@ -440,17 +506,3 @@ def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
     if isinstance(source, DataLoader):
         return source
     return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))
-
-
-def _generators(device: torch.device, feed: Batches) -> dict[str, torch.Generator]:
-    """Generators that are not keyed: torch's, the device's, and those of foreign loaders."""
-    generators = {"host": torch.default_generator}
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators["device"] = torch.cuda.default_generators[index]
-    sources = (feed.labelled, feed.unlabelled) if isinstance(feed, WithUnlabelled) else (feed,)
-    for name, source in zip(("loader", "unlabelled loader"), sources, strict=False):
-        generator = source.generator_of_loader() if isinstance(source, LoadedBatches) else None
-        if generator is not None:
-            generators[name] = generator
-    return generators

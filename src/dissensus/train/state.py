@@ -18,6 +18,7 @@ from dissensus.train.convergence import Freezing
 from dissensus.train.early_stopping import EarlyStopping
 from dissensus.train.history import Failure
 from dissensus.train.memory import MemoryPlan
+from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
 
 
@@ -66,8 +67,8 @@ class TrainState:
     stopping: EarlyStopping | None = None
     freezing: Freezing | None = None
     """Freezes members of a single run that have converged."""
-    generators: dict[str, torch.Generator] = field(default_factory=dict)
-    """Generators that are not keyed by (seed, epoch, step): torch's, the device's, those of foreign loaders."""
+    python: dict[str, PythonState] = field(default_factory=dict)
+    """Generators that are not keyed by (seed, epoch, step), and variables of the user's objects, for checkpoints."""
     epoch: int = 0
     """Complete epochs; epochs that users see count from 1."""
     in_epoch: int = 0
@@ -228,10 +229,16 @@ class TrainState:
             "stopping": {} if self.stopping is None else self.stopping.tensors(),
             "freezing": {} if self.freezing is None else self.freezing.tensors(),
             "finished": self.finished,
-            "generators": {name: generator.get_state() for name, generator in self.generators.items()},
+            "python": {
+                f"{part}/{name}": t for part, state in self.python.items() for name, t in state.tensors().items()
+            },
         }
         grouped = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return {"flat": self.flat, "active": self.active, **grouped}
+
+    def _python_tensors(self) -> dict[str, Tensor]:
+        states = {part: python.tensors() for part, python in self.python.items()}
+        return {f"{part}/{name}": tensor for part, tensors in states.items() for name, tensor in tensors.items()}
 
     def facts(self) -> dict[str, Any]:
         """Everything else that a checkpoint must hold, ready for JSON."""
@@ -256,14 +263,14 @@ class TrainState:
         for name, tensor in tensors.items():
             group, _, key = name.partition("/") if "/" in name else ("", "", name)
             groups.setdefault(group, {})[key] = tensor
-        for name, generator in self.generators.items():
-            if name in groups.get("generators", {}):
-                generator.set_state(groups["generators"][name])
+        for part, python in self.python.items():
+            stored = groups.get("python", {}).items()
+            python.restore({key.partition("/")[2]: t for key, t in stored if key.startswith(f"{part}/")})
         device = self.flat.device
         on_device = {
             group: {name: tensor.to(device) for name, tensor in tensors.items()}
             for group, tensors in groups.items()
-            if group != "generators"
+            if group != "python"
         }
         flat, self.active = on_device[""]["flat"], on_device[""]["active"]
         self.body.attach(flat, on_device.get("buffers", {}))

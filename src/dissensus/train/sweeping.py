@@ -17,9 +17,8 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
-from dissensus.fingerprint import differing
 from dissensus.storage import StorageError, read_record, write_record
-from dissensus.train.checkpoint import FORMAT, check_format, reserved, train
+from dissensus.train.checkpoint import FORMAT, check_format, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -238,6 +237,7 @@ def _parts(recipe: Recipe) -> list[Part]:
 def _planned(recipe: Recipe) -> list[list[int]]:
     """Groups of runs of one shape, cut to parts that fit into memory; the plan is stored with the checkpoints."""
     file = None if recipe.checkpoint is None else recipe.checkpoint.folder / "plan.json"
+    fingerprint = None if file is None else recipe.fingerprint  # before the objective is tried, which it may count
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
@@ -246,7 +246,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": recipe.fingerprint, "parts": parts})
+        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": fingerprint, "parts": parts})
     return parts
 
 
@@ -281,10 +281,7 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     except StorageError as reason:
         raise StorageError(f"{reason} Give another folder.") from reason
     check_format(plan, file.parent)
-    names = differing(plan["fingerprint"], recipe.fingerprint)
-    if names:
-        differ = ", ".join(map(repr, names))
-        raise StorageError(f"{file.parent} belongs to another sweep: {differ} differ. Give another folder.")
+    refuse_other(file.parent, "sweep", plan["fingerprint"], recipe.fingerprint)
     parts: list[list[int]] = plan["parts"]
     if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
         raise StorageError(f"{file} does not list every run of the sweep once. Give another folder.")

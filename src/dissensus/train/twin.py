@@ -110,6 +110,8 @@ class Twin:
             )
         except ValueError as reason:
             raise ValueError(f"`twin` does not go with this training: {reason}") from reason
+        if own_recipe.checkpoint is not None:
+            _ = own_recipe.fingerprint  # taken now, because the ensemble's training may change objects of the recipe
         generators = _generators(ensemble.device, recipe.data, own_recipe.unlabelled, recipe.validation)
         trainings = ensemble.members if sequential else 1
         return cls(
