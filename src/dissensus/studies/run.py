@@ -101,6 +101,8 @@ def run(
         reasons = "; ".join(lacks)
         end = "" if reasons.endswith("?") else "."
         raise SpecError(f"{changed_file(spec.name, changes or {})} cannot be run: {reasons}{end}")
+    if spec.uses:
+        library.check_used(spec.uses, file)
     root = runs_folder() if root is None else root
     foreign = foreign_fingerprint(spec, procedures, measures, catalogue)
     folder = folder_of(spec, scale, root, foreign, procedures)
@@ -108,7 +110,6 @@ def run(
         return folder
     base = folder
     if spec.uses:
-        library.check_used(spec.uses, file)
         passed_on = {key: value for key, value in (changes or {}).items() if not _MEASURING.match(key)}
         base = run(
             spec.uses,
