@@ -122,11 +122,12 @@ def _scales(spec: Any) -> str:
 def show(
     name: Annotated[str, typer.Argument(help="Such as collusion/figure-2, or the file of a study.")],
     scale: Annotated[
-        str, typer.Option(help="The scale whose result is shown; by default the largest that has one.")
+        str, typer.Option(help="The scale whose result is shown; by default the largest with one that is not stale.")
     ] = "",
 ) -> None:
     """Show a study: its claim, its settings, its data, and its results."""
     from dissensus.studies import datasets, library
+    from dissensus.studies.page import freshest
     from dissensus.studies.run_folders import find_all, runs_folder, unfinished
     from dissensus.studies.spec import PAPERS, SpecError, to_toml
     from dissensus.studies.validation import missing
@@ -156,10 +157,12 @@ def show(
     results = {summary.scale: summary for summary in find_all(spec.name, runs_folder(), spec)}
     if scale and scale not in results:
         fail(f"--scale: {spec.name} has no result at scale {scale!r}; it has {', '.join(results) or 'none'}")
-    if results:
-        _print_summary(results[scale] if scale else next(iter(results.values())))
-        _print_standing(spec, list(results.values()))
-    others = [other for other in list(results) if other != (scale or next(iter(results)))]
+    if not results:
+        return
+    summary = results[scale] if scale else freshest(list(results.values()))
+    _print_summary(summary)
+    _print_standing(spec, list(results.values()))
+    others = [other for other in results if other != summary.scale]
     if others:
         console.print(f"There are results at other scales too: --scale {' or '.join(others)}.")
 

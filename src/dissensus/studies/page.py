@@ -26,7 +26,7 @@ from dissensus.studies.figures import figures
 from dissensus.studies.labels import measure_label
 from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
 from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
-from dissensus.studies.run_folders import find, find_all, unfinished
+from dissensus.studies.run_folders import find_all, unfinished
 from dissensus.studies.spec import PAPERS, Spec, toml_value
 from dissensus.studies.validation import missing
 
@@ -65,10 +65,10 @@ class Standing(NamedTuple):
 
 
 def standing(spec: Spec, results: Sequence[Summary], setting: str) -> Standing:
-    """Where a study stands in a setting: by its largest scale that judges the claim there, or other statements."""
+    """Where a study stands in a setting: by a result that judges the claim there and is not stale, if there is one."""
     judged = [(summary, verdicts.in_short(summary.verdicts, setting)) for summary in results]
     judged = [(summary, short) for summary, short in judged if short.statements]
-    judged.sort(key=lambda pair: not pair[1].claim)  # a scale that judges the claim comes first
+    judged.sort(key=lambda pair: (not pair[1].claim, bool(pair[0].stale)))  # the largest scale among equals
     if judged:
         summary, short = judged[0]
         changed, stale = "changed by --set" if summary.provenance.changes else "", "stale" if summary.stale else ""
@@ -95,6 +95,11 @@ def _news(claim: Mapping[str, int]) -> News:
     return "bad" if verdicts.DISAGREES in claim else "none"
 
 
+def freshest(results: Sequence[Summary]) -> Summary:
+    """The result at the largest scale that is not stale; at the largest scale where all are."""
+    return min(results, key=lambda summary: bool(summary.stale))
+
+
 def lacking(spec: Spec) -> str:
     """Why a study has no result, in a few words."""
     waiting = missing(spec)
@@ -112,7 +117,7 @@ def page(names: Sequence[str], root: Path) -> Page:
     for paper, title in PAPERS.items():
         chosen = [(spec, results) for spec, results in studies if spec.paper == paper]
         if chosen:
-            details = [_study(spec, results[0]) for spec, results in chosen if results]
+            details = [_study(spec, freshest(results)) for spec, results in chosen if results]
             notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
             sections.append(Section(title, [_overview(chosen), *notes, *details]))
     introduction = (
@@ -138,7 +143,7 @@ def _counts(studies: Sequence[Study]) -> Text:
         parts = [verdicts.counts_in_words(counts), f"{mixed} different by data" if mixed else ""]
         words.append(f"{title}: {', '.join(filter(None, parts)) or 'none'}")
     with_results = [results for _, results in studies if results]
-    stale = sum(bool(results[0].stale) for results in with_results)
+    stale = sum(bool(freshest(results).stale) for results in with_results)
     numbers = f"{len(with_results)} of {len(studies)}" + (f", {stale} of them stale" if stale else "")
     return Text(f"Studies with results: {numbers}. Claims {'; '.join(words)}.")
 
@@ -372,9 +377,10 @@ def write_figures(names: Sequence[str], root: Path, folder: Path, kind: str) -> 
     files = []
     for name in names:
         spec = library.load(name)
-        summary = find(spec.name, root, spec)
-        if summary is None:
+        results = find_all(spec.name, root, spec)
+        if not results:
             continue
+        summary = freshest(results)
         for figure, title in figures(spec, summary):
             file = folder / f"{_anchor(spec)}-{_file_name(title)}.{kind}"
             style.save(figure, file)
