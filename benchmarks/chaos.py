@@ -3,6 +3,7 @@
 Usage: python benchmarks/chaos.py COMMAND [--count 10] [--seconds 600] [--seed 0] [--device cpu] [--only WORD]
        python benchmarks/chaos.py all --count 10
        python benchmarks/chaos.py summary
+       python benchmarks/chaos.py merge --json FILE        (adds the runs of another machine's file to the results)
 
 Each command makes ``--count`` attempts of each of its cases and starts none after ``--seconds``. It writes after every
 attempt how often the promise of the case held, and how failures looked. Attempts are drawn from ``--seed``. They use
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 from attempts import children, study_runs
-from attempts.cases import Settings, machine, read, run
+from attempts.cases import Settings, machine, read, run, write_runs
 from attempts.table import COMMANDS, GPU_COMMANDS
 
 FEW = 2
@@ -24,7 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "chaos.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["all", "summary", *COMMANDS])
+    parser.add_argument("command", choices=["all", "summary", "merge", *COMMANDS])
     parser.add_argument("--count", type=int, default=10, help="attempts of each case")
     parser.add_argument("--seconds", type=float, default=600.0, help="time after which a command starts no attempt")
     parser.add_argument("--seed", type=int, default=0)
@@ -34,6 +35,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "summary":
         summary(options.json)
+        return
+    if options.command == "merge":
+        write_runs(RESULTS, {**read(RESULTS), **read(options.json)})
         return
     names = [name for name in COMMANDS if name not in GPU_COMMANDS] if options.command == "all" else [options.command]
     if options.count > FEW or options.device == "cuda" or len(names) > 1:

@@ -408,3 +408,18 @@ def test_attacks_say_how_images_are_given_to_the_ensemble(
 
 def test_the_help_mentions_batch_norm(command):
     assert "batch_norm=false" in "".join(command("robust --help", COLUMNS="300")[1].split())
+
+
+def test_a_command_that_runs_out_of_memory_gives_advice_in_one_line(monkeypatch, tmp_path):
+    from dissensus.execution.out_of_memory import OutOfMemory
+    from dissensus.studies import run as runner
+
+    def full(*_, **__):
+        raise OutOfMemory("training ran out of memory on cpu. What helps: a smaller batch.")
+
+    monkeypatch.setenv("DISSENSUS_RUNS", str(tmp_path))
+    monkeypatch.setattr(runner, "run", full)
+    result = CliRunner().invoke(app, ["study", "run", "collusion/figure-2", "--scale", "smoke"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "error: training ran out of memory on cpu. What helps: a smaller batch." in result.output

@@ -156,10 +156,15 @@ def write(settings: Settings, made: dict[str, Any], rows: list[Row]) -> None:
     """Write the rows of a run beside those of other runs."""
     runs = read(settings.file)
     runs[settings.key] = {"made": made, "rows": [asdict(row) for row in rows if row.attempts]}
-    settings.file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = settings.file.with_suffix(".part")
+    write_runs(settings.file, runs)
+
+
+def write_runs(file: Path, runs: dict[str, Any]) -> None:
+    """Write all runs of a file of results."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".part")
     temporary.write_text(json.dumps({"runs": runs}, indent=1, ensure_ascii=False) + "\n")
-    temporary.replace(settings.file)
+    temporary.replace(file)
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from dissensus.cli.screen import (
 
 
 class Interruptible(TyperGroup):
-    """Commands that exit with one line and the shell's code when they are interrupted."""
+    """Commands that exit with one line when they are interrupted, with the shell's code, or run out of memory."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -45,6 +45,12 @@ class Interruptible(TyperGroup):
         except KeyboardInterrupt as stop:
             errors.print("; ".join(["interrupted", *getattr(stop, "__notes__", [])]), soft_wrap=True, highlight=False)
             raise typer.Exit(startup.INTERRUPTED) from stop
+        except RuntimeError as reason:
+            from dissensus.execution.out_of_memory import OutOfMemory
+
+            if not isinstance(reason, OutOfMemory):
+                raise
+            fail(str(reason))
 
 
 app = typer.Typer(
