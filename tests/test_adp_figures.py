@@ -346,7 +346,7 @@ def test_the_page_shows_flags(monkeypatch, tmp_path):
     }
     rows = [row(m, s, {"standard_0.01": 0.1}, flags=flags) for m, flags in raised.items() for s in (0, 1)]
     result = summary("adp/figure-3", [*rows, row("adp-2-0.5", 0, {"standard_0.01": 0.2})])
-    monkeypatch.setattr(study_page, "find_all", lambda name, root: [result])
+    monkeypatch.setattr(study_page, "find_all", lambda name, root, spec: [result])
     page = html(study_page.page(["adp/figure-3"], tmp_path))
     assert "<dt>baseline</dt><dd>flags raised: none</dd>" in page
     settings = "flags raised: Square stronger (standard 0.01); gradients, losses far apart (adaptive 0.01)"

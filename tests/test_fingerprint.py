@@ -24,7 +24,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import attacks
-from dissensus.fingerprint import differing, digest, fingerprint, fingerprints
+from dissensus.fingerprint import array_digest, differing, digest, fingerprint, fingerprints
 
 STRENGTH = 0.01
 OPTIONS = types.SimpleNamespace(strength=0.01)
@@ -658,3 +658,11 @@ class EveryAttribute:
 
 def test_an_object_is_not_asked_for_attributes_that_its_class_does_not_have():
     assert fingerprint(EveryAttribute()) == fingerprint(EveryAttribute())
+
+
+def test_the_digest_of_an_array_does_not_depend_on_its_layout():
+    array = np.arange(24.0).reshape(4, 6)
+    turned = array.T
+    assert array_digest(turned) == array_digest(np.ascontiguousarray(turned))
+    assert array_digest(array[::2]) == array_digest(array[::2].copy())
+    assert array_digest(turned) != array_digest(array)

@@ -238,24 +238,28 @@ def test_the_study_of_disagreement_keeps_maps_and_what_methods_disagree_on(tmp_p
 
 
 BAD_CHANGES = {
-    "a case": ("collusion/figure-1", {"grid.case": ["independent", "apart"]}, "the case 'apart'"),
-    "no case": ("collusion/figure-1", {"grid": {"seed": [0]}}, "the axis 'case'"),
+    "a case": (
+        "collusion/figure-1",
+        {"grid.case": ["independent", "apart"]},
+        "no case of 'grid.case' is called 'apart'",
+    ),
+    "no case": ("collusion/figure-1", {"grid": {"seed": [0]}}, "'grid' needs the axis 'case'"),
     "an axis": ("collusion/figure-1", {"grid.beta": [0.5]}, "the axis 'beta'"),
-    "data without a curve": ("collusion/figure-1", {"data": ["made-table"]}, "a curve in the data 'made-table'"),
-    "one member": ("collusion/figure-1", {"members.count": 1}, "at least two members"),
+    "data without a curve": ("collusion/figure-1", {"data": ["made-table"]}, "the data 'made-table' is no curve"),
+    "one member": ("collusion/figure-1", {"members.count": 1}, "'members.count' must be at least 2"),
     "an objective without β": ("collusion/figure-1", {"objective.name": "independent"}, "the parameter 'beta'"),
-    "a measure of training data": ("collusion/figure-1", {"evaluation.measures": ["gap"]}, "the measure 'gap'"),
-    "a search": ("collusion/figure-1", {"search.trials": 2}, "a search in the procedure 'collusion'"),
-    "data without a plane": ("ldr/figure-1", {"data": ["made-table"]}, "a plane in the data 'made-table'"),
-    "another measure": ("ldr/figure-1", {"evaluation.measures": ["error"]}, "the measure 'error'"),
-    "one member that disagrees": ("ldr/figure-1", {"members.count": 1}, "at least two members in the method"),
+    "a measure of training data": ("collusion/figure-1", {"evaluation.measures": ["gap"]}, "is called 'gap'"),
+    "a search": ("collusion/figure-1", {"search.trials": 2}, "the procedure 'collusion' has no search"),
+    "data without a plane": ("ldr/figure-1", {"data": ["made-table"]}, "the data 'made-table' is no plane"),
+    "another measure": ("ldr/figure-1", {"evaluation.measures": ["error"]}, "is called 'error'"),
+    "one member that disagrees": ("ldr/figure-1", {"members.count": 1}, "must have at least two members"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_CHANGES)
 def test_what_a_study_lacks_is_named(case, tmp_path):
     study, changes, message = BAD_CHANGES[case]
-    with pytest.raises(SpecError, match=f"it waits for .*{message}"):
+    with pytest.raises(SpecError, match=f"cannot be run: .*{message}"):
         runner.run(study, "smoke", changes=changes, root=tmp_path)
 
 

@@ -989,8 +989,12 @@ ROOMS = {
 LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
+    "checks.device": "takes a device",
+    "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
     "losses.check_trainable": "takes a loss",
     "objectives.declaration": "takes an objective",
+    "randomness.generator_state": "takes a generator",
+    "randomness.set_generator_state": "takes a generator and its own state",
     "scores.select": "takes scores, not outputs",
     "storage.check_match": "looks at shapes",
     "storage.new_array": "takes a shape and a dtype",

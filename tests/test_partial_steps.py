@@ -328,7 +328,9 @@ def test_a_shuffled_loader_of_unlabelled_data_resumes_and_looking_changes_nothin
     with pytest.raises(KeyboardInterrupt):
         ds.fit(ensemble_of(backend="loop"), pair, a2d, unlabelled=shuffled(unlabelled), progress=stop, **checkpointing)
     resumed = ensemble_of(backend="loop")
-    ds.fit(resumed, pair, a2d, unlabelled=shuffled(unlabelled, seed=9), resume=True, **checkpointing)
+    with pytest.raises(ds.StorageError, match="'unlabelled' differ"):
+        ds.fit(resumed, pair, a2d, unlabelled=shuffled(unlabelled, seed=9), resume=True, **checkpointing)
+    ds.fit(resumed, pair, a2d, unlabelled=shuffled(unlabelled), resume=True, **checkpointing)
     assert_same(weights(resumed), weights(uninterrupted))
 
 

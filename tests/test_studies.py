@@ -328,9 +328,9 @@ def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypat
         ("collusion/figure-6", {"grid.loss": ["brier", "cross_entropy"]}, "the axis 'loss'"),
         ("collusion/figure-5", {"grid.pool": ["score", "probability"]}, "the axis 'pool'"),
         ("collusion/figure-2", {"grid.pool": ["score", "probability"]}, "key 'grid.pool.1.': `pool` must be 'score'"),
-        ("collusion/figure-6", {"evaluation.measures": ["gap@0.5"]}, "'evaluation.curves = true', which .* 'gap@0.5'"),
-        ("collusion/figure-5", {"evaluation.measures": ["gap@1.5"]}, "the measure 'gap@1.5'"),
-        ("collusion/figure-5", {"evaluation.measures": ["ece@0.5"]}, "the measure 'ece@0.5'"),
+        ("collusion/figure-6", {"evaluation.measures": ["gap@0.5"]}, "'gap@0.5' needs 'evaluation.curves = true'"),
+        ("collusion/figure-5", {"evaluation.measures": ["gap@1.5"]}, "is called 'gap@1.5'"),
+        ("collusion/figure-5", {"evaluation.measures": ["ece@0.5"]}, "is called 'ece@0.5'"),
         (STUDY, {"data": ["mnist"], "search.trials": 1}, "a search on 'mnist'"),
     ],
 )

@@ -300,10 +300,11 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
 def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -> tuple[DataLike, DataLike | None]:
     """Training and validation data; a fraction of tensor data is split off."""
     if not isinstance(validation, int | float):
-        pair = isinstance(validation, tuple | list) and len(validation) == 2
-        if validation is not None and not pair and not isinstance(validation, Dataset | DataLoader):
+        if validation is None or isinstance(validation, Dataset | DataLoader):  # which may be a list as well
+            return data, validation
+        if not isinstance(validation, tuple | list) or len(validation) != 2:
             checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
-        if isinstance(validation, tuple | list) and not all(isinstance(part, Tensor) for part in validation):
+        if not all(isinstance(part, Tensor) for part in validation):
             got = ", ".join(type(part).__name__ for part in validation)
             fix = "Arrays? Use torch.from_numpy(...)."
             checks.refuse("validation", "be a pair of tensors (x, y)", f"({got})", fix, TypeError)

@@ -114,12 +114,17 @@ def missing(spec: Spec, output_measures: Mapping[str, OutputMeasure]) -> list[st
     lacks += requirements.missing_measures(
         spec, lambda name, m: measures.find_measure(name, m) is not None, output_measures
     )
-    lacks += [f"a curve in the data {name!r}" for name in spec.data if name != CURVE]
-    lacks += [] if "beta" in requirements.objective_parameters(spec) else ["an objective with the parameter 'beta'"]
-    lacks += [] if spec.members is not None and spec.members.count > 1 else ["at least two members"]
-    lacks += [] if spec.search is None else [f"a search in the procedure {spec.procedure!r}"]
-    lacks += [f"the axis {axis!r} of 'grid'" for axis in sorted((spec.grid.keys() | {"seed"}) ^ {"case", "seed"})]
-    return lacks or [f"the case {case!r} of 'grid.case'" for case in spec.grid["case"] if case not in CASES][:1]
+    lacks += [f"the data {name!r} is no curve; use {CURVE!r}" for name in spec.data if name != CURVE]
+    lacks += (
+        [] if "beta" in requirements.objective_parameters(spec) else ["'objective.name' must have the parameter 'beta'"]
+    )
+    lacks += [] if spec.members is not None and spec.members.count > 1 else ["'members.count' must be at least 2"]
+    lacks += [] if spec.search is None else [f"the procedure {spec.procedure!r} has no search"]
+    lacks += requirements.missing_axes(spec, ("case", "seed"))
+    lacks += [] if "case" in spec.grid else ["'grid' needs the axis 'case'"]
+    return (
+        lacks or [f"no case of 'grid.case' is called {case!r}" for case in spec.grid["case"] if case not in CASES][:1]
+    )
 
 
 PROCEDURE = Procedure(training_units, run, missing)

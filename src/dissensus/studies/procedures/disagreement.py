@@ -155,13 +155,14 @@ def missing(spec: Spec, output_measures: Mapping[str, OutputMeasure]) -> list[st
     del output_measures
     lacks = requirements.missing_objective(spec) + requirements.missing_network(spec)
     lacks += requirements.missing_measures(spec, lambda name, _: name in MEASURES, {})
-    lacks += [f"a plane in the data {name!r}" for name in spec.data if name != PLANE]
-    lacks += [] if spec.search is None else [f"a search in the procedure {spec.procedure!r}"]
-    lacks += [f"the axis {axis!r} of 'grid'" for axis in sorted((spec.grid.keys() | {"seed"}) ^ {"method", "seed"})]
+    lacks += [f"the data {name!r} is no plane; use {PLANE!r}" for name in spec.data if name != PLANE]
+    lacks += [] if spec.search is None else [f"the procedure {spec.procedure!r} has no search"]
+    lacks += requirements.missing_axes(spec, ("method", "seed"))
+    lacks += [] if "method" in spec.grid else ["'grid' needs the axis 'method'"]
     if lacks:
         return lacks
     methods = [method_of(spec, str(name)) for name in spec.grid["method"]]
-    few = [f"at least two members in the method {method.name!r}" for method in methods if method.members < 2]
+    few = [f"the method {method.name!r} must have at least two members" for method in methods if method.members < 2]
     return requirements.missing_method_settings(spec) or few[:1]
 
 

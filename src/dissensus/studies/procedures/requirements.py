@@ -57,7 +57,7 @@ def missing_curves(spec: Spec, is_curve_measure: Callable[[str], bool]) -> list[
     """Curves over the epochs, where a measure is a value of one and the study records none."""
     names = [name for name in spec.evaluation.measures if is_curve_measure(name)]
     lacking = names and not spec.evaluation.curves
-    return [f"'evaluation.curves = true', which the measure {names[0]!r} needs"] if lacking else []
+    return [f"the measure {names[0]!r} needs 'evaluation.curves = true'"] if lacking else []
 
 
 def missing_method_settings(spec: Spec) -> list[str]:
