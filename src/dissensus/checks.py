@@ -287,8 +287,8 @@ def listed(name: str, values: Any) -> list[Any]:
 def path(name: str, value: object) -> Path:
     """An absolute path, from a text or a ``Path``: it stays the same wherever the process goes.
 
-    >>> path("file", "/tmp/a.npy")
-    PosixPath('/tmp/a.npy')
+    >>> path("file", "/data/a.npy")
+    PosixPath('/data/a.npy')
     >>> path("file", "")
     Traceback (most recent call last):
     ValueError: `file` must be a path; got an empty text. The working folder? Use '.'.
