@@ -13,6 +13,7 @@ FLOORS = [
     "startup",
     "axes",
     "checks",
+    "calls",
     "randomness",
     "fingerprint",
     "storage",

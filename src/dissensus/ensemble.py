@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks, storage
+from dissensus.calls import OutputChoice, call, check_output_choice
 from dissensus.execution import (
     BACKENDS,
     Backend,
@@ -57,13 +58,16 @@ class Ensemble(nn.Module):
     """M members, initialised one by one and stored stacked; ``ens(x)`` gives ``[M, B, ...]``.
 
     Args:
-        build: Returns a new, freshly initialised member: any ``nn.Module`` that maps one tensor to one tensor.
+        build: Returns a new, freshly initialised member: any ``nn.Module`` whose inputs are tensors, or tuples and
+            dictionaries of them, with the batch as first axis.
         members: M.
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
             measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
             is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
+        output: Which part of what a member returns is its output, where that is more than one tensor: a name (an
+            attribute or a key, as ``"logits"`` of transformers' models), a position, or a function of it.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -73,14 +77,24 @@ class Ensemble(nn.Module):
     torch.Size([5, 7, 2])
     """
 
-    def __init__(self, build: Build, members: int = 5, seed: int = 0, backend: str | Backend = "auto") -> None:
+    def __init__(
+        self,
+        build: Build,
+        members: int = 5,
+        seed: int = 0,
+        backend: str | Backend = "auto",
+        *,
+        output: OutputChoice | None = None,
+    ) -> None:
         super().__init__()
         self._beside = _Beside()
         members = checks.count("members", members)
         self.seed = seed = checks.count("seed", seed, 0)
+        check_output_choice(output)
         self.member_ids = list(range(members))
         try:
             self.body: Body = StackedMembers.of(fresh_members(build, seed, members))
+            self.body.output = output
         except ValueError as reason:
             raise ValueError(
                 f"`build` must return the same architecture at every call: {reason}. "
@@ -97,13 +111,19 @@ class Ensemble(nn.Module):
 
     @classmethod
     def from_modules(
-        cls, modules: Iterable[nn.Module], *, seed: int = 0, backend: str | Backend = "auto"
+        cls,
+        modules: Iterable[nn.Module],
+        *,
+        seed: int = 0,
+        backend: str | Backend = "auto",
+        output: OutputChoice | None = None,
     ) -> "Ensemble":
         """An ensemble of modules that exist, trained or not; they are copied.
 
         Modules of one architecture are stacked. Different ones are allowed as long as their outputs agree in shape, and
-        run in a loop.
+        run in a loop. ``output`` says which part of what a member returns counts, as for an `Ensemble`.
         """
+        check_output_choice(output)
         modules = list(modules)
         checks.count("number of modules", len(modules))
         wrong = next((m for m in modules if not isinstance(m, nn.Module)), None)
@@ -113,6 +133,7 @@ class Ensemble(nn.Module):
             body: Body = StackedMembers.of(copy.deepcopy(module) for module in modules)
         except ValueError:
             body = MixedMembers([copy.deepcopy(module) for module in modules])
+        body.output = output
         body.set_keys([(seed, member) for member in range(len(modules))])
         return cls.around(body, seed, list(range(len(modules))), backend)
 
@@ -127,9 +148,14 @@ class Ensemble(nn.Module):
         ensemble._set_backend(backend)
         return ensemble
 
-    def forward(self, x: Tensor, *, per_member: bool = False) -> Tensor:
-        """Member outputs ``[M, B, ...]`` for a batch ``[B, ...]``, or ``[M, B, ...]`` with ``per_member=True``."""
-        return self.body.run(None, x, per_member=per_member, replayed=are_passes_replayed())
+    def forward(self, *inputs: Any, per_member: bool = False, **named: Any) -> Tensor:
+        """Member outputs ``[M, B, ...]``: every member gets ``(*inputs, **named)``.
+
+        Inputs are tensors ``[B, ...]``, or tuples, lists and dictionaries of them, nested in any way. With
+        ``per_member=True`` every tensor is ``[M, B, ...]``, and every member gets its own batch. What is no tensor (a
+        flag, None) is handed on as it is.
+        """
+        return self.body.run(None, call(*inputs, **named), per_member=per_member, replayed=are_passes_replayed())
 
     def __len__(self) -> int:
         return len(self.member_ids)
@@ -143,6 +169,11 @@ class Ensemble(nn.Module):
     def backend(self) -> str:
         """The name of the requested backend."""
         return self.body.backend
+
+    @property
+    def output(self) -> OutputChoice | None:
+        """Which part of what a member returns is its output; None: members return one tensor."""
+        return self.body.output
 
     @property
     def choices(self) -> list[Choice]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.calls import NetworkInputs
 from dissensus.execution.batched import run_batched
 from dissensus.execution.loop import run_loop, run_streams
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.vmapped import run_vmapped
 from dissensus.execution.weights import Weights
 
-Run = Callable[[Skeleton, Weights, Tensors, Tensor, bool], Tensor]
+Run = Callable[[Skeleton, Weights, Tensors, NetworkInputs, bool], Tensor]
 """``(skeleton, weights, buffers, x, per_member) -> outputs [M, B, ...]``; buffers are written to in place."""
 
 

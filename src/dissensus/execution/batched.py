@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from dissensus.calls import NetworkInputs
 from dissensus.dropout import KeyedDropout, dropped
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
@@ -69,8 +70,10 @@ POINTWISE_FUNCTIONS: set[Callable[..., Any]] = {
 }
 
 
-def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+def run_batched(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
     """Run all members by one ``baddbmm`` per layer; raises `Unsupported` where the network has other layers."""
+    if not isinstance(x, Tensor):
+        raise Unsupported("its forward pass takes several inputs")
     plan = skeleton.once(batched_plan)
     values: list[Any] = [x if per_member else x.expand(len(weights), *x.shape)]
     with skeleton.lending(weights.stacked(), buffers):
@@ -84,6 +87,8 @@ Step = Callable[[list[Any]], Any]
 
 def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
+    if skeleton.output is not None:
+        raise Unsupported("its output is chosen from several")
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
     if reason:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
 from dissensus.execution.signature import Visit
@@ -35,6 +36,14 @@ class Body(Protocol):
     """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
     choices: Choices
     """Backends chosen so far, by mode of use."""
+
+    @property
+    def output(self) -> OutputChoice | None:
+        """Which part of what a network returns is its output; None: it returns one tensor."""
+        ...
+
+    @output.setter
+    def output(self, output: OutputChoice | None) -> None: ...
 
     @property
     def requested_backend(self) -> str | Backend:
@@ -65,7 +74,7 @@ class Body(Protocol):
     def run(
         self,
         flat: Tensor | None,
-        x: Tensor,
+        x: NetworkInputs,
         *,
         per_member: bool = False,
         rows: slice | Tensor = ALL_ROWS,
@@ -76,7 +85,7 @@ class Body(Protocol):
 
         Args:
             flat: Packed parameters of the rows that run; None for the body's own parameters.
-            x: A batch ``[B, ...]`` for all members, or ``[M, B, ...]`` with ``per_member``.
+            x: A batch for all members, whose tensors are ``[B, ...]``, or ``[M, B, ...]`` with ``per_member``.
             per_member: Whether every member has a batch of its own.
             rows: Members that run: a slice, or their numbers.
             replayed: Whether this pass is going to be replayed from a CUDA graph, which changes what is fastest.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dissensus.calls import NetworkInputs, first_tensor, mapped, rows, tensors
 from dissensus.execution.backends import BACKENDS, LOOP, Run
 from dissensus.execution.graphs import captured
 from dissensus.execution.skeleton import Skeleton, Tensors, first_line
@@ -91,7 +92,7 @@ class _Pass(NamedTuple):
     skeleton: Skeleton
     weights: Weights
     buffers: Tensors
-    x: Tensor
+    x: NetworkInputs
     per_member: bool
 
     def outputs(self, run: Run) -> tuple[Tensor, Tensors]:
@@ -101,9 +102,10 @@ class _Pass(NamedTuple):
 
     def whole(self, run: Run) -> None:
         """Forward pass, and backward pass to weights and inputs if gradients are enabled."""
-        x = self.x.detach().requires_grad_(self.x.requires_grad)  # a captured pass must not lead out of its graph
+        # A captured pass must not lead out of its graph.
+        x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), self.x)
         output, _ = self._replace(x=x).outputs(run)
-        leaves = [*self.weights.leaves(), *([x] if x.requires_grad else [])]
+        leaves = [*self.weights.leaves(), *(tensor for tensor in tensors(x) if tensor.requires_grad)]
         if output.requires_grad and leaves:
             torch.autograd.grad(output.sum(), leaves, allow_unused=True)
 
@@ -112,7 +114,7 @@ def chosen(
     skeleton: Skeleton,
     weights: Weights,
     buffers: Tensors,
-    x: Tensor,
+    x: NetworkInputs,
     per_member: bool,
     *,
     replayed: bool,
@@ -130,11 +132,11 @@ def chosen(
     """
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):
-        weights, x = weights.first(members), x[:members] if per_member else x
+        weights, x = weights.first(members), rows(x, slice(members)) if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
     trial = _Pass(skeleton, weights, buffers, x, per_member)
     milliseconds: dict[str, float] = {}
-    with generators_kept(x.device), warnings.catch_warnings():
+    with generators_kept(first_tensor(x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
         candidates, refused = _candidates(trial)
         if not by_rule and len(candidates) > 1:
@@ -167,7 +169,7 @@ def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
         for name, backend in BACKENDS.items():
-            if backend is LOOP or (backend.on_cuda_only and not trial.x.is_cuda):
+            if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
                 continue
             try:
                 output, written = trial.outputs(backend.run)
@@ -192,7 +194,7 @@ def _measured(
     started = time.perf_counter()
     for turn in range(rounds + 1):
         for name in candidates:
-            elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), trial.x)
+            elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
             if turn:  # the first turn warms up
                 times[name].append(elapsed)
         if turn >= 2 and time.perf_counter() - started > 2.0:
@@ -211,7 +213,7 @@ def _replays(trial: _Pass, candidates: list[str], refused: dict[str, str], round
         except RuntimeError as error:
             refused[name] = first_line(error)
             continue
-        times[name] = 1e3 * median([_timed(replay, trial.x) for _ in range(rounds + 1)][1:])
+        times[name] = 1e3 * median([_timed(replay, first_tensor(trial.x)) for _ in range(rounds + 1)][1:])
         del replay
     return times
 

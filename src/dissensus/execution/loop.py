@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from dissensus.calls import NetworkInputs, first_tensor, mapped, rows
 from dissensus.execution.counting import tallied
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
@@ -14,34 +15,34 @@ from dissensus.execution.weights import Weights
 MOST_STREAMS = 32
 
 
-def run_loop(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+def run_loop(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
     """Run members in turn on views of the stacked weights."""
     with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
         return torch.stack([job() for job in jobs])
 
 
-def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> Tensor:
+def run_streams(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool) -> Tensor:
     """Run members concurrently, each on its CUDA stream; in turn on a CPU.
 
     The backward pass of a member runs on its stream too. The host still launches every kernel, so this pays inside a
     captured graph, which needs no host.
     """
-    if x.requires_grad:
-        x = x.view_as(x)  # its gradients are then summed on the current stream, not on a member's
+    # Gradients of inputs are then summed on the current stream, not on a member's.
+    x = mapped(lambda tensor: tensor.view_as(tensor) if tensor.requires_grad else tensor, x)
     with _jobs(skeleton, weights, buffers, x, per_member) as jobs:
-        return torch.stack(side_by_side(jobs, x.device))
+        return torch.stack(side_by_side(jobs, first_tensor(x).device))
 
 
 @contextmanager
 def _jobs(
-    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool
+    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool
 ) -> Iterator[list[Callable[[], Tensor]]]:
     """One pass per member."""
     parameters = weights.members()
 
     def member_outputs(index: int) -> Tensor:
         with skeleton.lending(parameters(index), state[index]):
-            return skeleton.passed(x[index] if per_member else x)
+            return skeleton.passed(rows(x, index) if per_member else x)
 
     with tallied(skeleton, buffers, len(weights)) as state:
         yield [functools.partial(member_outputs, index) for index in range(len(weights))]

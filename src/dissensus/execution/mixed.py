@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from dissensus import calls
+from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
-from dissensus.execution.signature import Visit, architecture_fingerprint, signature
+from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
 
@@ -22,11 +24,11 @@ from dissensus.execution.weights import check_one_dtype
 class MixedMembers(nn.Module):
     """M networks of different architectures, run one by one; on a GPU each on its own stream. A `Body`."""
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], output: OutputChoice | None = None) -> None:
         super().__init__()
         self.networks = nn.ModuleList(keyed(network) for network in networks)
         self.settings = [signature(network) for network in self.networks]
-        self.skeletons = [Skeleton(network) for network in self.networks]
+        self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"
         self.channels_last = self.by_rule = False
         self.choices = Choices()
@@ -36,6 +38,16 @@ class MixedMembers(nn.Module):
     def requested_backend(self) -> str:
         """``"loop"``: members of different architectures have no other backend."""
         return self.backend
+
+    @property
+    def output(self) -> OutputChoice | None:
+        """Which part of what a network returns is its output."""
+        return self.skeletons[0].output
+
+    @output.setter
+    def output(self, output: OutputChoice | None) -> None:
+        for skeleton in self.skeletons:
+            skeleton.output = output
 
     def __len__(self) -> int:
         return len(self.networks)
@@ -51,7 +63,7 @@ class MixedMembers(nn.Module):
 
     def fingerprint_parts(self) -> list[object]:
         """Everything that determines the outputs; how members run does not."""
-        return [self.training, *self.networks]
+        return [self.training, *with_output(self.output), *self.networks]
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of every member, by ``index.name``."""
@@ -83,7 +95,7 @@ class MixedMembers(nn.Module):
     def run(
         self,
         flat: Tensor | None,
-        x: Tensor,
+        x: NetworkInputs,
         *,
         per_member: bool = False,
         rows: slice | Tensor = ALL_ROWS,
@@ -98,13 +110,14 @@ class MixedMembers(nn.Module):
 
         def member_outputs(place: int, index: int) -> Tensor:
             with self.skeletons[index].lending(views[place]):
-                return self.skeletons[index].passed(x[place] if per_member else x)
+                return self.skeletons[index].passed(calls.rows(x, place) if per_member else x)
 
         jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
-        self.ran = "streams" if x.is_cuda else "loop"
+        device = calls.first_tensor(x).device
+        self.ran = "streams" if device.type == "cuda" else "loop"
         # Weights are lent for this pass only: recomputation in the backward pass would use other weights.
         with recomputation_refused() if flat is not None else nullcontext():
-            outputs = side_by_side(jobs, x.device)
+            outputs = side_by_side(jobs, device)
         shapes = {tuple(output.shape) for output in outputs}
         if len(shapes) > 1:
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
@@ -120,13 +133,14 @@ class MixedMembers(nn.Module):
 
     def subset(self, indices: Sequence[int]) -> "MixedMembers":
         """The members at these indices, copied."""
-        return MixedMembers([self.member(i) for i in indices]).train(self.training)
+        return MixedMembers([self.member(i) for i in indices], self.output).train(self.training)
 
     def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
         """A checksum of the architectures, by which checkpoints recognise them; see `Body.identity`."""
         tensors = self.tensors()
         shapes = [tuple(tensor.shape) for tensor in tensors.values()]
-        return architecture_fingerprint(self.networks, self.settings, tensors, shapes, opaque, visit)
+        settings = shapes if self.output is None else (shapes, *with_output(self.output))
+        return architecture_fingerprint(self.networks, self.settings, tensors, settings, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each network."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor
 
+from dissensus.calls import NetworkInputs, first_tensor
 from dissensus.execution.loop import run_loop
 from dissensus.execution.skeleton import Skeleton, Tensors
 from dissensus.execution.weights import Weights
@@ -27,10 +27,12 @@ ENTRIES = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
 """What both kinds of `torch.utils.checkpoint.checkpoint` call; users may have imported `checkpoint` itself."""
 
 
-def refuse_recomputation(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Tensor, per_member: bool) -> None:
+def refuse_recomputation(
+    skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool
+) -> None:
     """Run members with gradients, on copies of their buffers, and refuse them if they recompute activations."""
     copies = {name: tensor.clone() for name, tensor in buffers.items()}
-    with torch.enable_grad(), generators_kept(x.device), recomputation_refused():
+    with torch.enable_grad(), generators_kept(first_tensor(x).device), recomputation_refused():
         run_loop(skeleton, weights, copies, x, per_member)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, fx, nn
 
+from dissensus.calls import OutputChoice
 from dissensus.fingerprint import fingerprint, hooks, module_settings
 
 Visit = Callable[[object], None]
@@ -35,6 +36,11 @@ def other_class(first: nn.Module, second: nn.Module) -> str | None:
 
 def _class_fingerprint(kind: type) -> str:
     return fingerprint(kind, skip_counters=True, opaque=[])
+
+
+def with_output(output: OutputChoice | None) -> tuple[object, ...]:
+    """What a choice of output adds to an architecture: nothing without one, so that earlier checkpoints still fit."""
+    return () if output is None else ("output", output)
 
 
 def architecture_fingerprint(

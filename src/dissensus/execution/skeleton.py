@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
+from dissensus.calls import NetworkInputs, OutputChoice, chosen_output, mapped, outputs_of, tensors
+
 Tensors = Mapping[str, Tensor]
 Made = TypeVar("Made")
 
@@ -25,8 +27,8 @@ class Skeleton:
     (shared parameters) has one name, that of its first place.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
+    def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
+        self.network, self.output = network, output
         self._made: dict[tuple[Any, bool], Any] = {}
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
@@ -44,11 +46,11 @@ class Skeleton:
                     elif store is module._buffers:
                         self._empty[name] = (store, key)
 
-    def __getstate__(self) -> nn.Module:
-        return self.network  # the places refer to this network, so a copy looks them up again
+    def __getstate__(self) -> tuple[nn.Module, OutputChoice | None]:
+        return self.network, self.output  # the places refer to this network, so a copy looks them up again
 
-    def __setstate__(self, network: nn.Module) -> None:
-        self.__init__(network)
+    def __setstate__(self, state: tuple[nn.Module, OutputChoice | None]) -> None:
+        self.__init__(*state)
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers of the network by name; shared tensors occur once."""
@@ -68,7 +70,7 @@ class Skeleton:
         finally:
             self.hang(before)
 
-    def passed(self, x: Tensor) -> Tensor:
+    def passed(self, x: NetworkInputs) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.
 
         Members share the user's input. A network that writes into it (an initial ``nn.ReLU(inplace=True)``,
@@ -76,15 +78,20 @@ class Skeleton:
         """
         mode = self.network.training
         if not self._writes.get(mode, True):
-            return checked_output(self.network(x))
-        copy = x.clone()
-        if mode in self._writes or torch.compiler.is_compiling() or copy.is_inference():  # which has no version
-            return checked_output(self.network(copy))
-        memory = _innermost(copy)
-        version = memory._version
-        output = checked_output(self.network(copy))
-        self._writes[mode] = memory._version != version
+            return self._output(x)
+        copy = mapped(Tensor.clone, x)
+        if mode in self._writes or torch.compiler.is_compiling():
+            return self._output(copy)
+        memories = [_innermost(tensor) for tensor in tensors(copy)]
+        if any(memory.is_inference() for memory in memories):  # which have no version
+            return self._output(copy)
+        versions = [memory._version for memory in memories]
+        output = self._output(copy)
+        self._writes[mode] = versions != [memory._version for memory in memories]
         return output
+
+    def _output(self, x: NetworkInputs) -> Tensor:
+        return chosen_output(outputs_of(self.network, x), self.output)
 
     def hang(self, tensors: Mapping[str, Tensor | None]) -> None:
         """Assign tensors to every place of their names."""
@@ -165,13 +172,6 @@ def _innermost(tensor: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
-
-
-def checked_output(output: object) -> Tensor:
-    """The output of a member's forward pass, which must be a tensor."""
-    if not isinstance(output, Tensor):
-        raise TypeError(f"a member's forward pass must return one tensor; got {type(output).__name__}.")
-    return output
 
 
 def first_line(error: BaseException) -> str:

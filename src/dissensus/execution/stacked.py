@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._compile import _disable_dynamo
 
+from dissensus import calls
+from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
-from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature
+from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
 from dissensus.randomness import generators_kept
@@ -30,7 +32,7 @@ class MembersPass(NamedTuple):
 
     weights: Weights
     buffers: Tensors
-    x: Tensor
+    x: NetworkInputs
     per_member: bool
     replayed: bool
 
@@ -38,10 +40,10 @@ class MembersPass(NamedTuple):
 class StackedMembers(nn.Module):
     """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
         super().__init__()
         self.network = network
-        self.skeleton = Skeleton(network)
+        self.skeleton = Skeleton(network, output)
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
         self.backend = "auto"
@@ -121,7 +123,7 @@ class StackedMembers(nn.Module):
     def run(
         self,
         flat: Tensor | None,
-        x: Tensor,
+        x: NetworkInputs,
         *,
         per_member: bool = False,
         rows: slice | Tensor = ALL_ROWS,
@@ -138,10 +140,9 @@ class StackedMembers(nn.Module):
             weights: Weights = Hanging(_selected(self.trainable(), rows), len(range(len(self))[rows]))
         else:
             weights = Packed(self.layout(), flat, _autocast_dtype(flat))
-        if per_member and x.shape[0] != len(weights):
-            shape = f"[M={len(weights)}, B, ...]"
-            raise ValueError(f"`x` must have shape {shape} with per_member=True; got {list(x.shape)}.")
-        members_pass = MembersPass(weights, buffers, x, per_member, replayed and x.is_cuda)
+        if per_member:
+            _check_per_member(x, len(weights))
+        members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
         self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -157,6 +158,15 @@ class StackedMembers(nn.Module):
             for name, tensor in self.state().items():
                 if not isinstance(tensor, nn.Parameter):
                     tensor.index_copy_(0, rows, buffers[name])
+
+    @property
+    def output(self) -> OutputChoice | None:
+        """Which part of what the network returns is its output."""
+        return self.skeleton.output
+
+    @output.setter
+    def output(self, output: OutputChoice | None) -> None:
+        self.skeleton.output = output
 
     @property
     def requested_backend(self) -> str | Backend:
@@ -178,7 +188,8 @@ class StackedMembers(nn.Module):
         both_ways = torch.is_grad_enabled() or bool(self.training and members_pass.weights.leaves())
         by_rule = self.by_rule and self.backend == "auto"
         _, _, x, per_member, replayed = members_pass
-        mode = (self.backend, self.training, both_ways, per_member, x.device.type, replayed, by_rule)
+        device = calls.first_tensor(x).device.type
+        mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *calls.form(x))
         if mode not in self.choices:
             self._choose(mode, members_pass, both_ways)
         return self.choices[mode].backend if mode in self.choices else LOOP.name
@@ -209,7 +220,8 @@ class StackedMembers(nn.Module):
     def _refuse_recomputation(self, members_pass: MembersPass) -> None:
         weights, buffers, x, per_member, _ = members_pass
         first = {name: tensor[:1] for name, tensor in buffers.items()}
-        refuse_recomputation(self.skeleton, weights.first(1), first, x[:1] if per_member else x, per_member)
+        x = calls.rows(x, slice(1)) if per_member else x
+        refuse_recomputation(self.skeleton, weights.first(1), first, x, per_member)
 
     def _refusal(self, backend: str, members_pass: MembersPass) -> str | None:
         """Why a requested backend cannot run; the loop and streams take every network."""
@@ -218,7 +230,7 @@ class StackedMembers(nn.Module):
     def _error(self, backend: str, members_pass: MembersPass) -> str | None:
         """Try a backend on copies of the buffers, so that a failure half-way leaves no trace."""
         weights, buffers, x, per_member, _ = members_pass
-        with torch.no_grad(), generators_kept(x.device):
+        with torch.no_grad(), generators_kept(calls.first_tensor(x).device):
             copies = {name: tensor.clone() for name, tensor in buffers.items()}
             try:
                 self._named(backend).run(self.skeleton, weights, copies, x, per_member)
@@ -244,7 +256,7 @@ class StackedMembers(nn.Module):
 
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
-        body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()))
+        body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()), self.output)
         body.request_backend(self.requested_backend)
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
         return body.train(self.training)
@@ -262,14 +274,15 @@ class StackedMembers(nn.Module):
 
     def fingerprint_parts(self) -> list[object]:
         """Everything that determines the outputs; how members run does not."""
-        return [self.training, self.network]
+        return [self.training, *with_output(self.output), self.network]
 
     def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
         """A checksum of the architecture, by which checkpoints recognise it; see `Body.identity`."""
         tensors = self.tensors()
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
         columns = list(self.layout().shapes), self.channels_last
-        return architecture_fingerprint([self.network], [self.settings], tensors, (shapes, columns), opaque, visit)
+        settings = (shapes, columns, *with_output(self.output))
+        return architecture_fingerprint([self.network], [self.settings], tensors, settings, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
         """Key dropout by the (run seed, member) of each row."""
@@ -296,6 +309,14 @@ class StackedMembers(nn.Module):
             for name, tensor in into.items():
                 selected = members.view(-1, *[1] * (tensor.ndim - 1))
                 tensor.copy_(torch.where(selected, source[name], tensor))  # reads no mask back: a graph may hold it
+
+
+def _check_per_member(x: NetworkInputs, members: int) -> None:
+    """Refuse inputs whose tensors have another first axis than that of the members."""
+    wrong = next((t for t in calls.tensors(x) if not t.ndim or t.shape[0] != members), None)
+    if wrong is not None:
+        shape = f"[M={members}, B, ...]"
+        raise ValueError(f"`x` must have shape {shape} with per_member=True; got {list(wrong.shape)}.")
 
 
 def _selected(tensors: Tensors, rows: slice | Tensor) -> dict[str, Tensor]:
