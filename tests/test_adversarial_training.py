@@ -77,7 +77,7 @@ def test_adversarial_training_equals_a_loop_by_hand(name, steps, against, backen
     steppers = [torch.optim.SGD(network.parameters(), lr=0.05) for network in networks]
     feed = batches(pair, batch_size=8, seed=0, device=torch.device("cpu"))
     for epoch in range(2):
-        for x, y in feed.epoch(epoch):
+        for x, y, *_ in feed.epoch(epoch):
             hard = crafted(networks, x[1::2], y[1::2], steps, against)
             inputs = [x.clone() for _ in range(M)]
             for batch, points in zip(inputs, hard * M if against == "ensemble" else hard, strict=True):
@@ -109,7 +109,7 @@ def test_trades_is_its_formula_step_for_step(monkeypatch):
             for network in networks
         )
 
-    for x, y in feed.epoch(0):
+    for x, y, *_ in feed.epoch(0):
         point = (x + 0.01).clamp(0, 1)
         for _ in range(2):
             point.requires_grad_()

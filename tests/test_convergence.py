@@ -117,7 +117,7 @@ def train_by_hand(networks, pair, objective, *, make, rates, epochs, size, seed,
     feed = batches(pair, batch_size=size, seed=seed, device=torch.device("cpu"))
     for epoch in range(epochs):
         loss_sums = [0.0] * len(networks)
-        for x, y in feed.epoch(epoch):
+        for x, y, *_ in feed.epoch(epoch):
             saved_buffers = {m: [b.clone() for b in networks[m].buffers()] for m in members if frozen[m] is not None}
             outputs = torch.stack([network(x) for network in networks])
             for stepper in steppers:

@@ -156,7 +156,7 @@ def test_a_sweep_whose_single_run_does_not_fit_takes_its_members_in_groups():
     run = Run.single(members=M, batch_size=8, seed=0, optimizer={"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0})
     members = NewMembers(build, torch.device("cpu"))
     engine = Recipe(members, [run], data(shape), partial(objective, beta=0.2), epochs=2).engine()
-    needs = engine.memory_needs(next(engine.feed.epoch(0))[0])
+    needs = engine.memory_needs(next(engine.feed.epoch(0)))
     grouped = ds.sweep(build, data(shape), objective, max_memory=needs.held + 2 * needs.per_member, **options)
     assert [len(group.runs) for group in grouped.groups] == [1, 1]
     assert grouped.history(0).memory.startswith("2 of 5 members at once")

@@ -14,6 +14,8 @@ FLOORS = [
     "axes",
     "checks",
     "calls",
+    "arrays",
+    "batch",
     "randomness",
     "fingerprint",
     "storage",

@@ -176,7 +176,7 @@ def test_targets_of_every_source_are_returned_with_the_outputs(tmp_path, uncheck
     with pytest.raises(ValueError, match="as many targets as inputs; got 23 inputs and 3 targets"):
         ensemble.predict((X, torch.arange(3)), targets=True)
     for loader in (DataLoader(TensorDataset(X), 5), DataLoader(Stream(), 5)):
-        with pytest.raises(TypeError, match="give pairs \\(x, y\\) of tensors where targets are asked for"):
+        with pytest.raises(TypeError, match="give pairs \\(x, y\\)"):
             ensemble.predict(loader, targets=True)
 
 
@@ -199,7 +199,7 @@ def test_inputs_may_have_any_memory_layout(layout):
 
 def test_bad_sources_are_refused(unchecked):
     ensemble = ensemble_of()
-    with pytest.raises(TypeError, match="be a tensor, .* got list"):
+    with pytest.raises(TypeError, match="be a tensor, .* got float"):
         ensemble.predict([[1.0]])
     with pytest.raises(ValueError, match="at least one example"):
         ensemble.predict(X[:0])

@@ -987,6 +987,7 @@ ROOMS = {
     "checks": checks,
 }
 LEFT_OUT = {
+    "Ensemble.from_modules": "takes networks",
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "checks.device": "takes a device",

@@ -106,7 +106,7 @@ def test_drawn_members_take_the_steps_of_a_loop_by_hand(name, optimizer, backend
     feed = batches(pair, batch_size=size, seed=5, device=torch.device("cpu"))
     step = 0
     for epoch in range(epochs):
-        for x, y in feed.epoch(epoch):
+        for x, y, *_ in feed.epoch(epoch):
             chosen = sampling.sample(torch.tensor(step))[0].tolist()
             outputs = torch.stack([networks[m](x) for m in chosen])
             for m in chosen:
@@ -236,13 +236,13 @@ def test_unlabelled_batches_go_round_in_new_orders_and_whole():
     feed = with_unlabelled(labelled, unlabelled, batch_size=8, seeds=[0], device=device)
     rows = []
     for epoch in range(4):
-        for (_, u), _ in feed.epoch(epoch):
+        for _, _, _, u in feed.epoch(epoch):
             assert len(u) == 8, "13 examples give one whole batch a round"
             rows.append([int((unlabelled == row).all(1).nonzero()) for row in u])
     assert all(len(set(batch)) == 8 for batch in rows)
     assert len({tuple(batch) for batch in rows}) == len(rows)
-    epochs = [[u for (_, u), _ in feed.epoch(epoch)] for epoch in range(2)]
-    second_epoch = [u for (_, u), _ in feed.epoch(1, 2)]
+    epochs = [[u for _, _, _, u in feed.epoch(epoch)] for epoch in range(2)]
+    second_epoch = [u for _, _, _, u in feed.epoch(1, 2)]
     assert torch.equal(second_epoch[0], epochs[1][2]), "an epoch can start in its middle"
 
 
@@ -257,7 +257,7 @@ def test_fitting_with_unlabelled_data_equals_a_loop_by_hand(objective):
     labelled = batches(pair, batch_size=8, seed=7, device=device)
     feed = with_unlabelled(labelled, unlabelled, batch_size=8, seeds=[7], device=device)
     for epoch in range(3):
-        for (x, u), y in feed.epoch(epoch):
+        for x, y, _, u in feed.epoch(epoch):
             outputs, unlabelled_outputs = (torch.stack([network(part) for network in networks]) for part in (x, u))
             for stepper in steppers:
                 stepper.zero_grad()

@@ -228,7 +228,7 @@ def test_bad_grids_are_refused_with_a_fix(unchecked):
     refused("theorem 5.1", grid={"beta": [0.5, 1.5]})
     refused("`objective` must have a value for each .*; got augmented without `beta`", grid={"lr": [0.1]})
     refused("`lr` must be a number of at least 0; got -1", grid={"lr": [0.1, -1.0], "beta": [0.5]})
-    refused("pair of tensors", data=torch.utils.data.DataLoader([1]))
+    refused(r"give pairs \(x, y\); got Tensor", TypeError, data=torch.utils.data.DataLoader([1]))
     refused("`patience` must come with", patience=2)
     refused("`patience` must be a whole number", patience=0, validation=0.3)
 

@@ -124,8 +124,8 @@ def test_what_is_no_number_of_a_setting_is_refused_by_name(name, unchecked):
 NOT_SETTINGS = (object(), "no", b"x", np.array([[1, 2]]), [0, None], {"a": 1}, math.nan)
 """Values of other types than settings have, but for texts: names and paths."""
 SUBJECTS = {"self", "ensemble", "build", "data", "objective", "model", "x", "y", "attack", "features"}
-TAKEN = {"file": "no", "folder": "no", "checkpoint": "no"}
-"""A name in the working folder."""
+TAKEN = {"file": "no", "folder": "no", "checkpoint": "no", "output": "no"}
+"""A name in the working folder, or of an output."""
 CALLS = {
     "fit": (fit, ds.fit),
     "sweep": (sweep, ds.sweep),

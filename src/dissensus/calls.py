@@ -58,6 +58,17 @@ def network_inputs(inputs: object) -> NetworkInputs:
     checks.refuse("inputs", requirement, type(inputs).__name__, error=TypeError)
 
 
+def as_given(inputs: NetworkInputs) -> Any:
+    """Inputs as a user hands them over: the inverse of `network_inputs`.
+
+    >>> as_given(call(ids=torch.ones(1)))
+    {'ids': tensor([1.])}
+    """
+    if isinstance(inputs, Tensor) or (inputs.args and inputs.kwargs):
+        return inputs
+    return inputs.kwargs if inputs.kwargs else inputs.args
+
+
 def form(inputs: NetworkInputs) -> tuple[str, ...]:
     """How inputs are handed over, in words; nothing for one tensor.
 

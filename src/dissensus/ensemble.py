@@ -11,8 +11,10 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
-from dissensus import checks, storage
-from dissensus.calls import OutputChoice, call, check_output_choice
+from dissensus import calls, checks, storage
+from dissensus.arrays import Conversion
+from dissensus.batch import Unpack
+from dissensus.calls import NetworkInputs, OutputChoice, call, check_output_choice
 from dissensus.execution import (
     BACKENDS,
     Backend,
@@ -311,26 +313,47 @@ class Ensemble(nn.Module):
 
     @overload
     def predict(
-        self, data: Inputs, batch_size: int = 1024, *, targets: Literal[False] = False, file: str | Path | None = None
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: Literal[False] = False,
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
     ) -> Tensor: ...
 
     @overload
     def predict(
-        self, data: Inputs, batch_size: int = 1024, *, targets: Literal[True], file: str | Path | None = None
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: Literal[True],
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     @torch.no_grad()
     def predict(
-        self, data: Inputs, batch_size: int = 1024, *, targets: bool = False, file: str | Path | None = None
+        self,
+        data: Inputs,
+        batch_size: int = 1024,
+        *,
+        targets: bool = False,
+        unpack: Unpack | None = None,
+        file: str | Path | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Member outputs ``[M, N, ...]`` on the host, in evaluation mode, batch by batch; the mode is put back.
 
         Args:
-            data: Inputs ``[N, ...]``, a pair ``(x, y)``, a ``Dataset``, or a ``DataLoader``, whose own batches stand. A
-                loader that shuffles, or has another sampler than a sequential one, is refused without ``targets``: its
-                rows could not be matched with anything. A stream (``IterableDataset``) is taken in its own order.
+            data: Inputs ``[N, ...]``, a dictionary of named inputs, or a pair ``(inputs, targets)``, as tensors, NumPy
+                arrays or pandas objects; or a ``Dataset``, a ``DataLoader`` or an iterable of batches, whose own
+                batches stand. Several inputs go into a pair: ``((x1, x2), None)``. A loader that shuffles, or has
+                another sampler than a sequential one, is refused without ``targets``: its rows could not be matched
+                with anything. A stream (``IterableDataset``) is taken in its own order.
             batch_size: Examples at once: what bounds the memory that is needed besides the result.
             targets: Return ``(outputs, targets)``, with the targets ``[N, ...]`` of the same rows in the same order.
+            unpack: Function ``batch -> (inputs, targets)`` for batches of another form; see `dissensus.fit`.
             file: A ``.npy`` file for the outputs; what is returned is then a view of that file, not of memory. Its
                 space is reserved before anything is written: a full disk is an `OSError`, and leaves an earlier file.
                 A link is followed, and stays; anything but a regular file or a new one is refused.
@@ -347,7 +370,8 @@ class Ensemble(nn.Module):
         """
         targets = checks.flag("targets", targets)
         place = None if file is None else inference.replaceable(file)
-        source = inference.input_batches(data, batch_size, targets=targets)
+        conversion = Conversion.of(self)
+        source = inference.input_batches(data, batch_size, targets=targets, unpack=unpack, conversion=conversion)
         many = source.examples is None or source.examples > 4 * batch_size
         capture = capture_on(self.device) if many else None
         replayed = nullcontext() if capture is None else passes_replayed()
@@ -356,9 +380,12 @@ class Ensemble(nn.Module):
         )
         with advising(advice), settings_kept(self), on(self.device), replayed:
             self.eval()
-            passes = inference.Passes(self, self.device, capture)
+            passes = inference.Passes(self._pass, self.device, capture)
             outputs = inference.collected(passes, source, place)
             return (outputs, torch.cat(source.targets)) if targets else outputs
+
+    def _pass(self, inputs: NetworkInputs) -> Tensor:
+        return calls.outputs_of(self, inputs)
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

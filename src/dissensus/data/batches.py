@@ -1,18 +1,23 @@
 """Batches of an epoch: from tensors on the device, from a ``Dataset``, or from a foreign ``DataLoader``."""
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dissensus import checks
+from dissensus import calls, checks
+from dissensus.arrays import Conversion, is_array
+from dissensus.batch import Batch, Unpack, check_lengths, unpacked
+from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.randomness import Use, derived_seed
 
-DataLike = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-"""Data to train or evaluate on: tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader`` of such pairs."""
+DataLike = tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Iterable[Any]
+"""Data to train or evaluate on: tensors ``(inputs, targets)``, or a ``Dataset``, a ``DataLoader`` or any iterable of
+such batches. Inputs are a tensor, a tuple of inputs, or a dictionary of named inputs."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
@@ -29,8 +34,9 @@ class TensorBatches:
     seed and the same rows share their batches, which are gathered once.
 
     Args:
-        x: Inputs ``[N, ...]``.
+        x: Inputs; every tensor is ``[N, ...]``.
         y: Targets ``[N, ...]``.
+        weights: The weight of every example ``[N]``.
         batch_size: Examples per step.
         seeds: One seed per run.
         rows: Row numbers of each run's examples, ``[R, n]``; all examples by default.
@@ -44,31 +50,34 @@ class TensorBatches:
     """Whether an epoch can start in its middle."""
     parts = 1
     """Number of tensors that `raw` yields for a step."""
+    form: object = ()
+    """The structure of a batch, besides the shapes of what `raw` yields; it is always the same."""
 
     def __init__(
         self,
-        x: Tensor,
+        x: NetworkInputs,
         y: Tensor,
         *,
         batch_size: int,
         seeds: Sequence[int],
+        weights: Tensor | None = None,
         device: torch.device,
         rows: Int[Tensor, "R n"] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         augment: Augments = None,
     ) -> None:
-        if len(x) != len(y):
-            checks.refuse("data", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
-        if len(x) == 0:
-            checks.refuse("data", "hold at least one example", "none")
-        self.examples = len(x) if rows is None else rows.shape[1]
+        length = check_lengths(x, y, weights)
+        self.examples = length if rows is None else rows.shape[1]
         if drop_last and self.examples < batch_size:
             fix = "No batch would remain."
             checks.refuse("batch_size", f"be at most {self.examples} with drop_last=True", batch_size, fix)
-        check_finite("x", x)
+        for tensor in calls.tensors(x):
+            check_finite("x", tensor)
         check_finite("y", y)
-        self.x, self.y = x.to(device), y.to(device)
+        self.x, self.y = calls.mapped(lambda tensor: tensor.to(device), x), y.to(device)
+        self.weights = None if weights is None else weights.to(device)
+        self.device = self.y.device
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.seeds, self.rows, self.augment = list(seeds), rows, augment
         self._group()
@@ -81,9 +90,9 @@ class TensorBatches:
         ]
         distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         self._leaders = [keys.index(key) for key in distinct]
-        self._group_of = torch.tensor([distinct[key] for key in keys], device=self.x.device)
+        self._group_of = torch.tensor([distinct[key] for key in keys], device=self.device)
         count = len(self._leaders) if self.augment is not None else 0
-        self.generators = [torch.Generator(self.x.device) for _ in range(count)]
+        self.generators = [torch.Generator(self.device) for _ in range(count)]
 
     @property
     def per_run(self) -> bool:
@@ -113,11 +122,12 @@ class TensorBatches:
         generator = torch.Generator().manual_seed(derived_seed(self.seeds[run], Use.SHUFFLE, index))
         return rows[torch.randperm(self.examples, generator=generator)]
 
-    def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, starting at a step; the last may be smaller.
 
-        One run gives ``x [B, ...], y [B, ...]``. Several runs give ``y [R, B, ...]`` and ``x [R, B, ...]``, or
-        ``x [B, ...]`` if all runs see the same batches. Where members see different batches, x has an axis M before B.
+        One run gives inputs and targets ``[B, ...]``. Several runs give targets ``[R, B, ...]`` and inputs
+        ``[R, B, ...]``, or ``[B, ...]`` if all runs see the same batches. Where members see different batches, inputs
+        have an axis M before B.
         """
         for step, raw in enumerate(self.raw(index, start), start):
             self.seed_step(index, step)
@@ -125,7 +135,7 @@ class TensorBatches:
 
     def raw(self, index: int, start: int = 0) -> Iterator[tuple[Int[Tensor, "U B"]]]:
         """Row numbers of every step of an epoch, on the device, for each of the U distinct orders."""
-        orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.x.device)
+        orders = torch.stack([self.order(index, run) for run in self._leaders]).to(self.device)
         for rows in list(orders.split(self.batch_size, 1))[start : len(self)]:
             yield (rows,)
 
@@ -138,125 +148,262 @@ class TensorBatches:
         for generator, run in zip(self.generators, self._leaders, strict=False):
             generator.manual_seed(derived_seed(self.seeds[run], Use.AUGMENT, index, step))
 
-    def batch(self, rows: Int[Tensor, "U B"]) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Int[Tensor, "U B"]) -> Batch:
         """The batch of one step, gathered and augmented on the device."""
-        x, y = self.x[rows], self.y[rows]
+        x, y = calls.rows(self.x, rows), self.y[rows]
+        weights = None if self.weights is None else self.weights[rows]
         if self.augment is not None:
-            x = torch.stack([augmented(self.augment, batch, g) for batch, g in zip(x, self.generators, strict=True)])
-        return self._expand(x, y)
+            distinct = [calls.rows(x, place) for place in range(len(rows))]
+            x = calls.stacked(
+                [augmented(self.augment, batch, g) for batch, g in zip(distinct, self.generators, strict=True)]
+            )
+        return self._expand(x, y, weights)
 
-    def _expand(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _expand(self, x: NetworkInputs, y: Tensor, weights: Tensor | None) -> Batch:
         """Distinct batches ``[U, B, ...]`` expanded to the runs."""
+        beside = [y] if weights is None else [y, weights]
         if len(self.seeds) == 1:
-            return x[0], y[0]
+            return Batch(calls.rows(x, 0), *(part[0] for part in beside))
         if len(self._leaders) == 1:
-            return x[0], y.expand(len(self.seeds), *y.shape[1:])
-        return x[self._group_of], y[self._group_of]
+            return Batch(calls.rows(x, 0), *(part.expand(len(self.seeds), *part.shape[1:]) for part in beside))
+        return Batch(calls.rows(x, self._group_of), *(part[self._group_of] for part in beside))
 
 
-def augmented(augment: Augment | Sequence[Augment], x: Tensor, generator: torch.Generator) -> Tensor:
+def augmented(augment: Augment | Sequence[Augment], x: NetworkInputs, generator: torch.Generator) -> NetworkInputs:
     """An augmented batch ``[B, ...]``, or one per member, ``[M, B, ...]``; augmentations may write into the batch."""
     if isinstance(augment, Sequence):
-        return torch.stack([augment_member(x.clone(), generator) for augment_member in augment])
-    return augment(x, generator)
+        copies = [calls.mapped(Tensor.clone, x) for _ in augment]
+        return calls.stacked(
+            [augmented(member_augment, own, generator) for member_augment, own in zip(augment, copies, strict=True)]
+        )
+    if isinstance(x, Tensor):
+        return augment(x, generator)
+    return network_inputs(augment(calls.as_given(x), generator))
 
 
 class LoadedBatches:
-    """Batches of a ``Dataset`` or of a user's ``DataLoader``, moved to the device batch by batch, for one run.
+    """Batches of a ``Dataset``, a ``DataLoader`` or any iterable, moved to the device one by one, for all runs.
 
-    A ``Dataset`` is shuffled by (seed, epoch), and collated by its method ``collate`` if it has one. A ``DataLoader``
-    keeps its order and randomness. With ``labels=False`` a batch may consist of inputs alone. ``check`` is called with
-    the targets of every batch before they are moved to the device.
+    A ``Dataset`` is shuffled by (seed, epoch), and collated by its method ``collate`` if it has one. Everything else
+    keeps its order and randomness. All runs see the same batches, and each batch is read once.
+
+    Args:
+        source: A ``Dataset``, a ``DataLoader``, or an iterable of batches.
+        batch_size: Examples per step of a ``Dataset``; everything else has its own.
+        seeds: One seed per run.
+        device: Where batches are moved.
+        shuffle: Draw a new order of a ``Dataset`` every epoch.
+        drop_last: Omit a last batch of a ``Dataset`` that is smaller.
+        augment: Applied to every batch, seeded by (seed, epoch, step); a list contains one per member.
+        labels: Whether batches have targets; without, a batch may consist of inputs alone.
+        check: Called with the targets of every batch before they are moved to the device.
+        unpack: Inputs, targets and weights of a batch of any form.
+        steps_per_epoch: Steps of an epoch. The source is then read on where the last epoch has ended, and from its
+            beginning when it is exhausted. None: an epoch is one pass over the source, which needs a length.
+        conversion: How arrays become tensors. Inputs of real numbers must have its dtype; None: any.
     """
 
     resumable = False
-    per_run = False
     parts = 2
+    """Number of tensors that `raw` has yielded for the latest step."""
 
     def __init__(
         self,
-        source: Dataset[Any] | DataLoader[Any],
+        source: Dataset[Any] | DataLoader[Any] | Iterable[Any],
         *,
         batch_size: int,
-        seed: int,
+        seeds: Sequence[int],
         device: torch.device,
         shuffle: bool = True,
         drop_last: bool = False,
         augment: Augments = None,
         labels: bool = True,
         check: TargetCheck | None = None,
+        unpack: Unpack | None = None,
+        steps_per_epoch: int | None = None,
+        conversion: Conversion | None = None,
     ) -> None:
-        self.device, self.seed, self.augment, self.labels, self.check = device, seed, augment, labels, check
-        self.generators = [torch.Generator(device)] if augment is not None else []
+        self.device, self.seeds, self.augment, self.labels, self.check = device, list(seeds), augment, labels, check
+        self.unpack, self.steps_per_epoch, self.conversion = unpack, steps_per_epoch, conversion
         self.generator: torch.Generator | None = None
-        if isinstance(source, DataLoader):
-            self.loader = source
-        else:
+        self.form: object = ()
+        """The structure of the latest batch."""
+        self._rebuilt: Callable[[Sequence[Tensor]], Batch] | None = None
+        self._reading: tuple[int, Iterator[Any]] | None = None
+        """With ``steps_per_epoch``: the next epoch, and the source as far as it has been read."""
+        streams = isinstance(source, IterableDataset)
+        if isinstance(source, Dataset) and not isinstance(source, DataLoader):
+            if shuffle and not streams and len(set(self.seeds)) > 1:
+                fix = "Use a DataLoader, whose order is the same for all runs, or tensors."
+                checks.refuse("data", "have one order for runs of several seeds", "a Dataset", fix)
             self.generator = torch.Generator()
             collate = getattr(source, "collate", None)
-            self.loader = DataLoader(
-                source, batch_size, shuffle, drop_last=drop_last, generator=self.generator, collate_fn=collate
+            self.loader: Iterable[Any] = DataLoader(
+                source,
+                batch_size,
+                shuffle and not streams,
+                drop_last=drop_last,
+                generator=self.generator,
+                collate_fn=collate,
             )
-        try:
-            empty = len(self.loader) == 0
-        except TypeError:
-            fix = "Read it into a map-style Dataset, or into tensors."
-            checks.refuse("data", "have a length", "a stream (IterableDataset)", fix, TypeError)
-        if empty:
+        else:
+            self.loader = source
+        self._group()
+        if steps_per_epoch is not None:
+            self.steps = checks.count("steps_per_epoch", steps_per_epoch)
+            return
+        length = _length(self.loader)
+        if length is None:
+            fix = "Pass steps_per_epoch=..., the number of batches that count as an epoch."
+            got = "a stream (IterableDataset)" if streams or _is_stream(source) else type(source).__name__
+            checks.refuse("data", "have a length", got, fix, TypeError)
+        if length == 0:
             checks.refuse("data", "give at least one batch", "an empty loader")
+        if isinstance(self.loader, Iterator):
+            fix = "Pass a list or a DataLoader, or steps_per_epoch=... to read on where an epoch ended."
+            checks.refuse("data", "be readable once per epoch", "an iterator, which can be read once", fix, TypeError)
+        self.steps = length
+
+    def _group(self) -> None:
+        """Group the runs that see the same augmented batches: those with the same seed."""
+        distinct = {seed: place for place, seed in enumerate(dict.fromkeys(self.seeds))}
+        self._group_of = torch.tensor([distinct[seed] for seed in self.seeds], device=self.device)
+        self._leaders = list(distinct) if self.augment is not None else []
+        self.generators = [torch.Generator(self.device) for _ in self._leaders]
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return self.steps
+
+    @property
+    def per_run(self) -> bool:
+        """Whether runs see different batches."""
+        return len(self._leaders) > 1
 
     @property
     def per_member(self) -> bool:
         """Whether members see different batches."""
         return isinstance(self.augment, Sequence)
 
+    def select(self, runs: Sequence[int]) -> None:
+        """Continue with these runs only."""
+        self.seeds = [self.seeds[run] for run in runs]
+        self._group()
+
     def generator_of_loader(self) -> torch.Generator | None:
         """The generator that a user's ``DataLoader`` shuffles by, if it has one."""
+        if not isinstance(self.loader, DataLoader):
+            return None
         return self.loader.generator or getattr(self.loader.sampler, "generator", None)
 
-    def epoch(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from its beginning."""
         for step, raw in enumerate(self.raw(index, start)):
             self.seed_step(index, step)
             yield self.batch(*raw)
 
-    def raw(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of the loader, moved to the device."""
+    def raw(self, index: int, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """The tensors of every batch, moved to the device."""
         assert start == 0, "a DataLoader cannot start in the middle of an epoch"
-        if self.generator is not None:
-            self.generator.manual_seed(derived_seed(self.seed, Use.SHUFFLE, index))
-        for batch in self.loader:
-            if not self.labels:
-                inputs = batch[0] if isinstance(batch, list | tuple) else batch
-                batch = (inputs, torch.zeros(len(inputs)))
-            if not isinstance(batch, list | tuple) or len(batch) != 2:
-                checks.refuse("data", "give pairs (x, y)", type(batch).__name__)
+        for batch in self._batches(index):
+            read = unpacked(batch, self.unpack, labels=self.labels, conversion=self.conversion)
+            if self.conversion is not None:
+                check_dtype(read.inputs, self.conversion.dtype)
             if self.check is not None:
-                self.check(batch[1])
-            x, y = (part.to(self.device, non_blocking=True) for part in batch)
-            yield x, y
+                self.check(read.targets)
+            inputs, rebuilt = calls.split_tensors(read.inputs)
+            weights = [] if read.weights is None else [read.weights]
+            self._rebuilt = functools.partial(_rebuilt_batch, rebuilt, len(inputs))
+            raw = (*inputs, read.targets, *weights)
+            self.parts, self.form = len(raw), (calls.form(read.inputs), len(inputs))
+            yield tuple(part.to(self.device, non_blocking=True) for part in raw)
 
-    def size(self, x: Tensor, y: Tensor) -> int:  # noqa: ARG002
+    def _batches(self, index: int) -> Iterator[Any]:
+        """The batches of an epoch as the source gives them."""
+        if self.steps_per_epoch is None:
+            yield from self._pass(index)
+            return
+        first, reading = self._reading or (0, self._endless())
+        for _ in range((index - first) * self.steps_per_epoch):  # a resumed training reads up to where it stopped
+            next(reading)
+        self._reading = (index + 1, reading)
+        for _ in range(self.steps_per_epoch):
+            yield next(reading)
+
+    def _endless(self) -> Iterator[Any]:
+        """The source, again and again."""
+        passes = 0
+        while True:
+            count = 0
+            for batch in self._pass(passes):
+                count += 1
+                yield batch
+            passes += 1
+            if not count:
+                got = "no batch" if passes == 1 else "an iterator that has ended"
+                fix = "Pass a list, a DataLoader, or an object whose __iter__ starts again; or fewer steps."
+                checks.refuse("data", "give batches for every step", got, fix)
+
+    def _pass(self, index: int) -> Iterator[Any]:
+        if self.generator is not None:
+            self.generator.manual_seed(derived_seed(self.seeds[0], Use.SHUFFLE, index))
+        yield from self.loader
+
+    def size(self, *raw: Tensor) -> int:
         """Number of examples of a step."""
-        return len(y)
+        return len(raw[0])
 
     def seed_step(self, index: int, step: int) -> None:
-        """Seed the generator for a step: its draws depend on (seed, epoch, step) alone."""
-        for generator in self.generators:
-            generator.manual_seed(derived_seed(self.seed, Use.AUGMENT, index, step))
+        """Seed the generators for a step: their draws depend on (seed, epoch, step) alone."""
+        for generator, seed in zip(self.generators, self._leaders, strict=True):
+            generator.manual_seed(derived_seed(seed, Use.AUGMENT, index, step))
 
-    def batch(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def rebuilt(self, raw: Sequence[Tensor]) -> Batch:
+        """A batch of the tensors that `raw` has yielded, as the source gave it."""
+        assert self._rebuilt is not None
+        return self._rebuilt(raw)
+
+    def batch(self, *raw: Tensor) -> Batch:
         """The batch of one step, augmented."""
-        if self.augment is None:
-            return x, y
-        return augmented(self.augment, x.clone(), self.generators[0]), y  # the batch may share memory with the data set
+        inputs, *beside = self.rebuilt(raw)[:3]
+        if self.augment is not None:
+            own = [calls.mapped(Tensor.clone, inputs) for _ in self.generators]  # it may share memory with the data set
+            own = [augmented(self.augment, x, g) for x, g in zip(own, self.generators, strict=True)]
+            inputs = calls.rows(calls.stacked(own), self._group_of) if self.per_run else own[0]
+        if len(self.seeds) > 1:
+            beside = [None if part is None else part.expand(len(self.seeds), *part.shape) for part in beside]
+        targets, weights = beside
+        assert targets is not None
+        return Batch(inputs, targets, weights)
 
 
-def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
-    """``(x, y)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
+def _rebuilt_batch(rebuilt: Callable[[Sequence[Tensor]], NetworkInputs], inputs: int, parts: Sequence[Tensor]) -> Batch:
+    """A batch of its tensors: those of the inputs, the targets, and the weights if there are any."""
+    return Batch(rebuilt(parts[:inputs]), *parts[inputs:])
+
+
+def _length(source: Iterable[Any]) -> int | None:
+    try:
+        return len(source)  # pyright: ignore[reportArgumentType]  # an iterable may have a length
+    except TypeError:
+        return None
+
+
+def _is_stream(source: object) -> bool:
+    return isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
+
+
+def check_dtype(inputs: NetworkInputs, dtype: torch.dtype) -> None:
+    """Refuse inputs of real numbers in another precision than the networks'."""
+    for tensor in calls.tensors(inputs):
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            fix = f"Use x.{ {torch.float64: 'double', torch.bfloat16: 'bfloat16'}.get(dtype, 'float') }()."
+            checks.refuse("x", f"have the networks' dtype, {dtype}", str(tensor.dtype), fix, TypeError)
+
+
+def as_pair(data: object) -> tuple[NetworkInputs, Tensor] | None:
+    """``(inputs, targets)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
+
+    Inputs may be a tuple or a dictionary of tensors as well.
 
     A class derived from ``TensorDataset``, or a data set that is a list as well, may change what an example is, so it
     is read example by example.
@@ -264,32 +411,44 @@ def as_pair(data: object) -> tuple[Tensor, Tensor] | None:
     if type(data) is TensorDataset and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     if isinstance(data, tuple | list) and not isinstance(data, Dataset | DataLoader):
-        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            fix = "Arrays? Use torch.from_numpy(...).float()."
-            checks.refuse("data", "be a pair of tensors (x, y)", [type(part).__name__ for part in data], fix, TypeError)
-        return data[0], data[1]
+        if isinstance(data, list) and data and all(isinstance(part, tuple | list | Mapping) for part in data):
+            return None  # a list of batches
+        if (
+            len(data) != 2
+            or not isinstance(data[1], Tensor)
+            or not isinstance(data[0], Tensor | tuple | list | Mapping | calls.Call)
+        ):
+            fix = "Weights of examples? Pass weights=..." if len(data) == 3 else "Arrays? Use torch.from_numpy(...)."
+            checks.refuse("data", "be a pair (inputs, targets)", [type(part).__name__ for part in data], fix, TypeError)
+        return network_inputs(data[0]), data[1]
     return None
 
 
-def end_to_end(name: str, data: object) -> tuple[Tensor, Tensor, int]:
+def folds_of(data: Any) -> list[Any]:
+    """The pairs of a list of pairs, such as the folds of a cross-validation; otherwise the data alone."""
+    several = isinstance(data, list) and all(isinstance(part, tuple | list | TensorDataset) for part in data)
+    return data if several else [data]
+
+
+def end_to_end(name: str, data: object) -> tuple[NetworkInputs, Tensor, int]:
     """The concatenation of one pair ``(x, y)`` or of a list of pairs of one shape, and the number of pairs.
 
     >>> x, y, folds = end_to_end("data", [(torch.zeros(4, 2), torch.zeros(4)), (torch.ones(4, 2), torch.ones(4))])
     >>> x.shape, y.shape, folds
     (torch.Size([8, 2]), torch.Size([8]), 2)
     """
-    pairs = data if isinstance(data, list) and not any(isinstance(part, Tensor) for part in data) else [data]
+    pairs = folds_of(data)
     tensors = [pair for pair in map(as_pair, pairs) if pair is not None]
     if not tensors or len(tensors) < len(pairs):
         got = type(data).__name__
         checks.refuse(name, "be a pair of tensors (x, y), or a list of such pairs", got, "Runs share the device.")
-    shapes = {(tuple(x.shape), tuple(y.shape), x.dtype, y.dtype) for x, y in tensors}
+    shapes = {str([(part.shape, part.dtype) for part in (*calls.tensors(x), y)]) for x, y in tensors}
     if len(shapes) > 1:
         got = f"{len(shapes)} shapes"
         checks.refuse(name, "hold pairs of one shape and dtype", got, "Sweep over each shape separately.")
     if len(tensors) == 1:
         return *tensors[0], 1
-    return torch.cat([x for x, _ in tensors]), torch.cat([y for _, y in tensors]), len(tensors)
+    return calls.concatenated([x for x, _ in tensors]), torch.cat([y for _, y in tensors]), len(tensors)
 
 
 def batches(
@@ -319,9 +478,30 @@ def batches(
         if check is not None:
             check(pair[1])
         return TensorBatches(*pair, seeds=[seed], **settings)
+    return LoadedBatches(check_source(data), seeds=[seed], check=check, **settings)
+
+
+def is_source(data: Any) -> bool:
+    """Whether data is a source of batches: a ``Dataset`` of more than two tensors, a ``DataLoader``, or an iterable.
+
+    A list of pairs of tensors is none: those are the folds of a sweep.
+    """
     if isinstance(data, Dataset | DataLoader):
-        return LoadedBatches(data, seed=seed, check=check, **settings)
-    checks.refuse("data", "be (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
+        return as_pair(data) is None
+    return isinstance(data, Iterable) and not isinstance(data, tuple | list | str | bytes | Tensor | Mapping)
+
+
+def check_source(data: Any) -> Dataset[Any] | DataLoader[Any] | Iterable[Any]:
+    """A source of batches; anything else is refused."""
+    if is_array(data):
+        got, fix = type(data).__name__, 'As in (frame[["age", "height"]], frame["label"]).'
+        checks.refuse("data", "be (inputs, targets)", f"one {got}", fix, TypeError)
+    if isinstance(data, Dataset | DataLoader) or (
+        isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | Mapping)
+    ):
+        return data
+    requirement = "be (inputs, targets), a Dataset, a DataLoader or an iterable of batches"
+    checks.refuse("data", requirement, type(data).__name__, error=TypeError)
 
 
 def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -339,10 +519,13 @@ def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tenso
     return order[size:], order[:size]
 
 
-def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+Pair = tuple[NetworkInputs, Tensor]
+
+
+def split(x: NetworkInputs, y: Tensor, fraction: float, seed: int) -> tuple[Pair, Pair]:
     """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
-    rest, part = split_rows(len(x), fraction, seed)
-    return (x[rest], y[rest]), (x[part], y[part])
+    rest, part = split_rows(calls.examples(x), fraction, seed)
+    return (calls.rows(x, rest), y[rest]), (calls.rows(x, part), y[part])
 
 
 _CHUNK = 2**26

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dissensus import checks
+from dissensus.calls import Call, network_inputs
 from dissensus.data.batches import DataLike, as_pair
 from dissensus.execution.skeleton import first_line
 from dissensus.fingerprint import Namespace, Replace, digest, fingerprint
@@ -58,6 +59,8 @@ def pairs_of(data: DataLike, batch_size: int) -> Pairs:
     pair = as_pair(data)
     if pair is not None:
         x, y = pair
+        if not isinstance(x, Tensor):
+            checks.refuse("data", "be pairs of tensors (x, y)", "several inputs", error=TypeError)
         if len(x) != len(y):
             checks.refuse("data", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
         if len(x) == 0:
@@ -173,9 +176,12 @@ def data_fingerprint(
     """
     if data is None or isinstance(data, Tensor):
         return None if data is None else digest(data)
+    if isinstance(data, Mapping | Call):
+        return fingerprint(network_inputs(data))
     pair = as_pair(data)
     if pair is not None:
-        return digest(*pair)
+        inputs, targets = pair
+        return digest(inputs, targets) if isinstance(inputs, Tensor) else fingerprint((inputs, targets))
     dataset = data.dataset if isinstance(data, DataLoader) else data
     contents = _Contents(replace or (lambda value: value), visit)
     if visit is not None:

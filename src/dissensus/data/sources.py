@@ -219,6 +219,8 @@ def train_test_split(name: str | DatasetInfo, *, seed: int, test_fraction: float
     """
     x, y = load(name)
     train, test = split(x.flatten(1).float(), y.float() if y.is_floating_point() else y, test_fraction, seed)
+    assert isinstance(train[0], Tensor)
+    assert isinstance(test[0], Tensor)
     train_x, test_x = _standardise(train[0], test[0])
     if not y.is_floating_point():
         return TrainTestSplit((train_x, train[1]), (test_x, test[1]), int(y.max()) + 1)

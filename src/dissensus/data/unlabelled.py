@@ -1,20 +1,22 @@
 """Batches of labelled data together with batches of unlabelled data."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dissensus import checks
+from dissensus import calls, checks
+from dissensus.batch import Batch, Unpack
+from dissensus.calls import NetworkInputs
 from dissensus.data.batches import Augments, DataLike, LoadedBatches, TensorBatches, as_pair
 from dissensus.randomness import Use, derived_seed
 
 
 class WithUnlabelled:
-    """Batches of labelled data, each together with a batch of unlabelled data: ``((x, u), y)``.
+    """Batches of labelled data, each together with the inputs of a batch of unlabelled data.
 
     An epoch is an epoch of the labelled data. The unlabelled data is repeated in rounds, each in a new order. A smaller
     last batch of a round of tensors is omitted. A loader starts a new round with every epoch.
@@ -23,7 +25,7 @@ class WithUnlabelled:
     def __init__(self, labelled: TensorBatches | LoadedBatches, unlabelled: TensorBatches | LoadedBatches) -> None:
         self.labelled, self.unlabelled = labelled, unlabelled
         self.resumable = labelled.resumable and unlabelled.resumable
-        self._first: Tensor | None = None
+        self._first: NetworkInputs | None = None
 
     @property
     def per_run(self) -> bool:
@@ -46,10 +48,14 @@ class WithUnlabelled:
     def select(self, runs: Sequence[int]) -> None:
         """Continue with these runs only."""
         for batches in (self.labelled, self.unlabelled):
-            if isinstance(batches, TensorBatches):
-                batches.select(runs)
+            batches.select(runs)
 
-    def epoch(self, index: int, start: int = 0) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor]]:
+    @property
+    def form(self) -> object:
+        """The structure of the latest batch, besides the shapes of what `raw` yields."""
+        return self.labelled.form, self.unlabelled.form
+
+    def epoch(self, index: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, starting at a step."""
         for step, raw in enumerate(self.raw(index, start), start):
             self.seed_step(index, step)
@@ -78,23 +84,24 @@ class WithUnlabelled:
         self.labelled.seed_step(index, step)
         self.unlabelled.seed_step(index, step)
 
-    def batch(self, *raw: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def batch(self, *raw: Tensor) -> Batch:
         """The batches of one step."""
         labelled: Any = self.labelled
         unlabelled: Any = self.unlabelled
-        x, y = labelled.batch(*raw[: labelled.parts])
-        return (x, unlabelled.batch(*raw[labelled.parts :])[0]), y
+        batch: Batch = labelled.batch(*raw[: labelled.parts])
+        return batch._replace(unlabelled=unlabelled.batch(*raw[labelled.parts :]).inputs)
 
-    def first_unlabelled(self) -> Tensor:
+    def first_unlabelled(self) -> NetworkInputs:
         """The first unlabelled batch, without augmentation, for measures that must not change between epochs."""
         unlabelled = self.unlabelled
         if isinstance(unlabelled, TensorBatches):
-            return unlabelled.x[: unlabelled.batch_size]
+            return calls.rows(unlabelled.x, slice(unlabelled.batch_size))
         if self._first is None:
             generator = unlabelled.generator_of_loader()
             before = None if generator is None else generator.get_state()
             with torch.random.fork_rng(devices=[]):  # reading it must not change the draws of training
-                self._first = next(unlabelled.raw(0))[0]
+                raw = next(unlabelled.raw(0))
+                self._first = unlabelled.rebuilt(raw).inputs
             if generator is not None and before is not None:
                 generator.set_state(before)
         return self._first
@@ -117,27 +124,44 @@ def with_unlabelled(
     seeds: Sequence[int],
     device: torch.device,
     augment: Augments = None,
+    unpack: Unpack | None = None,
 ) -> WithUnlabelled:
-    """Labelled batches together with unlabelled ones: from a tensor, a pair, a ``Dataset`` or a ``DataLoader``.
+    """Labelled batches together with unlabelled ones: from inputs, a pair, or a source of batches.
 
     Targets of the unlabelled data are ignored.
     """
     seeds = [derived_seed(seed, Use.UNLABELLED) for seed in seeds]
-    inputs = data if isinstance(data, Tensor) else (as_pair(data) or (None,))[0]
-    if isinstance(inputs, Tensor):
-        if not len(inputs):
+    inputs = unlabelled_inputs(data)
+    if inputs is not None:
+        length = calls.examples(inputs, "unlabelled")
+        if not length:
             checks.refuse("unlabelled", "hold at least one example", "none")
-        size = min(batch_size, len(inputs))
-        targets = torch.zeros(len(inputs))
+        size = min(batch_size, length)
+        targets = torch.zeros(length)
         unlabelled: TensorBatches | LoadedBatches = TensorBatches(
             inputs, targets, batch_size=size, seeds=seeds, device=device, drop_last=True, augment=augment
         )
-    elif isinstance(data, Dataset | DataLoader):
+    else:
+        if not isinstance(data, Dataset | DataLoader):
+            checks.refuse("unlabelled", "be a tensor, a Dataset or a DataLoader", type(data).__name__, error=TypeError)
         if len(seeds) > 1:
             checks.refuse("unlabelled", "be a tensor where several runs share it", type(data).__name__)
         unlabelled = LoadedBatches(
-            data, batch_size=batch_size, seed=seeds[0], device=device, drop_last=False, augment=augment, labels=False
+            data,
+            batch_size=batch_size,
+            seeds=seeds,
+            device=device,
+            drop_last=False,
+            augment=augment,
+            labels=False,
+            unpack=unpack,
         )
-    else:
-        checks.refuse("unlabelled", "be a tensor, a Dataset or a DataLoader", type(data).__name__, error=TypeError)
     return WithUnlabelled(labelled, unlabelled)
+
+
+def unlabelled_inputs(data: object) -> NetworkInputs | None:
+    """Inputs in memory of data without labels: a tensor, named inputs, or those of a pair; None for a source."""
+    if isinstance(data, Tensor | Mapping | calls.Call):
+        return calls.network_inputs(data)
+    pair = as_pair(data)
+    return None if pair is None else pair[0]

@@ -3,7 +3,7 @@
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from dissensus import checks, storage
+from dissensus import calls, checks, storage
+from dissensus.arrays import Conversion, is_array
+from dissensus.batch import Unpack, unpacked
+from dissensus.calls import Call, NetworkInputs, network_inputs
 from dissensus.execution.graphs import Capture
 from dissensus.execution.out_of_memory import OutOfMemory
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.output_files import is_replaceable
 
-Inputs = Tensor | tuple[Tensor, ...] | Dataset[Any] | DataLoader[Any]
+Inputs = Any
+"""Inputs (a tensor, an array, a dictionary of named inputs), a pair ``(inputs, targets)``, or a source of batches."""
 WARM_UP = 2
 """Eager passes of a shape before one is captured."""
 MOST_SHAPES = 4
@@ -29,54 +33,93 @@ MOST_SHAPES = 4
 class InputBatches(NamedTuple):
     """Batches of inputs."""
 
-    batches: Iterable[Tensor]
+    batches: Iterable[NetworkInputs]
     examples: int | None
     """The number of examples in all batches; None if it is not known in advance."""
     targets: list[Tensor]
     """Targets of the batches that have been read, if they were asked for; on the host."""
 
 
-def input_batches(data: Inputs, batch_size: int, *, targets: bool = False) -> InputBatches:
-    """Inputs from a tensor, a pair ``(x, y)``, a ``Dataset`` or a ``DataLoader``, which keeps its batch size.
+def input_batches(
+    data: Inputs,
+    batch_size: int,
+    *,
+    targets: bool = False,
+    unpack: Unpack | None = None,
+    conversion: Conversion | None = None,
+) -> InputBatches:
+    """Inputs from memory, a ``Dataset``, a ``DataLoader`` or an iterable of batches, which keep their batch size.
 
     Outputs come in the order of the batches. A loader that changes the order of its data set is refused unless its
     targets are returned too.
     """
     batch_size = checks.count("batch_size", batch_size)
+    conversion = conversion or Conversion(torch.get_default_dtype())
     labels: object = None
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+    if _is_pair(data):
         data, labels = data
-    if isinstance(data, Tensor):
-        if len(data) == 0:
-            checks.refuse("data", "hold at least one example", checks.shape_text(data.shape))
-        if not targets:
-            return InputBatches(data.split(batch_size), len(data), [])
-        if not isinstance(labels, Tensor):
-            checks.refuse("data", "hold targets where they are asked for", "inputs alone", "Pass (x, y).", TypeError)
-        if len(labels) != len(data):
-            checks.refuse("data", "hold as many targets as inputs", f"{len(data)} inputs and {len(labels)} targets")
-        return InputBatches(data.split(batch_size), len(data), [labels.detach().cpu()])
+        labels = conversion.targets(labels)
+        data = data if isinstance(data, Tensor | Mapping | Call) or is_array(data) else tuple(data)
+        data = network_inputs(conversion.inputs(data))
+    elif isinstance(data, Mapping) or is_array(data):
+        data = network_inputs(conversion.inputs(data))
+    if isinstance(data, Tensor | Call):
+        if unpack is not None:
+            checks.refuse("unpack", "come with a Dataset, a DataLoader or an iterable of batches", "tensors")
+        return _from_memory(data, labels if targets else None, batch_size, targets)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         collate = getattr(data, "collate", None)
         # With a separate generator, since a loader draws a seed from the global one.
         data = DataLoader(data, batch_size, generator=torch.Generator(), collate_fn=collate)
-    if not isinstance(data, DataLoader):
-        checks.refuse("data", "be a tensor, (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
-    if not targets:
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        requirement = "be a tensor, (x, y), a Dataset, a DataLoader or an iterable of batches"
+        checks.refuse("data", requirement, type(data).__name__, error=TypeError)
+    if not targets and isinstance(data, DataLoader):
         _check_order(data)
     read: list[Tensor] = []
-    return InputBatches(_inputs(data, read if targets else None), _examples(data), read)
+    batches = _inputs(data, read if targets else None, unpack, conversion)
+    return InputBatches(batches, _examples(data) if isinstance(data, DataLoader) else None, read)
 
 
-def _inputs(loader: DataLoader[Any], read: list[Tensor] | None) -> Iterator[Tensor]:
-    """The inputs of every batch; targets are appended to ``read`` if it is a list."""
-    for batch in loader:
+def _is_pair(data: object) -> bool:
+    """Whether data is ``(inputs, targets)``, or ``(inputs, None)``, in memory."""
+    if not isinstance(data, tuple | list) or isinstance(data, Dataset | DataLoader) or len(data) != 2:
+        return False
+    inputs, targets = data
+    return (isinstance(targets, Tensor) or targets is None or is_array(targets)) and not isinstance(inputs, str)
+
+
+def _from_memory(data: NetworkInputs, labels: object, batch_size: int, targets: bool) -> InputBatches:
+    length = calls.examples(data, "data")
+    if length == 0:
+        checks.refuse("data", "hold at least one example", checks.shape_text(calls.first_tensor(data).shape))
+    if not targets:
+        return InputBatches(calls.split(data, batch_size), length, [])
+    if not isinstance(labels, Tensor):
+        checks.refuse("data", "hold targets where they are asked for", "inputs alone", "Pass (x, y).", TypeError)
+    if len(labels) != length:
+        checks.refuse("data", "hold as many targets as inputs", f"{length} inputs and {len(labels)} targets")
+    return InputBatches(calls.split(data, batch_size), length, [labels.detach().cpu()])
+
+
+def _inputs(
+    source: Iterable[Any], read: list[Tensor] | None, unpack: Unpack | None, conversion: Conversion
+) -> Iterator[NetworkInputs]:
+    """The inputs of every batch; targets are appended to ``read`` if it is a list.
+
+    Without ``unpack``, the first part of a batch is its inputs, and the second its targets.
+    """
+    for batch in source:
         if read is not None:
-            if not isinstance(batch, list | tuple) or len(batch) < 2 or not isinstance(batch[1], Tensor):
-                got = type(batch).__name__ if isinstance(batch, Tensor) or not batch else f"{len(batch)} parts"
-                checks.refuse("data", "give pairs (x, y) of tensors where targets are asked for", got, error=TypeError)
-            read.append(batch[1].detach().cpu())
-        yield batch[0] if isinstance(batch, list | tuple) else batch
+            if unpack is None and isinstance(batch, list | tuple) and len(batch) > 2:
+                batch = batch[:2]
+            whole = unpacked(batch, unpack, conversion=conversion)
+            read.append(whole.targets.detach().cpu())
+            yield whole.inputs
+        elif unpack is None and isinstance(batch, Mapping):
+            yield network_inputs(conversion.inputs(batch))
+        else:
+            yield unpacked(batch, unpack, labels=False, conversion=conversion).inputs
 
 
 def _check_order(loader: DataLoader[Any]) -> None:
@@ -120,20 +163,22 @@ def _examples(loader: DataLoader[Any]) -> int | None:
 class Passes:
     """Forward passes on a device; on a GPU, passes of a shape that comes again are replayed from a graph."""
 
-    def __init__(self, run: Callable[[Tensor], Tensor], device: torch.device, capture: Capture | None) -> None:
+    def __init__(self, run: Callable[[NetworkInputs], Tensor], device: torch.device, capture: Capture | None) -> None:
         self.run, self.device = run, device
         self.cache = GraphCache("passes", lambda: capture, warm_up=WARM_UP, most=MOST_SHAPES, level=logging.INFO)
 
-    def __call__(self, batch: Tensor) -> Tensor:
+    def __call__(self, batch: NetworkInputs) -> Tensor:
         """Outputs on the device, which the next call may overwrite."""
-        graph = self.cache.graph((batch.shape, batch.dtype), functools.partial(self._recording, batch))
+        tensors, rebuilt = calls.split_tensors(batch)
+        key = (calls.form(batch), *((tensor.shape, tensor.dtype) for tensor in tensors))
+        graph = self.cache.graph(key, functools.partial(self._recording, tensors, rebuilt))
         if graph is None:
-            return self.run(batch.to(self.device, non_blocking=True))
-        return graph(batch, non_blocking=True)
+            return self.run(rebuilt([tensor.to(self.device, non_blocking=True) for tensor in tensors]))
+        return graph(*tensors, non_blocking=True)
 
-    def _recording(self, batch: Tensor) -> Recording:
-        held = batch.to(self.device, copy=True)
-        return Recording(lambda: self.run(held), (held,))
+    def _recording(self, tensors: list[Tensor], rebuilt: Callable[[Sequence[Tensor]], NetworkInputs]) -> Recording:
+        held = [tensor.to(self.device, copy=True) for tensor in tensors]
+        return Recording(lambda: self.run(rebuilt(held)), tuple(held))
 
 
 class _Transfer(NamedTuple):
@@ -155,14 +200,15 @@ def collected(passes: Passes, source: InputBatches, file: Path | None) -> Tensor
     start = 0
     try:
         for batch in source.batches:
-            outputs, place = passes(batch), slice(start, start + len(batch))
+            length = calls.examples(batch, "data")
+            outputs, place = passes(batch), slice(start, start + length)
             following = _transfer(outputs, buffers, place) if outputs.is_cuda else None
             if waiting is not None:
                 collection.receive(waiting)
             if following is None:
                 collection.write(outputs, place)
             waiting = following
-            start += len(batch)
+            start += length
         if start == 0:
             checks.refuse("data", "hold at least one example", "none")
         if waiting is not None:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 from dissensus import checks
 from dissensus.axes import Pool
 
+EXAMPLE_WEIGHTS = "example_weights"
+"""The parameter by which an objective takes the weight of each example in its means over the batch."""
 UNLABELLED = "unlabelled"
 """The parameter of an objective that takes member outputs on data without labels."""
 ADVERSARIAL = "adversarial"

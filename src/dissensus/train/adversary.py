@@ -101,7 +101,11 @@ class Adversary:
 
     def step_inputs(self, engine: Attackable, inputs: Sequence[StepInput], y: Tensor) -> list[StepInput]:
         """The inputs of a step after an attack on the first of them."""
-        attacked = StepInput(self.attacked(engine, inputs[0].x, y), False, self.per_member)
+        x = inputs[0].x
+        if not isinstance(x, Tensor):
+            fix = "Attack a network whose other inputs are fixed inside of it."
+            checks.refuse("adversarial", "come with networks of one input tensor", "several inputs", fix)
+        attacked = StepInput(self.attacked(engine, x, y), False, self.per_member)
         return [inputs[0], attacked] if self.settings.beside else [attacked, *inputs[1:]]
 
     def attacked(self, engine: Attackable, x: Tensor, y: Tensor) -> Tensor:

@@ -64,12 +64,12 @@ class GraphSteps:
         self.tell(engine)
 
     def _step(self, engine: Engine, raw: Raw, factor: Tensor) -> None:
-        shapes = tuple(part.shape for part in raw)
+        shapes = (engine.feed.form, *(part.shape for part in raw))
         graph = self.cache.graph(shapes, functools.partial(self._recording, engine, raw), engine.feed.generators)
         if graph is not None:
             graph(*raw, factor)
         else:
-            engine.step(*engine.feed.batch(*raw), factor)
+            engine.step(engine.feed.batch(*raw), factor)
             engine.state.ticks.add_(1)
 
     def _recording(self, engine: Engine, raw: Raw) -> Recording:
@@ -79,8 +79,7 @@ class GraphSteps:
         batch = tuple(part.clone() for part in raw)
 
         def whole_step() -> None:
-            x, y = engine.feed.batch(*batch)
-            engine.device_step(x, y, self.factor, self.failed_at)
+            engine.device_step(engine.feed.batch(*batch), self.factor, self.failed_at)
 
         return Recording(whole_step, (*batch, self.factor))
 
@@ -97,7 +96,7 @@ class GraphSteps:
             feed.seed_step(engine.state.epoch, step - base)
             engine.state.ticks.fill_(step)
             before = {name: tensor.clone() for name, tensor in engine.body.state().items()}
-            repeated = engine.raw_gradient(*feed.batch(*self.past[step]))
+            repeated = engine.raw_gradient(feed.batch(*self.past[step]))
             engine.body.merge(engine.body.state(), before, torch.ones_like(engine.state.active))
             engine.blame(run, step, *repeated)
         engine.state.ticks.fill_(now)

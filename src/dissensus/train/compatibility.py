@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dissensus import checks
-from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end
+from dissensus import calls, checks
+from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end, is_source
+from dissensus.data.unlabelled import unlabelled_inputs
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
+    EXAMPLE_WEIGHTS,
     UNLABELLED,
     declaration,
     is_separable,
@@ -20,6 +22,7 @@ from dissensus.objectives.declaration import (
 )
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.grid import Run
+from dissensus.train.settings import BatchSettings
 from dissensus.train.state import TrainState
 
 log = logging.getLogger("dissensus")
@@ -80,18 +83,20 @@ def check_validation(
     pair = None if held_out is None else as_pair(held_out)
     if pair is not None:
         x, y = pair
-        if not len(x):
+        length = calls.examples(x, "validation")
+        if not length:
             checks.refuse("validation", "hold at least one example", "none")
-        if len(x) != len(y):
-            checks.refuse("validation", "hold as many targets as inputs", f"{len(x)} inputs and {len(y)} targets")
-        check_finite("validation x", x)
+        if not y.ndim or length != len(y):
+            checks.refuse("validation", "hold as many targets as inputs", f"{length} inputs and {len(y)} targets")
+        for tensor in calls.tensors(x):
+            check_finite("validation x", tensor)
         check_finite("validation y", y)
     return mode or "min"
 
 
-def held_out_of(validation: object, folds: int) -> tuple[tuple[Tensor, Tensor] | float | None, int]:
+def held_out_of(validation: Any, folds: int) -> tuple[DataLike | float | None, int]:
     """Validation data of a sweep (all folds end to end, a fraction, or None), and the number of its folds."""
-    if validation is None or isinstance(validation, float):
+    if validation is None or isinstance(validation, float) or is_source(validation):
         return validation, 1
     if isinstance(validation, int):
         checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
@@ -167,11 +172,40 @@ def check_augments(augment: Augments, members: int) -> None:
 def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:
     """Refuse unlabelled examples whose shape or type differs from that of the labelled ones."""
     pair = as_pair(data)
-    x = unlabelled if isinstance(unlabelled, Tensor) else (as_pair(unlabelled) or (None,))[0]
-    if pair is None or x is None or (x.shape[1:] == pair[0].shape[1:] and x.dtype == pair[0].dtype):
+    x = unlabelled_inputs(unlabelled)
+    if pair is None or x is None:
         return
-    wanted = f"{checks.shape_text(pair[0].shape[1:])} {pair[0].dtype}"
-    checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", f"{list(x.shape[1:])} {x.dtype}")
+    wanted, got = (
+        ", ".join(f"{checks.shape_text(t.shape[1:])} {t.dtype}" for t in calls.tensors(part)) for part in (pair[0], x)
+    )
+    if wanted != got:
+        checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", got)
+
+
+def check_batches(data: DataLike, settings: BatchSettings, weights: Tensor | None) -> None:
+    """Refuse settings of batches that the data does not go with."""
+    if as_pair(data) is None:
+        if weights is not None:
+            fix = "Pass unpack=lambda batch: (inputs, targets, weights)."
+            checks.refuse("weights", "come with tensors (inputs, targets)", "a source of batches", fix)
+        return
+    for name, value in (("unpack", settings.unpack), ("steps_per_epoch", settings.steps_per_epoch)):
+        if value is not None:
+            checks.refuse(name, "come with a Dataset, a DataLoader or an iterable of batches", "tensors")
+    if weights is not None:
+        check_finite("weights", weights)
+        if bool((weights < 0).any()) or not bool((weights > 0).any()):
+            checks.refuse(
+                "weights", "be 0 or more, and not all 0", f"from {float(weights.min()):g} to {float(weights.max()):g}"
+            )
+
+
+def check_weighted(objective: Callable[..., Any], weighted: bool) -> None:
+    """Refuse weights of examples for an objective that does not take them."""
+    if weighted and not takes(objective, EXAMPLE_WEIGHTS):
+        name = getattr(unwrapped(objective)[0], "__name__", "objective")
+        fix = "Give it a parameter `example_weights` [B], and multiply the losses by it."
+        checks.refuse("objective", "take weights of examples", f"{name}, which does not", fix)
 
 
 def check_drawn(state: TrainState) -> None:

@@ -15,17 +15,20 @@ import dissensus.train.memory as memory
 import dissensus.train.optim as optim
 import dissensus.train.running_means as running_means
 import dissensus.train.schedules as schedules
+from dissensus import calls
 from dissensus.axes import LossParts
+from dissensus.batch import Batch
+from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution import Body
 from dissensus.execution.graphs import on
-from dissensus.objectives.declaration import ADVERSARIAL, DRAW, UNLABELLED
+from dissensus.objectives.declaration import ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import frozen_buffers
 from dissensus.train.diagnosis import check_names, culprit
 from dissensus.train.history import Failure, History, OnProgress, Progress, entry
-from dissensus.train.inputs import BatchInputs, StepInput, step_inputs
+from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.numerics import Numerics
 from dissensus.train.python_state import unchanged
 from dissensus.train.state import TrainState
@@ -159,13 +162,17 @@ class Engine:
         if self.captured is not None and not self.captured.given_up:
             yield from self.captured.steps(self, factors)
             return
-        for x, y in self.feed.epoch(state.epoch, state.in_epoch):
-            self.step(x, y, factors[state.in_epoch])
-            yield len(y) if state.runs == 1 else y.shape[1]
+        for batch in self.feed.epoch(state.epoch, state.in_epoch):
+            self.step(batch, factors[state.in_epoch])
+            yield self._examples(batch)
+
+    def _examples(self, batch: Batch) -> int:
+        """Number of examples of a step."""
+        return batch.targets.shape[0] if self.state.runs == 1 else batch.targets.shape[1]
 
     def outputs(
         self,
-        x: Tensor,
+        x: NetworkInputs,
         flat: Tensor | None = None,
         *,
         per_run: bool,
@@ -179,16 +186,20 @@ class Engine:
         weights of ``rows``: a slice of the rows of one run, or row numbers of all runs.
         """
         state = self.state
-        if per_run or per_member:
+
+        def per_row(tensor: Tensor) -> Tensor:
             if not per_member:
-                x = x.unsqueeze(1).expand(-1, state.members, *x.shape[1:])
+                tensor = tensor.unsqueeze(1).expand(-1, state.members, *tensor.shape[1:])
             elif not per_run:
-                x = x.expand(state.runs, *x.shape)
-            x = x.flatten(0, 1)[rows]
+                tensor = tensor.expand(state.runs, *tensor.shape)
+            return tensor.flatten(0, 1)[rows]
+
+        if per_run or per_member:
+            x = calls.mapped(per_row, x)
         with self.numerics.passes():
             outputs = state.body.run(
                 flat,
-                self.numerics.laid(x),
+                calls.mapped(self.numerics.laid, x),
                 per_member=per_run or per_member,
                 rows=rows,
                 replayed=flat is not None and self.replaying,
@@ -212,11 +223,11 @@ class Engine:
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
-    def step(self, x: BatchInputs, y: Tensor, factor: Tensor) -> None:
+    def step(self, batch: Batch, factor: Tensor) -> None:
         """One step of all rows: forward, objective, backward, clip, update."""
         state = self.state
         state.ticks.fill_(state.steps)
-        outputs, parts, grad = self.gradient(x, y)
+        outputs, parts, grad = self.gradient(batch)
         with torch.no_grad():
             # A sum is finite only if every entry is, and it is one number to read back.
             total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
@@ -227,44 +238,44 @@ class Engine:
                 state.freeze(failed)
                 grad = state.active_gradient(grad)
             self._update(grad, factor, everyone=not (state.resting or self.replaying))  # as a captured step does
-            state.add_losses(parts, len(y) if state.runs == 1 else y.shape[1])
+            state.add_losses(parts, self._examples(batch))
 
-    def device_step(self, x: BatchInputs, y: Tensor, factor: Tensor, failed_at: Tensor) -> None:
+    def device_step(self, batch: Batch, factor: Tensor, failed_at: Tensor) -> None:
         """One step that reads nothing back, so that a graph can hold it.
 
         Runs that fail are stopped at this step; ``failed_at`` ``[R]`` gets its number.
         """
         state = self.state
-        _, parts, grad = self.gradient(x, y)
+        _, parts, grad = self.gradient(batch)
         with torch.no_grad():
             finite = state.finite_runs(parts.total, grad)
             failed_at.copy_(torch.where(finite | (failed_at >= 0), failed_at, state.ticks))
             state.active.view(state.runs, state.members).logical_and_(finite.unsqueeze(1))
             self._update(grad, factor, everyone=False)
-            state.add_losses(parts, y.shape[0] if state.runs == 1 else y.shape[1])
+            state.add_losses(parts, self._examples(batch))
             state.ticks.add_(1)
 
-    def gradient(self, x: BatchInputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+    def gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
         """Outputs, losses and the gradient of all rows, or of the sampled ones; rows that rest keep their buffers."""
         state, body = self.state, self.state.body
         if self.memory_limit is not None and state.plan is None:
-            self._plan_memory(x, self.memory_limit)
+            self._plan_memory(batch, self.memory_limit)
         if not state.resting:
-            outputs, parts, grad = self.raw_gradient(x, y)
+            outputs, parts, grad = self.raw_gradient(batch)
             state.backend = body.ran
             return outputs, parts, grad
         before = {name: tensor.clone() for name, tensor in frozen_buffers(body.state()).items()}
-        outputs, parts, grad = self.raw_gradient(x, y)
+        outputs, parts, grad = self.raw_gradient(batch)
         state.backend = body.ran
         body.merge(frozen_buffers(body.state()), before, ~state.active)
         return outputs, parts, state.active_gradient(grad)
 
-    def raw_gradient(self, x: BatchInputs, y: Tensor) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
+    def raw_gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
         """Outputs, losses and the gradient; rows that rest are treated like the others."""
         state, sampling = self.state, self.state.settings.sampling
-        inputs = step_inputs(self.feed, x)
+        inputs = step_inputs(self.feed, batch)
         if self.adversary is not None:
-            inputs = self.adversary.step_inputs(self, inputs, y)
+            inputs = self.adversary.step_inputs(self, inputs, batch.targets)
         groups = None if state.plan is None else state.plan.groups
         if groups is None:
             flat, rows = state.flat, slice(None)
@@ -273,18 +284,18 @@ class Engine:
                 rows = sampling.rows(state.sampled)
                 flat = state.flat.detach()[rows].requires_grad_()
             outputs = self.training_outputs(inputs, flat, rows)
-            parts = self._losses(outputs, y)
+            parts = self._losses(outputs, batch)
             (grad,) = torch.autograd.grad(parts.total.sum(), flat)
             return outputs, parts, grad
         outputs, parts, grad = groups.gradient(
             state.flat,
             lambda flat, rows: self.training_outputs(inputs, flat, rows)[0],
-            lambda outputs: self._losses(outputs.unsqueeze(0), y),
+            lambda outputs: self._losses(outputs.unsqueeze(0), batch),
         )
         return outputs.unsqueeze(0), parts, grad
 
-    def _losses(self, outputs: Tensor, y: Tensor) -> LossParts:
-        state, settings = self.state, self.state.settings
+    def _losses(self, outputs: Tensor, batch: Batch) -> LossParts:
+        state, settings, y, weights = self.state, self.state.settings, batch.targets, batch.weights
         if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
             labelled = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
             self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else y)
@@ -293,6 +304,8 @@ class Engine:
         if settings.draw_keys is not None:
             hyper = {**hyper, DRAW: settings.draw_keys + state.ticks * _STRIDE}
         y = y if state.runs > 1 else y.unsqueeze(0)
+        if weights is not None:
+            hyper = {**hyper, EXAMPLE_WEIGHTS: weights if state.runs > 1 else weights.unsqueeze(0)}
         if outputs.shape[2] > y.shape[1]:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
@@ -357,7 +370,7 @@ class Engine:
     def _follow_selection(self, runs: Bool[Tensor, " R"]) -> None:
         """Reduce the feed to the runs that the state has selected; graphs of more runs are useless."""
         kept = runs.nonzero().flatten().tolist()
-        if isinstance(self.feed, TensorBatches | WithUnlabelled) and kept:
+        if kept:
             self.feed.select(kept)
         if self.captured is not None:
             self.captured.forget()
@@ -369,24 +382,25 @@ class Engine:
             self.select(torch.tensor([run in kept for run in self.state.run_ids]))
         self.state.restore(tensors, facts)
 
-    def memory_needs(self, x: BatchInputs) -> memory.Needs:
+    def memory_needs(self, batch: Batch) -> memory.Needs:
         """Measure the memory of one run on a batch."""
         state, sampling = self.state, self.state.settings.sampling
-        inputs = step_inputs(self.feed, x)
-        batch = inputs[0].x
-        own_size = batch.numel() * batch.element_size() // (state.members if inputs[0].per_member else 1)
+        inputs = step_inputs(self.feed, batch)
+        known = calls.tensors(inputs[0].x)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in known)
+        own_size = size // (state.members if inputs[0].per_member else 1)
         inputs += inputs if self.adversary is not None and self.adversary.settings.beside else []
         forward = functools.partial(self.training_outputs, inputs)
-        kept = memory.pass_bytes(state.body, state.flat, forward, [batch])
+        kept = memory.pass_bytes(state.body, state.flat, forward, known)
         at_a_time = len(state.body) if sampling is None else sampling.count
         weights = state.flat.numel() * state.flat.element_size()
         return memory.Needs(at_a_time, memory.COPIES * weights, kept + own_size)
 
-    def _plan_memory(self, x: BatchInputs, limit: memory.MemoryLimit) -> None:
+    def _plan_memory(self, batch: Batch, limit: memory.MemoryLimit) -> None:
         state = self.state
         # A resumed training measures once more, which must not count as a call of a network that counts its calls.
         with unchanged(state.python.values() if state.steps else ()):
-            needs = self.memory_needs(x)
+            needs = self.memory_needs(batch)
         state.plan = memory.plan_members(
             needs,
             limit,

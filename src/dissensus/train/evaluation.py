@@ -1,16 +1,17 @@
 """Objectives over runs, and the metric that training watches."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from dissensus import checks
+from dissensus import calls, checks
 from dissensus.axes import LossParts
+from dissensus.batch import Unpack, unpacked
+from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
@@ -80,6 +81,13 @@ def checked(result: object, outputs: Tensor) -> LossParts:
     return LossParts(total, parts)
 
 
+class Source(NamedTuple):
+    """Batches of validation data, and how they are unpacked."""
+
+    batches: Iterable[Any]
+    unpack: Unpack | None = None
+
+
 @dataclass
 class Validation:
     """Computes the watched metric of all runs on validation data.
@@ -90,8 +98,8 @@ class Validation:
     without such a loss its total divided by the number of members.
     """
 
-    data: tuple[Tensor, Tensor] | DataLoader[Any]
-    """``(x, y)`` on the device; or, for one run, a loader of such batches."""
+    data: tuple[NetworkInputs, Tensor] | Source
+    """``(inputs, targets)`` on the device, or a source of batches for all runs."""
     objective: Callable[..., LossParts]
     """For one run."""
     settings: ValidationSettings
@@ -120,33 +128,37 @@ class Validation:
 
     def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
         """Outputs ``[R, M, N, C]`` and targets ``[R, N, ...]``."""
-        if isinstance(self.data, DataLoader):
+        if isinstance(self.data, Source):
             return self._loaded_outputs(engine, self.data)
         x, y = self.data
         size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:
-            rows = self.rows[engine.state.run_ids].to(x.device)
-            pieces = [engine.outputs(x[batch_rows], per_run=True) for batch_rows in rows.split(size, 1)]
+            rows = self.rows[engine.state.run_ids].to(y.device)
+            pieces = [engine.outputs(calls.rows(x, batch_rows), per_run=True) for batch_rows in rows.split(size, 1)]
             y = y[rows]
         else:
             if self.rows is not None:
-                rows = self.rows[engine.state.run_ids[0]].to(x.device)
-                x, y = x[rows], y[rows]
-            pieces = [engine.outputs(batch, per_run=False) for batch in x.split(size)]
+                rows = self.rows[engine.state.run_ids[0]].to(y.device)
+                x, y = calls.rows(x, rows), y[rows]
+            pieces = [engine.outputs(batch, per_run=False) for batch in calls.split(x, size)]
             y = y.expand(engine.runs, *y.shape)
         return torch.cat(pieces, 2), y
 
-    def _loaded_outputs(self, engine: Engine, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
-        assert engine.runs == 1
+    def _loaded_outputs(self, engine: Engine, source: Source) -> tuple[Tensor, Tensor]:
         device = engine.state.flat.device
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
-        for x, y in loader:
+        for read in source.batches:
+            batch = unpacked(read, source.unpack)
             if self.check is not None:
-                self.check(y)
-            outputs.append(engine.outputs(x.to(device), per_run=False))
-            targets.append(y.to(device))
-        return torch.cat(outputs, 2), torch.cat(targets).unsqueeze(0)
+                self.check(batch.targets)
+            inputs = calls.mapped(lambda tensor: tensor.to(device), batch.inputs)
+            outputs.append(engine.outputs(inputs, per_run=False))
+            targets.append(batch.targets.to(device))
+        if not outputs:
+            checks.refuse("validation", "hold at least one example", "none")
+        y = torch.cat(targets)
+        return torch.cat(outputs, 2), y.expand(engine.runs, *y.shape)
 
     def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         metric = self.settings.metric

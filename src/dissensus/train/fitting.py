@@ -4,16 +4,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
-from dissensus import checks
+from dissensus import calls, checks
+from dissensus.arrays import Conversion
 from dissensus.axes import Objective
-from dissensus.data.batches import Augments, DataLike, as_pair, split
+from dissensus.batch import Unpack
+from dissensus.data.batches import Augments, DataLike, as_pair, is_source, split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
@@ -52,6 +54,9 @@ def fit(
     active_members: int | None = None,
     sequential: bool = False,
     adversarial: AdversarialTraining | None = None,
+    weights: Any = None,
+    unpack: Unpack | None = None,
+    steps_per_epoch: int | None = None,
     validation: DataLike | float | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
@@ -84,8 +89,11 @@ def fit(
         ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first. Its
             mode (train or eval) is restored afterwards. An ``nn.Module`` is trained as an ensemble of one member, or of
             its masks (`dissensus.masks.Masked`).
-        data: Training data: a pair of tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader``. Tensors are moved to the
-            device as a whole. A ``DataLoader`` keeps its own order and batch size.
+        data: Training data: a pair ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or any iterable of batches.
+            Inputs are a tensor, a dictionary of named inputs (``ens(**inputs)``) or a tuple of inputs
+            (``ens(*inputs)``); the first axis of every tensor is the batch. NumPy arrays and pandas objects are taken
+            to the networks' dtype, labels to int64. What is in memory is moved to the device as a whole. A
+            ``DataLoader`` and an iterable keep their own order and batch size.
         objective: Function ``(outputs [M, B, C], targets) -> LossParts``. Bind hyperparameters with
             ``functools.partial``. Targets that do not fit its loss are refused: tensors before training, batches of a
             loader when they arrive. This check needs to know the loss. It knows the losses of `dissensus.objectives`,
@@ -118,11 +126,19 @@ def fit(
             This is how A2D was first trained (`objectives.a2d` with ``classes="earlier"``). The first member is trained
             with cross-entropy. Every later member is trained with the objective of itself and the earlier members. The
             history holds the epochs of all members in this order.
+        weights: The weight of every example ``[N]`` in means over the batch, 0 or more. Means are divided by the sum of
+            the weights of a batch, as torch does it with the weights of classes. Sources of batches give weights by
+            ``unpack``.
+        unpack: Function ``batch -> (inputs, targets)`` or ``(inputs, targets, weights)`` for batches of any other form
+            than pairs, such as dictionaries. It is used for ``validation`` and ``unlabelled`` sources as well.
+        steps_per_epoch: Number of batches that count as an epoch, for sources of batches. Required for those without a
+            length, such as an ``IterableDataset`` or a generator. The next epoch reads on where the last one ended, and
+            a source that is exhausted is read again from its beginning.
         adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
             attacked with the weights of that step.
-        validation: Validation data: ``(x, y)``, a ``Dataset`` or a ``DataLoader``; or the fraction of the training
-            tensors to hold out, a float between 0 and 1. The history records ``metric`` on it as ``validation``, and
-            the parts of the objective as ``validation_...``.
+        validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out, a
+            float between 0 and 1, for tensors and a ``Dataset``. The history records ``metric`` on it as
+            ``validation``, and the parts of the objective as ``validation_...``.
         metric: Function ``(outputs [M, N, C], targets)`` of the validation data that returns a number, or one number
             per member with ``watch="member"``. The default is the loss of the pooled prediction, with loss and pool of
             the objective; with ``watch="member"``, the loss of every member. An objective without a pool, such as
@@ -194,7 +210,12 @@ def fit(
     checks.flag("sequential", sequential)
     with _as_ensemble(ensemble) as members:
         of_twin = twin_objective(twin, members, objective)
-        train_data, held_out = _separated(data, validation, split_seed)
+        conversion = Conversion.of(members)
+        data, validation = conversion.pair(data), conversion.pair(validation)
+        weights = None if weights is None else conversion.weights(weights)
+        train_data, held_out, rows = _separated(data, validation, split_seed)
+        if weights is not None and rows is not None and len(weights) > int(rows.max()):
+            weights = weights[rows]
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
         run = Run.single(
             members=members.members,
@@ -209,12 +230,13 @@ def fit(
             objective=objective,
             epochs=checks.count("epochs", epochs),
             optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
-            batches=BatchSettings(shuffle, drop_last, augment),
+            batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
             split=Split(data, validation, split_seed) if isinstance(validation, float) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
-            unlabelled=unlabelled,
+            unlabelled=None if unlabelled is None else conversion.inputs(unlabelled, "unlabelled"),
+            weights=weights,
             frozen=tuple(frozen),
             freeze=freeze,
             active_members=active_members,
@@ -297,21 +319,26 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
             buffer.copy_(buffers[name])
 
 
-def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -> tuple[DataLike, DataLike | None]:
-    """Training and validation data; a fraction of tensor data is split off."""
+def _separated(
+    data: DataLike, validation: DataLike | float | None, seed: int
+) -> tuple[DataLike, DataLike | None, Tensor | None]:
+    """Training data, validation data, and the training rows where a fraction of the data is split off."""
+    requirement = "be (inputs, targets), a source of batches, or a fraction between 0 and 1"
     if not isinstance(validation, int | float):
-        if validation is None or isinstance(validation, Dataset | DataLoader):  # which may be a list as well
-            return data, validation
-        if not isinstance(validation, tuple | list) or len(validation) != 2:
-            checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
-        if not all(isinstance(part, Tensor) for part in validation):
-            got = ", ".join(type(part).__name__ for part in validation)
-            fix = "Arrays? Use torch.from_numpy(...)."
-            checks.refuse("validation", "be a pair of tensors (x, y)", f"({got})", fix, TypeError)
-        return data, validation
+        if validation is None or is_source(validation) or as_pair(validation) is not None:
+            return data, validation, None
+        if isinstance(validation, list):
+            return data, validation, None
+        checks.refuse("validation", requirement, type(validation).__name__, error=TypeError)
     if isinstance(validation, int):
-        checks.refuse("validation", "be (x, y), a Dataset, or a fraction between 0 and 1", repr(validation))
+        checks.refuse("validation", requirement, repr(validation))
     pair = as_pair(data)
-    if pair is None:
-        checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)
-    return split(*pair, validation, seed)
+    if pair is not None:
+        rest, part = split_rows(calls.examples(pair[0], "data"), validation, seed)
+        inputs, targets = pair
+        return (calls.rows(inputs, rest), targets[rest]), (calls.rows(inputs, part), targets[part]), rest
+    if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
+        fix = "Pass validation data of its own."
+        checks.refuse("validation", "be data, not a fraction, for a loader or a stream", validation, fix)
+    rest, part = split_rows(len(data), validation, seed)  # pyright: ignore[reportArgumentType]  # it has a length
+    return Subset(data, rest.tolist()), Subset(data, part.tolist()), None

@@ -2,28 +2,25 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
-
+from dissensus.batch import Batch
+from dissensus.calls import NetworkInputs
 from dissensus.data.unlabelled import Batches, WithUnlabelled
-
-BatchInputs = Tensor | tuple[Tensor, Tensor]
-"""A batch ``x``, or a labelled and an unlabelled batch."""
 
 
 class StepInput(NamedTuple):
     """A batch, and whether each run or each member has its own."""
 
-    x: Tensor
+    x: NetworkInputs
     per_run: bool
     per_member: bool
 
 
-def step_inputs(feed: Batches, x: BatchInputs) -> list[StepInput]:
-    """The batches of a step as a feed returns them, the labelled one first."""
+def step_inputs(feed: Batches, batch: Batch) -> list[StepInput]:
+    """The inputs of a step as a feed returns them, the labelled ones first."""
     if not isinstance(feed, WithUnlabelled):
-        assert isinstance(x, Tensor)
-        return [StepInput(x, feed.per_run, feed.per_member)]
+        return [StepInput(batch.inputs, feed.per_run, feed.per_member)]
+    assert batch.unlabelled is not None
     return [
-        StepInput(batch, source.per_run, source.per_member)
-        for batch, source in zip(x, (feed.labelled, feed.unlabelled), strict=True)
+        StepInput(inputs, source.per_run, source.per_member)
+        for inputs, source in ((batch.inputs, feed.labelled), (batch.unlabelled, feed.unlabelled))
     ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dissensus.axes import LossParts
 from dissensus.data.unlabelled import WithUnlabelled
-from dissensus.objectives.declaration import UNLABELLED
+from dissensus.objectives.declaration import EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Run
 from dissensus.train.trained_loss import Targets
@@ -34,7 +34,7 @@ def probe(
     engine: Engine,
     runs: Sequence[Run],
     objective: Callable[..., LossParts],
-    y: Tensor,
+    y: Tensor | None,
     held_out: object,
     metric: Callable[..., Any] | None = None,
 ) -> None:
@@ -42,16 +42,17 @@ def probe(
 
     The number of outputs is known here, so all targets are checked as well.
     """
-    x, labels = next(engine.feed.epoch(0))
+    batch = next(engine.feed.epoch(0))
     engine.body.eval()
-    labelled, unlabelled = x if isinstance(x, tuple) else (x, None)
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
-        outputs = engine.outputs(labelled, per_run=False, per_member=feed.per_member)
+        outputs = engine.outputs(batch.inputs, per_run=False, per_member=feed.per_member)
         for targets in targets_of(objective, runs, held_out, metric):
-            targets.observe(outputs, y)
+            targets.observe(outputs, batch.targets if y is None else y)
         inputs = {}
-        if unlabelled is not None:
-            inputs[UNLABELLED] = engine.outputs(unlabelled, per_run=False, per_member=feed.per_member)[0]
+        if batch.weights is not None:
+            inputs[EXAMPLE_WEIGHTS] = batch.weights
+        if batch.unlabelled is not None:
+            inputs[UNLABELLED] = engine.outputs(batch.unlabelled, per_run=False, per_member=feed.per_member)[0]
         for hyper in {repr(run.hyper): run.hyper for run in runs}.values():
-            objective(outputs[0], labels, **hyper, **runs[0].words, **inputs)
+            objective(outputs[0], batch.targets, **hyper, **runs[0].words, **inputs)

@@ -3,19 +3,29 @@
 import functools
 import logging
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
-from dissensus import checks
+from dissensus import calls, checks
+from dissensus.arrays import Conversion
 from dissensus.axes import LossParts, Objective
-from dissensus.data.batches import DataLike, TensorBatches, as_pair, batches, split_rows
+from dissensus.calls import NetworkInputs, OutputChoice
+from dissensus.data.batches import (
+    DataLike,
+    LoadedBatches,
+    TensorBatches,
+    as_pair,
+    check_dtype,
+    check_source,
+    split_rows,
+)
 from dissensus.data.recognition import data_fingerprint
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
@@ -31,6 +41,7 @@ from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.compatibility import (
     check_adversarial,
     check_augments,
+    check_batches,
     check_drawn,
     check_few,
     check_like,
@@ -39,11 +50,12 @@ from dissensus.train.compatibility import (
     check_patience,
     check_unlabelled,
     check_validation,
+    check_weighted,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
 from dissensus.train.engine import Engine
-from dissensus.train.evaluation import Validation, over_runs
+from dissensus.train.evaluation import Source, Validation, over_runs
 from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
 from dissensus.train.memory import MemoryLimit
@@ -68,9 +80,11 @@ class NewMembers:
     build: Callable[..., nn.Module]
     device: torch.device
     backend: str | Backend = "auto"
+    output: OutputChoice | None = None
 
     def __post_init__(self) -> None:
         checked(self.backend)
+        calls.check_output_choice(self.output)
 
     def body(self, runs: Sequence[Run], dtype: torch.dtype) -> Body:
         """Stacked members of all runs; the weights of runs with the same seed are drawn once."""
@@ -82,6 +96,7 @@ class NewMembers:
         except ValueError as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
         check_one_dtype(drawn.trainable())
+        drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
         dtypes = {parameter.dtype for parameter in body.trainable().values()}
         if dtype.is_floating_point and dtypes != {dtype}:
@@ -95,7 +110,7 @@ class NewMembers:
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
-        return {"build": self.build}
+        return {"build": self.build, **({} if self.output is None else {"output": self.output})}
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,8 @@ class Recipe:
     split: Split | None = None
     """Where validation data comes from, if `fit` has split it off."""
     unlabelled: Tensor | DataLike | None = None
+    weights: Tensor | None = None
+    """The weight of every example ``[N]``, for tensor data."""
     folds: int = 1
     validation_folds: int = 1
     """One fold of validation data for all runs, or as many as of training data."""
@@ -184,6 +201,8 @@ class Recipe:
             checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
         check_patience(settings.patience, settings.min_delta, self.validation)
         check_validation(self.validation, None if sweep else settings.track, settings.metric, settings.mode)
+        check_batches(self.data, self.batches, self.weights)
+        check_weighted(objective, self.weights is not None)
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
@@ -240,6 +259,7 @@ class Recipe:
             **vars(self.precision),
             "shuffle": self.batches.shuffle,
             "drop_last": self.batches.drop_last,
+            **{name: value for name, value in self._optional().items() if value is not None},
             "twin": self.twin,
         }
 
@@ -253,6 +273,14 @@ class Recipe:
         python.begin()
         _tell_opaque(opaque)
         return result, python
+
+    def _optional(self) -> dict[str, object]:
+        """Settings that count for the fingerprint where they are given."""
+        return {
+            "unpack": self.batches.unpack,
+            "steps_per_epoch": self.batches.steps_per_epoch,
+            "weights": None if self.weights is None else digest(self.weights),
+        }
 
     def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
         """What identifies training, validation or unlabelled data."""
@@ -300,10 +328,10 @@ class Recipe:
         held_out = None if self._validation_pair is None else self._validation_pair[1]
         targets = Targets.of(_with_keywords(objective, runs[0].hyper), held_out, self.validation_settings.metric)
         rows, validation_rows = self._rows(runs)
-        feed = self._feed(runs, rows, targets)
         schedule = schedules.resolved(self.optimizer.schedule)
-        schedules.check(schedule, len(feed), self.epochs)
-        body = self.initial.body(runs, torch.bool if self._pair is None else self._pair[0].dtype)
+        schedules.check(schedule, self.steps_per_epoch(runs[0]), self.epochs)
+        body = self.initial.body(runs, self._input_dtype())
+        feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         if choices is not None:
@@ -344,34 +372,57 @@ class Recipe:
         )
 
     @functools.cached_property
-    def _pair(self) -> tuple[Tensor, Tensor] | None:
+    def _pair(self) -> tuple[NetworkInputs, Tensor] | None:
         """Training data as tensors; None where a loader gives it."""
         return as_pair(self.data)
 
     @functools.cached_property
-    def _validation_pair(self) -> tuple[Tensor, Tensor] | None:
+    def _validation_pair(self) -> tuple[NetworkInputs, Tensor] | None:
         """Validation data as tensors; None where there is none, a loader gives it, or runs split it off."""
         return None if self.validation is None or isinstance(self.validation, int | float) else as_pair(self.validation)
 
-    def _feed(self, runs: Sequence[Run], rows: Tensor | None, targets: Targets) -> Batches:
+    def _input_dtype(self) -> torch.dtype:
+        """The dtype of real numbers among the inputs; bool where there are none, or a loader gives them."""
+        inputs = [] if self._pair is None else calls.tensors(self._pair[0])
+        return next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), torch.bool)
+
+    @functools.cached_property
+    def _examples(self) -> int:
+        """The number of examples of tensor data, of all folds."""
+        assert self._pair is not None
+        return calls.examples(self._pair[0])
+
+    def _feed(
+        self, runs: Sequence[Run], rows: Tensor | None, targets: Targets, conversion: Conversion | None = None
+    ) -> Batches:
         """The batches of some runs."""
         device, settings, first = self.initial.device, self.batches, runs[0]
         seeds = [run.seed for run in runs]
         shared: dict[str, Any] = {"batch_size": first.batch_size, "device": device, "augment": settings.augment}
         order: dict[str, Any] = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
         if self._pair is None:
-            feed = batches(self.data, seed=first.seed, check=targets.check, **shared, **order)
+            feed: TensorBatches | LoadedBatches = LoadedBatches(
+                check_source(self.data),
+                seeds=seeds,
+                check=targets.check,
+                unpack=settings.unpack,
+                steps_per_epoch=settings.steps_per_epoch,
+                conversion=conversion,
+                **shared,
+                **order,
+            )
         else:
-            feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, **shared, **order)
-        return feed if self.unlabelled is None else with_unlabelled(feed, self.unlabelled, seeds=seeds, **shared)
+            feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, weights=self.weights, **shared, **order)
+        if self.unlabelled is None:
+            return feed
+        return with_unlabelled(feed, self.unlabelled, seeds=seeds, unpack=settings.unpack, **shared)
 
     def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body) -> TrainState:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
-        if self._pair is not None and self._pair[0].is_floating_point() and self._pair[0].dtype != flat.dtype:
-            fix = f"Use x.{'double' if flat.dtype == torch.float64 else 'float'}()."
-            checks.refuse("x", f"have the networks' dtype, {flat.dtype}", str(self._pair[0].dtype), fix, TypeError)
+        if self._pair is not None:
+            check_dtype(self._pair[0], flat.dtype)
         columns = {
             name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
             for name in runs[0].optimizer
@@ -410,16 +461,17 @@ class Recipe:
             assert isinstance(labelled, TensorBatches)
             data: Any = (labelled.x, labelled.y)
         elif self._validation_pair is not None:
-            data = tuple(part.to(self.initial.device) for part in self._validation_pair)
+            x, y = self._validation_pair
+            data = calls.mapped(lambda tensor: tensor.to(self.initial.device), x), y.to(self.initial.device)
         else:
-            data = _loader(self.validation, self.runs[0].batch_size)
+            data = Source(_loader(self.validation, self.runs[0].batch_size), self.batches.unpack)
         return Validation(data, objective, self.validation_settings, rows, targets.check_held_out)
 
     def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
         """Each run's training and validation rows ``[R, n]``; None where all runs take all rows."""
         if self._pair is None:
             return None, None
-        size = len(self._pair[0]) // self.folds
+        size = self._examples // self.folds
         if isinstance(self.validation, int | float):
             splits = [split_rows(size, self.validation, run.split_seed) for run in runs]
             train = [rest + run.fold * size for run, (rest, _) in zip(runs, splits, strict=True)]
@@ -431,17 +483,20 @@ class Recipe:
         rows = starts * size + torch.arange(size)
         if self._validation_pair is None or self.validation_folds == 1:
             return rows, None
-        held_out_size = len(self._validation_pair[0]) // self.folds
+        held_out_size = len(self._validation_pair[1]) // self.folds
         return rows, starts * held_out_size + torch.arange(held_out_size)
 
     def steps(self, number: int) -> int:
-        """Steps of the whole training of a run of tensors."""
-        assert self._pair is not None
-        run = self.runs[number]
+        """Steps of the whole training of a run."""
+        return self.epochs * self.steps_per_epoch(self.runs[number])
+
+    def steps_per_epoch(self, run: Run) -> int:
+        """Steps of an epoch of a run."""
+        if self._pair is None:
+            return len(self._feed([run], None, Targets()))
         rows, _ = self._rows([run])
-        examples = len(self._pair[0]) if rows is None else rows.shape[1]
-        per_epoch = examples // run.batch_size if self.batches.drop_last else -(-examples // run.batch_size)
-        return self.epochs * per_epoch
+        examples = self._examples if rows is None else rows.shape[1]
+        return examples // run.batch_size if self.batches.drop_last else -(-examples // run.batch_size)
 
 
 def _is_readable(value: object) -> bool:
@@ -501,8 +556,12 @@ def _frozen_parameters(body: Body) -> str:
     return fingerprint(parameters)
 
 
-def _loader(source: DataLike, batch_size: int) -> DataLoader[Any]:
-    assert not isinstance(source, tuple)
-    if isinstance(source, DataLoader):
+def _loader(source: DataLike, batch_size: int) -> Iterable[Any]:
+    """Batches of validation data, which are read once per epoch."""
+    source = check_source(source)
+    if isinstance(source, Iterator):
+        fix = "Pass a list or a DataLoader."
+        checks.refuse("validation", "be readable once per epoch", "an iterator, which can be read once", fix, TypeError)
+    if isinstance(source, DataLoader) or not isinstance(source, Dataset):
         return source
     return DataLoader(source, batch_size, generator=torch.Generator(), collate_fn=getattr(source, "collate", None))

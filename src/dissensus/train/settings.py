@@ -10,6 +10,7 @@ from torch import Tensor
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
+from dissensus.batch import Unpack
 from dissensus.data.batches import Augments
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
@@ -41,8 +42,14 @@ class BatchSettings:
     shuffle: bool = True
     drop_last: bool = False
     augment: Augments = None
+    unpack: Unpack | None = None
+    steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
+        if self.unpack is not None:
+            checks.function("unpack", self.unpack, "batch -> (inputs, targets) or (inputs, targets, weights)")
+        if self.steps_per_epoch is not None:
+            checks.count("steps_per_epoch", self.steps_per_epoch)
         checks.flag("shuffle", self.shuffle)
         checks.flag("drop_last", self.drop_last)
         several = self.augment if isinstance(self.augment, Sequence) else (self.augment,)

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dissensus import checks, storage
+from dissensus import calls, checks, storage
+from dissensus.arrays import Conversion
+from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.ensemble import Ensemble
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
@@ -108,33 +110,39 @@ class Sweep:
         }
 
     @torch.no_grad()
-    def outputs(self, x: Tensor, batch_size: int = 1024) -> Tensor:
-        """Member outputs ``[R, M, N, ...]`` on the host, in evaluation mode, batch by batch."""
+    def outputs(self, x: Any, batch_size: int = 1024) -> Tensor:
+        """Member outputs ``[R, M, N, ...]`` on the host, in evaluation mode, batch by batch.
+
+        ``x`` are inputs in memory: a tensor, an array or a frame, a dictionary of named inputs, or a tuple of inputs.
+        """
         checks.count("batch_size", batch_size)
         if len({group.members for group in self.groups}) > 1:
             raise ValueError("runs have different numbers of members; use sweep.run(i).predict(x) for each run.")
         members = max((len(group.runs) * group.members for group in self.groups), default=0)
         device = next(self.groups[0].body.parameters()).device
         with advising(functools.partial(prediction_out_of_memory, device, members, batch_size, file=True)):
-            return self._outputs(x, batch_size)
+            inputs = network_inputs(Conversion.of(self.groups[0].body).inputs(x))
+            if not calls.examples(inputs, "x"):
+                checks.refuse("x", "hold at least one example", checks.shape_text(calls.first_tensor(inputs).shape))
+            return self._outputs(inputs, batch_size)
 
-    def _outputs(self, x: Tensor, batch_size: int) -> Tensor:
+    def _outputs(self, x: NetworkInputs, batch_size: int) -> Tensor:
         result: Tensor | None = None
+        length = calls.examples(x)
         for group in self.groups:
             group.body.eval()
             device = next(group.body.parameters()).device
             start = 0
-            for batch in x.split(evaluation_batch(len(group.runs) * group.members, batch_size)):
-                outputs = group.body.run(None, batch.to(device)).cpu()
+            for batch in calls.split(x, evaluation_batch(len(group.runs) * group.members, batch_size)):
+                outputs = group.body.run(None, calls.mapped(lambda tensor: tensor.to(device), batch)).cpu()  # noqa: B023
                 outputs = outputs.unflatten(0, (len(group.runs), -1))
                 if result is None:
-                    result = outputs.new_empty(len(self), outputs.shape[1], len(x), *outputs.shape[3:])
+                    result = outputs.new_empty(len(self), outputs.shape[1], length, *outputs.shape[3:])
                 if outputs.shape[1] != result.shape[1]:
                     raise ValueError("runs have different numbers of masks; use sweep.run(i).predict(x) for each run.")
-                result[group.runs, :, start : start + len(batch)] = outputs
-                start += len(batch)
-        if result is None:
-            checks.refuse("x", "hold at least one example", checks.shape_text(x.shape))
+                result[group.runs, :, start : start + calls.examples(batch)] = outputs
+                start += calls.examples(batch)
+        assert result is not None
         return result
 
     def save(self, path: str | Path) -> None:

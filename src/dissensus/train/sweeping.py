@@ -5,23 +5,27 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import dissensus.train.memory as memory
 import dissensus.train.schedules as schedules
 from dissensus import checks
+from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
-from dissensus.data.batches import Augments, end_to_end
+from dissensus.batch import Unpack
+from dissensus.calls import OutputChoice
+from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
+from dissensus.randomness import seeded
 from dissensus.storage import StorageError, read_record, write_record
 from dissensus.train.checkpoint import FORMAT, check_format, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
-from dissensus.train.grid import Grid, grouped, runs_of
+from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
@@ -34,7 +38,7 @@ log = logging.getLogger("dissensus")
 
 def sweep(
     build: Callable[..., nn.Module],
-    data: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]],
+    data: DataLike,
     objective: Callable[..., LossParts],
     *,
     grid: Grid,
@@ -50,9 +54,12 @@ def sweep(
     weight_decay: float = 0.0,
     schedule: str | schedules.Schedule = "constant",
     clip_norm: float | None = None,
-    unlabelled: Tensor | None = None,
+    unlabelled: Any = None,
+    weights: Any = None,
+    unpack: Unpack | None = None,
+    steps_per_epoch: int | None = None,
     active_members: int | None = None,
-    validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
+    validation: DataLike | float | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -67,6 +74,7 @@ def sweep(
     shuffle: bool = True,
     drop_last: bool = False,
     backend: str | Backend = "auto",
+    output: OutputChoice | None = None,
     device: str | torch.device | None = None,
     max_memory: int | None = None,
     checkpoint: str | Path | None = None,
@@ -85,8 +93,10 @@ def sweep(
     Args:
         build: Function that returns a new member. Keys of the grid that are parameters of this function, such as a
             width, are passed to it.
-        data: Training data: a pair of tensors ``(x, y)``, or a list of such pairs with equal shapes, such as the folds
+        data: Training data: a pair ``(inputs, targets)``, or a list of such pairs with equal shapes, such as the folds
             of a cross-validation. With a list, ``fold`` in the grid is the index of the pair that a run is trained on.
+            Or a ``DataLoader`` or another source of batches, as for `dissensus.fit`; each batch is read once for all
+            runs that are trained together.
         objective: Function ``(outputs, targets, **hyperparameters) -> LossParts``.
         grid: Dictionary from names to lists of values, whose product is taken; or a list of points, each a dictionary
             from names to values. Names are parameters of ``objective`` and ``build``, settings of the optimizer
@@ -104,7 +114,10 @@ def sweep(
         weight_decay: See `dissensus.fit`. The grid takes precedence.
         schedule: See `dissensus.fit`.
         clip_norm: Maximum norm of a member's gradient. The grid takes precedence.
-        unlabelled: Data without labels as a tensor. See `dissensus.fit`.
+        unlabelled: Data without labels as tensors. See `dissensus.fit`.
+        weights: See `dissensus.fit`.
+        unpack: See `dissensus.fit`.
+        steps_per_epoch: See `dissensus.fit`.
         active_members: See `dissensus.fit`.
         validation: Validation data: ``(x, y)`` for all runs, or a list with one pair per fold; or the fraction of the
             training data that every run holds out, by its ``split_seed``.
@@ -122,6 +135,7 @@ def sweep(
         shuffle: See `dissensus.fit`.
         drop_last: See `dissensus.fit`.
         backend: See `dissensus.Ensemble`.
+        output: See `dissensus.Ensemble`.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
@@ -145,8 +159,6 @@ def sweep(
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
-    x, y, folds = end_to_end("data", data)
-    held_out, validation_folds = held_out_of(validation, folds)
     defaults = {
         "lr": lr,
         "weight_decay": weight_decay,
@@ -156,18 +168,32 @@ def sweep(
         "members": members,
         "batch_size": batch_size,
     }
+    conversion = Conversion(torch.get_default_dtype())
+    if has_whole_numbers(data) or has_whole_numbers(validation):
+        run = runs_of(grid, build, objective, defaults, len(folds_of(data)))[0]
+        conversion = conversion._replace(indices=_looks_up_indices(build, run))
+    train_data: DataLike = data
+    folds, place = 1, torch.device("cpu")
+    if not is_source(data):
+        x, y, folds = end_to_end("data", [conversion.pair(fold) for fold in folds_of(data)])
+        train_data, place = (x, y), y.device
+    if not is_source(validation) and isinstance(validation, tuple | list):
+        validation = [conversion.pair(fold) for fold in folds_of(validation)]
+    held_out, validation_folds = held_out_of(validation, folds)
+    initial = NewMembers(build, checks.device("device", device) if device is not None else place, backend, output)
     recipe = Recipe(
-        initial=NewMembers(build, checks.device("device", device) if device is not None else x.device, backend),
+        initial=initial,
         runs=runs_of(grid, build, objective, defaults, folds),
-        data=(x, y),
+        data=train_data,
         objective=objective,
         epochs=checks.count("epochs", epochs),
         optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
-        batches=BatchSettings(shuffle, drop_last, augment),
+        batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch),
         precision=PrecisionSettings(precision, channels_last, deterministic),
         validation=held_out,
         validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
-        unlabelled=unlabelled,
+        unlabelled=None if unlabelled is None else conversion.inputs(unlabelled, "unlabelled"),
+        weights=None if weights is None else conversion.weights(weights),
         folds=folds,
         validation_folds=validation_folds,
         active_members=active_members,
@@ -188,6 +214,12 @@ def sweep(
             groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
+
+
+def _looks_up_indices(build: Callable[..., nn.Module], run: Run) -> bool:
+    """Whether the networks of a run look whole numbers up in an embedding, for which one is built."""
+    with seeded(0):
+        return Conversion.of(build(**run.build)).indices
 
 
 @dataclass(frozen=True)
@@ -254,10 +286,17 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
     """How many runs of a group fit into memory; the objective is tried on every point of the grid."""
     engine = recipe.engine(group[:1])
     tell_of_split(engine.body, recipe.objective)
-    size = engine.memory_needs(next(engine.feed.epoch(0))[0]).whole
-    assert isinstance(recipe.data, tuple)
+    size = engine.memory_needs(next(engine.feed.epoch(0))).whole
+    pair = as_pair(recipe.data)
     metric = recipe.validation_settings.metric
-    probe(engine, [recipe.runs[n] for n in group], recipe.objective, recipe.data[1], recipe.validation, metric)
+    probe(
+        engine,
+        [recipe.runs[n] for n in group],
+        recipe.objective,
+        None if pair is None else pair[1],
+        recipe.validation,
+        metric,
+    )
     deterministic = recipe.precision.deterministic
     budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)
     at_once = memory.runs_at_once(size, len(group), budget)

@@ -1,0 +1,173 @@
+"""NumPy arrays and pandas objects as tensors: numbers in the networks' precision, labels as int64."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dissensus import checks
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a NumPy array or number, or a frame, series or index of pandas.
+
+    >>> is_array(np.zeros(2)), is_array([0, 1]), is_array(torch.zeros(2))
+    (True, False, False)
+    """
+    return isinstance(value, np.ndarray | np.generic) or _is_pandas(value)
+
+
+def _is_pandas(value: object) -> bool:
+    module = type(value).__module__
+    return module.startswith("pandas.") and hasattr(value, "to_numpy")
+
+
+def numpy_values(name: str, values: Any) -> np.ndarray[Any, Any]:
+    """The numbers of an array or of a pandas object; what is no number is refused with the fix."""
+    if _is_pandas(values):
+        _check_columns(name, values)
+        kinds = [values.dtypes] if values.ndim == 1 else list(values.dtypes)
+        nullable = any(not isinstance(kind, np.dtype) for kind in kinds) and bool(values.isna().to_numpy().any())
+        values = values.to_numpy(dtype="float64", na_value=np.nan) if nullable else values.to_numpy()
+    values = np.asarray(values)
+    if values.dtype.kind in "OSUT":
+        numbers = _objects_as_numbers(values) if values.dtype.kind == "O" else None
+        if numbers is None:
+            fix = "Labels by name? Use numpy.unique(labels, return_inverse=True), or sklearn's LabelEncoder."
+            checks.refuse(name, "hold numbers", f"text ({_sample(values)})", fix, TypeError)
+        values = numbers
+    if values.dtype.kind not in "fiub":
+        checks.refuse(name, "hold real numbers", f"dtype {values.dtype}", error=TypeError)
+    return values
+
+
+def _check_columns(name: str, values: Any) -> None:
+    """Refuse columns of a frame that hold no numbers, by their names."""
+    if values.ndim != 2:
+        if str(values.dtype) == "category":
+            fix = "Use .cat.codes, or sklearn's LabelEncoder."
+            checks.refuse(name, "hold numbers", "categories", fix, TypeError)
+        return
+    wrong = [
+        str(column)
+        for column, kind in zip(values.columns, values.dtypes, strict=True)
+        if str(kind) in ("object", "category", "string", "str") or "datetime" in str(kind)
+    ]
+    if wrong:
+        fix = "Encode them first, as with pandas.get_dummies or sklearn's OrdinalEncoder."
+        checks.refuse(name, "hold numbers in every column", f"other values in {', '.join(wrong)}", fix, TypeError)
+
+
+def _objects_as_numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    try:
+        return values.astype(np.float64) if not any(isinstance(v, str) for v in values.flat) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _sample(values: np.ndarray[Any, Any]) -> str:
+    distinct = list(dict.fromkeys(str(value) for value in values.flat[:20]))
+    return ", ".join(map(repr, distinct[:3])) + (", ..." if len(distinct) > 3 else "")
+
+
+@runtime_checkable
+class HasLayers(Protocol):
+    """A network, or the members of an ensemble."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every layer."""
+        ...
+
+
+class Conversion(NamedTuple):
+    """How arrays become tensors; tensors stay what they are."""
+
+    dtype: torch.dtype = torch.float32
+    """The dtype of real numbers."""
+    indices: bool = False
+    """Whether whole numbers of a single input stay whole, because the network looks them up in an embedding."""
+
+    @classmethod
+    def of(cls, network: HasLayers) -> "Conversion":
+        """For the inputs of a network."""
+        floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        return cls(floating, any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules()))
+
+    def inputs(self, inputs: Any, name: str = "x") -> Any:
+        """Inputs whose arrays are tensors.
+
+        A single array or frame is taken to the networks' dtype. Among several or named inputs, whole numbers and
+        booleans stay what they are: they are indices and masks.
+
+        >>> Conversion().inputs(np.ones((2, 3), dtype=int)).dtype
+        torch.float32
+        >>> Conversion().inputs({"ids": np.array([1])})["ids"].dtype
+        torch.int64
+        """
+        if is_array(inputs):
+            return self._tensor(name, inputs, keep=self.indices and not _is_pandas(inputs))
+        if isinstance(inputs, Tensor) or not any(is_array(leaf) for leaf in pytree.tree_leaves(inputs)):
+            return inputs
+        return pytree.tree_map(lambda leaf: self._tensor(name, leaf, keep=True) if is_array(leaf) else leaf, inputs)
+
+    def targets(self, targets: Any, name: str = "y") -> Any:
+        """Targets as a tensor: real numbers in the networks' dtype, labels as int64.
+
+        >>> Conversion().targets(np.array([0, 1], dtype=np.uint8)).dtype
+        torch.int64
+        """
+        if not is_array(targets):
+            return targets
+        values = numpy_values(name, targets)
+        return torch.as_tensor(_writable(values)).to(self.dtype if values.dtype.kind == "f" else torch.int64)
+
+    def weights(self, weights: Any, name: str = "weights") -> Any:
+        """Weights of examples as a tensor of the networks' dtype."""
+        if is_array(weights) or isinstance(weights, list | tuple):
+            weights = torch.as_tensor(_writable(numpy_values(name, np.asarray(weights))))
+        if not isinstance(weights, Tensor):
+            checks.refuse(name, "be a tensor or an array", type(weights).__name__, error=TypeError)
+        return weights.to(self.dtype)
+
+    def pair(self, data: Any) -> Any:
+        """``(inputs, targets)`` with arrays as tensors; anything else as it is."""
+        if type(data) not in (tuple, list) or len(data) != 2 or not is_array(data[1]):
+            return (self.inputs(data[0]), data[1]) if _has_array_inputs(data) else data
+        return self.inputs(data[0]), self.targets(data[1])
+
+    def _tensor(self, name: str, values: Any, *, keep: bool) -> Tensor:
+        numbers = numpy_values(name, values)
+        tensor = torch.as_tensor(_writable(numbers))
+        if numbers.dtype.kind == "f" or not keep:
+            return tensor.to(self.dtype)
+        return tensor if numbers.dtype.kind == "b" else tensor.to(torch.int64)
+
+
+def has_whole_numbers(data: Any) -> bool:
+    """Whether data holds an array of whole numbers, of which only the network knows what they mean.
+
+    >>> has_whole_numbers((np.zeros((2, 1), dtype=int), np.zeros(2))), has_whole_numbers((np.zeros((2, 1)), None))
+    (True, False)
+    """
+    leaves = pytree.tree_leaves(data) if isinstance(data, tuple | list | dict) else [data]
+    return any(isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iub" for leaf in leaves)
+
+
+def _has_array_inputs(data: Any) -> bool:
+    return type(data) in (tuple, list) and len(data) == 2 and isinstance(data[1], Tensor) and is_array(data[0])
+
+
+def _writable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array that a tensor may share: writable, in native byte order, without negative strides."""
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    if native.dtype.kind == "u" and native.dtype.itemsize > 1:
+        native = native.astype(np.int64)
+    shared = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+    return native if shared else native.copy()
