@@ -13,6 +13,7 @@ FLOORS = [
     "startup",
     "axes",
     "checks",
+    "dense",
     "randomness",
     "fingerprint",
     "storage",
