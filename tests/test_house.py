@@ -16,6 +16,7 @@ FLOORS = [
     "calls",
     "arrays",
     "batch",
+    "dense",
     "randomness",
     "fingerprint",
     "storage",

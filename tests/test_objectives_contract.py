@@ -5,7 +5,7 @@ import inspect
 import itertools
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,15 @@ import torch
 
 import dissensus as ds
 from dissensus.objectives import OBJECTIVES, Declaration, declaration, independent
-from dissensus.objectives.declaration import ADVERSARIAL, DRAW, UNLABELLED, hyperparameters, is_separable, takes
+from dissensus.objectives.declaration import (
+    ADVERSARIAL,
+    DRAW,
+    EXAMPLE_WEIGHTS,
+    UNLABELLED,
+    hyperparameters,
+    is_separable,
+    takes,
+)
 from dissensus.train.trained_loss import trained_loss
 
 M, B, C, U = 3, 5, 4, 6
@@ -390,7 +398,7 @@ def test_declared_values_per_member(name, key, unchecked):
 def test_hyperparameters_are_all_but_data(name):
     objective = OBJECTIVES[name]
     names = set(inspect.signature(objective).parameters)
-    data = {"outputs", "targets", "logits", "labels", UNLABELLED, ADVERSARIAL, DRAW}
+    data = {"outputs", "targets", "logits", "labels", UNLABELLED, ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS}
     assert set(hyperparameters(objective)) == names - data
     assert set(hyperparameters(bound(name))) == names - data - set(bound(name).keywords)
 
@@ -403,7 +411,7 @@ def test_declarations_survive_partial_and_pickle(name):
     assert declaration(nested) is declared
     assert declaration(pickle.loads(pickle.dumps(nested))) == declared
     assert pickle.loads(pickle.dumps(declared)) == declared
-    for key in (UNLABELLED, ADVERSARIAL, DRAW):
+    for key in (UNLABELLED, ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS):
         assert takes(nested, key) == bool(getattr(declared, key))
         assert not takes(partial(nested, **{key: None}), key)
 
@@ -415,17 +423,20 @@ def test_wrappers_and_lambdas_get_the_safe_default():
         return ds.LossParts(parts.total + ds.diversity.ambiguity(args[0]).mean(), parts.parts)
 
     for objective in (coupled, lambda outputs, targets: independent(outputs, targets, loss="mse")):
-        assert declaration(objective) == Declaration()
+        assert replace(declaration(objective), example_weights=None) == Declaration()
         assert not is_separable(objective)
+    assert takes(coupled, EXAMPLE_WEIGHTS), "as its parameters say"
     assert is_separable(Declaration(separable=True)(coupled))
 
 
 def test_inputs_of_an_objective_without_a_declaration_are_its_parameters():
     def optional(outputs, targets, *, unlabelled=None, draw=0): ...
     def required(outputs, targets, *, unlabelled, adversarial=None): ...
+    def weighted(outputs, targets, *, example_weights=None): ...
 
     assert declaration(optional) == Declaration(unlabelled="optional", draw=True)
     assert declaration(required) == Declaration(unlabelled="required", adversarial=True)
+    assert declaration(weighted) == Declaration(example_weights="shared")
 
 
 @pytest.mark.parametrize(
@@ -437,11 +448,217 @@ def test_inputs_of_an_objective_without_a_declaration_are_its_parameters():
         (Declaration(draw=True, sweepable=("strenght",)), "Did you mean 'strength'"),
         (Declaration(draw=True, neutral={"beta": 0}), "must be one of 'strength', 'draw'; got 'beta'"),
         (Declaration(draw=True, per_member=("outputs",)), "got 'outputs'"),
+        (Declaration(draw=True, example_weights="shared"), "must be None, since the objective has no parameter"),
     ],
 )
 def test_a_declaration_that_contradicts_the_parameters_is_refused(declared, message):
     with pytest.raises(ValueError, match=message):
         declared(lambda outputs, targets, *, strength=1.0, draw=0: ...)
+
+
+def test_weights_per_member_need_a_separable_objective():
+    def mine(outputs, targets, *, example_weights=None): ...
+
+    with pytest.raises(ValueError, match="`example_weights` must be 'shared' unless the objective is separable"):
+        Declaration(example_weights="per_member")(mine)
+    assert declaration(Declaration(example_weights="per_member", separable=True)(mine)).example_weights == "per_member"
+    assert not takes(Declaration()(mine), EXAMPLE_WEIGHTS), "what is not declared is not passed"
+
+
+# Weights of examples
+
+
+COUNTS = torch.tensor([2, 0, 1, 3, 1])
+"""How often each example counts."""
+MEMBER_COUNTS = torch.tensor([[2, 0, 1, 3, 1], [1, 1, 0, 2, 1], [0, 0, 4, 0, 1]])
+CASES_PER_MEMBER = [name for name in CASES if declaration(objective_of(name)).example_weights == "per_member"]
+
+
+def repeated(name, inputs, counts):
+    """The inputs of an objective, with those that belong to labelled examples repeated."""
+    return {key: v if key == UNLABELLED else v.repeat_interleave(counts, 1) for key, v in inputs.items()}
+
+
+@every_objective
+def test_every_objective_takes_weights_of_examples(name):
+    declared = declaration(OBJECTIVES[name])
+    assert declared.example_weights == ("per_member" if declared.separable else "shared")
+    assert inspect.signature(OBJECTIVES[name]).parameters[EXAMPLE_WEIGHTS].default is None
+    assert declared.soft_targets == (not declared.class_labels)
+
+
+@every_case
+def test_whole_weights_equal_repeated_examples(name):
+    """Also of their gradients: an example that counts twice pulls twice."""
+    outputs, inputs, targets = random_outputs().requires_grad_(), inputs_of(name), CASES[name].targets
+    for inputs_tensor in inputs.values():
+        inputs_tensor.requires_grad_()
+    weighted = bound(name)(outputs, targets, **inputs, example_weights=COUNTS.double())
+    expected = bound(name)(
+        outputs.repeat_interleave(COUNTS, 1), targets.repeat_interleave(COUNTS, 0), **repeated(name, inputs, COUNTS)
+    )
+    torch.testing.assert_close(weighted.total, expected.total)
+    torch.testing.assert_close(dict(weighted.parts), dict(expected.parts))
+    leaves = (outputs, *inputs.values())
+    torch.testing.assert_close(gradients(weighted.total, *leaves), gradients(expected.total, *leaves))
+    scaled = bound(name)(outputs, targets, **inputs, example_weights=0.1 * COUNTS)
+    torch.testing.assert_close(scaled.total, weighted.total)  # only ratios matter
+
+
+@every_case
+def test_equal_weights_are_none(name):
+    outputs, inputs, targets = random_outputs(), inputs_of(name), CASES[name].targets
+    weighted = bound(name)(outputs, targets, **inputs, example_weights=torch.full((B,), 0.3))
+    plain = bound(name)(outputs, targets, **inputs)
+    torch.testing.assert_close(weighted.total, plain.total)
+    torch.testing.assert_close(dict(weighted.parts), dict(plain.parts))
+
+
+@every_case
+def test_weighted_gradients_are_those_of_the_function(name):
+    case, inputs, outputs = CASES[name], inputs_of(name), random_outputs()
+    weights = torch.tensor([0.5, 0.0, 2.0, 1.3, 0.2], dtype=torch.float64)
+    fixed = {key: 0 * value + value.detach() for key, value in case.fixed(outputs, case.targets).items()}
+    objective = bound(name, **fixed, example_weights=weights)
+
+    def total(outputs, *extra_outputs):
+        return objective(outputs, case.targets, **dict(zip(inputs, extra_outputs, strict=True))).total
+
+    leaves = [tensor.requires_grad_() for tensor in (outputs, *inputs.values())]
+    assert torch.autograd.gradcheck(total, leaves)
+
+
+@every_case
+def test_an_example_of_weight_zero_is_absent(name):
+    """Even if its outputs are infinite or NaN. A batch without any weight adds nothing."""
+    case = CASES[name]
+    outputs, inputs = random_outputs(), inputs_of(name)
+    expected = bound(name)(outputs, case.targets, **inputs, example_weights=COUNTS.double())
+    outputs[:, 1] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0])
+    if ADVERSARIAL in inputs:
+        inputs[ADVERSARIAL][:, 1] = float("nan")
+    targets = case.targets.clone()
+    if targets.is_floating_point():
+        targets[1] = float("nan")
+    leaves = [tensor.requires_grad_() for tensor in (outputs, *inputs.values())]
+    result = bound(name)(
+        leaves[0], targets, **dict(zip(inputs, leaves[1:], strict=True)), example_weights=COUNTS.double()
+    )
+    torch.testing.assert_close(result.total, expected.total)
+    slopes = gradients(result.total, *leaves)
+    assert all(slope.isfinite().all() for slope in slopes)
+    assert (slopes[0][:, 1] == 0).all()
+    empty = bound(name)(leaves[0], targets, **inputs, example_weights=torch.zeros(B))
+    assert empty.total.isfinite()
+    assert (empty.parts["member_loss"] == 0).all()
+    assert (gradients(empty.total, leaves[0])[0] == 0).all()
+    if UNLABELLED not in inputs:
+        assert float(empty.total.detach()) == 0
+
+
+@every_case
+def test_weighted_runs_go_through_vmap(name):
+    runs = 3
+    outputs = torch.stack([random_outputs(seed=run) for run in range(runs)])
+    weights = torch.rand(runs, B, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights[1] = 0
+    inputs, targets = inputs_of(name), CASES[name].targets
+    total = lambda f, w: bound(name)(f, targets, **inputs, example_weights=w).total  # noqa: E731
+    mapped = torch.func.vmap(total)(outputs, weights)
+    torch.testing.assert_close(mapped, torch.stack([total(outputs[run], weights[run]) for run in range(runs)]))
+
+
+@every_case
+def test_weights_per_member(name, unchecked):
+    outputs, inputs, targets = random_outputs(), inputs_of(name), CASES[name].targets
+    call = partial(bound(name), outputs, targets, **inputs, example_weights=MEMBER_COUNTS.double())
+    if name not in CASES_PER_MEMBER:
+        objective = name.split(",")[0]
+        message = rf"have shape \[B=5\] for `{objective}`, in which members interact.*got \[M=3, B=5\].*independent"
+        with pytest.raises(ValueError, match=message):
+            call()
+        return
+    member_loss = []
+    for m, counts in enumerate(MEMBER_COUNTS):
+        arguments = repeated(name, {key: value[m : m + 1] for key, value in inputs.items()}, counts)
+        changes = {"weights": None} if "weights" in CASES[name].options else {}
+        one = bound(name, **changes)(
+            outputs[m : m + 1].repeat_interleave(counts, 1), targets.repeat_interleave(counts, 0), **arguments
+        )
+        member_loss.append(one.total)
+    shares = torch.tensor(CASES[name].options.get("weights", [1 / M] * M), dtype=torch.float64)
+    torch.testing.assert_close(call().total, M * (shares * torch.stack(member_loss)).sum())
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(B + 1), r"`example_weights` must have shape \[B=5\]; got \[6\]"),
+        (torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0]), "be finite numbers of at least 0"),
+        (torch.tensor([1.0, float("nan"), 0.0, 0.0, 0.0]), "be finite numbers of at least 0"),
+        ([1.0] * B, "`example_weights` must be a tensor; got list"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights, message, unchecked):
+    with pytest.raises((ValueError, TypeError), match=message):
+        bound("joint")(random_outputs(), LABELS, example_weights=weights)
+
+
+# Dense outputs
+
+
+S = (2, 3)
+DENSE_LABELS = torch.randint(0, C, (B, *S), generator=torch.Generator().manual_seed(6))
+DENSE_VALUES = torch.randn(B, C, *S, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+def dense_outputs(members=M, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(members, B, C, *S, generator=generator, dtype=torch.float64)
+
+
+def dense_inputs(name):
+    return {key: dense_outputs(seed=seed) for seed, key in enumerate(inputs_of(name), 11)}
+
+
+def dense_targets(name):
+    return DENSE_VALUES if CASES[name].targets.is_floating_point() else DENSE_LABELS
+
+
+def last(tensor, axis):
+    """Positions as examples, with plain torch."""
+    return tensor.movedim(axis, -1).flatten(axis - 1, -2)
+
+
+@every_case
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_position_of_dense_outputs_is_an_example(name, weighted):
+    outputs, inputs, targets = dense_outputs().requires_grad_(), dense_inputs(name), dense_targets(name)
+    flat_targets = last(targets, 1) if targets.is_floating_point() else targets.flatten()
+    weights = {EXAMPLE_WEIGHTS: COUNTS.double()} if weighted else {}
+    flat_weights = {EXAMPLE_WEIGHTS: COUNTS.double().repeat_interleave(6)} if weighted else {}
+    dense = bound(name)(outputs, targets, **inputs, **weights)
+    flat = bound(name)(
+        last(outputs, 2), flat_targets, **{key: last(value, 2) for key, value in inputs.items()}, **flat_weights
+    )
+    torch.testing.assert_close(dense.total, flat.total)
+    torch.testing.assert_close(dict(dense.parts), dict(flat.parts))
+    torch.testing.assert_close(gradients(dense.total, outputs), gradients(flat.total, outputs))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not CASES[name].targets.is_floating_point()])
+def test_ignored_positions_are_those_that_are_left_out(name):
+    outputs, inputs = dense_outputs().requires_grad_(), dense_inputs(name)
+    ignored = torch.rand(B, *S, generator=torch.Generator().manual_seed(1)) < 0.4
+    targets = DENSE_LABELS.masked_fill(ignored, -100)
+    flat = ds.dense.positions(outputs, targets, ignore_index=-100)
+    inputs = {key: last(value, 2) for key, value in inputs.items()}
+    result = bound(name)(flat.outputs, flat.targets, **inputs, example_weights=flat.example_weights)
+    counted = ~ignored.flatten()
+    inputs = {key: value if key == UNLABELLED else value[:, counted] for key, value in inputs.items()}
+    expected = bound(name)(last(outputs, 2)[:, counted], DENSE_LABELS.flatten()[counted], **inputs)
+    torch.testing.assert_close(result.total, expected.total)
+    torch.testing.assert_close(gradients(result.total, outputs), gradients(expected.total, outputs))
 
 
 # Objectives from outside of the package, passed as arguments

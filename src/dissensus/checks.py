@@ -192,6 +192,29 @@ def member_weights(weights: Tensor | Sequence[float] | None, members: int, like:
     return weights
 
 
+def example_weights(weights: Tensor, members: int, batch: int, *, interacting: str | None = None) -> Tensor:
+    """Weights of examples ``[B]`` or ``[M, B]``, floating point. Concrete ones must be finite and non-negative.
+
+    ``interacting`` names an objective whose members interact: there an example has one weight for all members.
+    """
+    if not isinstance(weights, Tensor):
+        refuse("example_weights", "be a tensor", type(weights).__name__, "Use torch.as_tensor.", TypeError)
+    if interacting is not None and tuple(weights.shape) == (members, batch) != (batch,):
+        requirement = (
+            f"have shape [B={batch}] for `{interacting}`, in which members interact: an example has one weight"
+        )
+        fix = "Weights per member (bagging)? Use an objective of separate members, such as `independent`."
+        refuse("example_weights", requirement, shape_text(weights.shape, "MB"), fix)
+    if tuple(weights.shape) not in ((batch,), (members, batch)):
+        wanted = f"have shape [B={batch}]" + (f" or [M={members}, B={batch}]" if interacting is None else "")
+        refuse("example_weights", wanted, shape_text(weights.shape))
+    if weights.is_complex():
+        refuse("example_weights", "be real numbers", str(weights.dtype), "", TypeError)
+    if is_concrete(weights) and not bool(((weights >= 0) & weights.isfinite()).all()):
+        refuse("example_weights", "be finite numbers of at least 0", "negative numbers, infinities or NaN")
+    return weights if weights.is_floating_point() else weights.float()
+
+
 _LARGEST_COUNT = 2**63 - 1
 _LARGEST_FLOAT = sys.float_info.max
 

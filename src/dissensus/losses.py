@@ -224,6 +224,140 @@ def custom(loss: PerExampleLoss, outputs: Float[Tensor, "B C"], targets: Tensor)
     return values
 
 
+def batch_mean(
+    values: Float[Tensor, "*S B"], example_weights: Float[Tensor, "... B"] | None = None
+) -> Float[Tensor, "*S"]:
+    """The mean over the batch; with weights Σ_b w_b v_b / Σ_b w_b, as torch normalises class weights.
+
+    Weights are ``[B]``, or ``[M, B]`` for values ``[M, B]``. An example of weight zero is absent, even where its value
+    is infinite or NaN. The mean is 0 if all weights are zero: a batch without examples adds nothing to a sum of losses.
+    No value is read, so that it runs under ``vmap`` and in a CUDA graph.
+
+    >>> batch_mean(torch.tensor([1.0, 4.0, float("nan")]), torch.tensor([2.0, 1.0, 0.0]))
+    tensor(2.)
+    """
+    if example_weights is None:
+        return values.mean(-1)
+    weights = example_weights.to(values.dtype)
+    total = weights.sum(-1)
+    summed = torch.where(weights == 0, 0.0, weights * values).sum(-1)
+    return summed / torch.where(total == 0, 1.0, total)
+
+
+def smoothed(
+    targets: Tensor, classes: int, smoothing: float | Tensor, *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "*S C"]:
+    """Soft labels with a share of each label spread over all classes: (1 − ε) y + ε / C.
+
+    Args:
+        targets: Labels ``[...]``, or soft labels ``[..., C]``.
+        classes: C.
+        smoothing: ε, from 0 to 1.
+        dtype: Of the result for labels; torch's default by default. Soft labels keep theirs.
+
+    >>> smoothed(torch.tensor([1]), 4, 0.2)
+    tensor([[0.0500, 0.8500, 0.0500, 0.0500]])
+    """
+    if not isinstance(smoothing, Tensor):
+        checks.number("label_smoothing", smoothing, 0, 1)
+    if not targets.is_floating_point():
+        targets = F.one_hot(targets.long(), classes).to(dtype or torch.get_default_dtype())
+    elif targets.shape[-1:] != (classes,):
+        checks.refuse(
+            "targets", f"have shape [..., C={classes}] when they are floats", checks.shape_text(targets.shape)
+        )
+    return (1 - smoothing) * targets + smoothing / classes
+
+
+def class_example_weights(targets: Tensor, class_weights: Float[Tensor, " C"]) -> Float[Tensor, "*S"]:
+    """The weight of each example by its class: w_y for a label y, Σ_c y(c) w_c for a soft label.
+
+    >>> class_example_weights(torch.tensor([0, 1, 1]), torch.tensor([1.0, 3.0]))
+    tensor([1., 3., 3.])
+    """
+    _check_class_weights(class_weights)
+    if targets.is_floating_point():
+        return (targets * class_weights.to(targets.dtype)).sum(-1)
+    return class_weights.index_select(0, targets.long().flatten()).view(targets.shape)
+
+
+def weighted_targets(
+    targets: Tensor,
+    classes: int,
+    *,
+    loss: str | PerExampleLoss,
+    class_weights: Float[Tensor, " C"] | None = None,
+    label_smoothing: float | Tensor = 0.0,
+    example_weights: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Class weights and label smoothing as targets and example weights, which every objective takes.
+
+    An example of class y counts w_y times, and its label becomes q = (1 − ε) y + ε / C. The cross-entropy of both is
+    torch's: the class weights are inside of the sum over classes,
+
+    Σ_b Σ_c w_c q_b(c) (−log p_b(c)) / Σ_b w_{y_b},
+
+    which is the weighted mean of examples with targets w_c q(c) / w_y and weights w_y. These targets do not sum to one.
+    Other losses are not sums over classes: they get q itself, with the weight w_y. For soft labels y the cross-entropy
+    is torch's too: targets w_c q(c) and no further weight; other losses weigh an example by Σ_c y(c) w_c.
+
+    Examples of a class of weight zero are absent. (Differs from ``torch.nn.functional.cross_entropy``, where label
+    smoothing lets them count in the numerator, but not in the denominator.)
+
+    Args:
+        targets: Labels ``[N]`` or soft labels ``[N, C]``. Ignored labels must have been replaced: see
+            `dissensus.axes.positions`, which gives them the weight zero.
+        classes: C.
+        loss: The loss that is trained on, a name from `dissensus.losses` or a callable.
+        class_weights: w_c ``[C]``, non-negative.
+        label_smoothing: ε, from 0 to 1.
+        example_weights: Weights ``[N]`` or ``[M, N]`` that examples have already. They are multiplied.
+        dtype: Of soft labels made from labels: that of the outputs.
+
+    Returns:
+        Targets and example weights. Both are what they were where there are neither class weights nor smoothing.
+
+    >>> targets, weights = weighted_targets(
+    ...     torch.tensor([0, 1]), 2, loss="cross_entropy", class_weights=torch.tensor([1.0, 3.0]), label_smoothing=0.5
+    ... )
+    >>> targets, weights
+    (tensor([[0.7500, 0.7500],
+            [0.0833, 0.7500]]), tensor([1., 3.]))
+    """
+    soft = targets.is_floating_point()
+    is_cross_entropy = loss in ("cross_entropy", cross_entropy)
+    weights = None if class_weights is None else class_example_weights(targets, class_weights)
+    labels = targets
+    if isinstance(label_smoothing, Tensor) or checks.number("label_smoothing", label_smoothing, 0, 1) > 0:
+        labels = smoothed(targets, classes, label_smoothing, dtype=dtype)
+    if class_weights is not None and labels.is_floating_point():
+        _check_class_weights(class_weights, classes)
+        if is_cross_entropy:
+            labels = labels * class_weights.to(labels.dtype)
+            if soft:
+                weights = None
+            else:
+                assert weights is not None
+                labels = labels / torch.where(weights == 0, 1.0, weights).unsqueeze(-1).to(labels.dtype)
+    elif class_weights is not None:
+        _check_class_weights(class_weights, classes)
+    if weights is None or example_weights is None:
+        return labels, example_weights if weights is None else weights
+    return labels, example_weights * weights
+
+
+def _check_class_weights(class_weights: Tensor, classes: int | None = None) -> None:
+    if class_weights.ndim != 1 or (classes is not None and len(class_weights) != classes):
+        wanted = "[C]" if classes is None else f"[C={classes}]"
+        checks.refuse("class_weights", f"have shape {wanted}", checks.shape_text(class_weights.shape))
+    if not class_weights.is_floating_point():
+        fix = "Use class_weights.float()."
+        checks.refuse("class_weights", "be floating point", str(class_weights.dtype), fix, TypeError)
+    if checks.is_concrete(class_weights) and not bool(((class_weights >= 0) & class_weights.isfinite()).all()):
+        checks.refuse("class_weights", "be finite numbers of at least 0", "negative numbers, infinities or NaN")
+
+
 def at_label(values: Float[Tensor, "*S B C"], labels: Tensor) -> Float[Tensor, "*S B"]:
     """Each example's entry at its label, for all leading axes."""
     index = labels.long().expand(values.shape[:-1]).unsqueeze(-1)

@@ -92,7 +92,10 @@ def member_and_ensemble_loss(
 
 
 def mean_parts(
-    member: Float[Tensor, "M B"], ensemble: Float[Tensor, " B"], weights: Tensor | None = None
+    member: Float[Tensor, "M B"],
+    ensemble: Float[Tensor, " B"],
+    weights: Tensor | None = None,
+    example_weights: Float[Tensor, " B"] | None = None,
 ) -> dict[str, Tensor]:
     """The decomposition averaged over examples, under the names by which objectives report it.
 
@@ -103,7 +106,7 @@ def mean_parts(
     >>> {name: part.tolist() for name, part in mean_parts(torch.tensor([[2.0], [0.5]]), torch.tensor([0.25])).items()}
     {'member_loss': [2.0, 0.5], 'individual': 1.25, 'ensemble': 0.25, 'diversity': 1.0}
     """
-    member_loss, ensemble_loss = member.mean(-1), ensemble.mean()
+    member_loss, ensemble_loss = (losses.batch_mean(part, example_weights) for part in (member, ensemble))
     individual = pooling.mean_output(member_loss, weights)
     return {
         "member_loss": member_loss,

@@ -9,15 +9,17 @@ from dissensus import checks, losses
 from dissensus.axes import LossParts
 from dissensus.diversity.decomposition import mean_parts, member_and_ensemble_loss
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 
 
-@Declaration(sweepable=("alpha",), loss="mse", pool="score", neutral={"alpha": 0})
+@Declaration(sweepable=("alpha",), loss="mse", pool="score", neutral={"alpha": 0}, example_weights="shared")
 def gradient_adjusted(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     alpha: float | Float[Tensor, ""],
     others_only: bool = False,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Train each member on a target that is moved by α against the ensemble's error: Σ_i ‖f_i − ỹ_i‖².
 
@@ -33,6 +35,7 @@ def gradient_adjusted(
         targets: y ``[B, C]``.
         alpha: α ≥ 0, the step. 0 trains members independently. Larger values are closer to joint training.
         others_only: Leave a member's own error out of its target. Needs M ≥ 2.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``, all on the true targets.
@@ -42,6 +45,7 @@ def gradient_adjusted(
     >>> gradient_adjusted(outputs, targets, alpha=1.0).total
     tensor(4.)
     """
+    outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="gradient_adjusted")
     members, _, _ = checks.member_outputs(outputs)
     if isinstance(alpha, int | float):
         checks.number("alpha", alpha, 0)
@@ -53,8 +57,9 @@ def gradient_adjusted(
     mean_residual = residual.mean(0)
     if others_only:
         mean_residual = (members * mean_residual - residual) / (members - 1)
-    total = (residual + alpha * mean_residual).square().sum(-1).mean(-1).sum()
-    return LossParts(total, mean_parts(member, ensemble))
+    moved = (residual + alpha * mean_residual).square().sum(-1)
+    total = losses.batch_mean(moved, example_weights).sum()
+    return LossParts(total, mean_parts(member, ensemble, example_weights=example_weights))
 
 
 def beta_from_alpha(alpha: float) -> float:

@@ -10,6 +10,7 @@ from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.volume import LEAST, gram, log_determinant
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 from dissensus.randomness import random_bits
 
 
@@ -20,16 +21,18 @@ from dissensus.randomness import random_bits
     loss="cross_entropy",
     pool="probability",
     neutral={"alpha": 0, "beta": 0, "temperature": 1},
+    example_weights="shared",
 )
 def adp(
-    logits: Float[Tensor, "M B C"],
-    labels: Int[Tensor, " B"],
+    logits: Float[Tensor, "M B C *S"],
+    labels: Int[Tensor, "B *S"],
     *,
     alpha: float | Float[Tensor, ""] = 2.0,
     beta: float | Float[Tensor, ""] = 0.5,
     temperature: float | Float[Tensor, ""] = 1.0,
     entropy_drop: float | Float[Tensor, ""] = 0.0,
     draw: int | Tensor = 0,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Fit the labels with diverse non-maximal predictions (ADP paper, equations 2 to 5).
 
@@ -49,6 +52,7 @@ def adp(
         entropy_drop: Share of the classes that the entropy leaves out, drawn anew at each step (appendix B.2). The
             label is never left out. The number of classes is rounded up: 0.2 of ten classes draws two.
         draw: The only number that this choice depends on. `dissensus.fit` passes a new one at every step.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble``, ``entropy``; ``log_volume`` unless β = 0.
@@ -56,6 +60,7 @@ def adp(
     >>> adp(torch.zeros(2, 1, 3), torch.tensor([0]), alpha=1.0, beta=0.0).total / math.log(3)
     tensor(1.)
     """
+    logits, labels, example_weights = examples(logits, labels, example_weights, interacting="adp")
     _, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
     if classes < 3:
@@ -71,18 +76,19 @@ def adp(
             checks.number(name, value, low, high)
     logits = checks.full_precision(logits)
     log_probs = (logits / temperature).log_softmax(-1)
-    member_loss = -losses.at_label(log_probs, labels).mean(-1)
+    member_loss = -losses.batch_mean(losses.at_label(log_probs, labels), example_weights)
     mean = pooling.pooled_log_probs(log_probs.clamp_min(LEAST))  # no gradient at a class that every member rules out
-    entropy = _entropy(mean, labels, entropy_drop, draw).mean()
+    entropy = losses.batch_mean(_entropy(mean, labels, entropy_drop, draw), example_weights)
     total = member_loss.sum() - alpha * entropy
     parts = {
         "member_loss": member_loss,
         "individual": member_loss.mean(),
-        "ensemble": -losses.at_label(mean, labels).mean(),
+        "ensemble": -losses.batch_mean(losses.at_label(mean, labels), example_weights),
         "entropy": entropy,
     }
     if isinstance(beta, Tensor) or beta != 0:
-        parts["log_volume"] = log_determinant(gram(log_probs, labels)).mean().to(logits.dtype)
+        volumes = log_determinant(gram(log_probs, labels))
+        parts["log_volume"] = losses.batch_mean(volumes, example_weights).to(logits.dtype)
         total = total - beta * parts["log_volume"]
     return LossParts(total, parts)
 

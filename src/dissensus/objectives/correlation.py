@@ -8,15 +8,17 @@ from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss
 from dissensus.diversity.decomposition import mean_parts, member_and_ensemble_loss
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 
 
-@Declaration(sweepable=("strength",), pool="score", neutral={"strength": 0})
+@Declaration(sweepable=("strength",), pool="score", neutral={"strength": 0}, example_weights="shared")
 def negative_correlation(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     strength: float | Float[Tensor, ""],
     loss: str | PerExampleLoss = "mse",
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Σ_j L(f_j, y) − λ/2 · d_jᵀ H d_j with d_j = f_j − f̄ and H the loss's Hessian at the mean f̄.
 
@@ -33,6 +35,7 @@ def negative_correlation(
         targets: y, as the loss takes them.
         strength: λ. 0 trains members independently. Above 1 the objective has no lower bound for squared error.
         loss: A name from `dissensus.losses`, or a callable per example that is twice differentiable.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble``, ``diversity`` and ``penalty``, the mean of
@@ -42,6 +45,7 @@ def negative_correlation(
     >>> negative_correlation(outputs, targets, strength=0.5).total
     tensor(1.5000)
     """
+    outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="negative_correlation")
     members, _, _ = checks.member_outputs(outputs)
     losses.check_trainable(loss)
     if isinstance(strength, int | float):
@@ -49,8 +53,9 @@ def negative_correlation(
     outputs = checks.full_precision(outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool="score", weights=None)
     mean = outputs.mean(0)
-    penalty = curvature(mean, outputs - mean, targets, loss).mean() / 2
-    parts = {**mean_parts(member, ensemble), "penalty": penalty}
+    bends = curvature(mean, outputs - mean, targets, loss)
+    penalty = (bends.mean() if example_weights is None else losses.batch_mean(bends, example_weights).mean()) / 2
+    parts = {**mean_parts(member, ensemble, example_weights=example_weights), "penalty": penalty}
     return LossParts(members * (parts["individual"] - strength * penalty), parts)
 
 

@@ -6,7 +6,8 @@ An objective of this package and one of a user declare in the same way::
     def shrunk(outputs, targets, *, strength=0.1): ...
 
 An objective without a declaration gets the safe default: members may interact, every number in a grid may become a
-tensor, and its inputs are those that its parameters ``unlabelled``, ``adversarial`` and ``draw`` name.
+tensor, and its inputs are those that its parameters ``unlabelled``, ``adversarial``, ``draw`` and ``example_weights``
+name. Without a parameter ``example_weights`` it trains on examples of equal weight only.
 """
 
 import functools
@@ -18,14 +19,14 @@ from typing import Any, Literal, TypeVar
 from dissensus import checks
 from dissensus.axes import Pool
 
-EXAMPLE_WEIGHTS = "example_weights"
-"""The parameter by which an objective takes the weight of each example in its means over the batch."""
 UNLABELLED = "unlabelled"
 """The parameter of an objective that takes member outputs on data without labels."""
 ADVERSARIAL = "adversarial"
 """The parameter of an objective that takes member outputs on attacked inputs, beside those on clean inputs."""
 DRAW = "draw"
 """The parameter of an objective that takes a whole number, new at every step of every run, to draw from."""
+EXAMPLE_WEIGHTS = "example_weights"
+"""The parameter of an objective that takes weights of examples."""
 _ATTRIBUTE = "declaration"
 _MISSING = inspect.Parameter.empty
 
@@ -41,6 +42,9 @@ class Declaration:
     does not inherit it, since it may do something else.
     """
 
+    example_weights: Literal["shared", "per_member"] | None = None
+    """Weights that the parameter ``example_weights`` takes: one per example ``[B]``, or also one per member and example
+    ``[M, B]``. None: examples cannot be weighted."""
     pairs: bool = False
     """Whether the objective is defined for two members or more only."""
     unlabelled: Literal["required", "optional"] | None = None
@@ -65,6 +69,11 @@ class Declaration:
     neutral: Mapping[str, float] = field(default_factory=dict)
     """Values of hyperparameters with which the objective is that of independent training. Empty: there are none."""
 
+    @property
+    def soft_targets(self) -> bool:
+        """Whether targets may be soft labels ``[B, C]`` (label smoothing, mixup), where the loss takes class labels."""
+        return not self.class_labels
+
     def __call__(self, objective: Function) -> Function:
         """Attach this declaration to an objective whose parameters agree with it."""
         parameters = _parameters(objective)
@@ -73,6 +82,14 @@ class Declaration:
             if getattr(self, name) != getattr(inferred, name):
                 requirement = f"be {getattr(inferred, name)!r}, as the parameters of the objective say"
                 checks.refuse(name, requirement, repr(getattr(self, name)), "Change the declaration or the parameters.")
+        if self.example_weights is not None:
+            checks.one_of("example_weights", self.example_weights, ("shared", "per_member"))
+            if inferred.example_weights is None:
+                fix = "Add the parameter, or leave this out of the declaration."
+                requirement = "be None, since the objective has no parameter `example_weights`"
+                checks.refuse(EXAMPLE_WEIGHTS, requirement, repr(self.example_weights), fix)
+            if self.example_weights == "per_member" and not self.separable:
+                checks.refuse(EXAMPLE_WEIGHTS, "be 'shared' unless the objective is separable", "'per_member'")
         for name in (*self.per_member, *(self.sweepable or ()), *self.neutral):
             checks.one_of("declared parameter", name, _keywords(parameters))
         setattr(objective, _ATTRIBUTE, replace(self))  # a copy, which tells whose declaration it is
@@ -116,7 +133,10 @@ def argument(objective: Callable[..., Any], name: str) -> Any:
 
 
 def takes(objective: Callable[..., Any], name: str) -> bool:
-    """Whether an objective takes an input (`UNLABELLED`, `ADVERSARIAL` or `DRAW`) that no partial has bound."""
+    """Whether an objective takes an input that no partial has bound.
+
+    ``name`` is `UNLABELLED`, `ADVERSARIAL`, `DRAW` or `EXAMPLE_WEIGHTS`.
+    """
     return bool(getattr(declaration(objective), name)) and name not in unwrapped(objective)[1]
 
 
@@ -127,7 +147,7 @@ def hyperparameters(objective: Callable[..., Any]) -> list[str]:
     ['beta']
     """
     function, keywords = unwrapped(objective)
-    bound = {*keywords, UNLABELLED, ADVERSARIAL, DRAW}
+    bound = {*keywords, UNLABELLED, ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS}
     return [name for name in _keywords(_parameters(function)) if name not in bound]
 
 
@@ -171,6 +191,7 @@ def _inferred(parameters: Mapping[str, inspect.Parameter]) -> Declaration:
         unlabelled=None if unlabelled is None else "required" if unlabelled.default is _MISSING else "optional",
         adversarial=ADVERSARIAL in parameters,
         draw=DRAW in parameters,
+        example_weights="shared" if EXAMPLE_WEIGHTS in parameters else None,
     )
 
 

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses, pooling
+from dissensus import checks, dense, losses, pooling
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 
 Disagreement = Literal["a2d"] | Callable[[Tensor], Tensor]
 """A name, or a function of members' log-probabilities ``[M, B, C]`` that returns the loss of agreeing ``[B]``, summed
@@ -96,14 +97,16 @@ class _AtPredictedClasses(torch.autograd.Function):
     loss="cross_entropy",
     pool="probability",
     neutral={"strength": 0},
+    example_weights="shared",
 )
 def a2d(
-    logits: Float[Tensor, "M B C"],
+    logits: Float[Tensor, "M B C *S"],
     labels: Tensor,
     *,
-    unlabelled: Float[Tensor, "M U C"],
+    unlabelled: Float[Tensor, "M U C *V"],
     strength: float | Float[Tensor, ""] = 1.0,
     classes: Classes = "both",
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Fit the labels, and disagree on unlabelled data (A2D; LDR paper, equations 1 to 3), all pairs at once.
 
@@ -118,6 +121,7 @@ def a2d(
         unlabelled: Logits of members on the unlabelled data.
         strength: λ.
         classes: The class that a pair should disagree on.
+        example_weights: Weights of labelled examples ``[B]``: means over them become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement`` (the
@@ -126,8 +130,9 @@ def a2d(
     >>> a2d(torch.zeros(2, 1, 2), torch.tensor([0]), unlabelled=torch.zeros(2, 3, 2)).total / math.log(2)
     tensor(3.)
     """
-    members, parts, _ = _fitted(logits, labels)
-    pairs = pair_agreement(unlabelled, classes).mean()
+    logits, labels, example_weights = examples(logits, labels, example_weights, interacting="a2d")
+    members, parts, _ = _fitted(logits, labels, example_weights)
+    pairs = pair_agreement(dense.flat(unlabelled), classes).mean()
     parts["agreement"] = pairs / (members * (members - 1) / 2)
     return LossParts(parts["member_loss"].sum() + strength / (members - 1) * pairs, parts)
 
@@ -140,14 +145,16 @@ def a2d(
     loss="cross_entropy",
     pool="probability",
     neutral={"strength": 0, "balance": 0},
+    example_weights="shared",
 )
 def divdis(
-    logits: Float[Tensor, "M B C"],
+    logits: Float[Tensor, "M B C *S"],
     labels: Tensor,
     *,
-    unlabelled: Float[Tensor, "M U C"],
+    unlabelled: Float[Tensor, "M U C *V"],
     strength: float | Float[Tensor, ""] = 1.0,
     balance: float | Float[Tensor, ""] = 10.0,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Fit the labels, and make predictions on unlabelled data independent between members (DivDis).
 
@@ -165,6 +172,7 @@ def divdis(
         unlabelled: Logits of members on the unlabelled data.
         strength: λ.
         balance: μ.
+        example_weights: Weights of labelled examples ``[B]``: means over them become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``information``,
@@ -174,12 +182,15 @@ def divdis(
     >>> divdis(sure, labels, unlabelled=sure).parts["information"]  # identical predictions: log 2
     tensor(0.6931)
     """
-    members, parts, _ = _fitted(logits, labels)
+    logits, labels, example_weights = examples(logits, labels, example_weights, interacting="divdis")
+    members, parts, _ = _fitted(logits, labels, example_weights)
+    unlabelled = dense.flat(unlabelled)
     checks.member_outputs(unlabelled, "unlabelled")
     probs = checks.full_precision(unlabelled).softmax(-1)
     marginal = probs.mean(1)  # [M, C]
     information = _pairwise_information(probs, marginal)
-    frequencies = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(probs.dtype).mean(0)
+    label_probs = torch.nn.functional.one_hot(labels, logits.shape[-1]).to(probs.dtype)
+    frequencies = losses.batch_mean(label_probs.T, example_weights)
     log_marginal = marginal.clamp_min(_TINY).log()
     drift = (marginal * (log_marginal - frequencies.clamp_min(LEAST_SHARE).log())).sum(-1).mean()
     parts |= {"information": information, "drift": drift}
@@ -193,15 +204,17 @@ def divdis(
     loss="cross_entropy",
     pool="probability",
     neutral={"strength": 0},
+    example_weights="shared",
 )
 def ldr(
-    logits: Float[Tensor, "M B C"],
+    logits: Float[Tensor, "M B C *S"],
     labels: Tensor,
     *,
     strength: float | Float[Tensor, ""],
     disagreement: Disagreement = "a2d",
     weight: Literal["loss", "inverse"] = "loss",
-    alpha: Float[Tensor, " B"] | None = None,
+    alpha: Float[Tensor, "B *S"] | None = None,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Disagree where the ensemble is wrong (LDR paper, equations 4 to 6), on the training data itself.
 
@@ -216,6 +229,7 @@ def ldr(
         disagreement: The loss of agreeing: ``"a2d"``, or a function of log-probabilities.
         weight: ``"loss"``, or ``"inverse"``: 1/p_y instead of −log p_y as the numerator of α_n (appendix A.14).
         alpha: α_n of each example, if it is known already. By default `hardness` of these logits.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` (of the mean probabilities), ``agreement``
@@ -224,19 +238,23 @@ def ldr(
     >>> ldr(torch.zeros(2, 1, 2), torch.tensor([0]), strength=1.0).total / math.log(2)  # 2 + log 2 · 1 / log 2² · log 2
     tensor(3.4427)
     """
-    members, parts, log_probs = _fitted(logits, labels)
+    logits, labels, example_weights = examples(logits, labels, example_weights, interacting="ldr")
+    members, parts, log_probs = _fitted(logits, labels, example_weights)
     checks.one_of("weight", weight, ("loss", "inverse"))
     _check_pairs(members, logits.shape[-1])
     pairs = _pairs(log_probs) if disagreement == "a2d" else _per_example(disagreement, log_probs)
-    alpha = hardness(logits, labels, weight) if alpha is None else alpha.detach()
-    weighted = (alpha * pairs).mean()
+    alpha = hardness(logits, labels, weight, example_weights) if alpha is None else alpha.detach().flatten()
+    weighted = losses.batch_mean(alpha * pairs, example_weights)
     count = members * (members - 1) / 2
-    parts |= {"agreement": pairs.mean() / count, "weighted_agreement": weighted / count}
+    parts |= {"agreement": losses.batch_mean(pairs, example_weights) / count, "weighted_agreement": weighted / count}
     return LossParts(parts["member_loss"].sum() + strength / (members - 1) * weighted, parts)
 
 
 def hardness(
-    logits: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], weight: Literal["loss", "inverse"] = "loss"
+    logits: Float[Tensor, "M B C"],
+    labels: Int[Tensor, " B"],
+    weight: Literal["loss", "inverse"] = "loss",
+    example_weights: Float[Tensor, " B"] | None = None,
 ) -> Float[Tensor, " B"]:
     """α_n (LDR paper, equation 4), without a gradient. Its denominator is at least `LEAST_LOSS` squared.
 
@@ -246,7 +264,7 @@ def hardness(
     checks.member_outputs(logits, "logits")
     with torch.no_grad():
         loss = losses.cross_entropy(pooling.mean_output(logits), labels)
-        scale = loss.mean().clamp_min(LEAST_LOSS).square()
+        scale = losses.batch_mean(loss, example_weights).clamp_min(LEAST_LOSS).square()
         return (loss if weight == "loss" else loss.clamp_max(_HARDEST).exp()) / scale
 
 
@@ -325,14 +343,14 @@ LEAST_SHARE = 1e-3
 """Lower bound of the frequency of a class in a batch, whose logarithm is taken."""
 
 
-def _fitted(logits: Tensor, labels: Tensor) -> tuple[int, dict[str, Tensor], Tensor]:
+def _fitted(logits: Tensor, labels: Tensor, example_weights: Tensor | None) -> tuple[int, dict[str, Tensor], Tensor]:
     """The number of members, cross-entropies of members and ensemble as parts, and log-probabilities ``[M, B, C]``."""
     members, batch, classes = checks.member_outputs(logits, "logits")
     checks.class_targets(labels, batch, classes, soft=False)
     log_probs = checks.full_precision(logits).log_softmax(-1)
     at_label = losses.at_label(log_probs, labels)  # [M, B]
-    member_loss = -at_label.mean(-1)
-    ensemble = (math.log(members) - at_label.detach().logsumexp(0)).mean()
+    member_loss = -losses.batch_mean(at_label, example_weights)
+    ensemble = losses.batch_mean(math.log(members) - at_label.detach().logsumexp(0), example_weights)
     return members, {"member_loss": member_loss, "individual": member_loss.mean(), "ensemble": ensemble}, log_probs
 
 

@@ -10,12 +10,13 @@ from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import check_pool, mean_parts, member_and_ensemble_loss
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 from dissensus.randomness import random_bits
 
 
-@Declaration(draw=True, sweepable=("drop",))
+@Declaration(draw=True, sweepable=("drop",), example_weights="shared")
 def learner_dropout(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     drop: float | Float[Tensor, ""],
@@ -23,6 +24,7 @@ def learner_dropout(
     pool: Pool,
     per: Literal["batch", "example"] = "batch",
     draw: int | Tensor = 0,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Train jointly without a random share of the members at each step: K · L(mean of the K kept members, y).
 
@@ -41,6 +43,7 @@ def learner_dropout(
         per: Drop the same members for a whole batch, as the paper does, or draw anew for every example.
         draw: The only number that the choice depends on. `dissensus.fit` and `dissensus.sweep` pass a new one at every
             step of every run.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity`` of *all* members, and
@@ -50,6 +53,7 @@ def learner_dropout(
     >>> learner_dropout(outputs, targets, drop=0.5, loss="mse", pool="score").total in (2.25, 0.25)
     True
     """
+    outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="learner_dropout")
     members, batch, _ = checks.member_outputs(outputs)
     check_pool(loss, pool)
     losses.check_trainable(loss)
@@ -66,8 +70,9 @@ def learner_dropout(
         pooled = kept_log_probs.logsumexp(0) - count.log()
     else:
         pooled = outputs.masked_fill(~keep.unsqueeze(-1), 0.0).sum(0) / count
-    kept_loss = losses.per_member(loss, pooled.unsqueeze(0), targets).mean()
-    return LossParts(count * kept_loss, {**mean_parts(member, ensemble), "kept_ensemble": kept_loss})
+    kept_loss = losses.batch_mean(losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0), example_weights)
+    parts = mean_parts(member, ensemble, example_weights=example_weights)
+    return LossParts(count * kept_loss, {**parts, "kept_ensemble": kept_loss})
 
 
 def _kept(

@@ -9,17 +9,21 @@ from torch import Tensor
 from dissensus import checks, losses, pooling
 from dissensus.axes import LossParts, PerExampleLoss
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 from dissensus.pooling import Weights
 
 
-@Declaration(separable=True, per_member=("weights", "smoothing"), sweepable=("smoothing",))
+@Declaration(
+    separable=True, per_member=("weights", "smoothing"), sweepable=("smoothing",), example_weights="per_member"
+)
 def independent(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     loss: str | PerExampleLoss,
     weights: Weights = None,
     smoothing: float | Sequence[float] | Float[Tensor, ""] | Float[Tensor, " M"] | None = None,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Train members as if each were alone: Σ_j L(f_j, y), averaged over the batch (``M · Σ_j w_j L_j`` with weights).
 
@@ -34,6 +38,8 @@ def independent(
         weights: w_j ``[M]``, the share of each member. Equal by default.
         smoothing: Label smoothing for cross-entropy on class labels: the share of the label that is spread over all
             classes. One number for all members, or one per member.
+        example_weights: Weights of examples ``[B]``, or one per member ``[M, B]`` (bagging): all means over the batch
+            become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]`` and their weighted mean, ``individual``.
@@ -42,19 +48,24 @@ def independent(
     >>> independent(outputs, targets, loss="mse").total
     tensor(2.5000)
     """
+    outputs, targets, example_weights = examples(outputs, targets, example_weights)
     members, _, _ = checks.member_outputs(outputs)
     losses.check_trainable(loss)
     outputs = pooling.absent_detached(checks.full_precision(outputs), weights)
     if smoothing is None:
-        member_loss = losses.per_member(loss, outputs, targets).mean(-1)
+        member_loss = losses.batch_mean(losses.per_member(loss, outputs, targets), example_weights)
     else:
-        member_loss = _smoothed(outputs, targets, loss, smoothing)
+        member_loss = _smoothed(outputs, targets, loss, smoothing, example_weights)
     individual = pooling.mean_output(member_loss, weights)
     return LossParts(members * individual, {"member_loss": member_loss, "individual": individual})
 
 
 def _smoothed(
-    outputs: Tensor, targets: Tensor, loss: str | PerExampleLoss, smoothing: float | Sequence[float] | Tensor
+    outputs: Tensor,
+    targets: Tensor,
+    loss: str | PerExampleLoss,
+    smoothing: float | Sequence[float] | Tensor,
+    example_weights: Tensor | None,
 ) -> Float[Tensor, " M"]:
     if loss not in ("cross_entropy", losses.cross_entropy):
         checks.refuse("smoothing", "come with loss='cross_entropy'", repr(loss))
@@ -69,6 +80,9 @@ def _smoothed(
     if not isinstance(smoothing, Tensor):
         for value in [smoothing] if isinstance(smoothing, int | float) else smoothing:
             checks.number("smoothing", value, 0, 1)
-    at_label = losses.cross_entropy(outputs, targets).mean(-1)
-    over_classes = -outputs.log_softmax(-1).mean((-2, -1))
+    at_label = losses.batch_mean(losses.cross_entropy(outputs, targets), example_weights)
+    if example_weights is None:
+        over_classes = -outputs.log_softmax(-1).mean((-2, -1))
+    else:
+        over_classes = -losses.batch_mean(outputs.log_softmax(-1).mean(-1), example_weights)
     return (1 - share) * at_label + share * over_classes

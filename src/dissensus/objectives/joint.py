@@ -7,12 +7,13 @@ from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import check_pool, mean_parts, member_and_ensemble_loss
 from dissensus.objectives.declaration import Declaration
+from dissensus.objectives.examples import examples
 from dissensus.pooling import Weights
 
 
-@Declaration(per_member=("weights",), sweepable=("beta",), neutral={"beta": 0})
+@Declaration(per_member=("weights",), sweepable=("beta",), neutral={"beta": 0}, example_weights="shared")
 def augmented(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     beta: float | Float[Tensor, ""],
@@ -20,6 +21,7 @@ def augmented(
     pool: Pool,
     weights: Weights = None,
     allow_pathological: bool = False,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Reward diversity by β: M · (mean member loss − β · diversity), averaged over the batch.
 
@@ -36,6 +38,7 @@ def augmented(
         pool: How the ensemble predicts.
         weights: w_j ``[M]``.
         allow_pathological: Permit β > 1, to study what happens there.
+        example_weights: Weights of examples ``[B]``: all means over the batch become Σ_b w_b v_b / Σ_b w_b.
 
     Returns:
         ``parts``: ``member_loss`` ``[M]``, ``individual``, ``ensemble`` and ``diversity``.
@@ -45,6 +48,7 @@ def augmented(
     >>> augmented(outputs, targets, beta=0.5, loss="mse", pool="score").total
     tensor(1.5000)
     """
+    outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="augmented")
     members, _, _ = checks.member_outputs(outputs)
     check_pool(loss, pool)
     losses.check_trainable(loss)
@@ -53,18 +57,19 @@ def augmented(
     outputs = checks.full_precision(outputs)
     w = None if weights is None else checks.member_weights(weights, members, outputs)
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=w)
-    parts = mean_parts(member, ensemble, w)
+    parts = mean_parts(member, ensemble, w, example_weights)
     return LossParts(members * ((1 - beta) * parts["individual"] + beta * parts["ensemble"]), parts)
 
 
-@Declaration(per_member=("weights",), sweepable=())
+@Declaration(per_member=("weights",), sweepable=(), example_weights="shared")
 def joint(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     loss: str | PerExampleLoss,
     pool: Pool,
     weights: Weights = None,
+    example_weights: Tensor | None = None,
 ) -> LossParts:
     """Train the ensemble as one model: M · L(f̄, y), averaged over the batch. β = 1 of `augmented`.
 
@@ -73,7 +78,8 @@ def joint(
     >>> joint(outputs, targets, loss="mse", pool="score").total
     tensor(0.5000)
     """
-    return augmented(outputs, targets, beta=1.0, loss=loss, pool=pool, weights=weights)
+    outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="joint")
+    return augmented(outputs, targets, beta=1.0, loss=loss, pool=pool, weights=weights, example_weights=example_weights)
 
 
 def _check_beta(beta: float, allow_pathological: bool) -> None:
