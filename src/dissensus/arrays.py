@@ -21,8 +21,7 @@ def is_array(value: object) -> bool:
 
 
 def _is_pandas(value: object) -> bool:
-    module = type(value).__module__
-    return module.startswith("pandas.") and hasattr(value, "to_numpy")
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
 
 
 def numpy_values(name: str, values: Any) -> np.ndarray[Any, Any]:

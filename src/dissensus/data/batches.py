@@ -400,7 +400,7 @@ def check_dtype(inputs: NetworkInputs, dtype: torch.dtype) -> None:
             checks.refuse("x", f"have the networks' dtype, {dtype}", str(tensor.dtype), fix, TypeError)
 
 
-def as_pair(data: object) -> tuple[NetworkInputs, Tensor] | None:
+def as_pair(data: object, name: str = "data") -> tuple[NetworkInputs, Tensor] | None:
     """``(inputs, targets)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
 
     Inputs may be a tuple or a dictionary of tensors as well.
@@ -419,14 +419,14 @@ def as_pair(data: object) -> tuple[NetworkInputs, Tensor] | None:
             or not isinstance(data[0], Tensor | tuple | list | Mapping | calls.Call)
         ):
             fix = "Weights of examples? Pass weights=..." if len(data) == 3 else "Arrays? Use torch.from_numpy(...)."
-            checks.refuse("data", "be a pair (inputs, targets)", [type(part).__name__ for part in data], fix, TypeError)
+            checks.refuse(name, "be a pair (inputs, targets)", [type(part).__name__ for part in data], fix, TypeError)
         return network_inputs(data[0]), data[1]
     return None
 
 
 def folds_of(data: Any) -> list[Any]:
     """The pairs of a list of pairs, such as the folds of a cross-validation; otherwise the data alone."""
-    several = isinstance(data, list) and all(isinstance(part, tuple | list | TensorDataset) for part in data)
+    several = isinstance(data, list) and any(isinstance(part, tuple | list | TensorDataset) for part in data)
     return data if several else [data]
 
 
@@ -491,17 +491,17 @@ def is_source(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, tuple | list | str | bytes | Tensor | Mapping)
 
 
-def check_source(data: Any) -> Dataset[Any] | DataLoader[Any] | Iterable[Any]:
+def check_source(data: Any, name: str = "data") -> Dataset[Any] | DataLoader[Any] | Iterable[Any]:
     """A source of batches; anything else is refused."""
     if is_array(data):
         got, fix = type(data).__name__, 'As in (frame[["age", "height"]], frame["label"]).'
-        checks.refuse("data", "be (inputs, targets)", f"one {got}", fix, TypeError)
+        checks.refuse(name, "be (inputs, targets)", f"one {got}", fix, TypeError)
     if isinstance(data, Dataset | DataLoader) or (
         isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | Mapping)
     ):
         return data
     requirement = "be (inputs, targets), a Dataset, a DataLoader or an iterable of batches"
-    checks.refuse("data", requirement, type(data).__name__, error=TypeError)
+    checks.refuse(name, requirement, type(data).__name__, error=TypeError)
 
 
 def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import Objective
 from dissensus.batch import Unpack
-from dissensus.data.batches import Augments, DataLike, as_pair, is_source, split_rows
+from dissensus.data.batches import Augments, DataLike, as_pair, check_source, split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
@@ -325,11 +325,9 @@ def _separated(
     """Training data, validation data, and the training rows where a fraction of the data is split off."""
     requirement = "be (inputs, targets), a source of batches, or a fraction between 0 and 1"
     if not isinstance(validation, int | float):
-        if validation is None or is_source(validation) or as_pair(validation) is not None:
-            return data, validation, None
-        if isinstance(validation, list):
-            return data, validation, None
-        checks.refuse("validation", requirement, type(validation).__name__, error=TypeError)
+        if validation is not None and as_pair(validation, "validation") is None:
+            check_source(validation, "validation")
+        return data, validation, None
     if isinstance(validation, int):
         checks.refuse("validation", requirement, repr(validation))
     pair = as_pair(data)

@@ -558,7 +558,7 @@ def _frozen_parameters(body: Body) -> str:
 
 def _loader(source: DataLike, batch_size: int) -> Iterable[Any]:
     """Batches of validation data, which are read once per epoch."""
-    source = check_source(source)
+    source = check_source(source, "validation")
     if isinstance(source, Iterator):
         fix = "Pass a list or a DataLoader."
         checks.refuse("validation", "be readable once per epoch", "an iterator, which can be read once", fix, TypeError)
