@@ -401,3 +401,48 @@ def test_bad_weights_are_refused():
 def test_a_batch_of_another_precision_is_named():
     with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
         trained(DataLoader(TensorDataset(X.double(), LABELS), 8))
+
+
+@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched"])
+def test_inputs_that_do_not_fit_get_one_sentence(backend):
+    ens = ds.Ensemble(build, 2, backend=backend)
+    message = r"members cannot take inputs \[6, 5\] float32: .*first layer with weights is Linear\(in_features=4"
+    with pytest.raises(ValueError, match=message):
+        ens.predict(torch.randn(6, 5))
+    with pytest.raises(ValueError, match=message):
+        ds.fit(ens, (torch.randn(6, 5), LABELS[:6]), cross_entropy, epochs=1)
+    with pytest.raises(ValueError, match=r"cannot take inputs \[6, 4\] int64"):
+        ens.predict(torch.ones(6, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="unexpected keyword argument 'image'"):
+        ens.predict({"image": X})
+    with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
+        ens.predict(X.double())
+
+
+def test_one_wrong_row_is_named_in_prediction_as_in_training():
+    wrong = X.clone()
+    wrong[17, 2] = torch.nan
+    ens = ds.Ensemble(build, 2)
+    for inputs in (wrong, wrong.numpy()):
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+            ens.predict(inputs)
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+            ds.fit(ens, (inputs, LABELS), cross_entropy, epochs=1)
+
+
+def test_examples_without_a_batch_axis_are_refused():
+    with pytest.raises(ValueError, match=r"an output for every example; got \[3\] for 4 examples.*x.unsqueeze\(0\)"):
+        ds.Ensemble(build, 2).predict([X[0], X[1]])
+
+
+def test_errors_of_a_networks_own_code_stay_what_they_are():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            raise RuntimeError("the sensor is off")
+
+    with pytest.raises(RuntimeError, match="^the sensor is off$"):
+        ds.Ensemble(Broken, 2).predict(X)

@@ -184,6 +184,41 @@ def _merged(merge: Callable[[list[Tensor]], Tensor], batches: Sequence[NetworkIn
     return parts[0][1]([merge(list(column)) for column in zip(*(found for found, _ in parts), strict=True)])
 
 
+_MISFITS = (
+    *("shapes cannot be multiplied", "to have", "same dtype", "scalar type", "normalized_shape", "must match"),
+    *(
+        "should contain",
+        "index out of range",
+        "input.size(-1) must be equal",
+        "positional argument",
+        "unexpected keyword",
+    ),
+    "required positional argument",
+)
+"""What torch and Python say of inputs that a network does not take."""
+
+
+def misfit(error: Exception, inputs: NetworkInputs, network: Any) -> ValueError | None:
+    """An error about inputs that the networks do not take, in one sentence; None for an error of another kind.
+
+    >>> print(misfit(RuntimeError("must match the size (4)"), torch.ones(2, 5), nn.ReLU()))
+    members cannot take inputs [2, 5] float32: must match the size (4).
+    """
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, TypeError) and "forward()" not in text:
+        return None
+    if not any(words in text for words in _MISFITS):
+        return None
+    shapes = ", ".join(_shape_and_dtype(tensor) for tensor in tensors(inputs))
+    layers = [layer for layer in network.modules() if list(layer.parameters(recurse=False))]
+    first = f"; the first layer with weights is {layers[0]}" if layers else ""
+    return ValueError(f"members cannot take inputs {shapes}: {text.removesuffix('.')}{first}.")
+
+
+def _shape_and_dtype(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
 OutputChoice = str | int | Callable[[Any], Tensor]
 """Which part of what a network returns is its output: a name, a position, or a function of it."""
 

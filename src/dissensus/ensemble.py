@@ -385,7 +385,13 @@ class Ensemble(nn.Module):
             return (outputs, torch.cat(source.targets)) if targets else outputs
 
     def _pass(self, inputs: NetworkInputs) -> Tensor:
-        return calls.outputs_of(self, inputs)
+        try:
+            return calls.outputs_of(self, inputs)
+        except (RuntimeError, IndexError, TypeError) as reason:
+            told = calls.misfit(reason, inputs, self)
+            if told is None:
+                raise
+            raise told from reason
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""

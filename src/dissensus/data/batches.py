@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dissensus import calls, checks
 from dissensus.arrays import Conversion, is_array
-from dissensus.batch import Batch, Unpack, check_lengths, unpacked
+from dissensus.batch import Batch, Unpack, check_dtype, check_finite, check_lengths, unpacked
 from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.randomness import Use, derived_seed
 
@@ -392,14 +392,6 @@ def _is_stream(source: object) -> bool:
     return isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
 
 
-def check_dtype(inputs: NetworkInputs, dtype: torch.dtype) -> None:
-    """Refuse inputs of real numbers in another precision than the networks'."""
-    for tensor in calls.tensors(inputs):
-        if tensor.is_floating_point() and tensor.dtype != dtype:
-            fix = f"Use x.{ {torch.float64: 'double', torch.bfloat16: 'bfloat16'}.get(dtype, 'float') }()."
-            checks.refuse("x", f"have the networks' dtype, {dtype}", str(tensor.dtype), fix, TypeError)
-
-
 def as_pair(data: object, name: str = "data") -> tuple[NetworkInputs, Tensor] | None:
     """``(inputs, targets)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
 
@@ -526,19 +518,3 @@ def split(x: NetworkInputs, y: Tensor, fraction: float, seed: int) -> tuple[Pair
     """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
     rest, part = split_rows(calls.examples(x), fraction, seed)
     return (calls.rows(x, rest), y[rest]), (calls.rows(x, part), y[part])
-
-
-_CHUNK = 2**26
-"""Numbers that are checked at once, which bounds the memory of a check."""
-
-
-def check_finite(name: str, x: Tensor) -> None:
-    """Refuse NaN and infinity, for any memory layout."""
-    if not x.is_floating_point():
-        return
-    rows = max(1, _CHUNK * len(x) // max(1, x.numel()))
-    bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        got = f"NaN or infinity in {int(bad.sum())} examples, first in {first}"
-        checks.refuse(name, "be finite", got, "Drop or fill them.")

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from dissensus import calls, checks
-from dissensus.data.batches import Augments, DataLike, as_pair, check_finite, end_to_end, is_source
+from dissensus.batch import check_finite
+from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, is_source
 from dissensus.data.unlabelled import unlabelled_inputs
 from dissensus.objectives.declaration import (
     ADVERSARIAL,

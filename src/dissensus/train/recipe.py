@@ -16,13 +16,13 @@ import dissensus.train.schedules as schedules
 from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import LossParts, Objective
+from dissensus.batch import check_dtype
 from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.data.batches import (
     DataLike,
     LoadedBatches,
     TensorBatches,
     as_pair,
-    check_dtype,
     check_source,
     split_rows,
 )
