@@ -14,6 +14,7 @@ FLOORS = [
     "axes",
     "checks",
     "dense",
+    "arguments",
     "randomness",
     "fingerprint",
     "storage",

@@ -18,7 +18,7 @@ from dissensus.auditing.judging import Judgement, judge
 from dissensus.auditing.limits import LIMITS, Limits, check_limits
 from dissensus.auditing.measuring import Figure, by_member, measure
 from dissensus.auditing.record import Audit
-from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor, check_unmasked
+from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor
 from dissensus.auditing.tallying import AuditTally, tally_outputs
 from dissensus.axes import Pool
 from dissensus.scores import Score, select
@@ -248,7 +248,7 @@ def _groups(groups: Any, reader: OutputReader) -> Tensor | None:
     """Groups as whole numbers, one for each example or image."""
     if groups is None:
         return None
-    check_unmasked(groups, "groups")
+    checks.unmasked(groups, "groups")
     names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if names.dtype == object:
         names = names.astype(str)

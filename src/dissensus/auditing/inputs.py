@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.auditing.streaming import Outputs, check_unmasked
+from dissensus.auditing.streaming import Outputs
 
 _LABELS_AT_ONCE = 2**22
 """Number of votes that are searched for labels at once."""
@@ -265,7 +265,7 @@ def _by_name(part: Any, columns: Sequence[Any] | None, name: str) -> Any:
 
 def _numbers(part: Any, name: str) -> Any:
     """Frames, series and lists as arrays; arrays and tensors as they are."""
-    check_unmasked(part, name)
+    checks.unmasked(part, name)
     if hasattr(part, "to_numpy"):
         part = part.to_numpy()
     elif not hasattr(part, "shape"):
@@ -278,7 +278,7 @@ def _numbers(part: Any, name: str) -> Any:
 
 def _labels(part: Any, name: str) -> Any:
     """Labels as an array: whole numbers, booleans or strings. Floats without fractions become whole numbers."""
-    check_unmasked(part, name)
+    checks.unmasked(part, name)
     if isinstance(part, Tensor):
         part = part.detach().cpu().numpy()
     elif hasattr(part, "to_numpy"):
