@@ -58,7 +58,7 @@ def positions(result: Literal["examples", "outputs", "all"]) -> Callable[[Callab
 
         @functools.wraps(function)
         def taking(*args: P.args, **keywords: P.kwargs) -> R:
-            if args and isinstance(args[0], Tensor) and args[0].ndim <= 3 and not _any_array(args, keywords):
+            if args and type(args[0]) is Tensor and args[0].ndim <= 3 and not _any_array(args, keywords):
                 return function(*args, **keywords)
             bound = _converted(signature, args, keywords)
             outputs = bound.arguments.get(first)
@@ -119,8 +119,18 @@ def _unboxed(array: Any) -> Any:
     return numbers if numbers.dtype.kind in "fiub" and numbers.shape == array.shape else array
 
 
+_PLAIN = frozenset({Tensor, str, int, float, bool, type(None), list})
+"""Types of most arguments, which are told at once: these functions run at every step of a training."""
+
+
 def _any_array(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    return any(_is_array(value) for value in args) or any(_is_array(value) for value in keywords.values())
+    for value in args:
+        if type(value) not in _PLAIN and _is_array(value):
+            return True
+    for value in keywords.values():  # noqa: SIM110  # a generator takes longer
+        if type(value) not in _PLAIN and _is_array(value):
+            return True
+    return False
 
 
 def _is_array(value: Any) -> bool:

@@ -214,7 +214,6 @@ def _summed_in(targets: Tensor) -> torch.dtype:
     return torch.promote_types(targets.dtype, torch.float32)
 
 
-@arguments.arrays
 def per_member(
     loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C *S"], targets: Tensor, *, class_axis: int = 2
 ) -> Float[Tensor, "M B *S"] | Float[Tensor, "M ..."]:
@@ -226,6 +225,7 @@ def per_member(
     torch.Size([5, 2, 8, 8])
     """
     if outputs.ndim > 3:
+        outputs, targets = arguments.as_tensor(outputs, "outputs"), arguments.as_tensor(targets, "targets")
         flat = dense.positions(outputs, targets, class_axis=class_axis)
         return dense.unflat(per_member(loss, flat.outputs, flat.targets), outputs, class_axis)
     if isinstance(loss, str):
@@ -244,7 +244,6 @@ def custom(loss: PerExampleLoss, outputs: Float[Tensor, "B C"], targets: Tensor)
     return values
 
 
-@arguments.arrays
 def batch_mean(
     values: Float[Tensor, "*S B"], example_weights: Float[Tensor, "... B"] | None = None
 ) -> Float[Tensor, "*S"]:

@@ -39,7 +39,6 @@ def mean_probability(
     return pooled_log_probs(weighed_only(logits, weights).log_softmax(dense.axis_of(logits, class_axis)), weights)
 
 
-@arguments.arrays
 def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights = None) -> Float[Tensor, "..."]:
     """Log of the weighted mean of ``exp(member_log_probs)`` over the first axis."""
     member_log_probs = checks.full_precision(member_log_probs)
@@ -97,7 +96,6 @@ def vote_share(
     return mean_output(ballots(logits.movedim(axis, -1)).movedim(-1, axis), weights)
 
 
-@arguments.arrays
 def ballots(logits: Float[Tensor, "*S C"]) -> Float[Tensor, "*S C"]:
     """One at the class with the largest logit, zero elsewhere. All NaN if one of the logits is NaN.
 
@@ -110,7 +108,6 @@ def ballots(logits: Float[Tensor, "*S C"]) -> Float[Tensor, "*S C"]:
     return hot.masked_fill(unknown.unsqueeze(-1), torch.nan)
 
 
-@arguments.arrays
 def first_choices(logits: Float[Tensor, "*S C"]) -> tuple[Int[Tensor, "*S"], Bool[Tensor, "*S"]]:
     """The class with the largest logit, with ties to the lowest class; and whether it is unknown because of a NaN.
 

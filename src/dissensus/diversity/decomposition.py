@@ -119,7 +119,8 @@ def mean_parts(
     >>> {name: part.tolist() for name, part in mean_parts(torch.tensor([[2.0], [0.5]]), torch.tensor([0.25])).items()}
     {'member_loss': [2.0, 0.5], 'individual': 1.25, 'ensemble': 0.25, 'diversity': 1.0}
     """
-    member_loss, ensemble_loss = (losses.batch_mean(part, example_weights) for part in (member, ensemble))
+    member_loss = losses.batch_mean(member, example_weights)
+    ensemble_loss = losses.batch_mean(ensemble, example_weights)
     individual = pooling.mean_output(member_loss, weights)
     return {
         "member_loss": member_loss,
