@@ -24,7 +24,7 @@ from dissensus.fingerprint import differing
 from dissensus.storage import StorageError
 
 KIND = "dissensus.features"
-FORMAT = 1
+FORMATS = storage.Formats(newest=1)
 FEATURES, TARGETS = "features.npy", "targets.npy"
 
 _CHUNK = 1 << 26
@@ -251,8 +251,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{file} is damaged: {reason}. {_ANEW}") from reason
     if kind != KIND:
         raise _OtherKind(f"{folder} holds {kind!r}, not {KIND!r}. Give another folder.")
-    if form != FORMAT:
-        raise StorageError(f"{folder} has format {form}; this version reads format {FORMAT}. {_ANEW}")
+    FORMATS.check(folder, form)
     if missing:
         raise StorageError(f"{file} is damaged: it lacks {', '.join(missing)}. {_ANEW}")
     return manifest
@@ -313,7 +312,7 @@ def _write(folder: Path, job: ExtractionJob, fingerprint: Mapping[str, Any]) -> 
             part.unlink(missing_ok=True)
     manifest = {
         "kind": KIND,
-        "format": FORMAT,
+        "format": FORMATS.newest,
         "examples": job.pairs.examples,
         "augmentations": len(job.augmentations),
         "files": files,

@@ -20,6 +20,8 @@ from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
 
 KIND = "dissensus.sweep"
+FORMATS = storage.Formats(newest=1)
+"""Of saved sweeps; 1 is that of 0.1."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +151,16 @@ class Sweep:
             ],
         }
         named = json.loads(json.dumps(details, default=lambda value: getattr(value, "__qualname__", repr(value))))
-        storage.write_folder(path, KIND, tensors, named)
+        storage.write_folder(path, KIND, tensors, named, FORMATS)
 
     @classmethod
     def load(cls, path: str | Path, build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]]) -> "Sweep":
-        """Load what `save` wrote.
+        """Load what `save` wrote, in this release or since 0.1.
 
         ``build`` is the one the sweep was given. Where the grid held functions or classes for it, which a file cannot
         bring back, give a list instead: one function without arguments per group of `groups`.
         """
-        tensors, manifest = storage.read_folder(path, KIND)
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
         entries = manifest["groups"]
         if callable(build):
             builds = [functools.partial(build, **entry["build"]) for entry in entries]

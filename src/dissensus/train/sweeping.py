@@ -17,8 +17,8 @@ from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
-from dissensus.storage import StorageError, read_record, write_record
-from dissensus.train.checkpoint import FORMAT, check_format, refuse_other, reserved, train
+from dissensus.storage import OtherFormat, StorageError, read_record, write_record
+from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, grouped, runs_of
@@ -246,7 +246,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": fingerprint, "parts": parts})
+        write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})
     return parts
 
 
@@ -277,10 +277,11 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
     try:
-        plan = read_record(file)
+        plan = read_record(file, FORMATS)
+    except OtherFormat:
+        raise
     except StorageError as reason:
         raise StorageError(f"{reason} Give another folder.") from reason
-    check_format(plan, file.parent)
     refuse_other(file.parent, "sweep", plan["fingerprint"], recipe.fingerprint)
     parts: list[list[int]] = plan["parts"]
     if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):
