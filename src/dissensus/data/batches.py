@@ -324,27 +324,6 @@ def batches(
     checks.refuse("data", "be (x, y), a Dataset or a DataLoader", type(data).__name__, error=TypeError)
 
 
-def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A random split of row numbers, determined by the seed: ``(rest, part)``, each with at least one row.
-
-    >>> rest, part = split_rows(10, 0.3, seed=0)
-    >>> len(rest), len(part), sorted([*rest.tolist(), *part.tolist()]) == list(range(10))
-    (7, 3, True)
-    """
-    if not 0 < fraction < 1 or examples < 2:
-        what = "lie between 0 and 1 as a fraction, with two examples or more to split"
-        checks.refuse("validation", what, f"{fraction} of {examples}")
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, Use.SPLIT)))
-    size = min(max(round(fraction * examples), 1), examples - 1)
-    return order[size:], order[:size]
-
-
-def split(x: Tensor, y: Tensor, fraction: float, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
-    rest, part = split_rows(len(x), fraction, seed)
-    return (x[rest], y[rest]), (x[part], y[part])
-
-
 _CHUNK = 2**26
 """Numbers that are checked at once, which bounds the memory of a check."""
 

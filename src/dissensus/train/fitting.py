@@ -13,7 +13,8 @@ import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import Objective
-from dissensus.data.batches import Augments, DataLike, as_pair, split
+from dissensus.data.batches import Augments, DataLike, as_pair
+from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
@@ -23,7 +24,7 @@ from dissensus.train.convergence import Convergence
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.recipe import ExistingMembers, Recipe, Split, initial_weights, note_interruption
+from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
 from dissensus.train.twin import Twin, twin_objective
@@ -52,7 +53,7 @@ def fit(
     active_members: int | None = None,
     sequential: bool = False,
     adversarial: AdversarialTraining | None = None,
-    validation: DataLike | float | None = None,
+    validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -121,8 +122,9 @@ def fit(
         adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
             attacked with the weights of that step.
         validation: Validation data: ``(x, y)``, a ``Dataset`` or a ``DataLoader``; or the fraction of the training
-            tensors to hold out, a float between 0 and 1. The history records ``metric`` on it as ``validation``, and
-            the parts of the objective as ``validation_...``.
+            tensors to hold out at random, a float between 0 and 1; or a `dissensus.data.Split`, which holds out by
+            class, by groups or by time. The history records ``metric`` on it as ``validation``, and the parts of the
+            objective as ``validation_...``.
         metric: Function ``(outputs [M, N, C], targets)`` of the validation data that returns a number, or one number
             per member with ``watch="member"``. The default is the loss of the pooled prediction, with loss and pool of
             the objective; with ``watch="member"``, the loss of every member. An objective without a pool, such as
@@ -189,6 +191,8 @@ def fit(
     check_objective(objective)
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
+    if split_seed is not None and isinstance(validation, Split) and validation.seed is not None:
+        checks.refuse("split_seed", "be None where the split has a seed", split_seed, "Leave one of them out.")
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
     frozen = checks.listed("frozen", frozen)
     checks.flag("sequential", sequential)
@@ -212,7 +216,7 @@ def fit(
             batches=BatchSettings(shuffle, drop_last, augment),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
-            split=Split(data, validation, split_seed) if isinstance(validation, float) else None,
+            split=HeldOut(data, validation, split_seed) if isinstance(validation, float | Split) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=unlabelled,
             frozen=tuple(frozen),
@@ -297,9 +301,11 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
             buffer.copy_(buffers[name])
 
 
-def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -> tuple[DataLike, DataLike | None]:
-    """Training and validation data; a fraction of tensor data is split off."""
-    if not isinstance(validation, int | float):
+def _separated(
+    data: DataLike, validation: DataLike | float | Split | None, seed: int
+) -> tuple[DataLike, DataLike | None]:
+    """Training and validation data; a part of tensor data is split off."""
+    if not isinstance(validation, int | float | Split):
         if validation is None or isinstance(validation, Dataset | DataLoader):  # which may be a list as well
             return data, validation
         if not isinstance(validation, tuple | list) or len(validation) != 2:
@@ -314,4 +320,8 @@ def _separated(data: DataLike, validation: DataLike | float | None, seed: int) -
     pair = as_pair(data)
     if pair is None:
         checks.refuse("validation", "be (x, y) when data is no pair of tensors", validation)
-    return split(*pair, validation, seed)
+    x, y = pair
+    if isinstance(validation, Split):
+        validation.check(y)
+    rest, part = held_out_rows(validation, y, seed)
+    return (x[rest], y[rest]), (x[part], y[part])

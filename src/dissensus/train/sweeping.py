@@ -15,6 +15,7 @@ import dissensus.train.schedules as schedules
 from dissensus import checks
 from dissensus.axes import LossParts
 from dissensus.data.batches import Augments, end_to_end
+from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.storage import OtherFormat, StorageError, read_record, write_record
@@ -52,7 +53,7 @@ def sweep(
     clip_norm: float | None = None,
     unlabelled: Tensor | None = None,
     active_members: int | None = None,
-    validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | None = None,
+    validation: tuple[Tensor, Tensor] | list[tuple[Tensor, Tensor]] | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -107,7 +108,9 @@ def sweep(
         unlabelled: Data without labels as a tensor. See `dissensus.fit`.
         active_members: See `dissensus.fit`.
         validation: Validation data: ``(x, y)`` for all runs, or a list with one pair per fold; or the fraction of the
-            training data that every run holds out, by its ``split_seed``.
+            training data that every run holds out, by its ``split_seed``; or a `dissensus.data.Split`. Runs whose
+            groups differ in size hold out different numbers of examples, and are trained separately. ``Split(...,
+            seed=0)`` gives all runs the same split.
         metric: See `dissensus.fit`.
         mode: See `dissensus.fit`.
         track: See `dissensus.fit`.
@@ -218,7 +221,9 @@ class Part:
 def _parts(recipe: Recipe) -> list[Part]:
     """The parts of a sweep, in the order of their training."""
     planned = _planned(recipe)
-    group_of = {number: place for place, group in enumerate(grouped(recipe.runs)) for number in group}
+    group_of = {
+        number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
+    }
     choices = {place: Choices() for place in group_of.values()}
     steps = [recipe.steps(numbers[0]) for numbers in planned]
     return [
@@ -241,7 +246,7 @@ def _planned(recipe: Recipe) -> list[list[int]]:
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
-    for group in grouped(recipe.runs):
+    for group in grouped(recipe.runs, recipe.training_sizes()):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
