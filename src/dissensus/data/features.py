@@ -168,13 +168,14 @@ def cached_features(
     folder = checks.path("folder", folder)
     pairs = pairs_of(data, batch_size)
     networks = networks_in(features)
+    where = _device_of(networks, device)
     with _evaluating(networks):  # the mode is part of the identity
         identity = features_fingerprint(features)
     fingerprint: dict[str, Any] = {"data": pairs.identity, "features": identity, "dtype": _NAMES[dtype]}
     if augmentations != [None]:
         digests = [None if augment is None else features_fingerprint(augment) for augment in augmentations]
         fingerprint |= {"augmentations": digests, "seed": seed, "batches": pairs.sizes}
-    job = ExtractionJob(features, pairs, augmentations, seed, _device_of(networks, device), dtype, progress)
+    job = ExtractionJob(features, pairs, augmentations, seed, where, dtype, progress)
     storage.make_folder("folder", folder)
     cache = _existing(folder, fingerprint, overwrite)
     if cache is not None:
@@ -279,11 +280,11 @@ def _device_of(networks: Sequence[nn.Module], device: torch.device | str | None)
     """The device of the inputs, which is that of the networks."""
     current = next((parameter.device for network in networks for parameter in network.parameters()), None)
     if device is None:
-        return current or torch.device("cpu")
+        return checks.computes("network", current or torch.device("cpu"))
     device = checks.device("device", device, usable=current is None)
     if current is not None and (current.type != device.type or device.index not in (None, current.index)):
         checks.refuse("device", f"be the network's, {current}", str(device), "Move the network there first.")
-    return device
+    return checks.computes("device", device)
 
 
 @contextmanager

@@ -129,8 +129,11 @@ def chosen(
     candidate.
 
     ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
-    loop. The same computation then always runs in the same way.
+    loop. The same computation then always runs in the same way. On a device that is neither a CPU nor a CUDA GPU, the
+    loop runs, and nothing is measured.
     """
+    if x.device.type not in ("cpu", "cuda"):  # nothing here waits for another device, so its times mean nothing
+        return Choice(LOOP.name, {}, {})
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):
         weights, x = weights.first(members), x[:members] if per_member else x

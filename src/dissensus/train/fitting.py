@@ -82,9 +82,9 @@ def fit(
     result is that of M separate trainings, step for step.
 
     Args:
-        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first. Its
-            mode (train or eval) is restored afterwards. An ``nn.Module`` is trained as an ensemble of one member, or of
-            its masks (`dissensus.masks.Masked`).
+        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first.
+            Devices other than CPUs and CUDA GPUs are refused. Its mode (train or eval) is restored afterwards. An
+            ``nn.Module`` is trained as an ensemble of one member, or of its masks (`dissensus.masks.Masked`).
         data: Training data: a pair of tensors ``(x, y)``, a ``Dataset`` or a ``DataLoader``. Tensors are moved to the
             device as a whole. A ``DataLoader`` keeps its own order and batch size.
         objective: Function ``(outputs [M, B, C], targets) -> LossParts``. Bind hyperparameters with
@@ -197,6 +197,7 @@ def fit(
     frozen = checks.listed("frozen", frozen)
     checks.flag("sequential", sequential)
     with _as_ensemble(ensemble) as members:
+        checks.computes("ensemble", members.device)
         of_twin = twin_objective(twin, members, objective)
         train_data, held_out = _separated(data, validation, split_seed)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}

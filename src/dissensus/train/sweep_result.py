@@ -116,7 +116,7 @@ class Sweep:
         if len({group.members for group in self.groups}) > 1:
             raise ValueError("runs have different numbers of members; use sweep.run(i).predict(x) for each run.")
         members = max((len(group.runs) * group.members for group in self.groups), default=0)
-        device = next(self.groups[0].body.parameters()).device
+        device = checks.computes("sweep", next(self.groups[0].body.parameters()).device)
         with advising(functools.partial(prediction_out_of_memory, device, members, batch_size, file=True)):
             return self._outputs(x, batch_size)
 

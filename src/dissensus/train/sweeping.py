@@ -149,6 +149,7 @@ def sweep(
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
     x, y, folds = end_to_end("data", data)
+    where = x.device if device is None else checks.device("device", device)
     held_out, validation_folds = held_out_of(validation, folds)
     defaults = {
         "lr": lr,
@@ -160,7 +161,7 @@ def sweep(
         "batch_size": batch_size,
     }
     recipe = Recipe(
-        initial=NewMembers(build, checks.device("device", device) if device is not None else x.device, backend),
+        initial=NewMembers(build, checks.computes("device", where), backend),
         runs=runs_of(grid, build, objective, defaults, folds),
         data=(x, y),
         objective=objective,
