@@ -35,6 +35,8 @@ from dissensus.randomness import Use, derived_seed, seeded
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
+FORMATS = storage.Formats(newest=1)
+"""Of saved ensembles; 1 is that of 0.1."""
 
 
 class GreedySoup(NamedTuple):
@@ -403,12 +405,15 @@ class Ensemble(nn.Module):
             "mixed": not self.body.alike,
             "training": self.training,
         }
-        storage.write_folder(path, KIND, self.body.tensors(), details)
+        storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
 
     @classmethod
     def load(cls, path: str | Path, build: Build | Sequence[Build]) -> "Ensemble":
-        """Load what `save` wrote. ``build`` gives the architecture, one for all members or one per member."""
-        tensors, manifest = storage.read_folder(path, KIND)
+        """Load what `save` wrote, in this release or since 0.1.
+
+        ``build`` gives the architecture, one for all members or one per member.
+        """
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
         try:
             members, member_ids, seed = int(manifest["members"]), list(manifest["member_ids"]), int(manifest["seed"])
             mixed, backend, training = bool(manifest["mixed"]), str(manifest["backend"]), bool(manifest["training"])

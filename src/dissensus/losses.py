@@ -11,8 +11,8 @@ Each entry of `LOSSES` states which kind of output it takes:
 
 With one output, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that results of
 `pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that example. Outputs
-in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors. `per_member` takes
-dense outputs, ``[M, B, C, *S]``.
+in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors. `per_member`
+takes dense outputs, ``[M, B, C, *S]``.
 """
 
 from typing import Literal, NamedTuple, NoReturn

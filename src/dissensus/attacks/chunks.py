@@ -113,6 +113,8 @@ def _stored(folder: Path, identity: Mapping[str, Any]) -> dict[str, Tensor] | No
     """The tensors of a finished chunk, or None if the folder holds no complete one."""
     try:
         tensors, manifest = storage.read_folder(folder, KIND)
+    except storage.OtherFormat:
+        raise
     except storage.StorageError:
         return None
     names = differing(manifest["identity"], identity)

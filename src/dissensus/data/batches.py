@@ -494,27 +494,3 @@ def check_source(data: Any, name: str = "data") -> Dataset[Any] | DataLoader[Any
         return data
     requirement = "be (inputs, targets), a Dataset, a DataLoader or an iterable of batches"
     checks.refuse(name, requirement, type(data).__name__, error=TypeError)
-
-
-def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A random split of row numbers, determined by the seed: ``(rest, part)``, each with at least one row.
-
-    >>> rest, part = split_rows(10, 0.3, seed=0)
-    >>> len(rest), len(part), sorted([*rest.tolist(), *part.tolist()]) == list(range(10))
-    (7, 3, True)
-    """
-    if not 0 < fraction < 1 or examples < 2:
-        what = "lie between 0 and 1 as a fraction, with two examples or more to split"
-        checks.refuse("validation", what, f"{fraction} of {examples}")
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, Use.SPLIT)))
-    size = min(max(round(fraction * examples), 1), examples - 1)
-    return order[size:], order[:size]
-
-
-Pair = tuple[NetworkInputs, Tensor]
-
-
-def split(x: NetworkInputs, y: Tensor, fraction: float, seed: int) -> tuple[Pair, Pair]:
-    """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
-    rest, part = split_rows(calls.examples(x), fraction, seed)
-    return (calls.rows(x, rest), y[rest]), (calls.rows(x, part), y[part])

@@ -19,9 +19,12 @@ from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Weights
 from dissensus.randomness import generators_kept
-from dissensus.storage import read_record, write_record
+from dissensus.storage import Formats, read_record, write_record
 
 log = logging.getLogger("dissensus")
+
+FORMATS = Formats(newest=1, oldest=0)
+"""Of files of choices."""
 
 MOST_MEASURED = 64
 """The largest number of members that is measured; the backend that is fastest for them is used for more."""
@@ -61,7 +64,7 @@ class Choices(dict[Mode, Choice]):
         A file that is damaged or belongs to another network is overwritten: choices affect speed and rounding only.
         """
         try:
-            stored = read_record(file)
+            stored = read_record(file, FORMATS)
             made = {
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
@@ -83,7 +86,7 @@ class Choices(dict[Mode, Choice]):
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice) for mode, choice in self.items()]
-            write_record(self.file, {"network": self.network, "choices": choices})
+            write_record(self.file, {"format": FORMATS.newest, "network": self.network, "choices": choices})
 
 
 class _Pass(NamedTuple):
@@ -128,8 +131,11 @@ def chosen(
     candidate.
 
     ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
-    loop. The same computation then always runs in the same way.
+    loop. The same computation then always runs in the same way. On a device that is neither a CPU nor a CUDA GPU, the
+    loop runs, and nothing is measured.
     """
+    if first_tensor(x).device.type not in ("cpu", "cuda"):  # nothing here waits for another device, so its times mean nothing
+        return Choice(LOOP.name, {}, {})
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):
         weights, x = weights.first(members), rows(x, slice(members)) if per_member else x

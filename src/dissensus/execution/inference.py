@@ -169,7 +169,7 @@ class Passes:
     """Forward passes on a device; on a GPU, passes of a shape that comes again are replayed from a graph."""
 
     def __init__(self, run: Callable[[NetworkInputs], Tensor], device: torch.device, capture: Capture | None) -> None:
-        self.run, self.device = run, device
+        self.run, self.device = run, checks.computes("ensemble", device)
         self.cache = GraphCache("passes", lambda: capture, warm_up=WARM_UP, most=MOST_SHAPES, level=logging.INFO)
 
     def __call__(self, batch: NetworkInputs) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Literal
 import dissensus
 from dissensus.storage import StorageError, locked, read_regular, write_atomically
 from dissensus.studies import library
-from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
+from dissensus.studies.checked_folders import FORMATS, MANIFEST, check_run, check_units, inside, is_plain_name
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.results import Report, Summary
@@ -39,7 +39,7 @@ class RunState:
     version: str = ""
     reason: str = ""
     """Why it failed, or how it is damaged."""
-    format: int = FORMAT
+    format: int = FORMATS.newest
     """Of the folder; 0 where it was made before folders had manifests."""
 
 

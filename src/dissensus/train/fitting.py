@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Subset
 
@@ -15,7 +16,8 @@ from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import Objective
 from dissensus.batch import Unpack
-from dissensus.data.batches import Augments, DataLike, as_pair, check_source, split_rows
+from dissensus.data.batches import Augments, DataLike, as_pair, check_source
+from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import settings_kept
 from dissensus.train.adversary import AdversarialTraining
@@ -25,7 +27,7 @@ from dissensus.train.convergence import Convergence
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.recipe import ExistingMembers, Recipe, Split, initial_weights, note_interruption
+from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
 from dissensus.train.twin import Twin, twin_objective
@@ -57,7 +59,7 @@ def fit(
     weights: Any = None,
     unpack: Unpack | None = None,
     steps_per_epoch: int | None = None,
-    validation: DataLike | float | None = None,
+    validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -86,9 +88,9 @@ def fit(
     result is that of M separate trainings, step for step.
 
     Args:
-        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first. Its
-            mode (train or eval) is restored afterwards. An ``nn.Module`` is trained as an ensemble of one member, or of
-            its masks (`dissensus.masks.Masked`).
+        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first.
+            Devices other than CPUs and CUDA GPUs are refused. Its mode (train or eval) is restored afterwards. An
+            ``nn.Module`` is trained as an ensemble of one member, or of its masks (`dissensus.masks.Masked`).
         data: Training data: a pair ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or any iterable of batches.
             Inputs are a tensor, a dictionary of named inputs (``ens(**inputs)``) or a tuple of inputs
             (``ens(*inputs)``); the first axis of every tensor is the batch. NumPy arrays and pandas objects are taken
@@ -136,9 +138,10 @@ def fit(
             a source that is exhausted is read again from its beginning.
         adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
             attacked with the weights of that step.
-        validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out, a
-            float between 0 and 1, for tensors and a ``Dataset``. The history records ``metric`` on it as
-            ``validation``, and the parts of the objective as ``validation_...``.
+        validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out at
+            random, a float between 0 and 1, for tensors and a ``Dataset``; or a `dissensus.data.Split`, which holds out
+            by class, by groups or by time. The history records ``metric`` on it as ``validation``, and the parts of the
+            objective as ``validation_...``.
         metric: Function ``(outputs [M, N, C], targets)`` of the validation data that returns a number, or one number
             per member with ``watch="member"``. The default is the loss of the pooled prediction, with loss and pool of
             the objective; with ``watch="member"``, the loss of every member. An objective without a pool, such as
@@ -205,10 +208,13 @@ def fit(
     check_objective(objective)
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
+    if split_seed is not None and isinstance(validation, Split) and validation.seed is not None:
+        checks.refuse("split_seed", "be None where the split has a seed", split_seed, "Leave one of them out.")
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
     frozen = checks.listed("frozen", frozen)
     checks.flag("sequential", sequential)
     with _as_ensemble(ensemble) as members:
+        checks.computes("ensemble", members.device)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
         data, validation = conversion.pair(data), conversion.pair(validation)
@@ -233,7 +239,7 @@ def fit(
             batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
-            split=Split(data, validation, split_seed) if isinstance(validation, float) else None,
+            split=HeldOut(data, validation, split_seed) if isinstance(validation, float | Split) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=None if unlabelled is None else conversion.inputs(unlabelled, "unlabelled"),
             weights=weights,
@@ -320,11 +326,11 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
 
 
 def _separated(
-    data: DataLike, validation: DataLike | float | None, seed: int
+    data: DataLike, validation: DataLike | float | Split | None, seed: int
 ) -> tuple[DataLike, DataLike | None, Tensor | None]:
-    """Training data, validation data, and the training rows where a fraction of the data is split off."""
-    requirement = "be (inputs, targets), a source of batches, or a fraction between 0 and 1"
-    if not isinstance(validation, int | float):
+    """Training data, validation data, and the training rows where a part of the data is split off."""
+    requirement = "be (inputs, targets), a source of batches, a Split, or a fraction between 0 and 1"
+    if not isinstance(validation, int | float | Split):
         if validation is not None and as_pair(validation, "validation") is None:
             check_source(validation, "validation")
         return data, validation, None
@@ -332,11 +338,16 @@ def _separated(
         checks.refuse("validation", requirement, repr(validation))
     pair = as_pair(data)
     if pair is not None:
-        rest, part = split_rows(calls.examples(pair[0], "data"), validation, seed)
         inputs, targets = pair
+        calls.examples(inputs, "data")
+        if isinstance(validation, Split):
+            validation.check(targets)
+        rest, part = held_out_rows(validation, targets, seed)
         return (calls.rows(inputs, rest), targets[rest]), (calls.rows(inputs, part), targets[part]), rest
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
         fix = "Pass validation data of its own."
-        checks.refuse("validation", "be data, not a fraction, for a loader or a stream", validation, fix)
-    rest, part = split_rows(len(data), validation, seed)  # pyright: ignore[reportArgumentType]  # it has a length
+        checks.refuse("validation", "be data, not a part of it, for a loader or a stream", validation, fix)
+    # Targets of a data set are known example by example only: classes to stratify by come with the split.
+    unknown = torch.zeros(len(data))  # pyright: ignore[reportArgumentType]  # it has a length
+    rest, part = held_out_rows(validation, unknown, seed)
     return Subset(data, rest.tolist()), Subset(data, part.tolist()), None

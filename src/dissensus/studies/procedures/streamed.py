@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dissensus.data.batches import split_rows
 from dissensus.data.folders import ImageFiles
+from dissensus.data.splits import split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import FOLDERS, StreamedImages
