@@ -11,7 +11,8 @@ Each entry of `LOSSES` states which kind of output it takes:
 
 With one output, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that results of
 `pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that example. Outputs
-in half precision are converted to float32, and the loss is float32.
+in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors. `per_member`
+takes dense outputs, ``[M, B, C, *S]``.
 """
 
 from typing import Literal, NamedTuple, NoReturn
@@ -348,26 +349,20 @@ def weighted_targets(
     (tensor([[0.7500, 0.7500],
             [0.0833, 0.7500]]), tensor([1., 3.]))
     """
-    soft = targets.is_floating_point()
-    is_cross_entropy = loss in ("cross_entropy", cross_entropy)
-    weights = None if class_weights is None else class_example_weights(targets, class_weights)
+    if class_weights is not None:
+        _check_class_weights(class_weights, classes)
     labels = targets
     if isinstance(label_smoothing, Tensor) or checks.number("label_smoothing", label_smoothing, 0, 1) > 0:
         labels = smoothed(targets, classes, label_smoothing, dtype=dtype)
-    if class_weights is not None and labels.is_floating_point():
-        _check_class_weights(class_weights, classes)
-        if is_cross_entropy:
-            labels = labels * class_weights.to(labels.dtype)
-            if soft:
-                weights = None
-            else:
-                assert weights is not None
-                labels = labels / torch.where(weights == 0, 1.0, weights).unsqueeze(-1).to(labels.dtype)
-    elif class_weights is not None:
-        _check_class_weights(class_weights, classes)
-    if weights is None or example_weights is None:
-        return labels, example_weights if weights is None else weights
-    return labels, example_weights * weights
+    if class_weights is None:
+        return labels, example_weights
+    weights = class_example_weights(targets, class_weights)
+    if loss in ("cross_entropy", cross_entropy) and labels.is_floating_point():
+        labels = labels * class_weights.to(labels.dtype)
+        if targets.is_floating_point():
+            return labels, example_weights
+        labels = labels / torch.where(weights == 0, 1.0, weights).unsqueeze(-1).to(labels.dtype)
+    return labels, weights if example_weights is None else example_weights * weights
 
 
 def _check_class_weights(class_weights: Tensor, classes: int | None = None) -> None:

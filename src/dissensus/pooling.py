@@ -1,7 +1,7 @@
 """Pooling of members into one prediction: ``[M, B, C] -> [B, C]``, in log space.
 
 Dense outputs ``[M, B, C, *S]`` give ``[B, C, *S]``. The class axis is the third; ``class_axis=-1`` says that it is the
-last, as in language models (``[M, B, T, V] -> [B, T, V]``).
+last, as in language models (``[M, B, T, V] -> [B, T, V]``). NumPy arrays are taken as tensors.
 
 The pool ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, and ``"vote"`` counts each member's
 predicted class. All take weights ``[M]`` that sum to one. A member of weight zero is ignored: its infinities and NaN

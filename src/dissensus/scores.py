@@ -5,7 +5,8 @@ information is ensemble entropy less mean entropy. Outputs in half precision are
 gives NaN for that example, in every score.
 
 Every position of dense outputs is an example: ``[M, B, C, *S] -> [B, *S]``. `table` and `of_logits` take
-``class_axis=-1`` for classes in the last axis; for a single score, use ``probs.movedim(-1, 2)``.
+``class_axis=-1`` for classes in the last axis; for a single score, use ``probs.movedim(-1, 2)``. NumPy arrays are taken
+as tensors.
 
 `SCORES` lists what is built in. A new score is one function in this file and one line in that table. A score of yours
 is passed where scores are taken: ``table(outputs, scores={"mine": function})``, ``dissensus.audit(..., scores=...)``.
