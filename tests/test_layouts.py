@@ -91,6 +91,8 @@ LABELS = torch.arange(B) * 7 % C
 SOFT = random(B, C, seed=5).softmax(-1)
 REALS, SIGNS = random(B, C, seed=6), random(B, C, seed=7).sign()
 WEIGHTS = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+WEIGHTS_OF_EXAMPLES = random(B, seed=31).abs()
+CLASS_WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 1.5], dtype=torch.float64)
 SCORES, OUTSIDE = random(20, seed=8), random(20, seed=9) + 1
 ROWS = random(B, 6, seed=10)
 IMAGES = uniform(B, 3, 8, 8, seed=11)
@@ -269,6 +271,15 @@ def table():
         "losses.logistic": (with_gradient(ds.losses.logistic), (LOGITS, SIGNS)),
         "losses.exponential": (with_gradient(ds.losses.exponential), (LOGITS, SIGNS)),
         "losses.poisson": (with_gradient(ds.losses.poisson), (LOGITS, REALS.abs())),
+        "losses.batch_mean": (ds.losses.batch_mean, (LOGITS[..., 0], WEIGHTS_OF_EXAMPLES)),
+        "losses.smoothed": (lambda y: ds.losses.smoothed(y, C, 0.2), (SOFT,)),
+        "losses.class_example_weights": (ds.losses.class_example_weights, (SOFT, CLASS_WEIGHTS)),
+        "losses.weighted_targets": (
+            lambda y, w, e: ds.losses.weighted_targets(
+                y, C, loss="cross_entropy", class_weights=w, label_smoothing=0.1, example_weights=e
+            ),
+            (LABELS, CLASS_WEIGHTS, WEIGHTS_OF_EXAMPLES),
+        ),
         "losses.divergence": (with_gradient(ds.losses.divergence), (LOGITS, OTHERS)),
         "losses.per_member": (partial(ds.losses.per_member, "mse"), (LOGITS, REALS)),
         "losses.per_member, a user's loss": (
@@ -679,6 +690,7 @@ def table():
         "fingerprint.fingerprint": (lambda x, y: fingerprint.fingerprint({"x": x, "y": y}), (IMAGES, LABELS), EXACT),
         "storage.write_folder": (stored, (IMAGES, LABELS), EXACT),
         "checks.class_targets": (lambda y: checks.class_targets(y, B, C), (SOFT,), EXACT),
+        "checks.example_weights": (lambda w: checks.example_weights(w, M, B), (WEIGHTS_OF_EXAMPLES,), EXACT),
         "checks.full_precision": (checks.full_precision, (LOGITS.half(),), EXACT),
         "checks.is_concrete": (checks.is_concrete, (LOGITS,), EXACT),
         "checks.listed": (lambda w: checks.listed("weights", w), (WEIGHTS,), EXACT),
@@ -993,6 +1005,7 @@ LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "checks.device": "takes a device",
+    "checks.unmasked": "takes a NumPy array",
     "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
     "losses.check_trainable": "takes a loss",

@@ -250,7 +250,7 @@ def test_a_fraction_of_a_dataset_is_held_out():
     expected = ds.fit(same, TensorDataset(x, y), cross_entropy, epochs=2, batch_size=6, validation=held_out)
     assert len(history.column("validation")) == 2
     assert history.column("validation") == pytest.approx(expected.column("validation"), rel=0.2)
-    with pytest.raises(ValueError, match="be data, not a fraction, for a loader or a stream"):
+    with pytest.raises(ValueError, match="be data, not a part of it, for a loader or a stream"):
         trained(DataLoader(rows, 8), validation=0.2)
 
 

@@ -257,7 +257,7 @@ def test_wrong_splits_are_refused_before_training():
     with pytest.raises(ValueError, match=r"`groups` must have one value per example \(N=48\); got 3 values"):
         ds.sweep(build, (X, Y), LOSS, grid={"seed": [0]}, epochs=1, validation=Split(groups=[1, 2, 3]))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 8)
-    with pytest.raises(ValueError, match=r"`validation` must be \(x, y\) when data is no pair of tensors"):
+    with pytest.raises(ValueError, match=r"`validation` must be data, not a part of it, for a loader"):
         ds.fit(ds.Ensemble(build, 2), loader, LOSS, epochs=1, validation=Split())
 
 

@@ -134,7 +134,8 @@ def chosen(
     loop. The same computation then always runs in the same way. On a device that is neither a CPU nor a CUDA GPU, the
     loop runs, and nothing is measured.
     """
-    if first_tensor(x).device.type not in ("cpu", "cuda"):  # nothing here waits for another device, so its times mean nothing
+    # Nothing here waits for another device, so its times mean nothing.
+    if first_tensor(x).device.type not in ("cpu", "cuda"):
         return Choice(LOOP.name, {}, {})
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):

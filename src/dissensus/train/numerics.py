@@ -91,7 +91,7 @@ def numerics(settings: PrecisionSettings, network: HasModules, dtype: torch.dtyp
     are stored channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
     precision, channels_last = settings.precision, settings.channels_last
-    if precision in ("fp16", "float16", "half", torch.float16):
+    if precision is torch.float16 or (isinstance(precision, str) and precision in ("fp16", "float16", "half")):
         checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
     if dtype == torch.float16:
         fix = "fp16 needs loss scaling; bf16 does not. Use .float(), with precision='bf16' where it should be fast."
