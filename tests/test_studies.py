@@ -797,6 +797,19 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
     assert "not run" in page
 
 
+def test_the_page_says_which_study_it_reads_and_draws(tmp_path):
+    said = []
+    names = ["collusion/figure-8", "adp/table-3", "ldr/figure-2"]
+    study_page.page(names, tmp_path, lambda text, share: said.append((text, share)))
+    assert [text for text, _ in said] == [
+        *(f"reading {name}" for name in names),
+        *(f"drawing {name}" for name in ("collusion/figure-8", "ldr/figure-2", "adp/table-3")),  # by paper
+    ]
+    shares = [share for _, share in said]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] < 1
+
+
 def test_the_command_of_a_result_is_the_one_that_made_it():
     changes = {"data": ["mnist"], "optimisation.epochs": 3, "members.network": "cnn"}
     provenance = Provenance("0", "3", {}, "any", [0], 1, 0, 1.0, None, [], device="cuda", changes=changes)
