@@ -193,8 +193,14 @@ def _measured(
     times: dict[str, list[float]] = {name: [] for name in candidates}
     started = time.perf_counter()
     for turn in range(rounds + 1):
-        for name in candidates:
-            elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+        for name in [name for name in candidates if name not in refused]:
+            try:
+                elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+            except RuntimeError as error:
+                if name == LOOP.name or turn:  # the network itself, or not enough memory
+                    raise
+                refused[name] = first_line(error)  # its backward pass: the forward pass has run before
+                continue
             if turn:  # the first turn warms up
                 times[name].append(elapsed)
         if turn >= 2 and time.perf_counter() - started > 2.0:

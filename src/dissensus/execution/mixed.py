@@ -16,6 +16,7 @@ from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
+from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
@@ -26,7 +27,7 @@ class MixedMembers(nn.Module):
 
     def __init__(self, networks: Sequence[nn.Module], output: OutputChoice | None = None) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(keyed(network) for network in networks)
+        self.networks = nn.ModuleList(keep_in_place(keyed(network)) for network in networks)
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"
@@ -125,7 +126,7 @@ class MixedMembers(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member."""
-        return copy.deepcopy(self.networks[index])
+        return as_ordinary(copy.deepcopy(self.networks[index]))
 
     def mean(self) -> nn.Module:
         """Always refused: weights of different architectures have no mean."""

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from dissensus.calls import NetworkInputs, OutputChoice, chosen_output, mapped, outputs_of, tensors
+from dissensus.execution.recurrent import recurrent_layers
 
 Tensors = Mapping[str, Tensor]
 Made = TypeVar("Made")
@@ -29,6 +30,7 @@ class Skeleton:
 
     def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
         self.network, self.output = network, output
+        self._recurrent = recurrent_layers(network)
         self._made: dict[tuple[Any, bool], Any] = {}
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
@@ -69,6 +71,8 @@ class Skeleton:
             self._keep_reassigned(lent)
         finally:
             self.hang(before)
+            for layer in self._recurrent:  # whose list of weights would keep those of this pass
+                layer._init_flat_weights()
 
     def passed(self, x: NetworkInputs) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.

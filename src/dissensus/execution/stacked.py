@@ -19,6 +19,7 @@ from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
+from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
@@ -42,7 +43,7 @@ class StackedMembers(nn.Module):
 
     def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.network = keep_in_place(network)
         self.skeleton = Skeleton(network, output)
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
@@ -248,11 +249,11 @@ class StackedMembers(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module."""
-        return self._reduced(lambda tensor: tensor[index].clone())
+        return as_ordinary(self._reduced(lambda tensor: tensor[index].clone()))
 
     def mean(self) -> nn.Module:
         """An ordinary module whose floating-point tensors are the members' means; whole numbers are the first's."""
-        return self._reduced(lambda t: t.mean(0) if t.is_floating_point() else t[0].clone())
+        return as_ordinary(self._reduced(lambda t: t.mean(0) if t.is_floating_point() else t[0].clone()))
 
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
