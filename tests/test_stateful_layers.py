@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -174,3 +175,79 @@ def test_networks_that_pack_their_sequences_run(backend):
     ensemble = ds.Ensemble(Padded, M, backend=backend)
     x, lengths = torch.randn(3, 7, 4), torch.tensor([5, 7, 2])
     torch.testing.assert_close(ensemble(x, lengths), torch.stack([ensemble.member(i)(x, lengths) for i in range(M)]))
+
+
+class TwoDtypes(nn.Module):
+    """The first layer is in bf16, as in a model that was partly cast; the second one is not.
+
+    Sizes are multiples of 32, since torch rounds bf16 numbers that do not fill a vector register in another way.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32).bfloat16(), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x.to(torch.bfloat16))).float())
+
+
+@pytest.mark.parametrize("backend", ["loop", "streams"])
+def test_members_of_two_dtypes_train_as_separate_modules_do(backend):
+    """To the bit: ``torch.optim`` updates each parameter in its own dtype, whether it is stacked or not."""
+    ensemble = ds.Ensemble(TwoDtypes, M, backend=backend)
+    modules = [ensemble.member(i) for i in range(M)]
+    x, y = (tensor.float() for tensor in data_for((8,), per_member=False))
+    trained_alone(modules, x, y, per_member=False)
+    optimiser = torch.optim.SGD(ensemble.parameters(), lr=0.01, momentum=0.9)
+    for xs, ys in zip(x, y, strict=True):
+        optimiser.zero_grad()
+        torch.stack([(outputs - ys).square().sum(-1).mean() for outputs in ensemble(xs)]).sum().backward()
+        optimiser.step()
+    for i, module in enumerate(modules):
+        assert module.first.weight.dtype == torch.bfloat16
+        for parameter, expected in zip(ensemble.member(i).parameters(), module.parameters(), strict=True):
+            assert torch.equal(parameter, expected)
+    assert torch.equal(ensemble.predict(x[0]), torch.stack([module(x[0]) for module in modules]))
+
+
+def test_backends_of_networks_in_low_precision_are_compared_at_that_precision():
+    ensemble = ds.Ensemble(TwoDtypes, 8)
+    ensemble(torch.randn(64, 8))
+    assert "vmap" not in ensemble.choices[0].refused
+
+
+def test_frozen_parameters_may_have_another_dtype_in_fit():
+    def build():
+        network = TwoDtypes()
+        network.first.requires_grad_(False)
+        return network
+
+    ensemble = ds.Ensemble(build, M, backend="loop")
+    modules = [ensemble.member(i) for i in range(M)]
+    x, y = torch.randn(16, 8), torch.randn(16, 3)
+    ds.fit(
+        ensemble,
+        (x, y),
+        partial(ds.objectives.independent, loss="mse"),
+        epochs=STEPS,
+        batch_size=16,
+        shuffle=False,
+        optimizer="sgd",
+        lr=0.01,
+    )
+    for i, module in enumerate(modules):
+        optimiser = torch.optim.SGD(module.second.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            optimiser.zero_grad()
+            (module(x) - y).square().sum(-1).mean().backward()
+            optimiser.step()
+        torch.testing.assert_close(ensemble.member(i).second.weight, module.second.weight)
+        assert torch.equal(ensemble.member(i).first.weight, module.first.weight)
+
+
+def test_fit_refuses_to_train_two_dtypes_and_says_what_does(unchecked):
+    ensemble = ds.Ensemble(TwoDtypes, M)
+    with pytest.raises(TypeError, match=r"one dtype to be trained.*train ensemble.parameters\(\) with torch.optim"):
+        ds.fit(
+            ensemble, (torch.randn(9, 8), torch.randn(9, 3)), partial(ds.objectives.independent, loss="mse"), epochs=1
+        )
