@@ -18,6 +18,7 @@ from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
+from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
@@ -144,6 +145,8 @@ class StackedMembers(nn.Module):
         if per_member:
             _check_per_member(x, len(weights))
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
+        if self.training and self.skeleton.functions_keyed is None:
+            self._look_for_draws(members_pass)
         self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -212,6 +215,16 @@ class StackedMembers(nn.Module):
         self.choices.add(mode, choice)
         if refusal:
             log.warning("members run in a loop: %s", refusal)
+
+    @_disable_dynamo
+    def _look_for_draws(self, members_pass: MembersPass) -> None:
+        """Key functions that drop units, and tell once if the network draws numbers that have no key."""
+        weights, buffers, x, per_member, _ = members_pass
+        first = {name: tensor[0] for name, tensor in buffers.items()}
+        params = weights.first(1).members()(0)
+        layer = unkeyed_layer(self.skeleton, params, first, calls.rows(x, 0) if per_member else x)
+        if layer is not None:
+            log.warning(MESSAGE, layer)
 
     def _tried(self, backend: str, members_pass: MembersPass) -> str:
         """A backend for one pass, or the loop where it fails; nothing is remembered."""
