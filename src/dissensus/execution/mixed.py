@@ -15,6 +15,7 @@ from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
+from dissensus.execution.compiled import uncompiled
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
@@ -31,7 +32,7 @@ class MixedMembers(nn.Module):
 
     def __init__(self, networks: Sequence[nn.Module], output: OutputChoice | None = None) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(keep_in_place(keyed(network)) for network in networks)
+        self.networks = nn.ModuleList(keep_in_place(keyed(uncompiled(network))) for network in networks)
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"

@@ -18,6 +18,7 @@ from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, chosen
+from dissensus.execution.compiled import is_compiled, uncompiled
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
@@ -62,7 +63,9 @@ class StackedMembers(nn.Module):
         settings: list[tuple[str, str, str]] = []
         stacks: dict[str, list[Tensor]] = {}
         for index, network in enumerate(networks):
-            network = keyed(network)
+            if first is None and is_compiled(network):
+                log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
+            network = keyed(uncompiled(network))
             tensors = Skeleton(network).tensors()
             if first is None:
                 first, settings = network, signature(network)
