@@ -86,7 +86,7 @@ class Choices(dict[Mode, Choice]):
             write_record(self.file, {"network": self.network, "choices": choices})
 
 
-class _Pass(NamedTuple):
+class TrialPass(NamedTuple):
     """A pass as it will be used, on copies of the buffers, so that measuring does not change them."""
 
     skeleton: Skeleton
@@ -134,7 +134,7 @@ def chosen(
     if members < len(weights):
         weights, x = weights.first(members), rows(x, slice(members)) if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
-    trial = _Pass(skeleton, weights, buffers, x, per_member)
+    trial = TrialPass(skeleton, weights, buffers, x, per_member)
     milliseconds: dict[str, float] = {}
     with generators_kept(first_tensor(x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
@@ -159,7 +159,7 @@ def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
     return "streams" if replayed and "streams" in candidates else LOOP.name
 
 
-def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
+def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
     """Backends that give the loop's outputs, and the reasons of the others.
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
@@ -187,7 +187,7 @@ def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
 
 
 def _measured(
-    trial: _Pass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
+    trial: TrialPass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
 ) -> dict[str, float]:
     if replayed:
         return _replays(trial, candidates, refused, rounds)
@@ -209,7 +209,7 @@ def _measured(
     return {name: 1e3 * median(seconds) for name, seconds in times.items() if seconds}
 
 
-def _replays(trial: _Pass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
+def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:

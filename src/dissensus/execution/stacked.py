@@ -17,7 +17,7 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
-from dissensus.execution.choice import Choice, Choices, Mode, chosen
+from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
 from dissensus.execution.compiled import is_compiled, uncompiled
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
@@ -211,8 +211,8 @@ class StackedMembers(nn.Module):
                 choice = chosen(self.skeleton, weights, buffers, x, per_member, replayed=replayed, by_rule=self.by_rule)
             refusal = choice.refused.get("vmap") if choice.backend == LOOP.name and not self.by_rule else None
         else:
-            refusal = self._refusal(self.backend, members_pass)
-            if refusal and self._error(LOOP.name, members_pass):
+            refusal = self._refusal(self.backend, members_pass, both_ways)
+            if refusal and self._error(LOOP.name, members_pass, both_ways):
                 return  # the input is at fault, or the network: the pass itself will say so
             choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
@@ -232,7 +232,7 @@ class StackedMembers(nn.Module):
     def _tried(self, backend: str, members_pass: MembersPass) -> str:
         """A backend for one pass, or the loop where it fails; nothing is remembered."""
         self._refuse_recomputation(members_pass)
-        return LOOP.name if self._refusal(backend, members_pass) else backend
+        return LOOP.name if self._refusal(backend, members_pass, torch.is_grad_enabled()) else backend
 
     def _refuse_recomputation(self, members_pass: MembersPass) -> None:
         weights, buffers, x, per_member, _ = members_pass
@@ -240,17 +240,17 @@ class StackedMembers(nn.Module):
         x = calls.rows(x, slice(1)) if per_member else x
         refuse_recomputation(self.skeleton, weights.first(1), first, x, per_member)
 
-    def _refusal(self, backend: str, members_pass: MembersPass) -> str | None:
+    def _refusal(self, backend: str, members_pass: MembersPass, both_ways: bool) -> str | None:
         """Why a requested backend cannot run; the loop and streams take every network."""
-        return None if self._named(backend).takes_every_network else self._error(backend, members_pass)
+        return None if self._named(backend).takes_every_network else self._error(backend, members_pass, both_ways)
 
-    def _error(self, backend: str, members_pass: MembersPass) -> str | None:
-        """Try a backend on copies of the buffers, so that a failure half-way leaves no trace."""
+    def _error(self, backend: str, members_pass: MembersPass, both_ways: bool) -> str | None:
+        """Try a backend on copies of the buffers, so that a failure half-way leaves no trace; both ways or forward."""
         weights, buffers, x, per_member, _ = members_pass
-        with torch.no_grad(), generators_kept(calls.first_tensor(x).device):
-            copies = {name: tensor.clone() for name, tensor in buffers.items()}
+        trial = TrialPass(self.skeleton, weights, buffers, x, per_member)
+        with torch.set_grad_enabled(both_ways), generators_kept(calls.first_tensor(x).device):
             try:
-                self._named(backend).run(self.skeleton, weights, copies, x, per_member)
+                trial.whole(self._named(backend).run)
             except Exception as reason:
                 return first_line(reason)
         return None
