@@ -255,6 +255,21 @@ def test_attention_that_is_written_out_is_torchs(mask, gqa, monkeypatch):
     torch.testing.assert_close(unchanged, expected)
 
 
+@no_noise
+def test_ensembles_that_were_saved_without_keys_of_functions_load(tmp_path, monkeypatch):
+    from dissensus import dropout
+
+    monkeypatch.setattr(dropout, "_mentions_dropout", lambda layer: False)  # as in earlier releases
+    monkeypatch.setattr(dropout, "_drops_examples", lambda *_: False)
+    build = lambda: nn.Sequential(Foreign(), nn.Linear(3, 6), Residual(DropPath(0.4)))  # noqa: E731
+    ens = ds.Ensemble(build, M, seed=5)
+    ens.save(tmp_path / "ens")
+    monkeypatch.undo()
+    again, fresh = ds.Ensemble.load(tmp_path / "ens", build), ds.Ensemble(build, M, seed=5)
+    x = torch.randn(B, 6)
+    torch.testing.assert_close(again(x), fresh(x))
+
+
 class Noisy(nn.Module):
     def __init__(self):
         super().__init__()

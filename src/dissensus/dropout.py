@@ -1,7 +1,7 @@
 """Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -149,6 +149,16 @@ def _mentions_dropout(layer: nn.Module) -> bool:
 def keyed_layers(network: nn.Module) -> list[KeyedDropout | KeyedDropPath]:
     """The layers of a network whose draws are keyed."""
     return [layer for layer in network.modules() if isinstance(layer, KeyedDropout | KeyedDropPath)]
+
+
+def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Keys and counters of draws in these modules."""
+    found: list[Tensor | None] = []
+    for module in modules:
+        if isinstance(module, KeyedDropout | KeyedDropPath):
+            found += [module.key, module.step]
+        found += [module._buffers.get(FUNCTIONAL_KEY), module._buffers.get(FUNCTIONAL_STEP)]
+    return [tensor for tensor in found if tensor is not None]
 
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
