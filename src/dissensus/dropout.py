@@ -146,9 +146,9 @@ def _mentions_dropout(layer: nn.Module) -> bool:
     return code is not None and any("drop" in name.lower() for name in code.co_names)
 
 
-def keyed_layers(network: nn.Module) -> list[KeyedDropout | KeyedDropPath]:
-    """The layers of a network whose draws are keyed."""
-    return [layer for layer in network.modules() if isinstance(layer, KeyedDropout | KeyedDropPath)]
+def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropPath]:
+    """The layers among these modules whose draws are keyed."""
+    return [layer for layer in modules if isinstance(layer, KeyedDropout | KeyedDropPath)]
 
 
 def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
     """Key stacked dropout layers, one row per owner (run seed, member), and reset their counters."""
-    for index, layer in enumerate(keyed_layers(network)):
+    for index, layer in enumerate(keyed_layers(network.modules())):
         layer.key = _keys(owners, index, layer.key)
         layer.step = torch.zeros_like(layer.key)
     key = network._buffers.get(FUNCTIONAL_KEY)
