@@ -12,7 +12,7 @@ import dissensus as ds
 from dissensus.train.equal_start import starts_equal
 
 M = 3
-independent = partial(ds.objectives.independent, loss="mse")
+independent = partial(ds.objectives.independent, loss="cross_entropy")
 PRETRAINED = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
@@ -32,7 +32,7 @@ def with_dropout(p=0.3):
 
 def told(caplog, build, level=logging.WARNING, **settings):
     ens = build if isinstance(build, ds.Ensemble) else ds.Ensemble(build, M)
-    data = torch.randn(12, 4), torch.randn(12, 2)
+    data = torch.randn(12, 4), torch.randint(0, 2, (12,))
     with caplog.at_level(level, "dissensus"):
         ds.fit(ens, data, independent, **{"epochs": 2, "batch_size": 4, **settings})
     return ens, [r.getMessage() for r in caplog.records if "start from equal weights" in r.getMessage()]

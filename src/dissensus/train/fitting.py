@@ -20,6 +20,7 @@ from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
+from dissensus.train.equal_start import tell_of_equal_start
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
@@ -225,6 +226,7 @@ def fit(
             if checkpoint is None
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
+        tell_of_equal_start(members.body, recipe, sequential=sequential)
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
         with _interruption_noted(members, recipe.checkpoint):
