@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dissensus import checks
@@ -35,6 +36,10 @@ def call(*args: Any, **kwargs: Any) -> NetworkInputs:
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return args[0]
+    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        fix = "Pack it inside of the network, whose inputs are then the padded sequences and their lengths."
+        checks.refuse("inputs", "not be a packed sequence, which has no batch axis", "a PackedSequence", fix, TypeError)
     return Call(args, kwargs)
 
 

@@ -19,11 +19,12 @@ from dissensus.batch import Unpack
 from dissensus.data.batches import Augments, DataLike, as_pair, check_source
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
-from dissensus.execution import settings_kept
+from dissensus.execution import original, settings_kept
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
+from dissensus.train.equal_start import tell_of_equal_start
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
@@ -182,8 +183,8 @@ def fit(
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
             the time.
         progress: Function that is called with a `Progress` about ten times a second and at the end of every epoch.
-        seed: Seed of data order, dropout layers and augmentation. Random numbers that a network's own code or a data
-            set draws (``F.dropout``, ``torch.randn``) come from torch's global generator.
+        seed: Seed of data order, dropout (layers, ``F.dropout``, stochastic depth) and augmentation. Other random
+            numbers that a network's own code or a data set draws (``torch.randn``) come from torch's global generator.
         split_seed: Seed of the validation split. The default is ``seed``.
         twin: Whether to train an independent twin as well, as a reference for an audit. The twin starts from a copy of
             the members as they are before training. It is trained with the same loss, data order, seeds and settings,
@@ -253,6 +254,7 @@ def fit(
             if checkpoint is None
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
+        tell_of_equal_start(members.body, recipe, sequential=sequential)
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
         with _interruption_noted(members, recipe.checkpoint):
@@ -308,9 +310,7 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
     if isinstance(network, SharedTrunk):
         fix = "Train trunk.heads, on trunk.features(x) or on cached features."
         checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
-    if isinstance(getattr(network, "_orig_mod", None), nn.Module):
-        fix = "Fit the network itself, and compile it afterwards."
-        checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
+    network = original(network)  # whose weights are those of what torch.compile returned
     if isinstance(network, Ensemble):
         yield network
         return
@@ -319,10 +319,15 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
         yield ensemble
     finally:
         trained = ensemble.member(0)
-        network.load_state_dict(trained.state_dict())
-        buffers = dict(trained.named_buffers())
+        weights, buffers = trained.state_dict(), dict(trained.named_buffers())
+        network.load_state_dict({name: weights[_uncompiled(name)] for name in network.state_dict()})
         for name, buffer in network.named_buffers():  # including buffers that no state_dict holds
-            buffer.copy_(buffers[name])
+            buffer.copy_(buffers[_uncompiled(name)])
+
+
+def _uncompiled(name: str) -> str:
+    """The name of a tensor without those that torch.compile puts in front of compiled layers."""
+    return name.replace("_orig_mod.", "")
 
 
 def _separated(
