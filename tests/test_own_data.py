@@ -327,7 +327,7 @@ def test_whole_numbers_are_features_or_indices_as_the_network_wants():
 
 def test_labels_by_name_are_refused_with_the_fix():
     names = np.array(["cat", "dog", "cow"])[LABELS.numpy()]
-    with pytest.raises(TypeError, match=r"`y` must hold numbers; got text \('.*numpy.unique"):
+    with pytest.raises(TypeError, match=r"`y` must be numbers; got text \('.*LabelEncoder"):
         trained((X, names))
 
 
@@ -345,7 +345,7 @@ def test_pandas_frames_and_series_are_taken():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             trained((frame.assign(**change), labels))
-    with pytest.raises(TypeError, match=r"`y` must hold numbers; got categories. Use .cat.codes"):
+    with pytest.raises(TypeError, match=r"`y` must be numbers; got categories. Use .cat.codes"):
         trained((frame, labels.map({0: "a", 1: "b", 2: "c"}).astype("category")))
     with pytest.raises(TypeError, match=r"be \(inputs, targets\); got one DataFrame"):
         trained(frame)
@@ -446,3 +446,28 @@ def test_errors_of_a_networks_own_code_stay_what_they_are():
 
     with pytest.raises(RuntimeError, match="^the sensor is off$"):
         ds.Ensemble(Broken, 2).predict(X)
+
+
+ATTACKED = {
+    name: functools.partial(entry.function, **{**({"epsilon": 0.1} if entry.bounded else {}), **entry.quick})
+    for name, entry in ds.attacks.ATTACKS.items()
+}
+
+
+@pytest.mark.parametrize("name", ATTACKED)
+def test_attacks_take_arrays_as_they_take_tensors(name):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    x, y = torch.rand(4, 1, 6, 6, generator=torch.Generator().manual_seed(1)), LABELS[:4]
+    expected = ATTACKED[name](network, x, y)
+    result = ATTACKED[name](network, x.double().numpy(), y.to(torch.int32).numpy())
+    torch.testing.assert_close(result.inputs, expected.inputs)
+    assert torch.equal(result.success, expected.success)
+
+
+def test_evaluation_and_transfer_take_arrays():
+    ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), 2)
+    x, y = np.random.default_rng(0).random((4, 1, 6, 6)), LABELS[:4].numpy()
+    assert ds.attacks.evaluate(ens, (x, y), "quick", epsilon=0.1).clean is not None
+    assert ds.attacks.transfer_matrix(ens, x, y, steps=2).fooled.shape == (3, 3)
+    attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)
+    assert ds.attacks.over(attack, ens, x, y, batch_size=3).inputs.dtype == torch.float32
