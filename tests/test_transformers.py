@@ -4,14 +4,13 @@ import copy
 import logging
 from functools import partial
 
+import peft
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import dissensus as ds
-
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
 
 M, B, T = 3, 4, 7
 BACKENDS = ("loop", "streams", "vmap", "batched", "auto")
