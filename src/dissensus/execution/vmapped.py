@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import (
+    _set_vmap_fallback_warning_enabled,  # pyright: ignore[reportAttributeAccessIssue]  # missing in torch's stubs
+)
 
 from dissensus.calls import NetworkInputs, split_tensors
 from dissensus.execution.skeleton import Skeleton, Tensors
@@ -20,10 +23,23 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
             return skeleton.passed(rebuilt(own_inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    with _differentiable_attention(skeleton):
+    with _differentiable_attention(skeleton), _speed_not_warned_of():
         return torch.func.vmap(member_outputs, in_dims, randomness="different")(
             weights.stacked(), dict(buffers), inputs
         )
+
+
+@contextmanager
+def _speed_not_warned_of() -> Iterator[None]:
+    """A block in which torch does not warn that an operation is slow under ``vmap``: ``"auto"`` has measured it."""
+    if torch.compiler.is_compiling():  # which cannot trace the switch
+        yield
+        return
+    _set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        _set_vmap_fallback_warning_enabled(True)
 
 
 def _has_attention(skeleton: Skeleton) -> bool:
