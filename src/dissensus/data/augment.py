@@ -205,10 +205,10 @@ def _symmetric_beta(alpha: float, x: Tensor, generator: torch.Generator) -> Floa
     T = √(2α (U^(−1/α) − 1)) cos 2πV is (Bailey, 1994; Devroye, 1996). So two uniform numbers are enough for every α:
     nothing is rejected, and a graph can hold it. With u = U^(1/α) it is written without overflow.
     """
-    first, second = _uniform((2, len(x)), x, generator).double()
+    first, second = _uniform((2, len(x)), x, generator)
     power, cosine = first.pow(1 / alpha), (2 * math.pi * second).cos()
     ratio = cosine * (1 - power).sqrt() / (power + (1 - power) * cosine.square()).sqrt()
-    return (0.5 + 0.5 * ratio).clamp(0, 1).float()
+    return (0.5 + 0.5 * ratio).clamp(0, 1)
 
 
 def chain(*augmentations: Augment | AugmentPair) -> Any:
