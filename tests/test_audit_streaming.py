@@ -1,18 +1,22 @@
 """How an audit reads outputs and adds them up: groups, dense outputs, slices, subsets of members."""
 
 import itertools
+import json
 import math
 import tracemalloc
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import dissensus as ds
 from dissensus.auditing import examples, streaming, tallying
 from dissensus.auditing import sums as summing
 from dissensus.auditing.detection import DETECTORS
 from dissensus.auditing.measuring import measure
+from dissensus.cli.main import app
 
 LOGITS = {"kind": "logits", "loss": "cross_entropy", "pool": "probability"}
 VALUES = {"kind": "values", "loss": "mse", "pool": "score"}
@@ -133,6 +137,111 @@ def test_dense_outputs_are_audited(tmp_path):
     np.save(tmp_path / "dense.npy", logits.numpy())
     for outputs in (list(logits), logits.numpy(), np.load(tmp_path / "dense.npy", mmap_mode="r")):
         assert ds.audit(outputs, labels.numpy(), task="classification", kind="logits").test == expected.test
+
+
+CLASSES = {"task": "classification", "kind": "logits"}
+
+
+def test_classes_at_another_axis(tmp_path, unchecked):
+    """All outputs of an audit, from anywhere, are read with the classes where `class_axis` says."""
+    logits, labels = dense(grid=(7,))
+    others = {"reference": logits.flip(0) + 0.1, "ood": logits[:, :6] / 2, "train": (logits, labels)}
+    expected = ds.audit(logits, labels, in_bag="all", **others, **CLASSES)
+    words = logits.movedim(2, -1)
+    others = {"reference": words.flip(0) + 0.1, "ood": words[:, :6] / 2, "train": (words, labels)}
+    stored = tmp_path / "words.npy"
+    np.save(stored, words.numpy())
+    for outputs in (words, words.numpy(), list(words), [*words.numpy()], np.load(stored, mmap_mode="r")):
+        for axis in (-1, 3):
+            result = ds.audit(outputs, labels, in_bag="all", class_axis=axis, **others, **CLASSES)
+            assert (result.test, result.train, result.detection) == (
+                expected.test,
+                expected.train,
+                expected.detection,
+            )
+    assert ds.audit(logits, labels, class_axis=2, **CLASSES).test == ds.audit(logits, labels, **CLASSES).test
+    for axis in (0, 1, 4, -3, True):
+        with pytest.raises(ValueError, match="`class_axis` must be"):
+            ds.audit(words, labels, class_axis=axis, **CLASSES)
+    with pytest.raises(ValueError, match="which has no axis of classes"):
+        ds.audit([[0, 1], [0, 0]], [0, 1], class_axis=-1, task="classification", kind="labels")
+
+
+def test_ignored_positions_do_not_count():
+    """Also where all of an image is ignored: it is no unit of the bootstrap then."""
+    logits, labels = dense()
+    ignored = torch.rand(labels.shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    ignored[4] = True
+    marked = labels.masked_fill(ignored, -100)
+    rows, images = ~ignored.flatten(), torch.arange(12).repeat_interleave(30)
+    noise = logits.masked_fill(ignored.unsqueeze(1), 9.0)  # whatever members say there
+    result = ds.audit(noise, marked, ignore_index=-100, **CLASSES)
+    expected = ds.audit(flat(logits)[:, rows], labels.flatten()[rows], groups=images[rows], **CLASSES)
+    for name, figure in expected.test.items():
+        assert result.test[name] == pytest.approx(figure, abs=1e-9), name
+    assert result.facts["examples"] == int(rows.sum())
+    assert result.judgement.confidence == expected.judgement.confidence
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_dense_outputs_of_a_file(tmp_path, kind):
+    logits, labels = dense(grid=(7,))
+    labels[:, 5:] = -100
+    words = logits.movedim(2, -1).contiguous()
+    file, report = tmp_path / f"words.{kind}", tmp_path / "audit.json"
+    if kind == "npz":
+        np.savez(file, outputs=words.numpy(), targets=labels.numpy())
+    else:
+        save_file({"outputs": words, "targets": labels}, file)
+    command = ["audit", str(file), "--task", "classification", "--kind", "logits", "--json", str(report)]
+    result = CliRunner().invoke(app, [*command, "--class-axis", "-1", "--ignore-index", "-100"])
+    assert result.exit_code == 0, result.output
+    expected = ds.audit(logits, labels, ignore_index=-100, **CLASSES)
+    assert json.loads(report.read_text()) == json.loads(expected.to_json())
+    refused = CliRunner().invoke(app, [*command, "--class-axis", "4", "--ignore-index", "-100"])
+    assert refused.exit_code == 1
+    assert "--class-axis must be an axis of `outputs`" in " ".join(refused.output.split())
+
+
+def test_ignored_examples_of_outputs_that_are_not_dense():
+    logits, labels = classifier()
+    labels[::3] = 255
+    expected = ds.audit(
+        logits[:, labels != 255], labels[labels != 255], train=(logits[:, :90], labels[:90] % 3), **CLASSES
+    )
+    train = logits[:, :90], torch.where(labels[:90] == 255, 0, labels[:90])
+    for targets in (labels, labels.numpy(), labels.tolist()):
+        result = ds.audit(logits, targets, ignore_index=255, train=train, **CLASSES)
+        assert result.test == expected.test
+    in_train = ds.audit(logits, labels, ignore_index=255, train=(logits, labels), **CLASSES)
+    assert in_train.train["nll"] == pytest.approx(in_train.test["nll"])
+    with pytest.raises(ValueError, match="`targets` must hold a label that is not ignored; got 255 everywhere"):
+        ds.audit(logits, torch.full((300,), 255), ignore_index=255, **CLASSES)
+    with pytest.raises(ValueError, match="`ignore_index` must be left out for regression"):
+        ds.audit(logits[..., 0], logits[0, :, 0], ignore_index=255, task="regression")
+    with pytest.raises(ValueError, match=r"lie between 0 and 2; got 0 to 255"):
+        ds.audit(logits, labels, **CLASSES)
+
+
+def test_ignored_labels_beside_names_of_classes():
+    logits, labels = classifier()
+    numbered, labels = labels * 10, labels.clone()
+    expected = ds.audit(logits[:, 30:], labels[30:], **CLASSES)
+    numbered[:30] = -1
+    result = ds.audit(logits, numbered, classes=[0, 10, 20], ignore_index=-1, **CLASSES)
+    assert result.test == expected.test
+
+
+def test_shifted_images_are_told_apart_as_images():
+    """An area with an interval needs independent examples, and pixels of an image are not."""
+    logits, labels = dense(images=30)
+    shifted = dense(images=20, seed=1)[0] / 2
+    result = ds.audit(logits, labels, ood=shifted, **CLASSES).detection
+    for name, score in DETECTORS.items():
+        inside, outside = (
+            score(flat(part), "logits").view(part.shape[1], -1).mean(1).float() for part in (logits, shifted)
+        )
+        assert result[name] == pytest.approx(ds.metrics.auroc(inside, outside), abs=1e-6), name
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -230,6 +231,10 @@ NOT_OF_OUTPUTS = {
         "custom",
         "at_label",
         "as_values",
+        "batch_mean",
+        "class_example_weights",
+        "smoothed",
+        "weighted_targets",
     },
     "scores": {"of_logits", "select"},
     "diversity": {"beta_approximation", "flipped", "independent_errors", "generalisation_gap", "mean_covariance"},
@@ -265,6 +270,14 @@ def random_outputs(dtype=torch.float64):
     return (2 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).to(dtype)
 
 
+def softmax(f):
+    """Over classes; an array of an array."""
+    if isinstance(f, torch.Tensor):
+        return f.softmax(2)
+    odds = np.exp(f - f.max(2, keepdims=True))
+    return odds / odds.sum(2, keepdims=True)
+
+
 def pair(f):
     return f[:, :, :2]  # for what takes two classes alone; the rest of the axes stay
 
@@ -278,116 +291,134 @@ def targeted(module, name, targets, **options):
 
 
 PROBS = {
-    name: (lambda f, score=score: score.function(f.softmax(-1)))
+    name: (lambda f, score=score: score.function(softmax(f)))
     for name, score in ds.scores.SCORES.items()
     if score.takes == "probabilities"
 }
 EXAMPLE, PAIRS, NUMBER, REFUSED = "example", "pairs", "number", "refused"
-FUNCTIONS = {
-    "pooling.mean_probability": (bound_function(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
-    "pooling.mean_score": (bound_function(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
-    "pooling.vote_share": (bound_function(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
-    "losses.mse": (targeted(ds.losses, "mse", REALS), EXAMPLE),
-    "losses.cross_entropy": (targeted(ds.losses, "cross_entropy", Y), EXAMPLE),
-    "losses.brier": (targeted(ds.losses, "brier", Y), EXAMPLE),
-    "losses.zero_one": (targeted(ds.losses, "zero_one", Y), EXAMPLE),
-    "losses.logistic": (targeted(ds.losses, "logistic", SIGNS), EXAMPLE),
-    "losses.exponential": (targeted(ds.losses, "exponential", SIGNS), EXAMPLE),
-    "losses.poisson": (targeted(ds.losses, "poisson", REALS.abs()), EXAMPLE),
-    "losses.divergence": (lambda f: ds.losses.divergence(f, f.flip(-1)), EXAMPLE),
-    **{f"scores.{name}": (call, EXAMPLE) for name, call in PROBS.items() if name != "distinct_predictions"},
-    "scores.mean_energy": (ds.scores.mean_energy, EXAMPLE),
-    "scores.max_logit": (ds.scores.max_logit, EXAMPLE),
-    "scores.table": (lambda f: torch.stack(list(ds.scores.table(f).values())), EXAMPLE),
-    "diversity.ambiguity": (bound_function(ds.diversity, "ambiguity", weights=WEIGHTS), EXAMPLE),
-    "diversity.brier_variance": (bound_function(ds.diversity, "brier_variance", weights=WEIGHTS), EXAMPLE),
-    "diversity.score_kl": (bound_function(ds.diversity, "score_kl", weights=WEIGHTS), EXAMPLE),
-    "diversity.probability_kl_limit": (bound_function(ds.diversity, "probability_kl_limit", weights=WEIGHTS), EXAMPLE),
-    "diversity.probability_log_ratio": (targeted(ds.diversity, "probability_log_ratio", Y, weights=WEIGHTS), EXAMPLE),
-    "diversity.probability_variance_approximation": (
-        targeted(ds.diversity, "probability_variance_approximation", Y),
-        EXAMPLE,
-    ),
-    "diversity.exponential_family": (bound_function(ds.diversity, "exponential_family", family="categorical"), EXAMPLE),
-    "diversity.hessian_form": (targeted(ds.diversity, "hessian_form", Y, loss="cross_entropy"), EXAMPLE),
-    "diversity.vote_disagreement": (lambda f: ds.diversity.vote_disagreement(pair(f), Y, WEIGHTS), EXAMPLE),
-    "diversity.decompose": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="cross_entropy", pool="probability")),
-        EXAMPLE,
-    ),
-    "diversity.decompose, vote": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss="zero_one", pool="vote")),
-        EXAMPLE,
-    ),
-    "diversity.decompose, a user's loss of votes": (
-        lambda f: torch.stack(ds.diversity.decompose(f, Y, loss=lambda p, y: p.sum(-1) + y, pool="vote")),
-        EXAMPLE,
-    ),
-    "diversity.codependence": (
-        targeted(ds.diversity, "codependence", Y, loss="cross_entropy", pool="score", drop=0.4),
-        EXAMPLE,
-    ),
-    "diversity.codependence, nobody dropped": (
-        targeted(ds.diversity, "codependence", Y, loss="zero_one", pool="vote", drop=0.1),
-        EXAMPLE,
-    ),
-    "diversity.distinct_predictions": (ds.diversity.distinct_predictions, EXAMPLE),
-    "diversity.jensen_shannon": (lambda f: ds.diversity.jensen_shannon(f.softmax(-1)), EXAMPLE),
-    "diversity.nonmaximal_volume": (bound_function(ds.diversity, "nonmaximal_volume"), EXAMPLE),
-    "diversity.nonmaximal_volume, of labels": (targeted(ds.diversity, "nonmaximal_volume", Y), EXAMPLE),
-    "diversity.errors": (lambda f: ds.diversity.errors(f, Y, loss="brier").sum(-1), EXAMPLE),
-    "diversity.debias": (lambda f: ds.diversity.debias(f).isnan().any(-1).any(-1), "members"),
-    "diversity.pairwise_disagreement": (ds.diversity.pairwise_disagreement, PAIRS),
-    "diversity.error_covariance": (targeted(ds.diversity, "error_covariance", Y, loss="brier"), PAIRS),
-    "diversity.error_correlation": (targeted(ds.diversity, "error_correlation", Y, loss="brier"), PAIRS),
-    "diversity.plane": (lambda f: _matrix(*ds.diversity.plane(f, Y)), PAIRS),
-    "diversity.bias_share": (bound_function(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
-    "diversity.dominance": (targeted(ds.diversity, "dominance", Y, loss="cross_entropy", pool="score"), NUMBER),
-    "diversity.relative_diversity": (
-        targeted(ds.diversity, "relative_diversity", Y, loss="zero_one", pool="vote"),
-        NUMBER,
-    ),
-    "metrics.calibration": (lambda f: ds.metrics.calibration(ds.pooling.mean_probability(f), Y), REFUSED),
-    "metrics.prediction_accuracy": (targeted(ds.metrics, "prediction_accuracy", Y, pool="vote"), REFUSED),
-    "metrics.oracle": (targeted(ds.metrics, "oracle", Y), REFUSED),
-    "metrics.worst_group": (lambda f: ds.metrics.worst_group(ds.pooling.mean_score(f), Y, Y), REFUSED),
-    "metrics.temper": (targeted(ds.metrics, "temper", Y), REFUSED),
-    "metrics.temperature": (lambda f: ds.metrics.temperature(f.mean(0), Y), REFUSED),
-    "metrics.disagreement_indicator": (ds.metrics.disagreement_indicator, REFUSED),
-    "metrics.pair_disagreement": (ds.metrics.pair_disagreement, REFUSED),
-    "metrics.high_loss": (targeted(ds.metrics, "high_loss", Y), REFUSED),
-    "metrics.premise": (lambda f: ds.metrics.premise(f, Y, f), REFUSED),
-    "metrics.Tempered.log_probs": (ds.metrics.Tempered(2.0, "before", "probability").log_probs, EXAMPLE),
-    "objectives.independent": (targeted(ds.objectives, "independent", Y, loss="cross_entropy"), NUMBER),
-    "objectives.augmented": (
-        targeted(ds.objectives, "augmented", Y, beta=0.5, loss="brier", pool="probability"),
-        NUMBER,
-    ),
-    "objectives.joint": (targeted(ds.objectives, "joint", Y, loss="cross_entropy", pool="score"), NUMBER),
-    "objectives.gradient_adjusted": (targeted(ds.objectives, "gradient_adjusted", REALS, alpha=0.5), NUMBER),
-    "objectives.negative_correlation": (targeted(ds.objectives, "negative_correlation", REALS, strength=0.5), NUMBER),
-    "objectives.negative_correlation, of classes": (
-        targeted(ds.objectives, "negative_correlation", Y, strength=0.5, loss="cross_entropy"),
-        NUMBER,
-    ),
-    "objectives.learner_dropout": (
-        targeted(ds.objectives, "learner_dropout", Y, drop=0.0, loss="cross_entropy", pool="probability"),
-        NUMBER,
-    ),
-    "objectives.adp": (targeted(ds.objectives, "adp", Y), NUMBER),
-    "objectives.trades": (lambda f: ds.objectives.trades(f, Y, adversarial=f.flip(1)), NUMBER),
-    "objectives.a2d": (lambda f: ds.objectives.a2d(f, Y, unlabelled=f), NUMBER),
-    "objectives.divdis": (lambda f: ds.objectives.divdis(f, Y, unlabelled=f), NUMBER),
-    "objectives.ldr": (targeted(ds.objectives, "ldr", Y, strength=1.0), NUMBER),
-    "objectives.ldr, inverse": (targeted(ds.objectives, "ldr", Y, strength=1.0, weight="inverse"), NUMBER),
-    "objectives.hardness": (lambda f: ds.objectives.hardness(f, Y).sum(), NUMBER),
-    "objectives.disagreement_pull": (
-        targeted(ds.objectives, "disagreement_pull", Y, strength=1.0, alpha=torch.ones(5)),
-        EXAMPLE,
-    ),
-    "objectives.pair_agreement": (ds.objectives.pair_agreement, EXAMPLE),
-}
-"""``(a function of logits [M=3, B=5, C=4], where a NaN in member 1 at example 2 is told)``."""
+
+
+def functions(y, reals, signs):
+    """``(a function of logits [M=3, B=5, C=4], where a NaN in member 1 at example 2 is told)``."""
+    return {
+        "pooling.mean_probability": (bound_function(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
+        "pooling.mean_score": (bound_function(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
+        "pooling.vote_share": (bound_function(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
+        "losses.mse": (targeted(ds.losses, "mse", reals), EXAMPLE),
+        "losses.cross_entropy": (targeted(ds.losses, "cross_entropy", y), EXAMPLE),
+        "losses.brier": (targeted(ds.losses, "brier", y), EXAMPLE),
+        "losses.zero_one": (targeted(ds.losses, "zero_one", y), EXAMPLE),
+        "losses.logistic": (targeted(ds.losses, "logistic", signs), EXAMPLE),
+        "losses.exponential": (targeted(ds.losses, "exponential", signs), EXAMPLE),
+        "losses.poisson": (targeted(ds.losses, "poisson", abs(reals)), EXAMPLE),
+        "losses.divergence": (lambda f: ds.losses.divergence(f, f[:, :, [3, 2, 1, 0]]), EXAMPLE),
+        **{f"scores.{name}": (call, EXAMPLE) for name, call in PROBS.items() if name != "distinct_predictions"},
+        "scores.mean_energy": (ds.scores.mean_energy, EXAMPLE),
+        "scores.max_logit": (ds.scores.max_logit, EXAMPLE),
+        "scores.table": (lambda f: torch.stack(list(ds.scores.table(f).values())), EXAMPLE),
+        "diversity.ambiguity": (bound_function(ds.diversity, "ambiguity", weights=WEIGHTS), EXAMPLE),
+        "diversity.brier_variance": (bound_function(ds.diversity, "brier_variance", weights=WEIGHTS), EXAMPLE),
+        "diversity.score_kl": (bound_function(ds.diversity, "score_kl", weights=WEIGHTS), EXAMPLE),
+        "diversity.probability_kl_limit": (
+            bound_function(ds.diversity, "probability_kl_limit", weights=WEIGHTS),
+            EXAMPLE,
+        ),
+        "diversity.probability_log_ratio": (
+            targeted(ds.diversity, "probability_log_ratio", y, weights=WEIGHTS),
+            EXAMPLE,
+        ),
+        "diversity.probability_variance_approximation": (
+            targeted(ds.diversity, "probability_variance_approximation", y),
+            EXAMPLE,
+        ),
+        "diversity.exponential_family": (
+            bound_function(ds.diversity, "exponential_family", family="categorical"),
+            EXAMPLE,
+        ),
+        "diversity.hessian_form": (targeted(ds.diversity, "hessian_form", y, loss="cross_entropy"), EXAMPLE),
+        "diversity.vote_disagreement": (lambda f: ds.diversity.vote_disagreement(pair(f), y, WEIGHTS), EXAMPLE),
+        "diversity.decompose": (
+            lambda f: torch.stack(ds.diversity.decompose(f, y, loss="cross_entropy", pool="probability")),
+            EXAMPLE,
+        ),
+        "diversity.decompose, vote": (
+            lambda f: torch.stack(ds.diversity.decompose(f, y, loss="zero_one", pool="vote")),
+            EXAMPLE,
+        ),
+        "diversity.decompose, a user's loss of votes": (
+            lambda f: torch.stack(ds.diversity.decompose(f, y, loss=lambda p, y: p.sum(-1) + y, pool="vote")),
+            EXAMPLE,
+        ),
+        "diversity.codependence": (
+            targeted(ds.diversity, "codependence", y, loss="cross_entropy", pool="score", drop=0.4),
+            EXAMPLE,
+        ),
+        "diversity.codependence, nobody dropped": (
+            targeted(ds.diversity, "codependence", y, loss="zero_one", pool="vote", drop=0.1),
+            EXAMPLE,
+        ),
+        "diversity.distinct_predictions": (ds.diversity.distinct_predictions, EXAMPLE),
+        "diversity.jensen_shannon": (lambda f: ds.diversity.jensen_shannon(softmax(f)), EXAMPLE),
+        "diversity.nonmaximal_volume": (bound_function(ds.diversity, "nonmaximal_volume"), EXAMPLE),
+        "diversity.nonmaximal_volume, of labels": (targeted(ds.diversity, "nonmaximal_volume", y), EXAMPLE),
+        "diversity.errors": (lambda f: ds.diversity.errors(f, y, loss="brier").sum(2), EXAMPLE),
+        "diversity.debias": (lambda f: ds.diversity.debias(f).isnan().any(2).flatten(1).any(1), "members"),
+        "diversity.pairwise_disagreement": (ds.diversity.pairwise_disagreement, PAIRS),
+        "diversity.error_covariance": (targeted(ds.diversity, "error_covariance", y, loss="brier"), PAIRS),
+        "diversity.error_correlation": (targeted(ds.diversity, "error_correlation", y, loss="brier"), PAIRS),
+        "diversity.plane": (lambda f: _matrix(*ds.diversity.plane(f, y)), PAIRS),
+        "diversity.bias_share": (bound_function(ds.diversity, "bias_share", weights=WEIGHTS), NUMBER),
+        "diversity.dominance": (targeted(ds.diversity, "dominance", y, loss="cross_entropy", pool="score"), NUMBER),
+        "diversity.relative_diversity": (
+            targeted(ds.diversity, "relative_diversity", y, loss="zero_one", pool="vote"),
+            NUMBER,
+        ),
+        "metrics.calibration": (lambda f: ds.metrics.calibration(ds.pooling.mean_probability(f), y), REFUSED),
+        "metrics.prediction_accuracy": (targeted(ds.metrics, "prediction_accuracy", y, pool="vote"), REFUSED),
+        "metrics.oracle": (targeted(ds.metrics, "oracle", y), REFUSED),
+        "metrics.worst_group": (lambda f: ds.metrics.worst_group(ds.pooling.mean_score(f), y, y), REFUSED),
+        "metrics.temper": (targeted(ds.metrics, "temper", y), REFUSED),
+        "metrics.temperature": (lambda f: ds.metrics.temperature(f.mean(0), y), REFUSED),
+        "metrics.disagreement_indicator": (ds.metrics.disagreement_indicator, REFUSED),
+        "metrics.pair_disagreement": (ds.metrics.pair_disagreement, REFUSED),
+        "metrics.high_loss": (targeted(ds.metrics, "high_loss", y), REFUSED),
+        "metrics.premise": (lambda f: ds.metrics.premise(f, y, f), REFUSED),
+        "metrics.Tempered.log_probs": (ds.metrics.Tempered(2.0, "before", "probability").log_probs, EXAMPLE),
+        "objectives.independent": (targeted(ds.objectives, "independent", y, loss="cross_entropy"), NUMBER),
+        "objectives.augmented": (
+            targeted(ds.objectives, "augmented", y, beta=0.5, loss="brier", pool="probability"),
+            NUMBER,
+        ),
+        "objectives.joint": (targeted(ds.objectives, "joint", y, loss="cross_entropy", pool="score"), NUMBER),
+        "objectives.gradient_adjusted": (targeted(ds.objectives, "gradient_adjusted", reals, alpha=0.5), NUMBER),
+        "objectives.negative_correlation": (
+            targeted(ds.objectives, "negative_correlation", reals, strength=0.5),
+            NUMBER,
+        ),
+        "objectives.negative_correlation, of classes": (
+            targeted(ds.objectives, "negative_correlation", y, strength=0.5, loss="cross_entropy"),
+            NUMBER,
+        ),
+        "objectives.learner_dropout": (
+            targeted(ds.objectives, "learner_dropout", y, drop=0.0, loss="cross_entropy", pool="probability"),
+            NUMBER,
+        ),
+        "objectives.adp": (targeted(ds.objectives, "adp", y), NUMBER),
+        "objectives.trades": (lambda f: ds.objectives.trades(f, y, adversarial=f.flip(2)), NUMBER),
+        "objectives.a2d": (lambda f: ds.objectives.a2d(f, y, unlabelled=f), NUMBER),
+        "objectives.divdis": (lambda f: ds.objectives.divdis(f, y, unlabelled=f), NUMBER),
+        "objectives.ldr": (targeted(ds.objectives, "ldr", y, strength=1.0), NUMBER),
+        "objectives.ldr, inverse": (targeted(ds.objectives, "ldr", y, strength=1.0, weight="inverse"), NUMBER),
+        "objectives.hardness": (lambda f: ds.objectives.hardness(f, y).sum(), NUMBER),
+        "objectives.disagreement_pull": (
+            targeted(ds.objectives, "disagreement_pull", y, strength=1.0, alpha=torch.ones(5)),
+            EXAMPLE,
+        ),
+        "objectives.pair_agreement": (ds.objectives.pair_agreement, EXAMPLE),
+    }
+
+
+FUNCTIONS = functions(Y, REALS, SIGNS)
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
@@ -415,22 +446,196 @@ def test_the_table_leaves_no_public_function_out():
         assert public - NOT_OF_OUTPUTS[room] <= listed, room
 
 
+# --- dense outputs: every position is an example ----------------------------------------------------------------------
+
+S = (2, 3)
+DENSE_Y = torch.randint(0, 2, (5, *S), generator=torch.Generator().manual_seed(1))
+DENSE_REALS = torch.linspace(-1, 1, 120).view(5, 4, *S).double()
+DENSE_SIGNS = torch.tensor([1.0, -1.0]).repeat(60).view(5, 4, *S).double()
+NOT_DENSE = {
+    **{name: r"have shape \[B" for name in FUNCTIONS if name.startswith("losses.")},
+    "metrics.premise": "Intervals need independent examples",
+    "metrics.worst_group": "Positions of an image are not independent",
+}
+"""Losses take ``[..., B, C]``, and `losses.per_member` dense outputs; others have intervals."""
+
+
+def dense_outputs():
+    return 2 * torch.randn(3, 5, 4, *S, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def by_position(tensor, axis):
+    return tensor.movedim(axis, -1).flatten(axis - 1, -2)
+
+
+def flattened(values):
+    """Numbers of positions with positions in one axis, as functions of ``[M, N, C]`` return them."""
+    if values.shape[-3:] == (5, *S):
+        return values.flatten(-3)
+    for axis in (1, 2):
+        if tuple(values.shape[axis - 1 :]) == (5, 4, *S):
+            return by_position(values, axis)
+    return values
+
+
 @every_function
-def test_outputs_with_more_axes_are_refused(name):
-    dense = torch.randn(3, 5, 4, 5, 4, generator=torch.Generator().manual_seed(0))  # as tall as a batch is long
-    with pytest.raises(ValueError, match=r"have shape \[.*; got \["):
-        FUNCTIONS[name][0](dense)
+def test_dense_outputs_are_positions_as_examples(name):
+    call, _ = functions(DENSE_Y, DENSE_REALS, DENSE_SIGNS)[name]
+    if name in NOT_DENSE:
+        with pytest.raises(ValueError, match=NOT_DENSE[name]):
+            call(dense_outputs())
+        return
+    flat = functions(DENSE_Y.flatten(), by_position(DENSE_REALS, 1), by_position(DENSE_SIGNS, 1))
+    if name == "objectives.disagreement_pull":  # with α of each of the 30 positions
+        flat = {name: (targeted(ds.objectives, "disagreement_pull", DENSE_Y.flatten(), strength=1.0), EXAMPLE)}
+        call = targeted(ds.objectives, "disagreement_pull", DENSE_Y, strength=1.0)
+    dense, expected = numbers(call(dense_outputs())), numbers(flat[name][0](by_position(dense_outputs(), 2)))
+    if isinstance(dense, torch.Tensor):
+        torch.testing.assert_close(flattened(dense), expected)
+        assert dense.shape == expected.shape or dense.shape[-2:] == S
+    else:
+        assert str(dense) == str(expected)
 
 
-def test_dense_outputs_are_refused_with_a_fix():
-    dense, labels = torch.randn(3, 5, 4, 2, 2), torch.randint(4, (5, 2, 2))
-    with pytest.raises(ValueError, match=r"got \[3, 5, 4, 2, 2\].*movedim\(2, -1\).flatten\(1, -2\)"):
-        ds.pooling.mean_probability(dense)
-    flat = ds.pooling.mean_probability(dense.movedim(2, -1).flatten(1, -2))
-    expected = dense.softmax(2).mean(0).log()  # the class axis is the third
-    torch.testing.assert_close(flat, expected.movedim(1, -1).flatten(0, 2))
-    assert ds.losses.cross_entropy(flat, labels.flatten()).shape == (20,)
+@every_function
+def test_dense_outputs_do_not_take_targets_of_examples(name):
+    """Outputs as tall as a batch is long, so that a wrong axis would fit. Functions without targets have a result."""
+    dense = torch.randn(3, 5, 4, 5, 4, generator=torch.Generator().manual_seed(0))
+    try:
+        result = numbers(FUNCTIONS[name][0](dense))
+    except ValueError as refused:
+        assert "must have shape [" in str(refused) or name in NOT_DENSE  # noqa: PT017
+        return
+    others = functions(1 - Y, -REALS, -SIGNS)
+    torch.testing.assert_close(result, numbers(others[name][0](dense)))
+
+
+def test_pooled_dense_outputs_keep_the_class_axis():
+    """The class axis is the third, or where `class_axis` says."""
+    dense = torch.randn(3, 5, 4, 2, 2)
+    words = dense.movedim(2, -1)
+    for pool in (ds.pooling.mean_probability, ds.pooling.mean_score, ds.pooling.vote_share):
+        pooled = pool(dense, WEIGHTS)
+        assert pooled.shape == (5, 4, 2, 2)
+        torch.testing.assert_close(pool(words, WEIGHTS, class_axis=-1), pooled.movedim(1, -1))
+        torch.testing.assert_close(pool(words, WEIGHTS, class_axis=4), pooled.movedim(1, -1))
+    torch.testing.assert_close(ds.pooling.mean_probability(dense), dense.softmax(2).mean(0).log())
     torch.testing.assert_close(ds.pooling.mean_output(dense, WEIGHTS), torch.tensordot(torch.tensor(WEIGHTS), dense, 1))
+    with pytest.raises(ValueError, match="`class_axis` must be an axis of outputs"):
+        ds.pooling.mean_probability(dense, class_axis=1)
+
+
+def test_language_models_have_classes_last():
+    words, labels = torch.randn(3, 5, 7, 4, dtype=torch.float64), torch.randint(4, (5, 7))
+    pixels = words.movedim(-1, 2)
+    settings = {"loss": "cross_entropy", "pool": "probability"}
+    for ours, expected in zip(
+        ds.diversity.decompose(words, labels, class_axis=-1, **settings),
+        ds.diversity.decompose(pixels, labels, **settings),
+        strict=True,
+    ):
+        assert ours.shape == (5, 7)
+        torch.testing.assert_close(ours, expected)
+    table, expected = ds.scores.table(words, class_axis=-1), ds.scores.table(pixels)
+    torch.testing.assert_close(table, expected)
+    assert all(values.shape == (5, 7) for values in table.values())
+    for name, values in expected.items():
+        torch.testing.assert_close(ds.scores.of_logits(name, words, class_axis=3), values)
+    loss = ds.losses.per_member("brier", words, labels, class_axis=-1)
+    torch.testing.assert_close(loss, ds.losses.per_member("brier", pixels, labels))
+    assert loss.shape == (3, 5, 7)
+    with pytest.raises(ValueError, match="Classes last, as in language models"):
+        ds.diversity.decompose(words, labels, **settings)
+
+
+def test_losses_of_dense_outputs_are_torchs():
+    f = dense_outputs()
+    ours = ds.losses.per_member("cross_entropy", f, DENSE_Y)
+    torch.testing.assert_close(
+        ours, torch.stack([torch.nn.functional.cross_entropy(m, DENSE_Y, reduction="none") for m in f])
+    )
+
+
+def test_ignored_positions_are_nan_in_a_decomposition_and_left_out_of_metrics():
+    f, ignored = dense_outputs(), torch.rand(5, *S, generator=torch.Generator().manual_seed(2)) < 0.4
+    labels = DENSE_Y.masked_fill(ignored, -100)
+    settings = {"loss": "cross_entropy", "pool": "probability"}
+    parts = ds.diversity.decompose(f, labels, ignore_index=-100, **settings)
+    expected = ds.diversity.decompose(f, DENSE_Y, **settings)
+    for part, whole in zip(parts, expected, strict=True):
+        assert torch.equal(part.isnan(), ignored)
+        torch.testing.assert_close(part[~ignored], whole[~ignored])
+    flat, counted = by_position(f, 2)[:, ~ignored.flatten()], DENSE_Y[~ignored]
+    m, pooled = ds.metrics, ds.pooling.mean_probability(f)
+    assert m.prediction_accuracy(f, labels, "score", ignore_index=-100) == m.prediction_accuracy(flat, counted, "score")
+    assert m.oracle(f, labels, ignore_index=-100) == m.oracle(flat, counted)
+    assert m.temper(f, labels, ignore_index=-100) == m.temper(flat, counted)
+    assert m.temperature(f[0], labels, ignore_index=-100) == m.temperature(flat[0], counted)
+    ours = m.calibration(pooled, labels, ignore_index=-100)
+    torch.testing.assert_close(ours, m.calibration(ds.pooling.mean_probability(flat), counted), equal_nan=True)
+    for call in (lambda: m.oracle(f, labels), lambda: m.calibration(pooled, labels)):
+        with pytest.raises(ValueError, match=r"got labels from -100 to 1. Ignored labels\? Use"):
+            call()
+    doubt, wrong = ds.scores.of_logits("mean_entropy", f), pooled.argmax(1) != DENSE_Y
+    curve = m.risk_coverage(doubt, wrong)
+    assert curve.area == m.risk_coverage(doubt.flatten(), wrong.flatten()).area
+    with pytest.raises(ValueError, match=r"Scores of positions\? These are not independent"):
+        m.auroc(doubt, doubt)
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("objectives.")])
+@pytest.mark.parametrize("outputs", [random_outputs, dense_outputs], ids=["examples", "dense"])
+def test_numpy_arrays_are_taken_as_tensors(name, outputs):
+    targets = (Y, REALS, SIGNS) if outputs is random_outputs else (DENSE_Y, DENSE_REALS, DENSE_SIGNS)
+    if outputs is dense_outputs and name in NOT_DENSE:
+        return
+    expected = numbers(functions(*targets)[name][0](outputs()))
+    y, reals, signs = (part.numpy() for part in targets)
+    array = outputs().numpy()
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    backwards = np.ascontiguousarray(array[::-1])[::-1]
+    for layout in (array, np.asfortranarray(array), read_only, backwards, array.astype(">f8")):
+        actual = numbers(functions(y.astype(np.int32), reals, signs)[name][0](layout))
+        if isinstance(expected, torch.Tensor):
+            assert isinstance(actual, torch.Tensor)
+            torch.testing.assert_close(actual, expected)
+        else:
+            assert str(actual) == str(expected)
+    assert (array == outputs().numpy()).all(), "the user's numbers stay"
+
+
+def test_numbers_of_scores_may_be_arrays_and_series():
+    pandas = pytest.importorskip("pandas")
+    inside, outside = np.arange(10.0), np.arange(5.0, 15.0)
+    expected = ds.metrics.auroc(torch.from_numpy(inside), torch.from_numpy(outside))
+    for read in (np.asarray, pandas.Series):
+        first = read(inside), read(outside)
+        assert ds.metrics.auroc(*first) == expected
+        assert ds.metrics.compared(first, first).p_value == 1
+        assert ds.metrics.threshold(read(inside)) == 9.0
+        assert ds.metrics.risk_coverage(read(inside), read(inside > 4)).area > 0
+        assert ds.metrics.roc(*first).true_positives[-1] == 1
+    labels = pandas.Series([0, 2], dtype="int32", index=[7, 3])
+    torch.testing.assert_close(ds.losses.cross_entropy(LOGITS, labels), ds.losses.cross_entropy(LOGITS, LABELS))
+    boxed = pandas.Series([0, 2], dtype=object)
+    torch.testing.assert_close(ds.losses.cross_entropy(LOGITS, boxed), ds.losses.cross_entropy(LOGITS, LABELS))
+    frame = pandas.DataFrame(LOGITS[0].numpy())
+    torch.testing.assert_close(ds.losses.brier(frame, labels), ds.losses.brier(LOGITS[0], LABELS))
+    for names in (pandas.Series(["cat", "dog"]), np.array(["cat", "dog"]), np.array(["cat", 3], dtype=object)):
+        with pytest.raises(TypeError, match=r"`targets` must be numbers.*LabelEncoder"):
+            ds.losses.cross_entropy(LOGITS, names)
+    with pytest.raises(ValueError, match="`targets` must have no masked entries; got 1 of them"):
+        ds.losses.cross_entropy(LOGITS, np.ma.masked_array([0, 2], [False, True]))
+
+
+def test_arrays_share_their_memory():
+    array = np.zeros((2, 3))
+    ds.arguments.as_tensor(array)[0, 0] = 5
+    assert array[0, 0] == 5
 
 
 @every_function

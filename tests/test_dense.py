@@ -81,6 +81,28 @@ def test_class_weights_multiply_weights_of_examples_and_members():
     assert losses.weighted_targets(labels, C, loss="cross_entropy") == (labels, None)
 
 
+def test_settings_of_classes_run_under_vmap():
+    """Runs of a sweep differ in their labels, weights and smoothing."""
+    labels = torch.tensor([[0, 4, 1], [2, 2, 3]])
+    weights = torch.stack([CLASS_WEIGHTS, CLASS_WEIGHTS.flip(0)])
+    smoothing = torch.tensor([0.1, 0.4], dtype=torch.float64)
+
+    def settings(labels, class_weights, label_smoothing):
+        return losses.weighted_targets(
+            labels,
+            C,
+            loss="cross_entropy",
+            class_weights=class_weights,
+            label_smoothing=label_smoothing,
+            dtype=torch.float64,
+        )
+
+    mapped = torch.func.vmap(settings)(labels, weights, smoothing)
+    for run in range(2):
+        expected = settings(labels[run], weights[run], float(smoothing[run]))
+        torch.testing.assert_close((mapped[0][run], mapped[1][run]), expected)
+
+
 def test_a_class_of_weight_zero_is_absent():
     weights = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
     targets, example_weights = losses.weighted_targets(
@@ -94,7 +116,7 @@ def test_a_class_of_weight_zero_is_absent():
     ("arguments", "message"),
     [
         ({"class_weights": torch.ones(3)}, r"`class_weights` must have shape \[C=5\]; got \[3\]"),
-        ({"class_weights": torch.ones(5, 1)}, r"`class_weights` must have shape \[C\]"),
+        ({"class_weights": torch.ones(5, 1)}, r"`class_weights` must have shape \[C=5\]; got \[5, 1\]"),
         ({"class_weights": -torch.ones(5)}, "`class_weights` must be finite numbers of at least 0"),
         ({"class_weights": torch.ones(5).long()}, r"Use class_weights.float\(\)"),
         ({"label_smoothing": 1.5}, "`label_smoothing` must be a number of at least 0 and at most 1; got 1.5"),

@@ -17,6 +17,7 @@ FLOORS = [
     "arrays",
     "batch",
     "dense",
+    "arguments",
     "randomness",
     "fingerprint",
     "storage",

@@ -91,6 +91,7 @@ LABELS = torch.arange(B) * 7 % C
 SOFT = random(B, C, seed=5).softmax(-1)
 REALS, SIGNS = random(B, C, seed=6), random(B, C, seed=7).sign()
 WEIGHTS = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+DENSE, DENSE_LABELS = 2 * random(M, B, C, 2, 3, seed=12), torch.arange(B * 6).view(B, 2, 3) * 7 % C
 SCORES, OUTSIDE = random(20, seed=8), random(20, seed=9) + 1
 ROWS = random(B, 6, seed=10)
 IMAGES = uniform(B, 3, 8, 8, seed=11)
@@ -686,6 +687,40 @@ def table():
         "checks.member_probs": (checks.member_probs, (PROBS,), EXACT),
         "checks.are_probabilities": (checks.are_probabilities, (PROBS,), EXACT),
         "checks.member_weights": (lambda w, f: checks.member_weights(w, M, f), (WEIGHTS, LOGITS), EXACT),
+        "checks.example_weights": (lambda w: checks.example_weights(w, M, B), (REALS[:, 0].abs(),), EXACT),
+        "checks.unmasked": (lambda x: checks.unmasked(x, "x"), (IMAGES,), EXACT),
+        "losses.batch_mean": (ds.losses.batch_mean, (LOGITS[..., 0], REALS[:, 0].abs())),
+        "losses.batch_mean, per member": (ds.losses.batch_mean, (LOGITS[..., 0], OTHERS[..., 0].abs())),
+        "losses.smoothed": (lambda y: ds.losses.smoothed(y, C, 0.2), (LABELS,)),
+        "losses.smoothed, of soft labels": (lambda y: ds.losses.smoothed(y, C, 0.2), (SOFT,)),
+        "losses.class_example_weights": (ds.losses.class_example_weights, (LABELS, SOFT[0])),
+        "losses.weighted_targets": (
+            lambda y, w, v: ds.losses.weighted_targets(
+                y, C, loss="cross_entropy", class_weights=w, label_smoothing=0.2, example_weights=v
+            ),
+            (LABELS, SOFT[0], REALS[:, 0].abs()),
+        ),
+        "losses.per_member, dense": (partial(ds.losses.per_member, "cross_entropy"), (DENSE, DENSE_LABELS)),
+        "objectives.independent, weights": (
+            lambda f, y, w: ds.objectives.independent(f, y, loss="cross_entropy", example_weights=w),
+            (LOGITS, LABELS, OTHERS[..., 0].abs()),
+        ),
+        "objectives.adp, dense": (ds.objectives.adp, (DENSE, DENSE_LABELS)),
+        "pooling.mean_probability, dense": (ds.pooling.mean_probability, (DENSE,)),
+        "diversity.decompose, dense": (
+            lambda f, y: ds.diversity.decompose(f, y, loss="brier", pool="probability"),
+            (DENSE, DENSE_LABELS),
+        ),
+        "audit, dense": (partial(audited, task="classification", kind="logits"), (DENSE, DENSE_LABELS)),
+        "audit, classes last": (
+            lambda f, y: audited(f, y, task="classification", kind="logits", class_axis=-1, ignore_index=0),
+            (DENSE.movedim(2, -1), DENSE_LABELS),
+        ),
+        "dense.positions": (partial(ds.dense.positions, ignore_index=1), (DENSE, DENSE_LABELS), EXACT),
+        "dense.counted": (partial(ds.dense.counted, ignore_index=1), (DENSE, DENSE_LABELS), EXACT),
+        "dense.flat": (ds.dense.flat, (DENSE,), EXACT),
+        "dense.unflat": (ds.dense.unflat, (DENSE[0, :, 0].flatten(), DENSE), EXACT),
+        "dense.axis_of": (lambda f: ds.dense.axis_of(f, -1), (DENSE,), EXACT),
         "checks.value_targets": (lambda y: checks.value_targets(y, B, C), (REALS,), EXACT),
     }
     return {name: (*row, ROUNDED)[:3] for name, row in rows.items()}
@@ -966,6 +1001,7 @@ ROOMS = {
     "": ds,
     "pooling": ds.pooling,
     "losses": ds.losses,
+    "dense": ds.dense,
     "scores": ds.scores,
     "diversity": ds.diversity,
     "metrics": ds.metrics,

@@ -8,6 +8,7 @@ Axes always come in this order, and every shape in this package is written with 
 | `M` | members of an ensemble |
 | `B` | examples of a batch |
 | `C` | outputs per example: classes, or regression targets |
+| `S` | positions of dense outputs, `[M, B, C, *S]`: height and width of an image, or the length of a text |
 
 ``logits``, ``log_probs`` and ``probs`` are three different words and are never converted by guessing.
 ``member_*`` keeps the axis M, ``ensemble_*`` has pooled it.
@@ -38,11 +39,11 @@ class LossParts(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Ensemble loss = individual loss − diversity, per example."""
+    """Ensemble loss = individual loss − diversity, per example; per position ``[B, *S]`` for dense outputs."""
 
-    ensemble: Float[Tensor, " B"]
-    individual: Float[Tensor, " B"]
-    diversity: Float[Tensor, " B"]
+    ensemble: Float[Tensor, "B *S"]
+    individual: Float[Tensor, "B *S"]
+    diversity: Float[Tensor, "B *S"]
 
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], LossParts]

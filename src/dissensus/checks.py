@@ -66,20 +66,14 @@ def member_outputs(outputs: Tensor, name: str = "outputs") -> tuple[int, int, in
     return members, batch, width
 
 
-def member_axes(outputs: Tensor, name: str = "outputs") -> None:
-    """Check ``[M, B, C]`` and floating point. Batches may be empty.
-
-    Outputs with more axes (``[M, B, C, H, W]``) are refused: their last axis does not hold the classes.
-    """
-    if outputs.ndim != 3:
+def member_axes(outputs: Tensor, name: str = "outputs", *, dense: bool = False) -> None:
+    """Check ``[M, B, C]`` and floating point; with ``dense`` also ``[M, B, C, *S]``. Batches may be empty."""
+    if outputs.ndim != 3 and not (dense and outputs.ndim > 3):
         fix = ""
         if outputs.ndim == 2:
             fix = f"One output per example? Use {name}.unsqueeze(-1). One network? Use {name}.unsqueeze(0)."
         elif outputs.ndim > 3:
-            fix = (
-                f"One class per pixel or token, [M, B, C, ...]? Use {name}.movedim(2, -1).flatten(1, -2), and flatten "
-                "the targets."
-            )
+            fix = "One class per pixel or token? Use dissensus.dense.positions."
         refuse(name, "have shape [M, B, C]", shape_text(outputs.shape), fix)
     if not outputs.is_floating_point():
         refuse(name, "be floating point", str(outputs.dtype), f"Use {name}.float().", TypeError)
@@ -213,6 +207,14 @@ def example_weights(weights: Tensor, members: int, batch: int, *, interacting: s
     if is_concrete(weights) and not bool(((weights >= 0) & weights.isfinite()).all()):
         refuse("example_weights", "be finite numbers of at least 0", "negative numbers, infinities or NaN")
     return weights if weights.is_floating_point() else weights.float()
+
+
+def unmasked(numbers: Any, name: str) -> None:
+    """Refuse masked entries of a numpy array, which would count as numbers without their mask."""
+    if np.ma.is_masked(numbers):
+        entries = int(np.ma.getmaskarray(numbers).sum())
+        fix = "Leave such examples out, in outputs and targets alike."
+        refuse(name, "have no masked entries", f"{entries} of them", fix)
 
 
 _LARGEST_COUNT = 2**63 - 1

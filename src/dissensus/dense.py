@@ -69,6 +69,26 @@ def positions(
     return Positions(outputs, targets, example_weights)
 
 
+def counted(
+    outputs: Float[Tensor, "M B *S"], targets: Tensor, *, class_axis: int = 2, ignore_index: int | None = None
+) -> tuple[Float[Tensor, "M n C"], Tensor]:
+    """Outputs and targets of the positions that count, without those that are ignored. It reads values.
+
+    Outputs ``[M, B, C]`` without ``ignore_index`` are returned as they are.
+
+    >>> outputs, targets = counted(torch.zeros(5, 2, 3, 8, 8), torch.zeros(2, 8, 8).long(), ignore_index=-100)
+    >>> outputs.shape, targets.shape
+    (torch.Size([5, 128, 3]), torch.Size([128]))
+    """
+    if outputs.ndim <= 3 and ignore_index is None:
+        return outputs, targets
+    positioned = positions(outputs, targets, class_axis=class_axis)
+    if ignore_index is None:
+        return positioned.outputs, positioned.targets
+    rows = (positioned.targets != ignore_index).nonzero().squeeze(-1)
+    return positioned.outputs.index_select(1, rows), positioned.targets.index_select(0, rows)
+
+
 def flat(outputs: Float[Tensor, "M B *S"], class_axis: int = 2) -> Float[Tensor, "M N C"]:
     """Outputs alone, with every position as an example: ``[M, B, C, *S] -> [M, N, C]``. ``[M, B, C]`` is unchanged.
 

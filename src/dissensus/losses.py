@@ -11,7 +11,8 @@ Each entry of `LOSSES` states which kind of output it takes:
 
 With one output, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that results of
 `pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that example. Outputs
-in half precision are converted to float32, and the loss is float32.
+in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors. `per_member`
+takes dense outputs, ``[M, B, C, *S]``.
 """
 
 from typing import Literal, NamedTuple, NoReturn
@@ -21,12 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dissensus import checks, pooling
+from dissensus import arguments, checks, dense, pooling
 from dissensus.axes import PerExampleLoss
 
 Kind = Literal["logits", "values", "margin", "log_rate"]
 
 
+@arguments.arrays
 def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Squared error, ‖f − y‖², summed over outputs. Takes ``values``.
 
@@ -39,6 +41,7 @@ def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B
     return (values - as_values(values, targets)).square().sum(-1)
 
 
+@arguments.arrays
 def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Negative log-likelihood, −Σ_k y(k) log p(k), on labels or soft labels. Takes ``logits``.
 
@@ -53,6 +56,7 @@ def cross_entropy(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Ten
     return -at_label(log_probs, targets)
 
 
+@arguments.arrays
 def divergence(logits: Float[Tensor, "*S B C"], others: Float[Tensor, "*S B C"]) -> Float[Tensor, "*S B"]:
     """KL(p ‖ q) of predictions p from others q, both as logits, in nats. A class of probability zero in p adds nothing.
 
@@ -64,6 +68,7 @@ def divergence(logits: Float[Tensor, "*S B C"], others: Float[Tensor, "*S B C"])
     return torch.where(zero, 0.0, log_p.exp() * (log_p.masked_fill(zero, 0.0) - log_q.masked_fill(zero, 0.0))).sum(-1)
 
 
+@arguments.arrays
 def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Brier score, ‖p − y‖², summed over classes, from 0 to 2. Takes ``logits``.
 
@@ -77,6 +82,7 @@ def brier(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S
     return (probs - targets.to(probs.dtype)).square().sum(-1)
 
 
+@arguments.arrays
 def zero_one(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """One if the predicted class is wrong, else zero. Ties go to the lowest class. Takes ``logits`` (or votes).
 
@@ -89,6 +95,7 @@ def zero_one(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     return (predicted != targets).to(logits.dtype).masked_fill(unknown, torch.nan)
 
 
+@arguments.arrays
 def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Logistic loss, log(1 + exp(−y f)), y in {−1, +1}. Takes ``margin``.
 
@@ -100,6 +107,7 @@ def logistic(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, 
     return -F.logsigmoid(as_values(margin, targets) * margin).sum(-1)
 
 
+@arguments.arrays
 def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Exponential loss, exp(−y f), y in {−1, +1}. Overflows to infinity, not to NaN. Takes ``margin``.
 
@@ -110,6 +118,7 @@ def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tenso
     return (-as_values(margin, targets) * margin).exp().sum(-1)
 
 
+@arguments.arrays
 def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
     """Poisson negative log-likelihood without its constant, exp(f) − y f. Takes ``log_rate``.
 
@@ -124,7 +133,7 @@ def _checked(outputs: Tensor, name: str, leading: int = 2) -> Tensor:
     """Outputs ``[..., B, C]`` in full precision, with at most ``leading`` axes before the batch (runs and members)."""
     if not 2 <= outputs.ndim <= 2 + leading:
         wanted = "have shape [B, C] or [M, B, C]"
-        fix = "One class per pixel or token? Move the classes last and flatten the other axes of a batch into one."
+        fix = "One class per pixel or token? Use losses.per_member, or dissensus.dense.positions."
         checks.refuse(name, wanted, checks.shape_text(outputs.shape), fix if outputs.ndim > 2 else "")
     return checks.full_precision(outputs)
 
@@ -206,8 +215,20 @@ def _summed_in(targets: Tensor) -> torch.dtype:
     return torch.promote_types(targets.dtype, torch.float32)
 
 
-def per_member(loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C"], targets: Tensor) -> Float[Tensor, "M B"]:
-    """Every member's loss on every example. A user's callable is called once, with a batch ``[M·B, C]``."""
+def per_member(
+    loss: str | PerExampleLoss, outputs: Float[Tensor, "M B C *S"], targets: Tensor, *, class_axis: int = 2
+) -> Float[Tensor, "M B *S"] | Float[Tensor, "M ..."]:
+    """Every member's loss on every example. A user's callable is called once, with a batch ``[M·B, C]``.
+
+    Dense outputs ``[M, B, C, *S]`` with targets ``[B, *S]`` give ``[M, B, *S]`` (see `dissensus.dense`).
+
+    >>> per_member("cross_entropy", torch.zeros(5, 2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64)).shape
+    torch.Size([5, 2, 8, 8])
+    """
+    if outputs.ndim > 3:
+        outputs, targets = arguments.as_tensor(outputs, "outputs"), arguments.as_tensor(targets, "targets")
+        flat = dense.positions(outputs, targets, class_axis=class_axis)
+        return dense.unflat(per_member(loss, flat.outputs, flat.targets), outputs, class_axis)
     if isinstance(loss, str):
         return named(loss).function(outputs, targets)
     members, batch = outputs.shape[:2]
@@ -244,6 +265,7 @@ def batch_mean(
     return summed / torch.where(total == 0, 1.0, total)
 
 
+@arguments.arrays
 def smoothed(
     targets: Tensor, classes: int, smoothing: float | Tensor, *, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*S C"]:
@@ -269,6 +291,7 @@ def smoothed(
     return (1 - smoothing) * targets + smoothing / classes
 
 
+@arguments.arrays
 def class_example_weights(targets: Tensor, class_weights: Float[Tensor, " C"]) -> Float[Tensor, "*S"]:
     """The weight of each example by its class: w_y for a label y, Σ_c y(c) w_c for a soft label.
 
@@ -281,6 +304,7 @@ def class_example_weights(targets: Tensor, class_weights: Float[Tensor, " C"]) -
     return class_weights.index_select(0, targets.long().flatten()).view(targets.shape)
 
 
+@arguments.arrays
 def weighted_targets(
     targets: Tensor,
     classes: int,
@@ -325,26 +349,20 @@ def weighted_targets(
     (tensor([[0.7500, 0.7500],
             [0.0833, 0.7500]]), tensor([1., 3.]))
     """
-    soft = targets.is_floating_point()
-    is_cross_entropy = loss in ("cross_entropy", cross_entropy)
-    weights = None if class_weights is None else class_example_weights(targets, class_weights)
+    if class_weights is not None:
+        _check_class_weights(class_weights, classes)
     labels = targets
     if isinstance(label_smoothing, Tensor) or checks.number("label_smoothing", label_smoothing, 0, 1) > 0:
         labels = smoothed(targets, classes, label_smoothing, dtype=dtype)
-    if class_weights is not None and labels.is_floating_point():
-        _check_class_weights(class_weights, classes)
-        if is_cross_entropy:
-            labels = labels * class_weights.to(labels.dtype)
-            if soft:
-                weights = None
-            else:
-                assert weights is not None
-                labels = labels / torch.where(weights == 0, 1.0, weights).unsqueeze(-1).to(labels.dtype)
-    elif class_weights is not None:
-        _check_class_weights(class_weights, classes)
-    if weights is None or example_weights is None:
-        return labels, example_weights if weights is None else weights
-    return labels, example_weights * weights
+    if class_weights is None:
+        return labels, example_weights
+    weights = class_example_weights(targets, class_weights)
+    if loss in ("cross_entropy", cross_entropy) and labels.is_floating_point():
+        labels = labels * class_weights.to(labels.dtype)
+        if targets.is_floating_point():
+            return labels, example_weights
+        labels = labels / torch.where(weights == 0, 1.0, weights).unsqueeze(-1).to(labels.dtype)
+    return labels, weights if example_weights is None else example_weights * weights
 
 
 def _check_class_weights(class_weights: Tensor, classes: int | None = None) -> None:

@@ -1,5 +1,8 @@
 """Pooling of members into one prediction: ``[M, B, C] -> [B, C]``, in log space.
 
+Dense outputs ``[M, B, C, *S]`` give ``[B, C, *S]``. The class axis is the third; ``class_axis=-1`` says that it is the
+last, as in language models (``[M, B, T, V] -> [B, T, V]``). NumPy arrays are taken as tensors.
+
 The pool ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, and ``"vote"`` counts each member's
 predicted class. All take weights ``[M]`` that sum to one. A member of weight zero is ignored: its infinities and NaN
 reach neither values nor gradients. Any other NaN makes the result of its example NaN. Outputs in half precision are
@@ -13,12 +16,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks, dense
 
 Weights = Tensor | Sequence[float] | None
 
 
-def mean_probability(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
+@arguments.arrays
+def mean_probability(
+    logits: Float[Tensor, "M B C *S"], weights: Weights = None, *, class_axis: int = 2
+) -> Float[Tensor, "B C *S"]:
     """Log of the mean probability, p̄ = Σ_j w_j softmax(f_j) (collusion paper, section 4.2, case 2).
 
     Log-mean-exp over members of each member's log-softmax, so that nothing underflows: finite for logits of ±1e4. One
@@ -28,9 +34,9 @@ def mean_probability(logits: Float[Tensor, "M B C"], weights: Weights = None) ->
     >>> mean_probability(logits).exp()
     tensor([[0.2500, 0.7500]])
     """
-    checks.member_axes(logits, "logits")
+    checks.member_axes(logits, "logits", dense=True)
     logits = checks.full_precision(logits)
-    return pooled_log_probs(weighed_only(logits, weights).log_softmax(-1), weights)
+    return pooled_log_probs(weighed_only(logits, weights).log_softmax(dense.axis_of(logits, class_axis)), weights)
 
 
 def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights = None) -> Float[Tensor, "..."]:
@@ -45,7 +51,10 @@ def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights 
     return torch.where(absent, -torch.inf, member_log_probs + log_weights).logsumexp(0)
 
 
-def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
+@arguments.arrays
+def mean_score(
+    logits: Float[Tensor, "M B C *S"], weights: Weights = None, *, class_axis: int = 2
+) -> Float[Tensor, "B C *S"]:
     """Log-probabilities of the mean score, q̄ = softmax(Σ_j w_j f_j) (collusion paper, section 4.2, case 1).
 
     The normalised geometric mean of the members' probabilities.
@@ -54,10 +63,11 @@ def mean_score(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float
     >>> mean_score(logits).exp()
     tensor([[0.5000, 0.5000]])
     """
-    checks.member_axes(logits, "logits")
-    return mean_output(logits, weights).log_softmax(-1)
+    checks.member_axes(logits, "logits", dense=True)
+    return mean_output(logits, weights).log_softmax(dense.axis_of(logits, class_axis) - 1)
 
 
+@arguments.arrays
 def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Float[Tensor, "*S"]:
     """The weighted mean of raw outputs, f̄ = Σ_j w_j f_j: the prediction of a regression ensemble. Takes any axes.
 
@@ -71,15 +81,19 @@ def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Floa
     return torch.tensordot(weights, weighed_only(outputs, weights), 1)
 
 
-def vote_share(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, "B C"]:
+@arguments.arrays
+def vote_share(
+    logits: Float[Tensor, "M B C *S"], weights: Weights = None, *, class_axis: int = 2
+) -> Float[Tensor, "B C *S"]:
     """The share of members that predict each class. Its ``argmax`` is the majority, with ties to the lowest class.
 
     >>> logits = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]])
     >>> vote_share(logits)
     tensor([[0.6667, 0.3333]])
     """
-    checks.member_axes(logits, "logits")
-    return mean_output(ballots(logits), weights)
+    checks.member_axes(logits, "logits", dense=True)
+    axis = dense.axis_of(logits, class_axis)
+    return mean_output(ballots(logits.movedim(axis, -1)).movedim(-1, axis), weights)
 
 
 def ballots(logits: Float[Tensor, "*S C"]) -> Float[Tensor, "*S C"]:

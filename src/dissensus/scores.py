@@ -4,6 +4,10 @@ Higher means farther out, in every score. Entropies are in nats and not divided 
 information is ensemble entropy less mean entropy. Outputs in half precision are computed in float32. NaN in an output
 gives NaN for that example, in every score.
 
+Every position of dense outputs is an example: ``[M, B, C, *S] -> [B, *S]``. `table` and `of_logits` take
+``class_axis=-1`` for classes in the last axis; for a single score, use ``probs.movedim(-1, 2)``. NumPy arrays are taken
+as tensors.
+
 `SCORES` lists what is built in. A new score is one function in this file and one line in that table. A score of yours
 is passed where scores are taken: ``table(outputs, scores={"mine": function})``, ``dissensus.audit(..., scores=...)``.
 """
@@ -17,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks, dense
 from dissensus.diversity.disagreement import distinct_predictions, jensen_shannon
 
 _LEAST = {torch.float32: -103.28, torch.float64: -744.44}
@@ -26,6 +30,7 @@ _LEAST_LOG = -1e5
 """Number that replaces a log-probability of −∞."""
 
 
+@arguments.positions("examples")
 def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """PDS (LDR paper, equation 10): mean over classes of the largest probability that any member gives the class.
 
@@ -43,16 +48,19 @@ def predictive_diversity(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return _probs(probs).amax(0).mean(-1)
 
 
+@arguments.positions("examples")
 def model_average(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """BMA (LDR paper, §3.4): one less the largest of the members' mean probabilities, from 0 to 1 − 1/C."""
     return 1 - _probs(probs).mean(0).amax(-1)
 
 
+@arguments.positions("examples")
 def mean_least_confidence(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """One less the mean of the members' largest probabilities (LDR paper, equation 16), from 0 to 1 − 1/C."""
     return 1 - _probs(probs).amax(-1).mean(0)
 
 
+@arguments.positions("examples")
 def mean_energy(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Mean of the members' energies, −log Σ_c exp f_c (LDR paper, equation 13).
 
@@ -62,21 +70,25 @@ def mean_energy(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return -_logits(logits).logsumexp(-1).mean(0)
 
 
+@arguments.positions("examples")
 def max_logit(logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Minus the largest of the members' mean logits."""
     return -_logits(logits).mean(0).amax(-1)
 
 
+@arguments.positions("examples")
 def mean_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Mean of the members' entropies (LDR paper, equation 14, times C), from 0 to log C."""
     return torch.special.entr(_probs(probs)).sum(-1).mean(0)
 
 
+@arguments.positions("examples")
 def ensemble_entropy(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Entropy of the members' mean probabilities (LDR paper, equation 15, times C), from 0 to log C."""
     return torch.special.entr(_probs(probs).mean(0)).sum(-1)
 
 
+@arguments.positions("examples")
 def mutual_information(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Mutual information of class and member: ensemble entropy less mean entropy, from 0 to log min(M, C).
 
@@ -88,9 +100,10 @@ def mutual_information(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return jensen_shannon(probs)
 
 
+@arguments.arrays
 def pairwise_kl(
-    probs: Float[Tensor, "M B C"] | None = None, *, log_probs: Float[Tensor, "M B C"] | None = None
-) -> Float[Tensor, " B"]:
+    probs: Float[Tensor, "M B C *S"] | None = None, *, log_probs: Float[Tensor, "M B C *S"] | None = None
+) -> Float[Tensor, "B *S"]:
     """Mean of KL(p_i ‖ p_j) over all ordered pairs of members; 0 for one member.
 
     The sum over pairs is M Σ_i Σ_c p_i (log p_i − mean_j log p_j), which needs no loop over pairs.
@@ -108,6 +121,11 @@ def pairwise_kl(
     if (probs is None) == (log_probs is None):
         got = "neither" if probs is None else "both"
         checks.refuse("probs", "be given, or `log_probs` instead", got)
+    outputs = probs if log_probs is None else log_probs
+    assert outputs is not None
+    if outputs.ndim > 3:
+        flat = dense.flat(outputs)
+        return dense.unflat(pairwise_kl(flat) if log_probs is None else pairwise_kl(log_probs=flat), outputs)
     if log_probs is not None:
         logs = _log_probs(log_probs).clamp_min(_LEAST_LOG)
         probs = logs.exp()
@@ -122,6 +140,7 @@ def pairwise_kl(
     return (total / max(1, members - 1)).clamp_min(0)
 
 
+@arguments.positions("examples")
 def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Mean of the Jensen-Shannon divergence over all pairs of members, from 0 to log 2; 0 for one member.
 
@@ -138,6 +157,7 @@ def pairwise_jsd(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return (total / max(1, members * (members - 1))).clamp_min(0)  # below zero by rounding only
 
 
+@arguments.positions("examples")
 def probability_variance(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Variance of the members' probabilities (with divisor M), averaged over classes; 0 for one member."""
     return _probs(probs).var(0, correction=0).mean(-1)
@@ -244,23 +264,26 @@ def select(scores: Mapping[str, Score | Callable[..., Any]], kind: Takes) -> dic
     return selected
 
 
-def of_logits(name: str, logits: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
+@arguments.arrays
+def of_logits(name: str, logits: Float[Tensor, "M B C *S"], *, class_axis: int = 2) -> Tensor:
     """The score of that name from logits, without the loss of precision of a softmax in between.
 
     >>> of_logits("pairwise_kl", torch.tensor([[[0.0, 200.0]], [[200.0, 0.0]]]))
     tensor([200.])
     """
     checks.one_of("name", name, SCORES)
-    return SCORES[name](_logits(logits), "logits")
+    return dense.unflat(SCORES[name](_logits(dense.flat(logits, class_axis)), "logits"), logits, class_axis)
 
 
+@arguments.arrays
 def table(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     *,
     kind: Literal["logits", "probabilities"] = "logits",
     at_once: int = 2**22,
     scores: Mapping[str, Score | Callable[..., Any]] = SCORES,
-) -> dict[str, Float[Tensor, " B"]]:
+    class_axis: int = 2,
+) -> dict[str, Tensor]:
     """Every score of every example, in one pass over the outputs, slice by slice.
 
     Args:
@@ -269,6 +292,7 @@ def table(
         at_once: Numbers per slice, which bounds the memory.
         scores: Scores by name: `Score`, or functions of probabilities ``[M, B, C] -> [B]``. The default is all that are
             built in; ``{**SCORES, "mine": function}`` adds one.
+        class_axis: Axis of the classes: 2, or -1 for language models. Scores of dense outputs are ``[B, *S]``.
 
     >>> logits = torch.randn(3, 5, 4)
     >>> len(table(logits)), table(logits)["mutual_information"].shape
@@ -277,6 +301,7 @@ def table(
     ['range']
     """
     checks.one_of("kind", kind, ("logits", "probabilities"))
+    given, outputs = outputs, dense.flat(outputs, class_axis) if outputs.ndim > 3 else outputs
     members, batch, classes = checks.member_outputs(outputs)
     if kind == "logits":
         checks.member_logits(outputs, "outputs")
@@ -288,7 +313,7 @@ def table(
         probs = part.softmax(-1) if kind == "logits" else part
         for name, score in selected.items():
             columns[name].append(score(part, kind, probs))
-    return {name: torch.cat(parts) for name, parts in columns.items()}
+    return {name: dense.unflat(torch.cat(parts), given, class_axis) for name, parts in columns.items()}
 
 
 def _probs(probs: Tensor) -> Tensor:

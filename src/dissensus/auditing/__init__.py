@@ -13,12 +13,12 @@ from dissensus.auditing.detection import DETECTORS, roc_area
 from dissensus.auditing.estimators import read_model
 from dissensus.auditing.evidence import Audited, Evidence, TallyTests
 from dissensus.auditing.examples import Kind
-from dissensus.auditing.inputs import prepare
+from dissensus.auditing.inputs import prepare, with_classes_third, without_ignored
 from dissensus.auditing.judging import Judgement, judge
 from dissensus.auditing.limits import LIMITS, Limits, check_limits
 from dissensus.auditing.measuring import Figure, by_member, measure
 from dissensus.auditing.record import Audit
-from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor, check_unmasked
+from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor
 from dissensus.auditing.tallying import AuditTally, tally_outputs
 from dissensus.axes import Pool
 from dissensus.scores import Score, select
@@ -52,6 +52,8 @@ def audit(
     reference: Outputs | None = None,
     ood: Outputs | None = None,
     groups: Any = None,
+    class_axis: int | None = None,
+    ignore_index: int | None = None,
     scores: Mapping[str, Score | Callable[..., Any]] | None = None,
     limits: Limits = LIMITS,
     seed: int = 0,
@@ -63,7 +65,8 @@ def audit(
     Args:
         outputs: Members' outputs ``[M, N, C]`` on test data (``[M, N]`` for one output or for labels), or M arrays,
             frames or lists ``[N, C]``. A single frame has examples in rows and one column per member; it holds labels,
-            or values for targets ``[N]``. Rows count by their position, not by a frame's index.
+            or values for targets ``[N]``. Rows count by their position, not by a frame's index. Dense outputs are
+            ``[M, N, C, *S]``, with targets ``[N, *S]``.
         targets: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
         task: ``"classification"`` or ``"regression"``.
         kind: Kind of a classifier's outputs: ``"logits"``, ``"probabilities"`` or ``"labels"`` (hard votes, whole
@@ -82,6 +85,9 @@ def audit(
         ood: Outputs on shifted data, for how well scores detect it.
         groups: Names of groups, ``[N]`` (patients, images, series), which are resampled whole. Each image of dense
             outputs is a group by itself.
+        class_axis: Axis of the classes of dense outputs, 2 by default; -1 for language models, ``[M, N, T, V]``. All
+            outputs have the same axes.
+        ignore_index: Label of positions, or of examples, that do not count, such as -100.
         scores: Scores for `ood` by name: functions ``[M, B, C] -> [B]`` of probabilities, or of values for regression,
             or entries of `dissensus.scores.SCORES`. The default is five scores of disagreement and uncertainty for
             classification, and the variance for regression.
@@ -104,27 +110,45 @@ def audit(
     seed = _as_seed(seed)
     if scores is not None and ood is None:
         checks.refuse("scores", "come with `ood`", "no `ood`", "Give outputs on shifted data, ood=outputs.")
+    if class_axis is not None:
+        outputs, train, reference, ood = _with_classes_third(class_axis, kind, outputs, train, reference, ood)
+    counted = counted_in_train = None
+    if ignore_index is not None:
+        if task == "regression":
+            checks.refuse("ignore_index", "be left out for regression", ignore_index)
+        targets, counted = without_ignored(targets, ignore_index)
+        if train is not None and isinstance(train, tuple | list) and len(train) == 2:
+            train_targets, counted_in_train = without_ignored(train[1], ignore_index, "train")
+            train = train[0], train_targets
     data = prepare(outputs, targets, train, reference, ood, task=task, kind=kind, classes=classes)
     setting = _setting(task, kind, loss, pool)
     detectors = None if ood is None else _detectors(scores, setting["kind"])
 
-    def tally(members: Outputs, labels: Any, name: str, grouped: Any = None, bag: Any = None) -> AuditTally:
+    def tally(
+        members: Outputs, labels: Any, name: str, grouped: Any = None, bag: Any = None, mask_of: Any = None
+    ) -> AuditTally:
         reader = OutputReader(members, name, exact=task == "regression")
         if task == "classification":
             reader.check_classes()
         checked = None if labels is None else _targets(labels, reader, task, name)
         mask = _in_bag(bag, reader) if name == "train" else None
         unit_names = _groups(grouped, reader)
-        return tally_outputs(reader, checked, scores=detectors, groups=unit_names, in_bag=mask, **setting)
+        rows = None if mask_of is None else torch.from_numpy(mask_of)
+        tallied = tally_outputs(
+            reader, checked, scores=detectors, groups=unit_names, in_bag=mask, counted=rows, **setting
+        )
+        return replace(tallied, scores=_by_image(tallied.scores, reader, rows)) if reader.grid else tallied
 
-    test = tally(data.outputs, data.targets, "outputs", groups)
+    test = tally(data.outputs, data.targets, "outputs", groups, mask_of=counted)
     if data.train is None and in_bag is not None:
         checks.refuse("in_bag", "come with `train`", "no `train`", "Give train=(outputs, targets).")
-    on_train = None if data.train is None else tally(*data.train, "train", bag=in_bag)
+    on_train = None if data.train is None else tally(*data.train, "train", bag=in_bag, mask_of=counted_in_train)
     if on_train is not None and (on_train.members, on_train.width) != (test.members, test.width):
         wanted = f"have {test.members} members and {test.width} outputs, as `outputs` has"
         checks.refuse("train", wanted, f"{on_train.members} members and {on_train.width} outputs")
-    on_reference = None if data.reference is None else tally(data.reference, data.targets, "reference", groups)
+    on_reference = None
+    if data.reference is not None:
+        on_reference = tally(data.reference, data.targets, "reference", groups, mask_of=counted)
     detection: dict[str, Figure] = {}
     if data.ood is not None:
         shifted = tally(data.ood, None, "ood")
@@ -149,6 +173,33 @@ def audit(
         by_member(test),
         facts,
     )
+
+
+def _with_classes_third(
+    class_axis: int, kind: str | None, outputs: Outputs, train: Any, reference: Outputs | None, ood: Outputs | None
+) -> tuple[Outputs, Any, Outputs | None, Outputs | None]:
+    """All outputs with the classes at the third axis."""
+    if isinstance(class_axis, bool) or not isinstance(class_axis, int) or kind == "labels":
+        got = "kind='labels', which has no axis of classes" if kind == "labels" else repr(class_axis)
+        checks.refuse("class_axis", "be the number of an axis of dense outputs", got)
+    moved = [
+        None if part is None else with_classes_third(part, class_axis, name)
+        for name, part in (("outputs", outputs), ("reference", reference), ("ood", ood))
+    ]
+    if isinstance(train, tuple | list) and len(train) == 2:
+        train = with_classes_third(train[0], class_axis, "train"), train[1]
+    return moved[0], train, moved[1], moved[2]
+
+
+def _by_image(scores: dict[str, Tensor], reader: OutputReader, counted: Tensor | None) -> dict[str, Tensor]:
+    """The mean score of every image that has pixels which count: pixels of an image are not independent."""
+    image = torch.arange(reader.examples) // reader.pixels
+    image = image if counted is None else image[counted]
+    size = torch.bincount(image, minlength=reader.images)
+    return {
+        name: (torch.bincount(image, values.double(), minlength=reader.images)[size > 0] / size[size > 0]).float()
+        for name, values in scores.items()
+    }
 
 
 def _setting(task: str, kind: str | None, loss: str | None, pool: str | None) -> dict[str, Any]:
@@ -248,7 +299,7 @@ def _groups(groups: Any, reader: OutputReader) -> Tensor | None:
     """Groups as whole numbers, one for each example or image."""
     if groups is None:
         return None
-    check_unmasked(groups, "groups")
+    checks.unmasked(groups, "groups")
     names = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if names.dtype == object:
         names = names.astype(str)

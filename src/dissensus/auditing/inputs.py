@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.auditing.streaming import Outputs, check_unmasked
+from dissensus.auditing.streaming import Outputs
 
 _LABELS_AT_ONCE = 2**22
 """Number of votes that are searched for labels at once."""
@@ -27,6 +27,58 @@ class AuditData(NamedTuple):
     train: tuple[Outputs, Any] | None
     reference: Outputs | None
     ood: Outputs | None
+
+
+class ClassesThird:
+    """Dense outputs with the classes at another axis, ``[M, N, *S]``, as ``[M, N, C, *S]``; read when they are sliced.
+
+    Outputs of one member have no axis M, so that their classes become the second axis.
+    """
+
+    def __init__(self, outputs: Any, axis: int, to: int) -> None:
+        self.outputs, self.axis, self.to = outputs, axis, to
+        sizes = list(outputs.shape)
+        sizes.insert(to, sizes.pop(axis))
+        self.shape, self.ndim = tuple(sizes), len(sizes)
+
+    def __getitem__(self, index: Any) -> Any:
+        places = list(index) if isinstance(index, tuple) else [index]
+        places += [slice(None)] * (self.ndim - len(places))
+        places.insert(self.axis, places.pop(self.to))
+        part = self.outputs[tuple(places)]
+        return part.movedim(self.axis, self.to) if isinstance(part, Tensor) else np.moveaxis(part, self.axis, self.to)
+
+
+def with_classes_third(outputs: Outputs, class_axis: int, name: str) -> Outputs:
+    """Outputs ``[M, N, C, *S]`` from outputs with the classes at ``class_axis``; a list of members likewise."""
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):
+        return [_moved(part, class_axis if class_axis < 0 else class_axis - 1, 1, name) for part in outputs]
+    return _moved(outputs, class_axis, 2, name)
+
+
+def _moved(outputs: Any, class_axis: int, to: int, name: str) -> Any:
+    shape = tuple(getattr(outputs, "shape", ()))
+    axis = class_axis + len(shape) if class_axis < 0 else class_axis
+    if not to <= axis < len(shape):
+        given = class_axis if to == 2 or class_axis < 0 else class_axis + 1
+        wanted = f"be an axis of `{name}` after members and examples"
+        checks.refuse("class_axis", wanted, f"{given} for shape {checks.shape_text(shape)}")
+    return outputs if axis == to else ClassesThird(outputs, axis, to)
+
+
+def without_ignored(targets: Any, ignore_index: int, name: str = "targets") -> tuple[Any, Any]:
+    """Targets with a label that occurs instead of ``ignore_index``, and which of them count, as flat booleans.
+
+    >>> without_ignored([1, -100, 2], -100)
+    (array([1, 1, 2]), array([ True, False,  True]))
+    """
+    labels = _labels(_narrow(targets), name)
+    counted = np.asarray(labels != ignore_index)
+    if counted.ndim == 0 or not bool(counted.any()):
+        checks.refuse(name, "hold a label that is not ignored", f"{ignore_index} everywhere")
+    return np.where(counted, labels, labels[counted][0]), counted.ravel()
 
 
 class OneHot:
@@ -265,7 +317,7 @@ def _by_name(part: Any, columns: Sequence[Any] | None, name: str) -> Any:
 
 def _numbers(part: Any, name: str) -> Any:
     """Frames, series and lists as arrays; arrays and tensors as they are."""
-    check_unmasked(part, name)
+    checks.unmasked(part, name)
     if hasattr(part, "to_numpy"):
         part = part.to_numpy()
     elif not hasattr(part, "shape"):
@@ -278,7 +330,7 @@ def _numbers(part: Any, name: str) -> Any:
 
 def _labels(part: Any, name: str) -> Any:
     """Labels as an array: whole numbers, booleans or strings. Floats without fractions become whole numbers."""
-    check_unmasked(part, name)
+    checks.unmasked(part, name)
     if isinstance(part, Tensor):
         part = part.detach().cpu().numpy()
     elif hasattr(part, "to_numpy"):

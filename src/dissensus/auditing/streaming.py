@@ -132,17 +132,9 @@ def as_tensor(numbers: Any, name: str, fix: str = "") -> Tensor:
     """Numbers of any array as a tensor on the host."""
     if isinstance(numbers, Tensor):
         return numbers.detach().cpu()
-    check_unmasked(numbers, name)
+    checks.unmasked(numbers, name)
     array = np.array(numbers)  # a copy: a slice of a file may not be written to
     if array.dtype.kind not in "fiub":
         checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
     extended = array.dtype.kind == "f" and array.dtype.itemsize > 8  # torch has no such numbers
     return torch.from_numpy(array.astype(np.float64 if extended else array.dtype.newbyteorder("="), copy=False))
-
-
-def check_unmasked(numbers: Any, name: str) -> None:
-    """Refuse masked entries of a numpy array, which would count as numbers without their mask."""
-    if np.ma.is_masked(numbers):
-        entries = int(np.ma.getmaskarray(numbers).sum())
-        fix = "Leave such examples out, in outputs and targets alike."
-        checks.refuse(name, "have no masked entries", f"{entries} of them", fix)

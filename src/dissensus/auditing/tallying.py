@@ -14,7 +14,7 @@ from functools import partial
 from threading import Lock
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dissensus.auditing.examples import ExampleSlice, Kind, SliceContext
@@ -36,7 +36,8 @@ _GPU_AT_ONCE = 2**25
 _MOST_WORKERS = 8
 """Largest number of slices that are computed at the same time: each holds memory."""
 
-_Result = tuple[slice, Chunk]
+_Result = tuple[Tensor, Chunk | None]
+"""The image of every example of a slice, and their numbers; None where none of them counts."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def tally_outputs(
     scores: Mapping[str, Score] | None = None,
     groups: Tensor | None = None,
     in_bag: Tensor | None = None,
+    counted: Bool[Tensor, " N"] | None = None,
     device: torch.device | str | None = None,
 ) -> AuditTally:
     """Read all outputs once. Without targets, the sums that need none.
@@ -100,40 +102,51 @@ def tally_outputs(
             resampled together. Pixels of an image always are.
         in_bag: For training data: 1 where a member was trained on an example (image), ``[M, N]`` or ``[1, N]``.
             Derivatives of losses with respect to the scale of outputs are added up then.
+        counted: Which examples (pixels) count; the others are left out. All by default.
         device: Where slices are computed. The default is a GPU where there is one and outputs are many.
     """
     device = _device(outputs) if device is None else torch.device(device)
-    units, block_of = _assign_blocks(outputs.images, groups)
+    units, block_of = _assign_blocks(outputs.images, groups, counted)
+    examples = outputs.examples if counted is None else int(counted.sum())
     blocks = max(2, min(units, BLOCKS))
     coarse = max(2, min(blocks, _MOST_HELD // (outputs.members * outputs.width)))  # for sums over every output
     frequencies = centre = None
     if kind != "values" and targets is not None:
-        frequencies = torch.bincount(targets, minlength=outputs.width).double() / len(targets)
+        labels_counted = targets if counted is None else targets[counted]
+        frequencies = torch.bincount(labels_counted, minlength=outputs.width).double() / examples
     elif targets is not None:
         centre = targets.double().reshape(len(targets), -1).mean(0)
-    context = SliceContext(outputs.name, kind, loss, pool, outputs.examples, frequencies, centre, scores)
+    context = SliceContext(outputs.name, kind, loss, pool, examples, frequencies, centre, scores)
 
     def compute(rows: slice, part: Tensor) -> _Result:
         values = part.to(device).to(outputs.dtype).contiguous()
         outputs.check_finite(values, rows.start)
-        images = torch.arange(rows.start, rows.stop) // outputs.pixels
+        numbers = torch.arange(rows.start, rows.stop)
+        if counted is not None:
+            numbers = numbers[counted[rows]]
+            values = values[(numbers - rows.start).to(device)]
+        images = numbers // outputs.pixels
+        if not len(numbers):
+            return images, None
         mask = None if in_bag is None else in_bag[:, images].T.to(device)
-        labels = None if targets is None else targets[rows].to(device)
-        return rows, ExampleSlice(context, values, labels, rows.start, mask).chunk()
+        labels = None if targets is None else targets[numbers].to(device)
+        return images, ExampleSlice(context, values, labels, rows.start, mask).chunk()
 
     sums = BlockSums(blocks, coarse, device)
     columns: dict[str, list[Tensor]] = {}
     hard = kind != "values"
     parts = outputs.parts(_GPU_AT_ONCE if device.type == "cuda" else None)
-    for rows, chunk in _in_order(compute, parts, 1 if device.type == "cuda" else _workers(outputs)):
-        sums.add(chunk, block_of[torch.arange(rows.start, rows.stop) // outputs.pixels].to(device))
+    for images, chunk in _in_order(compute, parts, 1 if device.type == "cuda" else _workers(outputs)):
+        if chunk is None:
+            continue
+        sums.add(chunk, block_of[images].to(device))
         hard = hard and chunk.hard
         for name, values in chunk.scores.items():
             columns.setdefault(name, []).append(values.float().cpu())
     totals = sums.totals()
     return AuditTally(
         outputs.members,
-        outputs.examples,
+        examples,
         outputs.width,
         kind,
         loss,
@@ -150,8 +163,19 @@ def tally_outputs(
     )
 
 
-def _assign_blocks(examples: int, groups: Tensor | None) -> tuple[int, Int[Tensor, " N"]]:
-    """The number of units, and the block of every example. Units are in random order, as many in every block."""
+def _assign_blocks(
+    examples: int, groups: Tensor | None, counted: Tensor | None = None
+) -> tuple[int, Int[Tensor, " N"]]:
+    """The number of units, and the block of every example. Units are in random order, as many in every block.
+
+    Images without a pixel that counts are no units, and their block means nothing.
+    """
+    if counted is not None:
+        with_pixels = counted.view(examples, -1).any(1)
+        units, block_of = _assign_blocks(int(with_pixels.sum()), None if groups is None else groups[with_pixels])
+        everywhere = torch.zeros(examples, dtype=block_of.dtype)
+        everywhere[with_pixels] = block_of
+        return units, everywhere
     unit = torch.arange(examples) if groups is None else groups.unique(return_inverse=True)[1]
     units = int(unit.max()) + 1
     order = random_bits((units,), torch.tensor(units), torch.tensor(0)).argsort()

@@ -31,6 +31,8 @@ OPTIONS = {
     "train": "--train",
     "in_bag": "--in-bag",
     "groups": "--groups",
+    "class_axis": "--class-axis",
+    "ignore_index": "--ignore-index",
     "reference": "--reference",
     "ood": "--ood",
     "loss": "--loss",
@@ -85,6 +87,14 @@ def audit(
             help="Groups of examples that belong together (patients, series), one name per example: .npy or .csv."
         ),
     ] = None,
+    class_axis: Annotated[
+        int | None,
+        typer.Option("--class-axis", help="Axis of the classes of dense outputs: 2 by default, -1 for [M, N, T, V]."),
+    ] = None,
+    ignore_index: Annotated[
+        int | None,
+        typer.Option("--ignore-index", help="Label of positions or examples that do not count, such as -100."),
+    ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Outputs of an independently trained ensemble on the same examples.")
     ] = None,
@@ -138,6 +148,8 @@ def audit(
             "train": _training_pair(arrays, train, read),
             "in_bag": _in_bag(arrays, in_bag),
             "groups": reading.read_array(groups) if groups is not None else arrays.get("groups"),
+            "class_axis": class_axis,
+            "ignore_index": ignore_index,
             "reference": _outputs(arrays, "reference", reference, read),
             "ood": _outputs(arrays, "ood", ood, read),
         }

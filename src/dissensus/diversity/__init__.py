@@ -1,4 +1,9 @@
-"""Diversity: the decomposition of any loss, and the forms it takes for particular ones."""
+"""Diversity: the decomposition of any loss, and the forms it takes for particular ones.
+
+All functions take dense outputs ``[M, B, C, *S]`` with targets ``[B, *S]``, of which every position is an example (see
+`dissensus.dense`), and NumPy arrays. Numbers per example come back as ``[B, *S]``, numbers per output in the shape of
+the outputs. Classes in the last axis? Use ``outputs.movedim(-1, 2)``, or ``class_axis=-1`` of `decompose`.
+"""
 
 from dissensus.diversity.closed_forms import (
     ambiguity,

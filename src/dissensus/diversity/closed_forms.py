@@ -3,7 +3,8 @@
 Each returns ``[B]``, takes weights ``[M]``, is zero for M=1 and for identical members, and equals the diversity of
 `dissensus.diversity.decompose` for the loss and pool that it names, unless it is called an approximation. Values that
 are non-negative in theory are not negative by rounding. An example with a NaN output gives NaN. A member of weight zero
-is ignored. Half precision is computed in float32.
+is ignored. Half precision is computed in float32. Dense outputs ``[M, B, C, *S]`` give
+``[B, *S]``: every position is an example (see `dissensus.dense`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from dissensus import checks, losses, pooling
+from dissensus import arguments, checks, losses, pooling
 from dissensus.axes import PerExampleLoss
 from dissensus.pooling import Weights
 
 
+@arguments.positions("examples")
 def ambiguity(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
     """Spread of members around their mean, Σ_j w_j ‖f_j − f̄‖² (collusion paper, equation 1): squared error.
 
@@ -49,6 +51,7 @@ def deviations(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float
     return apart - pooling.mean_output(apart, weights)
 
 
+@arguments.positions("examples")
 def score_kl(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
     """Σ_j w_j KL(q̄ ‖ p_j) (collusion paper, section 4.2, case 1): cross-entropy with pool ``"score"``, any label.
 
@@ -59,6 +62,7 @@ def score_kl(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[T
     return _mean_kl(pooling.mean_score(logits, weights), _present(logits, weights), weights)
 
 
+@arguments.positions("examples")
 def probability_log_ratio(
     logits: Float[Tensor, "M B C"], targets: Tensor, weights: Weights = None
 ) -> Float[Tensor, " B"]:
@@ -78,6 +82,7 @@ def probability_log_ratio(
     return pooling.mean_output(per_member, weights).clamp_min(0)
 
 
+@arguments.positions("examples")
 def probability_kl_limit(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
     """Σ_j w_j KL(p̄ ‖ p_j): the limit of theorem 4.3 as the pooled prediction tends to the label distribution (C.3).
 
@@ -90,6 +95,7 @@ def probability_kl_limit(logits: Float[Tensor, "M B C"], weights: Weights = None
     return _mean_kl(pooling.mean_probability(logits, weights), _present(logits, weights), weights)
 
 
+@arguments.positions("examples")
 def probability_variance_approximation(
     logits: Float[Tensor, "M B C"], labels: Tensor, weights: Weights = None
 ) -> Float[Tensor, " B"]:
@@ -107,6 +113,7 @@ def probability_variance_approximation(
     return pooling.mean_output((ratio - 1).square(), weights) / 2
 
 
+@arguments.arrays
 def beta_approximation(mean: Float[Tensor, "*S"], precision: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """Expected diversity if p_j(k*) is Beta with mean p̄ and precision φ: p̄(1 − p̄) / (2 (1 + φ) p̄²) (C.3).
 
@@ -118,6 +125,7 @@ def beta_approximation(mean: Float[Tensor, "*S"], precision: Float[Tensor, "*S"]
     return (1 - mean) / (2 * (1 + precision) * mean)
 
 
+@arguments.positions("examples")
 def brier_variance(logits: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
     """Σ_j w_j ‖p_j − p̄‖², the spread of probabilities (section 4.2): Brier score with pool ``"probability"``.
 
@@ -128,6 +136,7 @@ def brier_variance(logits: Float[Tensor, "M B C"], weights: Weights = None) -> F
     return ambiguity(_present(logits, weights).softmax(-1), weights)
 
 
+@arguments.positions("examples")
 def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: Weights = None) -> Float[Tensor, " B"]:
     """Weight of the members that disagree with the vote, with sign + if the vote is right and − if it is wrong.
 
@@ -148,6 +157,7 @@ def vote_disagreement(logits: Float[Tensor, "M B 2"], labels: Tensor, weights: W
     return torch.where(vote == labels, disagreeing, -disagreeing)
 
 
+@arguments.positions("examples")
 def hessian_form(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,
@@ -211,6 +221,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@arguments.positions("examples")
 def exponential_family(scores: Float[Tensor, "M B C"], *, family: str, weights: Weights = None) -> Float[Tensor, " B"]:
     """Σ_j w_j KL(q̄ ‖ p_j) if scores are natural parameters and are averaged (section 4.2, "beyond the softmax").
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, pooling
+from dissensus import arguments, checks, pooling
 from dissensus.axes import PerExampleLoss, Pool
 from dissensus.diversity.closed_forms import ambiguity, deviations
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
@@ -18,6 +18,7 @@ log = logging.getLogger("dissensus")
 _NUMBERS_AT_ONCE = 2**24
 
 
+@arguments.positions("outputs")
 def debias(
     outputs: Float[Tensor, "M B C"], weights: Weights = None, *, pool: Literal["score", "probability"] = "score"
 ) -> Float[Tensor, "M B C"]:
@@ -47,6 +48,7 @@ def debias(
     return debiased
 
 
+@arguments.positions("all")
 def bias_share(
     outputs: Float[Tensor, "M B C"], weights: Weights = None, *, pool: Literal["score", "probability"] = "score"
 ) -> Float[Tensor, ""]:
@@ -74,6 +76,7 @@ def _averaged(outputs: Tensor, pool: str) -> Tensor:
     return outputs.softmax(-1) if pool == "probability" else outputs
 
 
+@arguments.positions("examples")
 def codependence(
     outputs: Float[Tensor, "M B C"],
     targets: Tensor,

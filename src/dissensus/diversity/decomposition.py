@@ -1,22 +1,26 @@
 """Ensemble loss = individual loss − diversity, for any loss (collusion paper, definitions 4.1 and 4.2)."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses, pooling
+from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.axes import Decomposition, PerExampleLoss, Pool
 from dissensus.pooling import Weights
 
 POOLS: tuple[Pool, ...] = ("probability", "score", "vote")
 
 
+@arguments.arrays
 def decompose(
-    outputs: Float[Tensor, "M B C"],
+    outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
     *,
     loss: str | PerExampleLoss,
     pool: Pool,
     weights: Weights = None,
+    class_axis: int = 2,
+    ignore_index: int | None = None,
 ) -> Decomposition:
     """Split the ensemble's loss into the members' own loss and their diversity, per example.
 
@@ -32,18 +36,27 @@ def decompose(
             outputs under ``pool="score"``, log-probabilities under ``"probability"``, votes under ``"vote"``.
         pool: ``"probability"`` and ``"vote"`` need logits; ``"score"`` averages raw outputs of any kind.
         weights: w_j ``[M]``, non-negative with sum one; equal by default.
+        class_axis: Axis of the classes of dense outputs ``[M, B, C, *S]``; -1 for language models, ``[M, B, T, V]``.
+        ignore_index: Label of positions that do not count, such as -100. They give NaN, so that ``nanmean`` is the mean
+            over those that do.
 
     Returns:
         ``ensemble``, ``individual`` and ``diversity``, each ``[B]``, with diversity = individual − ensemble. Diversity
         is at least zero wherever the loss is convex in what is averaged. It is zero for M=1 and for identical members.
         NaN outputs give NaN at their own examples only. A member of weight zero is absent: even where its loss is
         infinite or NaN, values and gradients are those of the ensemble without it. Half precision is taken as float32.
+        Dense outputs with targets ``[B, *S]`` give ``[B, *S]`` each.
 
-    >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
     >>> decompose(outputs, targets, loss="mse", pool="score")
     Decomposition(ensemble=tensor([0.2500]), individual=tensor([1.2500]), diversity=tensor([1.]))
     """
+    if outputs.ndim > 3 or ignore_index is not None:
+        flat = dense.positions(outputs, targets, class_axis=class_axis, ignore_index=ignore_index)
+        parts = decompose(flat.outputs, flat.targets, loss=loss, pool=pool, weights=weights)
+        if flat.example_weights is not None:
+            parts = [part.masked_fill(flat.example_weights == 0, torch.nan) for part in parts]
+        return Decomposition(*(dense.unflat(part, outputs, class_axis) for part in parts))
     members, _, width = checks.member_outputs(outputs)
     check_pool(loss, pool)
     losses.check_target_values(loss, targets, width)
@@ -106,7 +119,8 @@ def mean_parts(
     >>> {name: part.tolist() for name, part in mean_parts(torch.tensor([[2.0], [0.5]]), torch.tensor([0.25])).items()}
     {'member_loss': [2.0, 0.5], 'individual': 1.25, 'ensemble': 0.25, 'diversity': 1.0}
     """
-    member_loss, ensemble_loss = (losses.batch_mean(part, example_weights) for part in (member, ensemble))
+    member_loss = losses.batch_mean(member, example_weights)
+    ensemble_loss = losses.batch_mean(ensemble, example_weights)
     individual = pooling.mean_output(member_loss, weights)
     return {
         "member_loss": member_loss,

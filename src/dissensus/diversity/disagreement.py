@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, pooling
+from dissensus import arguments, checks, pooling
 
 
+@arguments.positions("all")
 def pairwise_disagreement(probs: Float[Tensor, "M B C"]) -> Float[Tensor, "M M"]:
     """Share of examples on which two members predict different classes. Takes logits or log-probabilities as well.
 
@@ -29,6 +30,7 @@ def pairwise_disagreement(probs: Float[Tensor, "M B C"]) -> Float[Tensor, "M M"]
     return disagreement.masked_fill(has_nan.unsqueeze(0) | has_nan.unsqueeze(1), torch.nan)
 
 
+@arguments.positions("examples")
 def distinct_predictions(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Number of different classes that members predict, per example, from 1 to min(M, C). NaN if an output is NaN.
 
@@ -50,6 +52,7 @@ def distinct_labels(predicted: Int[Tensor, "M B"]) -> Int[Tensor, " B"]:
     return 1 + (ordered[1:] != ordered[:-1]).sum(0)
 
 
+@arguments.positions("examples")
 def jensen_shannon(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """H(mean of the members) − mean of their entropies, in nats, per example (ADP paper, appendix B.1).
 

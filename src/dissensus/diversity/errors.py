@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import arguments, checks, losses
 from dissensus.axes import Decomposition, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import decompose, member_and_ensemble_loss
 
 
+@arguments.positions("outputs")
 def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M B C"]:
     """Signed errors of members: f_j − y for ``"mse"``, p_j − y with y one-hot for ``"brier"``.
 
@@ -29,6 +30,7 @@ def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse
     return outputs.softmax(-1) - label_probs.to(outputs.dtype)
 
 
+@arguments.positions("all")
 def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
     """E[⟨e_i, e_j⟩] over examples: mean losses of members on the diagonal, and joint errors of pairs off it.
 
@@ -48,6 +50,7 @@ def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: 
     return flat @ flat.T / batch
 
 
+@arguments.positions("all")
 def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
     """`error_covariance` scaled to ones on the diagonal. Entries off the diagonal are 0 for a member without errors.
 
@@ -65,6 +68,7 @@ def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss:
     return torch.where(diagonal & ~correlation.isnan(), 1.0, correlation)
 
 
+@arguments.arrays
 def mean_covariance(covariance: Float[Tensor, "M M"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """V and c: the mean of a covariance's diagonal, and of its other entries (0 for one member).
 
@@ -76,6 +80,7 @@ def mean_covariance(covariance: Float[Tensor, "M M"]) -> tuple[Float[Tensor, ""]
     return covariance.diagonal().mean(), off_diagonal
 
 
+@arguments.positions("all")
 def relative_diversity(
     outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
 ) -> Float[Tensor, ""]:
@@ -110,6 +115,7 @@ def generalisation_gap(train: Decomposition, test: Decomposition) -> Gap:
     return Gap(*(b.mean() - a.mean() for a, b in zip(train, test, strict=True)))
 
 
+@arguments.positions("all")
 def dominance(
     outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str | PerExampleLoss, pool: Pool
 ) -> Float[Tensor, ""]:

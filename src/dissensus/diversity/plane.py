@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import arguments, checks, losses
 from dissensus.diversity.disagreement import pairwise_disagreement
 
 
@@ -19,6 +19,7 @@ class Plane(NamedTuple):
     """Share of examples on which they predict different classes, divided by their mean error rate."""
 
 
+@arguments.positions("all")
 def plane(probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Plane:
     """Accuracy and diversity of all pairs of members. Takes logits or log-probabilities as well.
 
@@ -44,6 +45,7 @@ def plane_of(accuracy: Float[Tensor, " M"], disagreement: Float[Tensor, "M M"]) 
     return Plane(both, _over_error_rate(disagreement[first, second], both))
 
 
+@arguments.arrays
 def flipped(
     accuracy: float, flips: Float[Tensor, " K"], classes: int
 ) -> tuple[Float[Tensor, " K"], Float[Tensor, " K"]]:
@@ -65,6 +67,7 @@ def _over_error_rate(differing: Float[Tensor, " K"], accuracy: Float[Tensor, " K
     return torch.where(accuracy >= 1, 0.0, differing / (1 - accuracy).clamp_min(1e-12))
 
 
+@arguments.arrays
 def independent_errors(accuracy: float, others: Float[Tensor, " K"], classes: int) -> Float[Tensor, " K"]:
     """The upper curve: a network compared to others whose errors are independent of its own.
 

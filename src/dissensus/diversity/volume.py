@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks
 from dissensus.pooling import mean_probability
 
 LEAST = -1e5
@@ -15,6 +15,7 @@ JITTER = 1e-6
 """Added to the diagonal of the Gram matrix, as in the paper's code, so that its logarithm is always finite."""
 
 
+@arguments.positions("examples")
 def nonmaximal_volume(
     log_probs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"] | None = None, *, log: bool = False
 ) -> Float[Tensor, " B"]:

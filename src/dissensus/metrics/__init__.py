@@ -2,6 +2,10 @@
 
 All functions refuse NaN, which one number for a whole data set would hide: leave such examples out, and report it.
 (`Tempered.log_probs`, which predicts, returns NaN for that example.)
+
+Functions of outputs and labels take dense ones, ``[M, B, C, *S]`` and ``[B, *S]``, and leave out positions whose label
+is ``ignore_index``. Positions of an image are not independent examples, so functions with an interval refuse them.
+NumPy arrays are taken as tensors.
 """
 
 from dissensus.metrics.calibration import Calibration, calibration

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks, dense
 from dissensus.metrics.generalisation import check_labels
 
 BINS = 15
@@ -33,14 +33,27 @@ class Calibration(NamedTuple):
         return float(gaps[nonempty].sum() / self.examples.sum())
 
 
-def calibration(log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], bins: int = BINS) -> Calibration:
+@arguments.arrays
+def calibration(
+    log_probs: Float[Tensor, "B C *S"],
+    labels: Int[Tensor, "B *S"],
+    bins: int = BINS,
+    *,
+    ignore_index: int | None = None,
+) -> Calibration:
     """Sort predictions into bins by confidence: (0, 1/bins], (1/bins, 2/bins] and so on.
+
+    Every position of dense predictions ``[B, C, *S]`` counts as an example, except those whose label is
+    ``ignore_index``.
 
     >>> log_probs = torch.tensor([[0.9, 0.1], [0.78, 0.22], [0.3, 0.7], [0.75, 0.25]]).log()
     >>> result = calibration(log_probs, torch.tensor([0, 1, 1, 0]), bins=5)
     >>> result.examples.tolist(), round(result.error, 4)
     ([0, 0, 0, 3, 1], 0.0825)
     """
+    if (log_probs.ndim > 2 and labels.ndim == log_probs.ndim - 1) or (ignore_index is not None and log_probs.ndim == 2):
+        members, labels = dense.counted(log_probs.unsqueeze(0), labels, ignore_index=ignore_index)
+        log_probs = members[0]
     if log_probs.ndim != 2 or len(log_probs) != len(labels) or not len(labels):
         got = f"{list(log_probs.shape)} and {list(labels.shape)}"
         fix = "Outputs of members? Pool them first: see dissensus.pooling." if log_probs.ndim > 2 else ""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks
 from dissensus.metrics.intervals import Interval, percentile
 
 log = logging.getLogger("dissensus")
@@ -38,6 +38,7 @@ class Difference(NamedTuple):
     p_value: float
 
 
+@arguments.arrays
 def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confidence: float = 0.95) -> Interval:
     """Area under the ROC curve with DeLong's interval.
 
@@ -64,6 +65,7 @@ def auroc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"], *, confiden
     return Interval(area, max(0.0, area - width), min(1.0, area + width))
 
 
+@arguments.arrays
 def compared(
     first: tuple[Float[Tensor, " N"], Float[Tensor, " U"]],
     second: tuple[Float[Tensor, " N"], Float[Tensor, " U"]],
@@ -106,6 +108,7 @@ def compared(
     return Difference(Interval(difference, low, high), p_value)
 
 
+@arguments.arrays
 def ood(
     inside: Float[Tensor, " N"],
     outside: Float[Tensor, " U"],
@@ -185,6 +188,7 @@ def _too_few(inside: Tensor, outside: Tensor) -> bool:
     return few
 
 
+@arguments.arrays
 def threshold(inside: Float[Tensor, " N"], false_alarms: float = 0.05) -> float:
     """The score that at most a share of the examples within exceeds: examples above it count as out of distribution.
 
@@ -242,6 +246,8 @@ def _check(inside: Tensor, outside: Tensor) -> None:
 
 def _check_scores(name: str, scores: Tensor) -> None:
     if scores.ndim != 1 or not len(scores):
-        checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape))
+        dense = "Scores of positions? These are not independent. Use one score per example, such as flatten(1).mean(1)."
+        fix = dense if scores.ndim > 1 else ""
+        checks.refuse(name, "be scores, [N], of at least one example", list(scores.shape), fix)
     if not bool(scores.isfinite().all()):
         checks.refuse(name, "be finite", "NaN or infinity", "Leave such examples out.")

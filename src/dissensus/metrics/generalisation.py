@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, pooling
+from dissensus import arguments, checks, dense, pooling
 from dissensus.axes import Pool
 from dissensus.metrics.intervals import Interval
 
@@ -38,7 +38,14 @@ class Groups(NamedTuple):
     """Wilson's interval for that group as if it had been named beforehand; the choice is not allowed for."""
 
 
-def prediction_accuracy(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"], pool: Pool) -> float:
+@arguments.arrays
+def prediction_accuracy(
+    outputs: Float[Tensor, "M B C *S"],
+    labels: Int[Tensor, "B *S"],
+    pool: Pool,
+    *,
+    ignore_index: int | None = None,
+) -> float:
     """Share of examples on which the members together name the right class; ties go to the lowest class.
 
     Args:
@@ -46,17 +53,22 @@ def prediction_accuracy(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B
         labels: The right classes.
         pool: ``"score"`` averages logits (prediction ensemble, LDR paper, table 3), ``"probability"`` probabilities,
             ``"vote"`` counts first choices. For one member, or identical members, all three are equal.
+        ignore_index: Label of positions of dense outputs, or examples, that do not count.
 
     >>> outputs = torch.tensor([[[0.0, 9.0]], [[1.0, 0.0]], [[1.0, 0.0]]])
     >>> tuple(prediction_accuracy(outputs, torch.tensor([1]), pool) for pool in ("score", "vote"))
     (1.0, 0.0)
     """
     checks.one_of("pool", pool, _POOLS)
+    outputs, labels = dense.counted(outputs, labels, ignore_index=ignore_index)
     check_classified(outputs, labels)
     return float((pooled(outputs, pool).argmax(-1) == labels).double().mean())
 
 
-def oracle(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Oracle:
+@arguments.arrays
+def oracle(
+    outputs: Float[Tensor, "M B C *S"], labels: Int[Tensor, "B *S"], *, ignore_index: int | None = None
+) -> Oracle:
     """The best member, chosen on these very examples (oracle selection, LDR paper, table 3); of equals, the first.
 
     It is an upper bound on choosing a member, not a method: it needs the labels by which it is judged. It grows with
@@ -65,12 +77,14 @@ def oracle(outputs: Float[Tensor, "M B C"], labels: Int[Tensor, " B"]) -> Oracle
     >>> oracle(torch.tensor([[[2.0, 0.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 2.0]]]), torch.tensor([0, 1]))
     Oracle(member=1, accuracy=1.0)
     """
+    outputs, labels = dense.counted(outputs, labels, ignore_index=ignore_index)
     check_classified(outputs, labels)
     accuracy = (outputs.argmax(-1) == labels).double().mean(-1)
     best = int(accuracy.argmax())
     return Oracle(best, float(accuracy[best]))
 
 
+@arguments.arrays
 def worst_group(
     predictions: Float[Tensor, "B C"] | Int[Tensor, " B"],
     labels: Int[Tensor, " B"],
@@ -165,7 +179,8 @@ def check_labels(labels: Tensor, batch: int, classes: int | None) -> None:
         checks.refuse("labels", f"have shape [B={batch}]", checks.shape_text(labels.shape), fix)
     low, high = int(labels.min()), int(labels.max())
     if classes is not None and not 0 <= low <= high < classes:
-        checks.refuse("labels", f"be from 0 to {classes - 1}", f"labels from {low} to {high}")
+        fix = f"Ignored labels? Use dissensus.dense.counted(outputs, labels, ignore_index={low})." if low < 0 else ""
+        checks.refuse("labels", f"be from 0 to {classes - 1}", f"labels from {low} to {high}", fix)
 
 
 def _named(predictions: Tensor) -> Int[Tensor, " B"]:
@@ -174,6 +189,8 @@ def _named(predictions: Tensor) -> Int[Tensor, " B"]:
     if not classes and not (predictions.ndim == 2 and predictions.is_floating_point()):
         got = f"{checks.shape_text(predictions.shape)} {predictions.dtype}"
         fix = "Pool the members first: see dissensus.pooling." if predictions.ndim == 3 else ""
+        if predictions.ndim > 3:
+            fix = "Positions of an image are not independent, so that an interval would be too narrow."
         checks.refuse("predictions", "be classes, [B], or log-probabilities, [B, C]", got, fix)
     if not predictions.numel():
         checks.refuse("predictions", "hold at least one example", checks.shape_text(predictions.shape))

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks
 
 
 class Roc(NamedTuple):
@@ -18,6 +18,7 @@ class Roc(NamedTuple):
     """Of those from outside."""
 
 
+@arguments.arrays
 def roc(inside: Float[Tensor, " N"], outside: Float[Tensor, " U"]) -> Roc:
     """The ROC curve, in double precision; its area is that of `dissensus.metrics.auroc`.
 

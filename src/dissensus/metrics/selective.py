@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import arguments, checks
 
 
 class RiskCoverage(NamedTuple):
@@ -28,7 +28,8 @@ class RiskCoverage(NamedTuple):
         return float(self.risk[max(1, math.ceil(coverage * len(self.risk) - 1e-9)) - 1])
 
 
-def risk_coverage(scores: Float[Tensor, " B"], wrong: Bool[Tensor, " B"] | Float[Tensor, " B"]) -> RiskCoverage:
+@arguments.arrays
+def risk_coverage(scores: Float[Tensor, "B *S"], wrong: Bool[Tensor, "B *S"] | Float[Tensor, "B *S"]) -> RiskCoverage:
     """Mean loss of the examples that are kept, when those with the lowest scores are kept first.
 
     risk(k) = 1/k Σ_{i ≤ k} ℓ_(i), with ℓ_(i) the loss at the i-th lowest score; AURC = 1/B Σ_k risk(k) (Geifman et al.,
@@ -37,6 +38,8 @@ def risk_coverage(scores: Float[Tensor, " B"], wrong: Bool[Tensor, " B"] | Float
     Args:
         scores: Doubt: examples with higher scores are refused first, such as scores of `dissensus.scores`.
         wrong: Whether each answer is wrong, or any loss of the answer.
+
+    Every position of dense scores ``[B, *S]`` counts as an example. Leave ignored ones out: ``scores[labels >= 0]``.
 
     Examples with equal scores have no order: each counts with their mean loss, which is the expectation over all
     orders. So a constant score has the overall risk at every coverage.
@@ -47,6 +50,8 @@ def risk_coverage(scores: Float[Tensor, " B"], wrong: Bool[Tensor, " B"] | Float
     >>> round(curve.area, 4), round(curve.excess, 4), curve.risk_at(0.5)
     (0.3333, 0.125, 0.5)
     """
+    if scores.ndim > 1 and scores.shape == wrong.shape:
+        scores, wrong = scores.flatten(), wrong.flatten()
     _check(scores, wrong)
     ordered, order = scores.double().sort()
     loss = wrong[order].double()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses, pooling
+from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.metrics.generalisation import check_classified, pooled, slices
 
 COLDEST, HOTTEST = 1e-2, 1e2
@@ -25,17 +25,21 @@ class Tempered(NamedTuple):
     when: Literal["before", "after"]
     pool: Literal["probability", "score"]
 
-    def log_probs(self, outputs: Float[Tensor, "M B C"]) -> Float[Tensor, "B C"]:
+    def log_probs(self, outputs: Float[Tensor, "M B C *S"]) -> Float[Tensor, "B C *S"]:
         """Pooled log-probabilities of members with these logits at this temperature."""
-        checks.member_outputs(outputs)
+        outputs = arguments.as_tensor(outputs, "outputs")
+        checks.member_axes(outputs, dense=True)
         outputs = checks.full_precision(outputs)
         pool = _POOLS[self.pool]
         if self.when == "before":
             return pool(outputs / self.temperature)
-        return (pool(outputs) / self.temperature).log_softmax(-1)
+        return (pool(outputs) / self.temperature).log_softmax(1)
 
 
-def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> float:
+@arguments.arrays
+def temperature(
+    logits: Float[Tensor, "B C *S"], labels: Int[Tensor, "B *S"], *, ignore_index: int | None = None
+) -> float:
     """The T at which softmax(logits / T) has the least cross-entropy (Guo et al., 2017), for one network or one pool.
 
     T is above 1 for overconfident predictions. The loss is convex in 1/T, so there is one minimum, which Newton's
@@ -47,6 +51,9 @@ def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> floa
     >>> round(temperature(logits, torch.tensor([0, 0, 0, 1])), 4)  # right in three of four: p = 3/4, 4/T = log 3
     3.641
     """
+    if (logits.ndim > 2 and labels.ndim == logits.ndim - 1) or (ignore_index is not None and logits.ndim == 2):
+        members, labels = dense.counted(logits.unsqueeze(0), labels, ignore_index=ignore_index)
+        logits = members[0]
     if logits.ndim != 2:
         fix = "Outputs of members? Use temper, or pool them first." if logits.ndim == 3 else ""
         checks.refuse("logits", "have shape [B, C]", checks.shape_text(logits.shape), fix)
@@ -54,12 +61,14 @@ def temperature(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> floa
     return _best(logits.unsqueeze(0), labels, 2)  # convex: the two ends tell where the minimum is
 
 
+@arguments.arrays
 def temper(
-    outputs: Float[Tensor, "M B C"],
-    labels: Int[Tensor, " B"],
+    outputs: Float[Tensor, "M B C *S"],
+    labels: Int[Tensor, "B *S"],
     *,
     when: Literal["before", "after"] = "after",
     pool: Literal["probability", "score"] = "probability",
+    ignore_index: int | None = None,
 ) -> Tempered:
     """Fit one temperature to the pooled prediction on validation data; its `log_probs` are for test data.
 
@@ -78,6 +87,7 @@ def temper(
         when: After pooling the loss is convex in 1/T. Before pooling it need not be, so every minimum on a grid of
             temperatures is refined, and the lowest is taken.
         pool: Mean of probabilities, or of scores.
+        ignore_index: Label of positions of dense outputs, or examples, that do not count.
 
     >>> outputs = torch.tensor([[[6.0, 0.0], [5.0, 0.0], [0.0, 6.0]], [[6.0, 0.0], [0.0, 2.0], [0.0, 1.0]]])
     >>> labels = torch.tensor([0, 0, 0])
@@ -88,6 +98,7 @@ def temper(
     torch.Size([3, 2])
     """
     checks.one_of("when", when, ("before", "after"))
+    outputs, labels = dense.counted(outputs, labels, ignore_index=ignore_index)
     checks.one_of("pool", pool, _POOLS)
     _check(outputs, labels, "outputs")
     if when == "before" and pool == "probability" and len(outputs) > 1:

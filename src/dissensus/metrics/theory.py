@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dissensus import checks, losses
+from dissensus import arguments, checks, losses
 from dissensus.metrics.generalisation import check_classified, check_outputs, slices, wilson
 from dissensus.metrics.intervals import Interval
 
@@ -43,6 +43,7 @@ class Premise(NamedTuple):
     """Number of examples of H."""
 
 
+@arguments.positions("examples")
 def disagreement_indicator(outputs: Float[Tensor, "M B C"]) -> Bool[Tensor, " B"]:
     """J_M (LDR paper, theorem 1): do any two members name different classes? Never for one member.
 
@@ -55,6 +56,7 @@ def disagreement_indicator(outputs: Float[Tensor, "M B C"]) -> Bool[Tensor, " B"
     return (named != named[0]).any(0)
 
 
+@arguments.positions("examples")
 def pair_disagreement(outputs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     """Share of ordered pairs m ≠ m' that name different classes (LDR paper, theorem 2), per example; 0 for one member.
 
@@ -74,6 +76,7 @@ def pair_disagreement(outputs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return 1 - agreeing.double() / (members * (members - 1)) if members > 1 else torch.zeros_like(agreeing).double()
 
 
+@arguments.positions("examples")
 def high_loss(
     outputs: Float[Tensor, "M B C"],
     labels: Int[Tensor, " B"],
@@ -97,6 +100,7 @@ def high_loss(
     return loss >= _threshold(loss, share, threshold)
 
 
+@arguments.arrays
 def premise(
     outputs: Float[Tensor, "M B C"],
     labels: Int[Tensor, " B"],
@@ -127,6 +131,10 @@ def premise(
     >>> result.delta, result.on_rest.value, result.on_ood.value, result.inside_high
     (1.0, 0.0, 1.0, 1.0)
     """
+    for name, part in (("outputs", outputs), ("ood", ood)):
+        if part.ndim > 3:
+            fix = "Intervals need independent examples. Use one position of each."
+            checks.refuse(name, "have one prediction per example, [M, B, C]", checks.shape_text(part.shape), fix)
     loss = _summed_loss(outputs, labels)
     check_outputs(ood, "ood")
     if (len(ood), ood.shape[2]) != (len(outputs), outputs.shape[2]):
@@ -170,6 +178,7 @@ class OodCoverage(NamedTuple):
     """ρ of assumption 4, on H: share of the disagreements on H that are from outside; NaN if unknown."""
 
 
+@arguments.arrays
 def ood_coverage(
     distances: Float[Tensor, "H U"],
     on_high: Bool[Tensor, " H"],

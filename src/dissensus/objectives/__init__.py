@@ -4,6 +4,11 @@
 M separate networks would. Objectives never see a network. Outputs in half precision are converted to float32, and all
 results are float32.
 
+Every position of dense outputs ``[M, B, C, *S]`` with targets ``[B, *S]`` is an example; for ignored labels and other
+class axes see `dissensus.dense.positions`. ``example_weights`` ``[B]`` turn all means over the batch into
+Σ_b w_b v_b / Σ_b w_b. An example of weight zero is absent, whatever its outputs are, and a batch without weight adds
+nothing. Objectives in which members do not interact also take weights per member, ``[M, B]``.
+
 Each objective declares beside its function what it needs from training (`Declaration`). To add one, write it in a file
 of this folder and add it to `OBJECTIVES`. An objective outside of this package declares in the same way and is passed
 to `dissensus.fit` and `dissensus.sweep` as an argument.

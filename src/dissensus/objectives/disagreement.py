@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dissensus import checks, dense, losses, pooling
+from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.axes import LossParts
 from dissensus.objectives.declaration import Declaration
 from dissensus.objectives.examples import examples
@@ -22,6 +22,7 @@ LEAST_LOSS = 1e-3
 """Lower bound of the mean loss of a batch, by which the weights of `hardness` are divided."""
 
 
+@arguments.positions("examples")
 def pair_agreement(logits: Float[Tensor, "M B C"], classes: Classes = "both") -> Float[Tensor, " B"]:
     """A2D's loss of agreeing (LDR paper, equation 3), summed over all pairs of members.
 
@@ -250,6 +251,7 @@ def ldr(
     return LossParts(parts["member_loss"].sum() + strength / (members - 1) * weighted, parts)
 
 
+@arguments.positions("examples")
 def hardness(
     logits: Float[Tensor, "M B C"],
     labels: Int[Tensor, " B"],
@@ -268,6 +270,7 @@ def hardness(
         return (loss if weight == "loss" else loss.clamp_max(_HARDEST).exp()) / scale
 
 
+@arguments.positions("examples")
 def disagreement_pull(
     logits: Float[Tensor, "M B C"],
     labels: Int[Tensor, " B"],
