@@ -574,7 +574,7 @@ def end_to_end(name: str, data: object) -> tuple[NetworkInputs, Tensor, int]:
     (torch.Size([8, 2]), torch.Size([8]), 2)
     """
     pairs = folds_of(data)
-    tensors = [pair for pair in map(as_pair, pairs) if pair is not None]
+    tensors = [pair for pair in (as_pair(part, name) for part in pairs) if pair is not None]
     if not tensors or len(tensors) < len(pairs):
         got = type(data).__name__
         checks.refuse(name, "be a pair of tensors (x, y), or a list of such pairs", got, "Runs share the device.")
