@@ -61,8 +61,18 @@ SETTINGS = {
     "fit": (
         fit,
         ("epochs", "batch_size", "active_members", "patience", "max_memory", "seed", "split_seed"),
-        ("lr", "momentum", "betas", "eps", "weight_decay", "clip_norm", "min_delta", "validation", "frozen")
-        + ("label_smoothing",),
+        (
+            "lr",
+            "momentum",
+            "betas",
+            "eps",
+            "weight_decay",
+            "clip_norm",
+            "min_delta",
+            "validation",
+            "frozen",
+            "label_smoothing",
+        ),
     ),
     "sweep": (
         sweep,
