@@ -106,6 +106,52 @@ def test_captured_augmentation_equals_eager(device, eager, replays):
     assert results[1][1] == pytest.approx(results[0][1])
 
 
+WEIGHTED = {
+    "classes": {"class_weights": [0.5, 2.0, 1.0], "label_smoothing": 0.2, "ignore_index": -100},
+    "balanced": {"class_weights": "balanced", "ignore_index": -100},
+    "bagging": {"bootstrap": True, "ignore_index": -100},
+    "sampled bagging": {"bootstrap": True, "active_members": 2, "class_weights": [0.5, 2.0, 1.0], "ignore_index": -100},
+    "mixup": {"augment": ds.data.augment.mixup(3, 0.4), "label_smoothing": 0.1},
+    "cutmix": {"augment": ds.data.augment.chain(ds.data.augment.flips, ds.data.augment.cutmix(3))},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("source", ["tensors", "loader", "sweep"])
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_captured_weights_mixing_and_bagging_equal_eager(name, source, device, eager, replays, monkeypatch):
+    monkeypatch.setattr("dissensus.checks.is_concrete", lambda tensor: False)  # as on a GPU, where values are not read
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "one_hot",
+        lambda y, classes: (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).long(),
+    )
+    if source == "loader" and name in ("balanced", "bagging", "sampled bagging"):
+        pytest.skip("for data in memory")
+    build, shape = NETWORKS["cnn_batch_norm"]
+    x, _ = data(shape, device)
+    y = torch.arange(len(x), device=device) % 3
+    if "ignore_index" in WEIGHTED[name]:
+        y[::7] = -100
+    objective = partial(ds.objectives.independent, loss="cross_entropy")
+    options = {"epochs": 8, "batch_size": 8, "lr": 0.01, **WEIGHTED[name]}
+    results = []
+    for switch in (eager, replays):
+        counts = switch()
+        if source == "sweep":
+            grid = {"seed": [0, 1], "lr": [0.01, 0.02]}
+            swept = ds.sweep(build, (x, y), objective, grid=grid, members=3, backend="vmap", **options)
+            results.append([weights(swept.run(i)) for i in range(4)])
+            continue
+        ensemble = ds.Ensemble(build, 3, backend="streams").double().to(device)
+        ds.fit(ensemble, (x, y) if source == "tensors" else DataLoader(TensorDataset(x, y), 8), objective, **options)
+        results.append([weights(ensemble)])
+    assert counts.captures == 2
+    assert counts.replays
+    for one, other in zip(*results, strict=True):
+        assert_same(other, one)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_captured_augmentation_uses_the_seed_of_every_run(device, eager, replays):
     build, shape = NETWORKS["mlp"]

@@ -61,12 +61,23 @@ SETTINGS = {
     "fit": (
         fit,
         ("epochs", "batch_size", "active_members", "patience", "max_memory", "seed", "split_seed"),
-        ("lr", "momentum", "betas", "eps", "weight_decay", "clip_norm", "min_delta", "validation", "frozen"),
+        (
+            "lr",
+            "momentum",
+            "betas",
+            "eps",
+            "weight_decay",
+            "clip_norm",
+            "min_delta",
+            "validation",
+            "frozen",
+            "label_smoothing",
+        ),
     ),
     "sweep": (
         sweep,
         ("epochs", "batch_size", "members", "active_members", "max_memory", "seed"),
-        ("lr", "momentum", "betas", "eps", "weight_decay", "clip_norm", "min_delta", "validation"),
+        ("lr", "momentum", "betas", "eps", "weight_decay", "clip_norm", "min_delta", "validation", "label_smoothing"),
     ),
     "grid": (
         gridded,

@@ -20,7 +20,8 @@ class Batch(NamedTuple):
     inputs: NetworkInputs
     targets: Tensor
     weights: Tensor | None = None
-    """The weight of each example in the loss, with the axes of a batch of targets; None: all are equal."""
+    """The weight of each example in the loss, with the axes of a batch of targets; None: all are equal. With an axis M
+    before B, where each member weighs examples in its own way."""
     unlabelled: NetworkInputs | None = None
 
 

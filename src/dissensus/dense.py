@@ -156,6 +156,6 @@ def _spread(weights: Tensor, members: int, shape: Sequence[int]) -> Tensor:
 def _refuse_targets(outputs: Tensor, targets: Tensor, axis: int, shape: Sequence[int]) -> None:
     fix = ""
     if axis != outputs.ndim - 1 and tuple(targets.shape) == tuple(outputs.shape[1:-1]):
-        fix = "Classes last, as in language models? Use dense.positions(outputs, targets, class_axis=-1)."
+        fix = "Classes last, as in language models? Use class_axis=-1."
     requirement = f"have shape {list(shape)} for outputs {checks.shape_text(outputs.shape)} with classes at axis {axis}"
     checks.refuse("targets", requirement, checks.shape_text(targets.shape), fix)

@@ -29,6 +29,7 @@ class Use(StrEnum):
     TEST_SPLIT = "test split of a study"
     SEARCH_SPLIT = "validation split of a search"
     AUGMENT = "augmentation"
+    BOOTSTRAP = "examples that bagging draws for a member"
     UNLABELLED = "unlabelled data"
     OBJECTIVE = "draws of an objective"
     ACTIVE_MEMBERS = "active members"

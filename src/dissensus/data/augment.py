@@ -1,19 +1,21 @@
 """Augmentations ``(x [B, C, H, W], generator) -> x``: batched, on the device, with independent draws per example.
 
+`mixup` and `cutmix` mix pairs of examples and their labels: they return functions ``(x, y, generator) -> (x, y)``.
+
 All randomness comes from the generator, nothing is read on the host and no shape depends on a draw, so they can be
 captured in a CUDA graph. Options are bound by `functools.partial`. Dtype and memory format are kept.
 """
 
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dissensus import checks
-from dissensus.data.batches import Augment
+from dissensus.data.batches import Augment, AugmentPair, changes_targets
 
 Images = Shaped[Tensor, "B C H W"]
 
@@ -101,20 +103,142 @@ def rotations(
     return torch.lerp(upper, lower, below)
 
 
-def chain(*augmentations: Augment) -> Augment:
+def mixup(classes: int, alpha: float = 0.2) -> AugmentPair:
+    """Mix each example and its label with another one of the batch (Zhang et al., 2018).
+
+    x ← λ x + (1 − λ) x', y ← λ y + (1 − λ) y', λ ~ Beta(α, α), with x' a random permutation of the batch.
+
+    Differs from the authors' code, which draws one λ for the whole batch: here every example has its own. α → 0 leaves
+    examples (or swaps whole ones), α = 1 draws λ uniformly.
+
+    Args:
+        classes: C. Labels ``[B]`` become soft labels ``[B, C]``. Targets that are floats (soft labels, values) are
+            mixed as they are.
+        alpha: α > 0.
+
+    Returns:
+        ``(x, y, generator) -> (x, y)``, for ``fit(augment=...)``. Inputs must be floats, of any shape ``[B, ...]``.
+
+    >>> x, y = mixup(3)(torch.rand(4, 2), torch.tensor([0, 1, 2, 2]), torch.Generator().manual_seed(0))
+    >>> x.shape, y.sum(1)
+    (torch.Size([4, 2]), tensor([1., 1., 1., 1.]))
+    """
+    return partial(_mixup, checks.count("classes", classes, 2), checks.number("alpha", alpha, 0, open_low=True))
+
+
+def cutmix(classes: int, alpha: float = 1.0) -> AugmentPair:
+    """Paste a box of another image into each image, and mix their labels by the area (Yun et al., 2019).
+
+    The box has the share 1 − λ of the area, λ ~ Beta(α, α), and its centre is uniform in the image. Parts outside of
+    the image are cut off, and λ becomes the share of pixels that stay, as in the authors' code. Differs from that code
+    in that every image has its own λ and its own box.
+
+    Args:
+        classes: C. Labels ``[B]`` become soft labels ``[B, C]``. Targets that are floats are mixed as they are.
+        alpha: α > 0; 1 draws λ uniformly.
+
+    Returns:
+        ``(x, y, generator) -> (x, y)`` for images ``[B, C, H, W]``, for ``fit(augment=...)``.
+
+    >>> x, y = cutmix(2)(torch.ones(3, 1, 4, 4), torch.tensor([0, 0, 1]), torch.Generator().manual_seed(0))
+    >>> x.shape, y.sum(1)
+    (torch.Size([3, 1, 4, 4]), tensor([1., 1., 1.]))
+    """
+    return partial(_cutmix, checks.count("classes", classes, 2), checks.number("alpha", alpha, 0, open_low=True))
+
+
+def _mixup(classes: int, alpha: float, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+        checks.refuse("x", "be one tensor of floats to be mixed", got, "Images? Use x.float() / 255.", TypeError)
+    share = _symmetric_beta(alpha, x, generator)
+    partner = _uniform((len(x),), x, generator).argsort()
+    mixed = torch.lerp(x[partner], x, _per_example(share, x))
+    return mixed, _mixed_targets(y, classes, partner, share, x.dtype)
+
+
+def _cutmix(classes: int, alpha: float, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    if not isinstance(x, Tensor):
+        checks.refuse("x", "be images of shape [B, C, H, W]", type(x).__name__, error=TypeError)
+    _check(x)
+    height, width = x.shape[-2:]
+    side = (1 - _symmetric_beta(alpha, x, generator)).sqrt()
+    centres = _uniform((2, len(x)), x, generator)
+    partner = _uniform((len(x),), x, generator).argsort()
+    inside = [_inside(centre, side, size) for centre, size in zip(centres, (height, width), strict=True)]
+    box = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+    share = 1 - box.float().mean((1, 2))
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    return torch.where(box.unsqueeze(1), x[partner], x), _mixed_targets(y, classes, partner, share, dtype)
+
+
+def _inside(centre: Float[Tensor, " B"], side: Float[Tensor, " B"], size: int) -> Bool[Tensor, "B S"]:
+    """Pixels of one axis that lie within a box of ``side`` · ``size`` pixels around a centre; both are shares."""
+    length = (side * size).floor()
+    first = (centre * size).floor() - (length / 2).floor()
+    pixel = torch.arange(size, device=side.device)
+    return (pixel >= first.unsqueeze(1)) & (pixel < (first + length).unsqueeze(1))
+
+
+def _mixed_targets(
+    y: Tensor, classes: int, partner: Int[Tensor, " B"], share: Float[Tensor, " B"], dtype: torch.dtype
+) -> Float[Tensor, "B ..."]:
+    """Targets mixed with those of the partners; labels become soft labels.
+
+    A label out of range has no class here. Training checks labels against the outputs, and refuses it.
+    """
+    if not y.is_floating_point():
+        if y.ndim != 1:
+            checks.refuse("y", "be labels [B], or floats, to be mixed", checks.shape_text(y.shape))
+        y = (y.unsqueeze(1) == torch.arange(classes, device=y.device)).to(dtype)
+    return torch.lerp(y[partner], y, _per_example(share, y))
+
+
+def _per_example(share: Float[Tensor, " B"], like: Tensor) -> Tensor:
+    return share.to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def _symmetric_beta(alpha: float, x: Tensor, generator: torch.Generator) -> Float[Tensor, " B"]:
+    """Draws of Beta(α, α), one per example.
+
+    λ = ½ + ½ T / √(2α + T²) has this distribution if T is Student's t with 2α degrees of freedom, and
+    T = √(2α (U^(−1/α) − 1)) cos 2πV is (Bailey, 1994; Devroye, 1996). So two uniform numbers are enough for every α:
+    nothing is rejected, and a graph can hold it. With u = U^(1/α) it is written without overflow.
+    """
+    first, second = _uniform((2, len(x)), x, generator)
+    power, cosine = first.pow(1 / alpha), (2 * math.pi * second).cos()
+    ratio = cosine * (1 - power).sqrt() / (power + (1 - power) * cosine.square()).sqrt()
+    return (0.5 + 0.5 * ratio).clamp(0, 1)
+
+
+def chain(*augmentations: Augment | AugmentPair) -> Any:
     """One augmentation that applies several in order; without arguments, the identity.
+
+    With one that changes targets among them, such as `mixup`, the result is a function ``(x, y, generator) -> (x, y)``.
 
     >>> augment = chain(flips, partial(crops, padding=4), partial(rotations, degrees=15))
     >>> augment(torch.rand(8, 3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([8, 3, 32, 32])
     """
-    return partial(_apply_all, augmentations)  # a checkpoint's fingerprint reads the arguments of a partial
+    # A checkpoint's fingerprint reads the arguments of a partial.
+    return partial(_apply_to_pairs if any(map(changes_targets, augmentations)) else _apply_all, augmentations)
 
 
 def _apply_all(augmentations: tuple[Augment, ...], x: Tensor, generator: torch.Generator) -> Tensor:
     for augmentation in augmentations:
         x = augmentation(x, generator)
     return x
+
+
+def _apply_to_pairs(
+    augmentations: tuple[Any, ...], x: Tensor, y: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    for augmentation in augmentations:
+        if changes_targets(augmentation):
+            x, y = augmentation(x, y, generator)
+        else:
+            x = augmentation(x, generator)
+    return x, y
 
 
 def _check(x: Tensor) -> None:

@@ -1,13 +1,14 @@
 """Batches of an epoch: from tensors on the device, from a ``Dataset``, or from a foreign ``DataLoader``."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dissensus import calls, checks
 from dissensus.arrays import Conversion, is_array
@@ -21,7 +22,9 @@ such batches. Inputs are a tensor, a tuple of inputs, or a dictionary of named i
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """``(x [B, ...], generator) -> x``, on the device."""
-Augments = Augment | Sequence[Augment] | None
+AugmentPair = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""``(x [B, ...], y [B, ...], generator) -> (x, y)``, on the device. Targets may become soft labels ``[B, C]``."""
+Augments = Augment | AugmentPair | Sequence[Augment] | None
 """One augmentation for all members, or a list with one per member; then every member sees a different batch."""
 TargetCheck = Callable[[Tensor], None]
 """Refuses targets ``[B, ...]`` that do not fit the loss."""
@@ -44,6 +47,8 @@ class TensorBatches:
         shuffle: Draw a new order every epoch.
         drop_last: Omit a last batch that is smaller.
         augment: Applied to every batch, seeded by (seed, epoch, step); a list contains one per member.
+        bootstrap: Numbers of the members, for each of which examples are drawn with replacement, once for all epochs.
+            An example counts as often as it was drawn. None: all members count all examples.
     """
 
     resumable = True
@@ -66,6 +71,7 @@ class TensorBatches:
         shuffle: bool = True,
         drop_last: bool = False,
         augment: Augments = None,
+        bootstrap: Sequence[int] | None = None,
     ) -> None:
         length = check_lengths(x, y, weights)
         self.examples = length if rows is None else rows.shape[1]
@@ -80,12 +86,14 @@ class TensorBatches:
         self.device = self.y.device
         self.batch_size, self.shuffle, self.drop_last = batch_size, shuffle, drop_last
         self.seeds, self.rows, self.augment = list(seeds), rows, augment
+        self.changes_targets, self.bootstrap = changes_targets(augment), bootstrap
         self._group()
 
     def _group(self) -> None:
         """Group the runs that see the same batches: those with the same seed and the same rows."""
+        draws = self.shuffle or self.augment is not None or self.bootstrap is not None
         keys = [
-            (seed if self.shuffle or self.augment else 0, None if self.rows is None else self.rows[r].numpy().tobytes())
+            (seed if draws else 0, None if self.rows is None else self.rows[r].numpy().tobytes())
             for r, seed in enumerate(self.seeds)
         ]
         distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
@@ -93,6 +101,15 @@ class TensorBatches:
         self._group_of = torch.tensor([distinct[key] for key in keys], device=self.device)
         count = len(self._leaders) if self.augment is not None else 0
         self.generators = [torch.Generator(self.device) for _ in range(count)]
+        self._counts = None if self.bootstrap is None else self._drawn_counts(self.bootstrap).to(self.device)
+
+    def _drawn_counts(self, members: Sequence[int]) -> Float[Tensor, "U M N"]:
+        """How often each example was drawn for each member; 0 for examples of other runs."""
+        counts = torch.stack([bootstrap_counts(self.examples, self.seeds[run], members) for run in self._leaders])
+        if self.rows is None:
+            return counts
+        rows = self.rows[self._leaders].unsqueeze(1).expand_as(counts)
+        return counts.new_zeros(*counts.shape[:2], len(self.y)).scatter(2, rows, counts)
 
     @property
     def per_run(self) -> bool:
@@ -152,11 +169,18 @@ class TensorBatches:
         """The batch of one step, gathered and augmented on the device."""
         x, y = calls.rows(self.x, rows), self.y[rows]
         weights = None if self.weights is None else self.weights[rows]
+        if self._counts is not None:
+            counts = self._counts.gather(2, rows.unsqueeze(1).expand(-1, self._counts.shape[1], -1))
+            weights = per_member_weights(counts, weights)
         if self.augment is not None:
             distinct = [calls.rows(x, place) for place in range(len(rows))]
-            x = calls.stacked(
-                [augmented(self.augment, batch, g) for batch, g in zip(distinct, self.generators, strict=True)]
-            )
+            if self.changes_targets:
+                pairs = [augmented_pair(self.augment, *pair) for pair in zip(distinct, y, self.generators, strict=True)]
+                x, y = calls.stacked([inputs for inputs, _ in pairs]), torch.stack([targets for _, targets in pairs])
+            else:
+                x = calls.stacked(
+                    [augmented(self.augment, batch, g) for batch, g in zip(distinct, self.generators, strict=True)]
+                )
         return self._expand(x, y, weights)
 
     def _expand(self, x: NetworkInputs, y: Tensor, weights: Tensor | None) -> Batch:
@@ -169,7 +193,70 @@ class TensorBatches:
         return Batch(calls.rows(x, self._group_of), *(part[self._group_of] for part in beside))
 
 
-def augmented(augment: Augment | Sequence[Augment], x: NetworkInputs, generator: torch.Generator) -> NetworkInputs:
+def bootstrap_counts(examples: int, seed: int, members: Sequence[int]) -> Float[Tensor, "M n"]:
+    """How often each example is drawn for each member by bagging: n draws with replacement (Breiman, 1996).
+
+    A member's draws depend on the seed and on its number, and on nothing else. `dissensus.fit` with ``bootstrap=True``
+    trains member i with these counts as weights of examples. Examples that were never drawn (a share of 1/e) are "out
+    of bag": the member has not seen them.
+
+    Args:
+        examples: n.
+        seed: The seed of the run.
+        members: Numbers of members, counted from 0.
+
+    >>> counts = bootstrap_counts(1000, 0, range(3))
+    >>> counts.sum(1), round(float((counts == 0).float().mean()), 2)
+    (tensor([1000., 1000., 1000.]), 0.37)
+    """
+    drawn = []
+    for member in members:
+        generator = torch.Generator().manual_seed(derived_seed(seed, Use.BOOTSTRAP, member))
+        drawn.append(torch.randint(examples, (examples,), generator=generator).bincount(minlength=examples))
+    return torch.stack(drawn).float()
+
+
+def per_member_weights(counts: Float[Tensor, "U M B"], weights: Tensor | None) -> Tensor:
+    """Weights ``[U, M, B, ...]``: how often a member counts an example, times the example's weight ``[U, B, ...]``."""
+    if weights is None:
+        return counts
+    return counts.view(*counts.shape, *[1] * (weights.ndim - 2)) * weights.unsqueeze(1)
+
+
+def changes_targets(augment: object) -> bool:
+    """Whether an augmentation is a function ``(x, y, generator) -> (x, y)``: one of three positional parameters.
+
+    Parameters with a default do not count.
+
+    >>> changes_targets(lambda x, y, generator: (x, y)), changes_targets(lambda x, generator, strength=1: x)
+    (True, False)
+    """
+    if not callable(augment):
+        return False
+    try:
+        parameters = inspect.signature(augment).parameters.values()
+    except (TypeError, ValueError):  # a function of C
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is inspect.Parameter.empty for p in positional) == 3
+
+
+def augmented_pair(
+    augment: Any, x: NetworkInputs, y: Tensor, generator: torch.Generator
+) -> tuple[NetworkInputs, Tensor]:
+    """An augmented batch and its targets, both of B examples."""
+    result = augment(calls.as_given(x), y, generator)
+    if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[1], Tensor):
+        got = f"{len(result)} parts" if isinstance(result, tuple | list) else type(result).__name__
+        fix = "A function of three positional parameters takes (x, y, generator)."
+        checks.refuse("augment", "return (x, y)", got, fix, TypeError)
+    inputs, targets = network_inputs(result[0]), result[1]
+    if not targets.ndim or len(targets) != len(y):
+        checks.refuse("augment", f"return targets of all {len(y)} examples", checks.shape_text(targets.shape))
+    return inputs, targets
+
+
+def augmented(augment: Any, x: NetworkInputs, generator: torch.Generator) -> NetworkInputs:
     """An augmented batch ``[B, ...]``, or one per member, ``[M, B, ...]``; augmentations may write into the batch."""
     if isinstance(augment, Sequence):
         copies = [calls.mapped(Tensor.clone, x) for _ in augment]
@@ -201,6 +288,7 @@ class LoadedBatches:
         steps_per_epoch: Steps of an epoch. The source is then read on where the last epoch has ended, and from its
             beginning when it is exhausted. None: an epoch is one pass over the source, which needs a length.
         conversion: How arrays become tensors. Inputs of real numbers must have its dtype; None: any.
+        bootstrap: As for `TensorBatches`; only a ``Dataset`` with a length says which examples a batch holds.
     """
 
     resumable = False
@@ -222,8 +310,10 @@ class LoadedBatches:
         unpack: Unpack | None = None,
         steps_per_epoch: int | None = None,
         conversion: Conversion | None = None,
+        bootstrap: Sequence[int] | None = None,
     ) -> None:
         self.device, self.seeds, self.augment, self.labels, self.check = device, list(seeds), augment, labels, check
+        self.changes_targets, self.bootstrap = changes_targets(augment), bootstrap
         self.unpack, self.steps_per_epoch, self.conversion = unpack, steps_per_epoch, conversion
         self.generator: torch.Generator | None = None
         self.form: object = ()
@@ -238,6 +328,9 @@ class LoadedBatches:
                 checks.refuse("data", "have one order for runs of several seeds", "a Dataset", fix)
             self.generator = torch.Generator()
             collate = getattr(source, "collate", None)
+            if bootstrap is not None and not streams:
+                source = _Numbered(source)
+                collate = functools.partial(_collated_with_rows, collate or default_collate)
             self.loader: Iterable[Any] = DataLoader(
                 source,
                 batch_size,
@@ -248,6 +341,11 @@ class LoadedBatches:
             )
         else:
             self.loader = source
+        self.examples = len(source) if isinstance(source, _Numbered) else None
+        """Number of examples, where batches say which examples they hold."""
+        if bootstrap is not None and self.examples is None:
+            fix = "Pass tensors or a Dataset, whose examples have numbers."
+            checks.refuse("bootstrap", "come with examples that are drawn by number", "a source of batches", fix)
         self._group()
         if steps_per_epoch is not None:
             self.steps = checks.count("steps_per_epoch", steps_per_epoch)
@@ -270,6 +368,10 @@ class LoadedBatches:
         self._group_of = torch.tensor([distinct[seed] for seed in self.seeds], device=self.device)
         self._leaders = list(distinct) if self.augment is not None else []
         self.generators = [torch.Generator(self.device) for _ in self._leaders]
+        self._counts: Tensor | None = None
+        if self.bootstrap is not None and self.examples is not None:
+            drawn = [bootstrap_counts(self.examples, seed, self.bootstrap) for seed in distinct]
+            self._counts = torch.stack(drawn).to(self.device)
 
     def __len__(self) -> int:
         return self.steps
@@ -305,6 +407,9 @@ class LoadedBatches:
         """The tensors of every batch, moved to the device."""
         assert start == 0, "a DataLoader cannot start in the middle of an epoch"
         for batch in self._batches(index):
+            rows: list[Tensor] = []
+            if self._counts is not None:
+                batch, *rows = batch
             read = unpacked(batch, self.unpack, labels=self.labels, conversion=self.conversion)
             if self.conversion is not None:
                 check_dtype(read.inputs, self.conversion.dtype)
@@ -313,7 +418,7 @@ class LoadedBatches:
             inputs, rebuilt = calls.split_tensors(read.inputs)
             weights = [] if read.weights is None else [read.weights]
             self._rebuilt = functools.partial(_rebuilt_batch, rebuilt, len(inputs))
-            raw = (*inputs, read.targets, *weights)
+            raw = (*inputs, read.targets, *weights, *rows)
             self.parts, self.form = len(raw), (calls.form(read.inputs), len(inputs))
             yield tuple(part.to(self.device, non_blocking=True) for part in raw)
 
@@ -364,16 +469,47 @@ class LoadedBatches:
 
     def batch(self, *raw: Tensor) -> Batch:
         """The batch of one step, augmented."""
-        inputs, *beside = self.rebuilt(raw)[:3]
+        raw, rows = (raw, None) if self._counts is None else (raw[:-1], raw[-1])
+        inputs, targets, weights = self.rebuilt(raw)[:3]
+        distinct_targets: list[Tensor] = []
         if self.augment is not None:
             own = [calls.mapped(Tensor.clone, inputs) for _ in self.generators]  # it may share memory with the data set
-            own = [augmented(self.augment, x, g) for x, g in zip(own, self.generators, strict=True)]
+            if self.changes_targets:
+                copies = [targets.clone() for _ in own]
+                pairs = [augmented_pair(self.augment, *pair) for pair in zip(own, copies, self.generators, strict=True)]
+                own, distinct_targets = [x for x, _ in pairs], [y for _, y in pairs]
+            else:
+                own = [augmented(self.augment, x, g) for x, g in zip(own, self.generators, strict=True)]
             inputs = calls.rows(calls.stacked(own), self._group_of) if self.per_run else own[0]
-        if len(self.seeds) > 1:
-            beside = [None if part is None else part.expand(len(self.seeds), *part.shape) for part in beside]
-        targets, weights = beside
-        assert targets is not None
+        if self._counts is not None:
+            per_member = per_member_weights(self._counts[:, :, rows], None if weights is None else weights.unsqueeze(0))
+            weights = per_member[self._group_of] if len(self.seeds) > 1 else per_member[0]
+        elif weights is not None and len(self.seeds) > 1:
+            weights = weights.expand(len(self.seeds), *weights.shape)
+        if len(distinct_targets) > 1:
+            targets = torch.stack(distinct_targets)[self._group_of]
+        else:
+            targets = distinct_targets[0] if distinct_targets else targets
+            targets = targets.expand(len(self.seeds), *targets.shape) if len(self.seeds) > 1 else targets
         return Batch(inputs, targets, weights)
+
+
+class _Numbered(Dataset[Any]):
+    """A ``Dataset`` whose examples come with their numbers."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.source[index], index
+
+
+def _collated_with_rows(collate: Callable[[list[Any]], Any], examples: list[tuple[Any, int]]) -> tuple[Any, Tensor]:
+    """A batch as the data set collates it, and the numbers of its examples."""
+    return collate([example for example, _ in examples]), torch.tensor([number for _, number in examples])
 
 
 def _rebuilt_batch(rebuilt: Callable[[Sequence[Tensor]], NetworkInputs], inputs: int, parts: Sequence[Tensor]) -> Batch:
@@ -430,7 +566,7 @@ def end_to_end(name: str, data: object) -> tuple[NetworkInputs, Tensor, int]:
     (torch.Size([8, 2]), torch.Size([8]), 2)
     """
     pairs = folds_of(data)
-    tensors = [pair for pair in map(as_pair, pairs) if pair is not None]
+    tensors = [pair for pair in (as_pair(part, name) for part in pairs) if pair is not None]
     if not tensors or len(tensors) < len(pairs):
         got = type(data).__name__
         checks.refuse(name, "be a pair of tensors (x, y), or a list of such pairs", got, "Runs share the device.")

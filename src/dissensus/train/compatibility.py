@@ -1,5 +1,6 @@
 """Checks that the settings of a training go together, before anything is trained."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -7,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from dissensus import calls, checks
+from dissensus import calls, checks, losses
 from dissensus.batch import check_finite
-from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, is_source
+from dissensus.data.batches import Augments, DataLike, as_pair, changes_targets, end_to_end, is_source
 from dissensus.data.splits import Split
 from dissensus.data.unlabelled import unlabelled_inputs
 from dissensus.objectives.declaration import (
@@ -25,8 +26,9 @@ from dissensus.objectives.declaration import (
 )
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.grid import Run
-from dissensus.train.settings import BatchSettings
+from dissensus.train.settings import BatchSettings, TargetSettings
 from dissensus.train.state import TrainState
+from dissensus.train.trained_loss import trained_loss
 
 log = logging.getLogger("dissensus")
 
@@ -165,6 +167,9 @@ def check_adversarial(
     if settings.beside and (not taken or unlabelled is not None):
         fix = "objectives.trades does; and leave `unlabelled` out."
         checks.refuse("objective", "take outputs on attacked inputs, a parameter `adversarial`", "none", fix)
+    if changes_targets(augment):
+        fix = "Attacks need the labels of inputs: pass a function (x, generator) -> x."
+        checks.refuse("augment", "keep targets in adversarial training", "a function (x, y, generator)", fix)
     if isinstance(augment, Sequence):
         checks.refuse("adversarial", "come with one augmentation for all members", "one per member")
     if settings.against == "members" and active_members is not None:
@@ -185,6 +190,49 @@ def check_augments(augment: Augments, members: int) -> None:
     """Refuse a list of augmentations whose length is not the number of members."""
     if isinstance(augment, Sequence) and len(augment) != members:
         checks.refuse("augment", f"be one for all, or one per member (M={members})", f"{len(augment)} of them")
+
+
+def check_targets_augmented(augment: Augments, unlabelled: object) -> None:
+    """Refuse an augmentation of inputs and targets beside data without targets."""
+    if unlabelled is not None and changes_targets(augment):
+        fix = "It is applied to both: pass a function (x, generator) -> x."
+        checks.refuse("augment", "keep targets beside `unlabelled` data", "a function (x, y, generator)", fix)
+
+
+def check_target_settings(
+    objective: Callable[..., Any], runs: Sequence[Run], data: DataLike, settings: TargetSettings
+) -> None:
+    """Refuse class weights, label smoothing and ignored labels for what cannot take them."""
+    name = getattr(unwrapped(objective)[0], "__name__", "objective")
+    for setting in settings.weighs:
+        if not takes(objective, EXAMPLE_WEIGHTS):
+            fix = "Give it a parameter `example_weights` [B], and multiply the losses by it."
+            checks.refuse(setting, "come with an objective that takes weights of examples", name, fix)
+    smoothing = ["label_smoothing"] if settings.label_smoothing else []
+    if smoothing and not declaration(objective).soft_targets:
+        fix = "Leave it out, or use an objective such as `independent` or `augmented`."
+        requirement = f"be 0 for the objective {name}, which needs class labels"
+        checks.refuse("label_smoothing", requirement, settings.label_smoothing, fix)
+    for setting in (*settings.weighs, *smoothing):
+        for words in {repr(run.words): run.words for run in runs}.values():
+            known = trained_loss(functools.partial(objective, **words))
+            if known is not None and isinstance(known.loss, str) and losses.named(known.loss).takes != "logits":
+                checks.refuse(setting, "come with a loss of class labels", repr(known.loss), "Use 'cross_entropy'.")
+    if settings.balanced and as_pair(data) is None:
+        fix = "Pass one number per class."
+        checks.refuse("class_weights", "be numbers unless data is in memory", "'balanced'", fix)
+
+
+def check_bootstrap(objective: Callable[..., Any], bootstrap: bool, body: object = None) -> None:
+    """Refuse bagging where members interact, and for masks of one network, which share their weights."""
+    if not bootstrap:
+        return
+    if declaration(objective).example_weights != "per_member" or not takes(objective, EXAMPLE_WEIGHTS):
+        name = getattr(unwrapped(objective)[0], "__name__", "objective")
+        fix = "Use `independent`, or weights of examples for all members (weights=...)."
+        checks.refuse("bootstrap", "come with an objective whose members do not interact", name, fix)
+    if getattr(getattr(body, "network", None), "members_inside", False):
+        checks.refuse("bootstrap", "come with members that are networks of their own", "masks of one network")
 
 
 def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:

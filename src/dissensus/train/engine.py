@@ -87,6 +87,8 @@ class Engine:
     numerics: Numerics
     targets: Targets
     """Checks targets; the number of classes is known from the first outputs on."""
+    bootstrap: bool = False
+    """Whether weights of examples have an axis M, because each member counts its own drawn examples."""
     validator: Validator | None = None
     adversary: Adversary | None = None
     """Attacks the batches of one run."""
@@ -296,22 +298,29 @@ class Engine:
         outputs, parts, grad = groups.gradient(
             state.flat,
             lambda flat, rows: self.training_outputs(inputs, flat, rows)[0],
-            lambda outputs: self._losses(outputs.unsqueeze(0), batch),
+            lambda outputs, rows: self._losses(outputs.unsqueeze(0), batch, rows),
         )
         return outputs.unsqueeze(0), parts, grad
 
-    def _losses(self, outputs: Tensor, batch: Batch) -> LossParts:
+    def _losses(self, outputs: Tensor, batch: Batch, rows: slice = slice(None)) -> LossParts:
+        """The objective of all runs, or of the members of one run in ``rows``."""
         state, settings, y, weights = self.state, self.state.settings, batch.targets, batch.weights
         if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
             labelled = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else y)
+            if labelled.changes_targets:
+                self.targets.check_batch(y)
+            loaded = y if state.runs == 1 else y[0]
+            self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else loaded)
         state.members_summed = outputs.shape[1] if settings.sampling is None else state.members
-        hyper = settings.hyper
+        hyper = settings.of_objective
         if settings.draw_keys is not None:
             hyper = {**hyper, DRAW: settings.draw_keys + state.ticks * _STRIDE}
         y = y if state.runs > 1 else y.unsqueeze(0)
         if weights is not None:
-            hyper = {**hyper, EXAMPLE_WEIGHTS: weights if state.runs > 1 else weights.unsqueeze(0)}
+            weights = weights if state.runs > 1 else weights.unsqueeze(0)
+            if self.bootstrap:
+                weights = self._of_members(weights, rows)
+            hyper = {**hyper, EXAMPLE_WEIGHTS: weights}
         if outputs.shape[2] > y.shape[1]:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
@@ -319,6 +328,15 @@ class Engine:
         if state.steps == 0:
             check_names(parts, judged=state.freezing is not None)
         return parts if settings.sampling is None else settings.sampling.scaled(parts)
+
+    def _of_members(self, weights: Float[Tensor, "R M B *S"], rows: slice) -> Tensor:
+        """Weights of the members that the objective sees: all, those in ``rows``, or the sampled ones."""
+        sampled = self.state.sampled
+        if self.state.settings.sampling is None or sampled is None:
+            return weights[:, rows]
+        return weights.gather(
+            1, sampled.view(*sampled.shape, *[1] * (weights.ndim - 2)).expand(*sampled.shape, *weights.shape[2:])
+        )
 
     def _update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, everyone: bool) -> None:
         """Clip and step; nothing is read back from the device. ``everyone``: the host knows that no row rests.

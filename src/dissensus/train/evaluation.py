@@ -15,10 +15,11 @@ from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
-from dissensus.objectives.declaration import UNLABELLED
+from dissensus.objectives.declaration import EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.engine import Engine, RunLosses
-from dissensus.train.settings import ValidationSettings
+from dissensus.train.settings import TargetSettings, ValidationSettings
 from dissensus.train.trained_loss import trained_loss
+from dissensus.train.weighting import CLASS_WEIGHTS, weighted
 
 log = logging.getLogger("dissensus")
 
@@ -96,6 +97,8 @@ class Validation:
     this package determines the loss and the pool, by itself or by what is bound to it. An objective of a user gives the
     loss as its part ``ensemble`` (``member_loss``). Without that part, the loss that is bound to it by name counts, and
     without such a loss its total divided by the number of members.
+
+    Weights of examples and classes count in that loss, and ignored labels do not. Labels are not smoothed.
     """
 
     data: tuple[NetworkInputs, Tensor] | Source
@@ -107,6 +110,11 @@ class Validation:
     """Each run's examples ``[R, n]``, for all runs of the training; None: every run takes all examples."""
     check: TargetCheck | None = None
     """Checks the targets of a loader."""
+    losses: RunLosses | None = None
+    """The objective of all runs without label smoothing; None: that of the engine."""
+    targets: TargetSettings = field(default_factory=TargetSettings)
+    weights: Tensor | None = None
+    """The weight of every example ``[N]`` in memory."""
     pooled: RunLosses | None = field(default=None, init=False)
     """The known loss of members and of their pooled prediction, for all runs."""
 
@@ -117,8 +125,8 @@ class Validation:
     def __call__(self, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         """``[R]``, or ``[R·M]`` per member; and the objective's parts that are one number per run."""
         engine.body.eval()
-        outputs, y = self._outputs(engine)
-        values, parts = self._values(engine, outputs, y)
+        outputs, y, weights = self._outputs(engine)
+        values, parts = self._values(engine, outputs, y, weights)
         if not bool(values.isfinite().all()):
             log.warning("the validation metric of epoch %d is not finite in every run", engine.state.epoch + 1)
         numbers = {name: part for name, part in parts.items() if part.ndim == 1}
@@ -126,28 +134,30 @@ class Validation:
             numbers[name] = torch.tensor([float(measure(outputs[r], y[r])) for r in range(engine.runs)])
         return values.reshape(-1).cpu(), {name: part.cpu() for name, part in numbers.items()}
 
-    def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor]:
-        """Outputs ``[R, M, N, C]`` and targets ``[R, N, ...]``."""
+    def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Outputs ``[R, M, N, C]``, targets ``[R, N, ...]`` and weights ``[R, N, ...]``."""
         if isinstance(self.data, Source):
             return self._loaded_outputs(engine, self.data)
-        x, y = self.data
+        (x, y), weights = self.data, self.weights
         size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:
             rows = self.rows[engine.state.run_ids].to(y.device)
             pieces = [engine.outputs(calls.rows(x, batch_rows), per_run=True) for batch_rows in rows.split(size, 1)]
-            y = y[rows]
+            y, weights = y[rows], None if weights is None else weights[rows]
         else:
             if self.rows is not None:
                 rows = self.rows[engine.state.run_ids[0]].to(y.device)
-                x, y = calls.rows(x, rows), y[rows]
+                x, y, weights = calls.rows(x, rows), y[rows], None if weights is None else weights[rows]
             pieces = [engine.outputs(batch, per_run=False) for batch in calls.split(x, size)]
             y = y.expand(engine.runs, *y.shape)
-        return torch.cat(pieces, 2), y
+            weights = None if weights is None else weights.expand(engine.runs, *weights.shape)
+        return torch.cat(pieces, 2), y, weights
 
-    def _loaded_outputs(self, engine: Engine, source: Source) -> tuple[Tensor, Tensor]:
+    def _loaded_outputs(self, engine: Engine, source: Source) -> tuple[Tensor, Tensor, Tensor | None]:
         device = engine.state.flat.device
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
+        weights: list[Tensor] = []
         for read in source.batches:
             batch = unpacked(read, source.unpack)
             if self.check is not None:
@@ -155,18 +165,30 @@ class Validation:
             inputs = calls.mapped(lambda tensor: tensor.to(device), batch.inputs)
             outputs.append(engine.outputs(inputs, per_run=False))
             targets.append(batch.targets.to(device))
+            if batch.weights is not None:
+                weights.append(batch.weights.to(device))
         if not outputs:
             checks.refuse("validation", "hold at least one example", "none")
-        y = torch.cat(targets)
-        return torch.cat(outputs, 2), y.expand(engine.runs, *y.shape)
+        if weights and len(weights) < len(outputs):
+            got = f"weights in {len(weights)} of {len(outputs)} batches"
+            checks.refuse("unpack", "give weights for all batches of validation data, or for none", got)
+        y, weight = torch.cat(targets), torch.cat(weights) if weights else None
+        weight = None if weight is None else weight.expand(engine.runs, *weight.shape)
+        return torch.cat(outputs, 2), y.expand(engine.runs, *y.shape), weight
 
-    def _values(self, engine: Engine, outputs: Tensor, y: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _values(
+        self, engine: Engine, outputs: Tensor, y: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         metric = self.settings.metric
         if metric is not None:
             numbers = [torch.as_tensor(metric(outputs[r], y[r])) for r in range(engine.runs)]
             return torch.stack([self._checked(value, engine.members) for value in numbers]), {}
-        total, parts = engine.losses(outputs, y, self._hyper(engine))
-        values = self._pooled(outputs, y, parts)
+        hyper = self._hyper(engine)
+        beside = {} if weights is None else {EXAMPLE_WEIGHTS: weights}
+        total, parts = (self.losses or engine.losses)(outputs, y, {**hyper, **beside})
+        if CLASS_WEIGHTS in hyper:
+            beside[CLASS_WEIGHTS] = hyper[CLASS_WEIGHTS]
+        values = self._pooled(outputs, y, parts, beside)
         if values is None and self.settings.per_member:
             fix = "Add it to the parts, or pass `metric`."
             checks.refuse("objective", "tell `member_loss` [M] for watch='member'", sorted(parts), fix)
@@ -174,19 +196,24 @@ class Validation:
             values = total / outputs.shape[1]
         return torch.stack([self._checked(value, engine.members) for value in values]), parts
 
-    def _pooled(self, outputs: Tensor, y: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+    def _pooled(
+        self, outputs: Tensor, y: Tensor, parts: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+    ) -> Tensor | None:
         """The loss of the pooled prediction, ``[R]``, or of each member, ``[R, M]``; None where it is not known."""
         part = parts.get("member_loss" if self.settings.per_member else "ensemble")
-        if self.known is None or (part is not None and not self.known.declared) or outputs.ndim != 4:
+        if self.known is None or (part is not None and not self.known.declared) or outputs.ndim < 4:
             return part
+        if outputs.ndim > 4 and not (self.known.declared or self.targets.given):
+            return part  # an objective of a user may take dense outputs in its own way
         if self.pooled is None:
-            self.pooled = over_runs(self.known, len(outputs))
-        ensemble_loss, members = self.pooled(outputs, y, {})
+            pooled = weighted(self.known, self.targets, self.known.loss, smooth=False)
+            self.pooled = over_runs(pooled, len(outputs))
+        ensemble_loss, members = self.pooled(outputs, y, weights)
         return members["member_loss"] if self.settings.per_member else ensemble_loss
 
     def _hyper(self, engine: Engine) -> Mapping[str, Tensor]:
         """The objective's hyperparameters; unlabelled data is its first batch, the same at every epoch."""
-        hyper = engine.state.settings.hyper
+        hyper = engine.state.settings.of_objective
         if not isinstance(engine.feed, WithUnlabelled):
             return hyper
         return {**hyper, UNLABELLED: engine.outputs(engine.feed.first_unlabelled(), per_run=False)}

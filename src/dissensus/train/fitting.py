@@ -30,7 +30,14 @@ from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
-from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
+from dissensus.train.settings import (
+    BatchSettings,
+    CheckpointSettings,
+    Metric,
+    OptimizerSettings,
+    TargetSettings,
+    ValidationSettings,
+)
 from dissensus.train.twin import Twin, twin_objective
 from dissensus.trunk import SharedTrunk
 
@@ -60,6 +67,11 @@ def fit(
     weights: Any = None,
     unpack: Unpack | None = None,
     steps_per_epoch: int | None = None,
+    class_weights: Any = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    class_axis: int = 2,
+    bootstrap: bool = False,
     validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
@@ -131,12 +143,31 @@ def fit(
             history holds the epochs of all members in this order.
         weights: The weight of every example ``[N]`` in means over the batch, 0 or more. Means are divided by the sum of
             the weights of a batch, as torch does it with the weights of classes. Sources of batches give weights by
-            ``unpack``.
+            ``unpack``. Weights of validation data (of a fraction that is held out, or by ``unpack``) count in the loss
+            that is watched.
         unpack: Function ``batch -> (inputs, targets)`` or ``(inputs, targets, weights)`` for batches of any other form
             than pairs, such as dictionaries. It is used for ``validation`` and ``unlabelled`` sources as well.
         steps_per_epoch: Number of batches that count as an epoch, for sources of batches. Required for those without a
             length, such as an ``IterableDataset`` or a generator. The next epoch reads on where the last one ended, and
             a source that is exhausted is read again from its beginning.
+        class_weights: The weight of every class ``[C]``, 0 or more; or ``"balanced"``: n / (K · n_c) for a class with
+            n_c of n training labels in memory, as in scikit-learn, with K classes that occur. An example of class y
+            counts w_y times, and means are divided by the sum of these weights. With cross-entropy the loss is that of
+            ``torch.nn.functional.cross_entropy(weight=...)``. Class weights multiply ``weights``. They count in the
+            watched loss of validation data too.
+        label_smoothing: The share of every label that is spread over all classes, from 0 to 1, as in
+            ``torch.nn.functional.cross_entropy``. The objective gets soft labels. The watched loss of validation data
+            is computed without it.
+        ignore_index: Label of examples, pixels or tokens that do not count, such as -100, in training and validation
+            data. A ``metric`` of your own gets all labels.
+        class_axis: Axis of the classes in member outputs. 2 for ``[M, B, C]`` and for dense outputs ``[M, B, C, *S]``,
+            one prediction per pixel, whose labels are ``[B, *S]``. -1 for language models, ``[M, B, T, V]``. Every
+            position counts as an example.
+        bootstrap: Whether to train by bagging. For each of M members N of the N training examples are drawn with
+            replacement, by the seed and the number of the member, once for all epochs
+            (`dissensus.data.bootstrap_counts`). A member counts an example as often as it was drawn: all members see
+            the same batches, with different weights. For objectives in which members do not interact, and for tensors
+            or a ``Dataset``.
         adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
             attacked with the weights of that step.
         validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out at
@@ -162,7 +193,9 @@ def fit(
             of the ``"last"`` one. With ``"last"``, validation data does not change the result.
         augment: Function ``(x, generator) -> x`` that is applied to every training batch on the device. The generator
             is seeded by seed, epoch and step. A list has one function per member, and every member then sees its own
-            version of the batch.
+            version of the batch. A function with three positional parameters without defaults is called as ``(x, y,
+            generator) -> (x, y)`` and changes targets too. They may become soft labels, as with
+            `dissensus.data.augment.mixup` and `dissensus.data.augment.cutmix`.
         precision: ``"auto"``, ``"float32"``, ``"tf32"`` or ``"bf16"``. ``"auto"`` uses bf16 autocast on GPUs with bf16
             matrix units for networks that profit from it (with convolutions, or with linear layers at least 256 wide),
             and the dtype of the weights otherwise. The objective is always computed in float32 or higher.
@@ -221,8 +254,12 @@ def fit(
         data, validation = conversion.pair(data), conversion.pair(validation)
         weights = None if weights is None else conversion.weights(weights)
         train_data, held_out, rows = _separated(data, validation, split_seed)
-        if weights is not None and rows is not None and len(weights) > int(rows.max()):
-            weights = weights[rows]
+        held_out_weights = None
+        if weights is not None and rows is not None:
+            examples = sum(map(len, rows))
+            if not weights.ndim or len(weights) != examples:
+                checks.refuse("weights", f"have one number per example ({examples})", checks.shape_text(weights.shape))
+            weights, held_out_weights = (weights[part] for part in rows)
         numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
         run = Run.single(
             members=members.members,
@@ -237,13 +274,15 @@ def fit(
             objective=objective,
             epochs=checks.count("epochs", epochs),
             optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
-            batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch),
+            batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
+            targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
             split=HeldOut(data, validation, split_seed) if isinstance(validation, float | Split) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=None if unlabelled is None else conversion.inputs(unlabelled, "unlabelled"),
             weights=weights,
+            validation_weights=held_out_weights,
             frozen=tuple(frozen),
             freeze=freeze,
             active_members=active_members,
@@ -332,8 +371,8 @@ def _uncompiled(name: str) -> str:
 
 def _separated(
     data: DataLike, validation: DataLike | float | Split | None, seed: int
-) -> tuple[DataLike, DataLike | None, Tensor | None]:
-    """Training data, validation data, and the training rows where a part of the data is split off."""
+) -> tuple[DataLike, DataLike | None, tuple[Tensor, Tensor] | None]:
+    """Training data, validation data, and the rows of both where a part of the data is split off."""
     requirement = "be (inputs, targets), a source of batches, a Split, or a fraction between 0 and 1"
     if not isinstance(validation, int | float | Split):
         if validation is not None and as_pair(validation, "validation") is None:
@@ -348,7 +387,7 @@ def _separated(
         if isinstance(validation, Split):
             validation.check(targets)
         rest, part = held_out_rows(validation, targets, seed)
-        return (calls.rows(inputs, rest), targets[rest]), (calls.rows(inputs, part), targets[part]), rest
+        return (calls.rows(inputs, rest), targets[rest]), (calls.rows(inputs, part), targets[part]), (rest, part)
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
         fix = "Pass validation data of its own."
         checks.refuse("validation", "be data, not a part of it, for a loader or a stream", validation, fix)

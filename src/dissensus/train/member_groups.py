@@ -18,8 +18,8 @@ from dissensus.randomness import GlobalGenerators
 
 Forward = Callable[[Tensor, slice], Tensor]
 """``(flat [m, P], rows) -> outputs [m, B, ...]`` of some members."""
-Losses = Callable[[Tensor], LossParts]
-"""``outputs [M, B, ...] -> LossParts``."""
+Losses = Callable[[Tensor, slice], LossParts]
+"""``(outputs [m, B, ...], rows) -> LossParts`` of some members."""
 
 
 class MemberGroups:
@@ -48,17 +48,17 @@ class MemberGroups:
             for rows in self.groups():
                 part = flat.detach()[rows].requires_grad_()
                 outputs = forward(part, rows)
-                (grad[rows],) = torch.autograd.grad(losses(outputs).total.sum(), part)
+                (grad[rows],) = torch.autograd.grad(losses(outputs, rows).total.sum(), part)
                 pieces.append(outputs.detach())
             with torch.no_grad():
                 outputs = torch.cat(pieces)
-                return outputs, losses(outputs), grad
+                return outputs, losses(outputs, slice(None)), grad
         with self._buffers_restored(), torch.no_grad():
             # Weights that require gradients, so that both passes run in the same backend.
             outputs = torch.cat([forward(flat.detach()[rows].requires_grad_(), rows) for rows in self.groups()])
         outputs.requires_grad_()
         before = self._before
-        parts = losses(outputs)
+        parts = losses(outputs, slice(None))
         (output_grad,) = torch.autograd.grad(parts.total.sum(), outputs)
         after = GlobalGenerators.now(self.device)
         before.restore()

@@ -12,7 +12,9 @@ from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.objectives.declaration import EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Run
-from dissensus.train.trained_loss import Targets
+from dissensus.train.settings import TargetSettings
+from dissensus.train.trained_loss import Targets, trained_loss
+from dissensus.train.weighting import CLASS_WEIGHTS, weighted
 
 
 def targets_of(
@@ -20,13 +22,16 @@ def targets_of(
     runs: Sequence[Run],
     held_out: object = None,
     metric: Callable[..., Any] | None = None,
+    settings: TargetSettings | None = None,
 ) -> list[Targets]:
     """The checks of targets that runs need, one for each loss, since a grid may name several.
 
     ``held_out`` is the validation data ``(x, y)``, a fraction, or None; ``metric`` what it is measured by.
     """
     held = held_out[1] if isinstance(held_out, tuple) else None
-    checks = [Targets.of(functools.partial(objective, **run.words, **run.hyper), held, metric) for run in runs]
+    checks = [
+        Targets.of(functools.partial(objective, **run.words, **run.hyper), held, metric, settings) for run in runs
+    ]
     return list({targets.loss: targets for targets in checks}.values())
 
 
@@ -37,6 +42,7 @@ def probe(
     y: Tensor | None,
     held_out: object,
     metric: Callable[..., Any] | None = None,
+    settings: TargetSettings | None = None,
 ) -> None:
     """Call the objective once per point of the grid, so that a value out of range is refused before training.
 
@@ -47,9 +53,16 @@ def probe(
     feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
     with torch.no_grad():
         outputs = engine.outputs(batch.inputs, per_run=False, per_member=feed.per_member)
-        for targets in targets_of(objective, runs, held_out, metric):
+        for targets in targets_of(objective, runs, held_out, metric, settings):
+            if feed.changes_targets:
+                targets.check_batch(batch.targets)
             targets.observe(outputs, batch.targets if y is None else y)
         inputs = {}
+        class_weights = engine.state.settings.class_weights
+        if class_weights is not None:
+            inputs[CLASS_WEIGHTS] = class_weights[0]
+        known = trained_loss(functools.partial(objective, **runs[0].words))
+        objective = weighted(objective, settings or TargetSettings(), None if known is None else known.loss)
         if batch.weights is not None:
             inputs[EXAMPLE_WEIGHTS] = batch.weights
         if batch.unlabelled is not None:

@@ -36,6 +36,7 @@ from dissensus.train.compatibility import (
     check_adversarial,
     check_augments,
     check_batches,
+    check_bootstrap,
     check_drawn,
     check_few,
     check_like,
@@ -43,13 +44,15 @@ from dissensus.train.compatibility import (
     check_objective,
     check_patience,
     check_split,
+    check_target_settings,
+    check_targets_augmented,
     check_unlabelled,
     check_validation,
     check_weighted,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
-from dissensus.train.engine import Engine
+from dissensus.train.engine import Engine, RunLosses
 from dissensus.train.evaluation import Source, Validation, over_runs
 from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
@@ -58,9 +61,16 @@ from dissensus.train.numerics import PrecisionSettings, numerics
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
-from dissensus.train.settings import BatchSettings, CheckpointSettings, OptimizerSettings, ValidationSettings
+from dissensus.train.settings import (
+    BatchSettings,
+    CheckpointSettings,
+    OptimizerSettings,
+    TargetSettings,
+    ValidationSettings,
+)
 from dissensus.train.state import RunSettings, TrainState
-from dissensus.train.trained_loss import Targets
+from dissensus.train.trained_loss import Targets, trained_loss
+from dissensus.train.weighting import balanced_weights, weighted
 
 log = logging.getLogger("dissensus")
 
@@ -99,9 +109,13 @@ class NewMembers:
         body.request_backend(self.backend)
         return body.to(self.device)
 
+    def member_numbers(self, run: Run) -> list[int]:
+        """The numbers of a run's members, by which what is drawn for them is keyed."""
+        return list(range(run.members))
+
     def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
         """The (seed, member) of every row, by which dropout is keyed."""
-        return [(run.seed, member) for run in runs for member in range(run.members)]
+        return [(run.seed, member) for run in runs for member in self.member_numbers(run)]
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
@@ -127,9 +141,13 @@ class ExistingMembers:
         """The body of the ensemble."""
         return self.ensemble.body
 
+    def member_numbers(self, run: Run) -> list[int]:  # noqa: ARG002
+        """The numbers of the members, by which what is drawn for them is keyed."""
+        return list(self.ensemble.member_ids)
+
     def owners(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
         """The (seed, member) of every row, by which dropout is keyed."""
-        return [(runs[0].seed, member) for member in self.ensemble.member_ids]
+        return [(runs[0].seed, member) for member in self.member_numbers(runs[0])]
 
     def identity(self) -> dict[str, Any]:
         """Everything by which checkpoints distinguish initial weights."""
@@ -156,6 +174,7 @@ class Recipe:
     epochs: int
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    targets: TargetSettings = field(default_factory=TargetSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     validation: DataLike | float | Split | None = None
     """Validation data, of all folds concatenated; or what each run splits off its tensors: a fraction or a split."""
@@ -165,6 +184,8 @@ class Recipe:
     unlabelled: Tensor | DataLike | None = None
     weights: Tensor | None = None
     """The weight of every example ``[N]``, for tensor data."""
+    validation_weights: Tensor | None = None
+    """The weight of every validation example, if `fit` has split off the examples."""
     folds: int = 1
     validation_folds: int = 1
     """One fold of validation data for all runs, or as many as of training data."""
@@ -186,11 +207,14 @@ class Recipe:
         for run in self.runs:
             checks.count("batch_size", run.batch_size)
         check_unlabelled(objective, self.unlabelled)
+        check_targets_augmented(self.batches.augment, self.unlabelled)
         for members in {run.members for run in self.runs}:
             check_augments(self.batches.augment, members)
         check_few(objective, self.active_members)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
+            if self.adversarial is not None and self.targets.ignore_index is not None:
+                checks.refuse("ignore_index", "come without `adversarial`: attacks need labels of all examples", "both")
         elif takes(objective, ADVERSARIAL):
             fix = "Use fit(adversarial=...)."
             checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
@@ -198,11 +222,13 @@ class Recipe:
         check_validation(self.validation, None if sweep else settings.track, settings.metric, settings.mode)
         check_batches(self.data, self.batches, self.weights)
         check_weighted(objective, self.weights is not None)
+        check_target_settings(objective, self.runs, self.data, self.targets)
+        check_bootstrap(objective, self.batches.bootstrap)
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
             check_split(self.validation, self._pair[1], self.runs, self.folds)
-            for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric):
+            for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric, self.targets):
                 targets.check_all(self._pair[1])
 
     @property
@@ -272,10 +298,17 @@ class Recipe:
 
     def _optional(self) -> dict[str, object]:
         """Settings that count for the fingerprint where they are given."""
+        given = self.targets.class_weights
         return {
             "unpack": self.batches.unpack,
             "steps_per_epoch": self.batches.steps_per_epoch,
             "weights": None if self.weights is None else digest(self.weights),
+            "validation_weights": None if self.validation_weights is None else digest(self.validation_weights),
+            "class_weights": digest(given) if isinstance(given, Tensor) else given,
+            "label_smoothing": self.targets.label_smoothing or None,
+            "ignore_index": self.targets.ignore_index,
+            "class_axis": None if self.targets.class_axis == 2 else self.targets.class_axis,
+            "bootstrap": self.batches.bootstrap or None,
         }
 
     def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
@@ -324,7 +357,9 @@ class Recipe:
         objective = _with_keywords(self.objective, runs[0].words)
         varying, shared = _hyperparameters(runs)
         held_out = None if self._validation_pair is None else self._validation_pair[1]
-        targets = Targets.of(_with_keywords(objective, runs[0].hyper), held_out, self.validation_settings.metric)
+        targets = Targets.of(
+            _with_keywords(objective, runs[0].hyper), held_out, self.validation_settings.metric, self.targets
+        )
         rows, validation_rows = self._rows(runs)
         schedule = schedules.resolved(self.optimizer.schedule)
         schedules.check(schedule, self.steps_per_epoch(runs[0]), self.epochs)
@@ -335,7 +370,14 @@ class Recipe:
         if choices is not None:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body)
-        state = self._state(runs, varying, body)
+        check_bootstrap(objective, self.batches.bootstrap, body)
+        state = self._state(runs, varying, body, self._class_weights(runs, rows))
+        known = trained_loss(objective)
+        loss = None if known is None else known.loss
+        losses, unsmoothed = (
+            over_runs(weighted(_with_keywords(objective, shared), self.targets, loss, smooth=smooth), len(runs))
+            for smooth in (True, False)
+        )
         body.set_keys(self.initial.owners(runs))
         limit = MemoryLimit(self.max_memory, is_separable(objective), decided.deterministic)
         checkpointer = None
@@ -355,13 +397,16 @@ class Recipe:
         return Engine(
             state=state,
             feed=feed,
-            losses=over_runs(_with_keywords(objective, shared), len(runs)),
+            losses=losses,
             optimizer=self.optimizer.name,
             schedule=schedule,
             epochs=self.epochs,
             numerics=decided,
             targets=targets,
-            validator=self._validator(objective, feed, validation_rows, targets),
+            bootstrap=self.batches.bootstrap,
+            validator=self._validator(
+                objective, feed, validation_rows, targets, unsmoothed if self.targets.label_smoothing else losses
+            ),
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
             memory_limit=limit if len(runs) == 1 else None,
             progress=progress,
@@ -399,6 +444,8 @@ class Recipe:
         seeds = [run.seed for run in runs]
         shared: dict[str, Any] = {"batch_size": first.batch_size, "device": device, "augment": settings.augment}
         order: dict[str, Any] = {"shuffle": settings.shuffle, "drop_last": settings.drop_last}
+        if settings.bootstrap:
+            order["bootstrap"] = self.initial.member_numbers(first)
         if self._pair is None:
             feed: TensorBatches | LoadedBatches = LoadedBatches(
                 check_source(self.data),
@@ -416,7 +463,24 @@ class Recipe:
             return feed
         return with_unlabelled(feed, self.unlabelled, seeds=seeds, unpack=settings.unpack, **shared)
 
-    def _state(self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body) -> TrainState:
+    def _class_weights(self, runs: Sequence[Run], rows: Tensor | None) -> Tensor | None:
+        """The class weights of every run, ``[R, C]``."""
+        settings = self.targets
+        if settings.class_weights is None:
+            return None
+        if isinstance(settings.class_weights, Tensor):
+            return settings.class_weights.expand(len(runs), -1)
+        assert self._pair is not None
+        y = self._pair[1].cpu()
+        counted = y if settings.ignore_index is None else y[y != settings.ignore_index]
+        classes = int(counted.max()) + 1 if counted.numel() else 1
+        labels = [y] if rows is None else [y[run] for run in rows]
+        each = torch.stack([balanced_weights(part, classes, settings.ignore_index) for part in labels])
+        return each.expand(len(runs), -1)
+
+    def _state(
+        self, runs: Sequence[Run], hyper: dict[str, list[float]], body: Body, class_weights: Tensor | None
+    ) -> TrainState:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
@@ -438,6 +502,7 @@ class Recipe:
                 optimizer=optimizer,
                 clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
                 hyper={name: flat.new_tensor(values) for name, values in hyper.items()},
+                class_weights=None if class_weights is None else class_weights.to(flat),
                 draw_keys=draw_keys(self.objective, seeds, device),
                 sampling=MemberSampling.of(self.active_members, members, seeds, device),
             ),
@@ -450,21 +515,32 @@ class Recipe:
         return state
 
     def _validator(
-        self, objective: Objective, feed: Batches, rows: Tensor | None, targets: Targets
+        self, objective: Objective, feed: Batches, rows: Tensor | None, targets: Targets, losses: RunLosses
     ) -> Validation | None:
         """Measures validation data after every epoch; None where there is none."""
         if self.validation is None:
             return None
+        weights = self.validation_weights
         if isinstance(self.validation, int | float | Split):
             labelled = feed.labelled if isinstance(feed, WithUnlabelled) else feed
             assert isinstance(labelled, TensorBatches)
             data: Any = (labelled.x, labelled.y)
+            weights = labelled.weights
         elif self._validation_pair is not None:
             x, y = self._validation_pair
             data = calls.mapped(lambda tensor: tensor.to(self.initial.device), x), y.to(self.initial.device)
         else:
             data = Source(_loader(self.validation, self.runs[0].batch_size), self.batches.unpack)
-        return Validation(data, objective, self.validation_settings, rows, targets.check_held_out)
+        return Validation(
+            data,
+            objective,
+            self.validation_settings,
+            rows,
+            targets.check_held_out,
+            losses,
+            self.targets,
+            None if weights is None else weights.to(self.initial.device),
+        )
 
     def _rows(self, runs: Sequence[Run]) -> tuple[Tensor | None, Tensor | None]:
         """Each run's training and validation rows ``[R, n]``; None where all runs take all rows."""

@@ -1,17 +1,19 @@
 """Settings of a training that belong together, as small frozen dataclasses."""
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
 from dissensus import checks
+from dissensus.arrays import Conversion
 from dissensus.batch import Unpack
-from dissensus.data.batches import Augments
+from dissensus.data.batches import Augments, changes_targets
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """``(outputs [M, N, C], targets) ->`` a number, or one per member."""
@@ -44,8 +46,11 @@ class BatchSettings:
     augment: Augments = None
     unpack: Unpack | None = None
     steps_per_epoch: int | None = None
+    bootstrap: bool = False
+    """Whether every member counts examples as often as they were drawn for it, with replacement."""
 
     def __post_init__(self) -> None:
+        checks.flag("bootstrap", self.bootstrap)
         if self.unpack is not None:
             checks.function("unpack", self.unpack, "batch -> (inputs, targets) or (inputs, targets, weights)")
         if self.steps_per_epoch is not None:
@@ -55,7 +60,90 @@ class BatchSettings:
         several = self.augment if isinstance(self.augment, Sequence) else (self.augment,)
         for augment in (self.augment,) if isinstance(self.augment, str | bytes) else several:
             if augment is not None:
-                checks.function("augment", augment, "(x, generator) -> x, or a list with one per member")
+                words = "(x, generator) -> x, a list with one per member, or (x, y, generator) -> (x, y)"
+                checks.function("augment", augment, words)
+        if isinstance(self.augment, Sequence) and any(map(changes_targets, self.augment)):
+            fix = "All members learn the same targets: pass one function (x, y, generator) -> (x, y) for all of them."
+            checks.refuse("augment", "be one function where it changes targets", "a list", fix)
+
+    @property
+    def changes_targets(self) -> bool:
+        """Whether the augmentation returns targets as well."""
+        return changes_targets(self.augment)
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """How targets count in the loss."""
+
+    class_weights: Tensor | Literal["balanced"] | None = None
+    """The weight of each class ``[C]``, or computed from the training labels."""
+    label_smoothing: float = 0.0
+    """The share of each label that is spread over all classes."""
+    ignore_index: int | None = None
+    """The label of examples or positions that do not count."""
+    class_axis: int = 2
+    """The axis of classes of member outputs ``[M, B, C, *S]``."""
+
+    def __post_init__(self) -> None:
+        checks.number("label_smoothing", self.label_smoothing, 0, 1)
+        if self.ignore_index is not None:
+            _whole("ignore_index", self.ignore_index, "be a label, a whole number")
+        _whole(
+            "class_axis", self.class_axis, "be an axis of member outputs after members and examples: 2 or more, or -1"
+        )
+        if self.class_axis in (0, 1):
+            requirement = "be an axis of member outputs after members and examples: 2 or more, or -1"
+            checks.refuse("class_axis", requirement, self.class_axis)
+        if isinstance(self.class_weights, Tensor):
+            _check_class_weights(self.class_weights)
+        elif self.class_weights is not None and self.class_weights != "balanced":
+            fix = "Or pass one number per class."
+            checks.refuse("class_weights", "be 'balanced' as a text", repr(self.class_weights), fix)
+
+    @classmethod
+    def of(
+        cls,
+        conversion: Conversion,
+        class_weights: Any,
+        label_smoothing: float,
+        ignore_index: int | None,
+        class_axis: int,
+    ) -> "TargetSettings":
+        """Settings as a user gives them; class weights may be a sequence or an array."""
+        numbers_per_class = class_weights is not None and not isinstance(class_weights, str)
+        weights: Any = conversion.weights(class_weights, "class_weights") if numbers_per_class else class_weights
+        return cls(weights, label_smoothing, ignore_index, class_axis)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether class weights follow from the training labels."""
+        return isinstance(self.class_weights, str)
+
+    @property
+    def given(self) -> bool:
+        """Whether any setting changes what an objective sees."""
+        plain = self.class_weights is None and self.ignore_index is None and not self.label_smoothing
+        return not plain or self.class_axis != 2
+
+    @property
+    def weighs(self) -> list[str]:
+        """Names of the settings that give examples different weights."""
+        names = ("class_weights", "ignore_index")
+        return [name for name in names if getattr(self, name) is not None]
+
+
+def _whole(name: str, value: object, requirement: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or abs(int(value)) >= 2**63:
+        checks.refuse(name, requirement, repr(value), error=TypeError)
+
+
+def _check_class_weights(weights: Tensor) -> None:
+    if weights.ndim != 1 or len(weights) < 2:
+        checks.refuse("class_weights", "hold one number per class, two or more", checks.shape_text(weights.shape))
+    if not bool((weights.isfinite() & (weights >= 0)).all()) or not bool((weights > 0).any()):
+        got = f"from {float(weights.min()):g} to {float(weights.max()):g}"
+        checks.refuse("class_weights", "be finite, 0 or more, and not all 0", got)
 
 
 @dataclass(frozen=True)

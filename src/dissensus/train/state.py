@@ -20,6 +20,7 @@ from dissensus.train.history import Failure
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
+from dissensus.train.weighting import CLASS_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,17 @@ class RunSettings:
     """The largest norm of each row's gradient."""
     hyper: Mapping[str, Float[Tensor, " R"]] = field(default_factory=dict)
     """The objective's hyperparameters that differ between runs."""
+    class_weights: Float[Tensor, "R K"] | None = None
+    """The weights of classes; None where all classes count the same."""
     draw_keys: Int[Tensor, " R"] | None = None
     """Keys of the random numbers of an objective that draws; None for other objectives."""
     sampling: MemberSampling | None = None
     """Samples the members of every step; None where all members take all steps."""
+
+    @property
+    def of_objective(self) -> Mapping[str, Tensor]:
+        """What the objective of a run gets besides outputs and targets, with an axis R."""
+        return self.hyper if self.class_weights is None else {**self.hyper, CLASS_WEIGHTS: self.class_weights}
 
     def select(self, runs: Bool[Tensor, " R"], rows: Bool[Tensor, " G"]) -> "RunSettings":
         """The settings of some runs, and of their rows."""
@@ -42,6 +50,9 @@ class RunSettings:
             optimizer=self.optimizer.select(rows),
             clip_norm=None if self.clip_norm is None else self.clip_norm[rows],
             hyper={name: value[runs.to(value.device)] for name, value in self.hyper.items()},
+            class_weights=None
+            if self.class_weights is None
+            else self.class_weights[runs.to(self.class_weights.device)],
             draw_keys=None if self.draw_keys is None else self.draw_keys[runs.to(self.draw_keys.device)],
             sampling=None if self.sampling is None else self.sampling.select(runs),
         )

@@ -12,7 +12,7 @@ from torch import nn
 
 import dissensus.train.memory as memory
 import dissensus.train.schedules as schedules
-from dissensus import checks
+from dissensus import calls, checks
 from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
 from dissensus.batch import Unpack
@@ -31,7 +31,14 @@ from dissensus.train.history import OnProgress, Progress
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
 from dissensus.train.recipe import NewMembers, Recipe
-from dissensus.train.settings import BatchSettings, CheckpointSettings, Metric, OptimizerSettings, ValidationSettings
+from dissensus.train.settings import (
+    BatchSettings,
+    CheckpointSettings,
+    Metric,
+    OptimizerSettings,
+    TargetSettings,
+    ValidationSettings,
+)
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
 log = logging.getLogger("dissensus")
@@ -59,6 +66,11 @@ def sweep(
     weights: Any = None,
     unpack: Unpack | None = None,
     steps_per_epoch: int | None = None,
+    class_weights: Any = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    class_axis: int = 2,
+    bootstrap: bool = False,
     active_members: int | None = None,
     validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
@@ -119,6 +131,11 @@ def sweep(
         weights: See `dissensus.fit`.
         unpack: See `dissensus.fit`.
         steps_per_epoch: See `dissensus.fit`.
+        class_weights: See `dissensus.fit`. ``"balanced"`` goes by the training labels of each run.
+        label_smoothing: See `dissensus.fit`.
+        ignore_index: See `dissensus.fit`.
+        class_axis: See `dissensus.fit`.
+        bootstrap: See `dissensus.fit`. Examples are drawn by the seed of each run.
         active_members: See `dissensus.fit`.
         validation: Validation data: ``(x, y)`` for all runs, or a list with one pair per fold; or the fraction of the
             training data that every run holds out, by its ``split_seed``; or a `dissensus.data.Split`. Runs whose
@@ -180,6 +197,8 @@ def sweep(
     if not is_source(data):
         x, y, folds = end_to_end("data", [conversion.pair(fold) for fold in folds_of(data)])
         train_data, place = (x, y), y.device
+        dtypes = [tensor.dtype for tensor in calls.tensors(x) if tensor.is_floating_point()]
+        conversion = conversion._replace(dtype=dtypes[0] if dtypes else conversion.dtype)
     if not is_source(validation) and isinstance(validation, tuple | list):
         validation = [conversion.pair(fold) for fold in folds_of(validation)]
     held_out, validation_folds = held_out_of(validation, folds)
@@ -192,7 +211,8 @@ def sweep(
         objective=objective,
         epochs=checks.count("epochs", epochs),
         optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
-        batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch),
+        batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
+        targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
         precision=PrecisionSettings(precision, channels_last, deterministic),
         validation=held_out,
         validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
@@ -302,6 +322,7 @@ def _runs_at_once(recipe: Recipe, group: list[int]) -> int:
         None if pair is None else pair[1],
         recipe.validation,
         metric,
+        recipe.targets,
     )
     deterministic = recipe.precision.deterministic
     budget = memory.allowed(recipe.max_memory, recipe.initial.device, deterministic=deterministic)

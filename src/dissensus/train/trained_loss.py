@@ -1,7 +1,7 @@
 """The loss that an objective trains on and the pool of its ensemble, where both are known; checks of targets."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import POOLS, member_and_ensemble_loss
-from dissensus.objectives.declaration import argument, declaration, is_declared
+from dissensus.objectives.declaration import argument, declaration, is_declared, unwrapped
+from dissensus.objectives.examples import examples
 from dissensus.pooling import Weights
 from dissensus.randomness import generators_kept
+from dissensus.train.settings import TargetSettings
 
 _SAID_OF_LABELS = ("out of bounds", "Class values must")
 """Words of torch's errors about labels out of range, by ``gather`` and ``one_hot``; others are an `IndexError`."""
@@ -29,11 +31,16 @@ class TrainedLoss(NamedTuple):
     declared: bool
     """Whether the objective has a declaration, which vouches for its loss and pool."""
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> LossParts:
-        """The loss of the pooled prediction as ``total``, and ``member_loss`` ``[M]``; both are means over B."""
+    def __call__(self, outputs: Tensor, targets: Tensor, *, example_weights: Tensor | None = None) -> LossParts:
+        """The loss of the pooled prediction as ``total``, and ``member_loss`` ``[M]``; both are means over B.
+
+        Dense outputs are ``[M, B, C, *S]``, with means over all positions.
+        """
+        outputs, targets, example_weights = examples(outputs, targets, example_weights)
         weights = None if self.weights is None else checks.member_weights(self.weights, len(outputs), outputs)
         member, ensemble = member_and_ensemble_loss(outputs, targets, loss=self.loss, pool=self.pool, weights=weights)
-        return LossParts(ensemble.mean(), {"member_loss": member.mean(-1)})
+        parts = {"member_loss": losses.batch_mean(member, example_weights)}
+        return LossParts(losses.batch_mean(ensemble, example_weights), parts)
 
 
 def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
@@ -90,15 +97,27 @@ class Targets:
     """What validation targets are passed to; None: the objective."""
     members: int = 1
     """Members of a run, known from the first outputs on."""
+    settings: TargetSettings = field(default_factory=TargetSettings)
 
     @classmethod
     def of(
-        cls, objective: Callable[..., Any], held_out: Tensor | None = None, metric: Callable[..., Any] | None = None
+        cls,
+        objective: Callable[..., Any],
+        held_out: Tensor | None = None,
+        metric: Callable[..., Any] | None = None,
+        settings: TargetSettings | None = None,
     ) -> "Targets":
         """For the loss that an objective is known to train on."""
         known = trained_loss(objective)
         loss = known.loss if known is not None and isinstance(known.loss, str) else None
-        return cls(loss, held_out, class_labels=declaration(objective).class_labels, objective=objective, metric=metric)
+        return cls(
+            loss,
+            held_out,
+            class_labels=declaration(objective).class_labels,
+            objective=objective,
+            metric=metric,
+            settings=settings or TargetSettings(),
+        )
 
     def check(self, targets: Tensor) -> None:
         """Refuse training targets that the loss does not take."""
@@ -115,15 +134,29 @@ class Targets:
             self.check_held_out(self.held_out)
 
     def observe(self, outputs: Tensor, targets: Tensor) -> None:
-        """Take the number of classes from outputs ``[R, M, B, C]``, and check all targets with it."""
+        """Take the number of classes from outputs ``[R, M, B, C, *S]``, and check all targets with it."""
         self.observed = True
-        if outputs.ndim == 4:
-            self.members, self.width = outputs.shape[1], outputs.shape[-1]
-            self.check_all(targets)
+        axis = self.settings.class_axis
+        axis = axis + outputs.ndim if axis < 0 else axis + 1
+        if outputs.ndim < 4 or not 3 <= axis < outputs.ndim:
+            return
+        if outputs.ndim > 4 and tuple(targets.shape[1:]) != (*outputs.shape[3:axis], *outputs.shape[axis + 1 :]):
+            return  # soft labels, values, or what an objective of a user knows how to take
+        self.members, self.width = outputs.shape[1], outputs.shape[axis]
+        self.check_all(targets)
+
+    def check_batch(self, targets: Tensor) -> None:
+        """Refuse soft labels that an augmentation has made for an objective that needs class labels."""
+        if self.class_labels and targets.is_floating_point():
+            name = getattr(unwrapped(self.objective)[0], "__name__", "objective") if self.objective else "objective"
+            fix = "Use an augmentation (x, generator) -> x, or an objective such as `independent`."
+            checks.refuse("augment", f"keep class labels for `{name}`, which needs them", "soft labels", fix)
 
     def _check(self, targets: Tensor, name: str, function: Callable[..., Any] | None) -> None:
         if not isinstance(targets, Tensor):
             return
+        if self.settings.weighs:
+            targets = self._check_labels(targets, name)
         if self.class_labels and targets.is_floating_point():
             fix = "Soft labels? Use targets.argmax(-1)." if targets.ndim > 1 else "Class labels? Use targets.long()."
             checks.refuse(name, "be class labels", f"floats {checks.shape_text(targets.shape)}", fix, TypeError)
@@ -132,6 +165,28 @@ class Targets:
                 losses.check_targets(self.loss, targets, self.width, name)
             elif self.width is not None and self.width > 1 and function is not None:
                 self._check_as_labels(targets, self.width, name, function)
+
+    def _check_labels(self, targets: Tensor, name: str) -> Tensor:
+        """Refuse targets that cannot be weighted by class or ignored; the labels that are not ignored."""
+        ignored, weights = self.settings.ignore_index, self.settings.class_weights
+        if targets.is_floating_point():
+            if ignored is not None or self.settings.balanced:
+                setting = "`ignore_index`" if ignored is not None else "class_weights='balanced'"
+                checks.refuse(name, f"be class labels for {setting}", f"{targets.dtype}", "Use y.long().", TypeError)
+            return targets
+        if ignored is not None:
+            targets = targets[targets != ignored]
+        if not targets.numel():
+            return targets
+        low, high = torch.stack(targets.aminmax()).tolist()
+        count = len(weights) if isinstance(weights, Tensor) else None
+        if low < 0 or (count is not None and high >= count):
+            requirement = "be labels from 0 on" if count is None else f"be labels from 0 to {count - 1}"
+            fix = "" if count is None else f"`class_weights` has {count} numbers."
+            if low < 0 and ignored is None:
+                fix = f"Labels that do not count? Pass ignore_index={low}."
+            checks.refuse(name, requirement, f"labels from {low} to {high}", fix)
+        return targets
 
     def _check_as_labels(self, targets: Tensor, width: int, name: str, function: Callable[..., Any]) -> None:
         """Refuse labels out of range that an objective or a metric of unknown kind takes for indices.
