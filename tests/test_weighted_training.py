@@ -68,6 +68,7 @@ SETTINGS = {
     "class weights": ({"class_weights": CLASS_WEIGHTS}, {"weight": CLASS_WEIGHTS}),
     "smoothing": ({"label_smoothing": 0.3}, {"label_smoothing": 0.3}),
     "ignored": ({"ignore_index": -100}, {"ignore_index": -100}),
+    "ignored class": ({"ignore_index": 2, "label_smoothing": 0.1}, {"ignore_index": 2, "label_smoothing": 0.1}),
     "class weights and smoothing": (
         {"class_weights": CLASS_WEIGHTS.tolist(), "label_smoothing": 0.3},
         {"weight": CLASS_WEIGHTS, "label_smoothing": 0.3},
@@ -83,7 +84,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_independent_members_train_as_torch_trains_each(name, backend):
     options, of_torch = SETTINGS[name]
-    labels = IGNORED if "ignore_index" in options else LABELS
+    labels = IGNORED if options.get("ignore_index") == -100 else LABELS
     ens = trained((X, labels), backend=backend, **options)
     assert_trained_alone(ens, lambda outputs, rows, _: F.cross_entropy(outputs, labels[rows], **of_torch))
 
@@ -225,6 +226,24 @@ def test_an_objective_without_weights_refuses_what_needs_them():
     ):
         trained(objective=plain, bootstrap=True)
     assert_same(trained(objective=plain, label_smoothing=0.2), trained(label_smoothing=0.2))
+    loader = DataLoader(TensorDataset(X, LABELS, WEIGHTS), B)
+    with pytest.raises(ValueError, match="`objective` must take weights of examples; got plain, which does not"):
+        trained(loader, objective=plain, unpack=lambda batch: batch)
+
+
+def test_attacks_need_the_labels_of_all_inputs():
+    attacked = ds.train.AdversarialTraining(epsilon=0.1, box=(-9.0, 9.0))
+    with pytest.raises(ValueError, match="`ignore_index` must come without `adversarial`"):
+        trained((X, IGNORED), ignore_index=-100, adversarial=attacked)
+    ens = trained(class_weights=CLASS_WEIGHTS, adversarial=attacked, epochs=1)
+    assert bool(flat(ens).isfinite().all())
+
+
+def test_a_twin_and_members_trained_one_by_one_are_weighted_too():
+    objective, options = OBJECTIVES["augmented"][0], {"class_weights": CLASS_WEIGHTS, "label_smoothing": 0.1}
+    ens = trained(objective=objective, twin=True, **options)
+    assert_same(ens.twin, trained(**options))
+    assert_same(trained(sequential=True, **options), trained(**options))
 
 
 REFUSED = {
@@ -332,6 +351,11 @@ def test_checkpoints_tell_settings_apart(tmp_path):
     for name, value in changes.items():
         with pytest.raises(ValueError, match=name):
             trained(**{**options, name: value}, resume=True)
+    mixed = {"checkpoint": tmp_path / "mixed", "class_axis": -1}
+    trained(augment=mixup(C, 0.2), **mixed)
+    for change in ({"augment": mixup(C, 0.3)}, {"augment": mixup(C, 0.2), "class_axis": 2}):
+        with pytest.raises(ValueError, match="augment|class_axis"):
+            trained(**{**mixed, **change}, resume=True)
 
 
 # Augmentations of inputs and targets.
@@ -411,6 +435,8 @@ def test_augmentations_of_targets_are_refused_where_they_cannot_be():
         ValueError, match="`augment` must keep class labels for `adp`, which needs them; got soft labels"
     ):
         ds.sweep(build, (X, LABELS), ds.objectives.adp, grid={"seed": [0]}, epochs=1, augment=mixed)
+    with pytest.raises(ValueError, match="`augmentations` must change inputs only; got a function"):
+        ds.data.features.cached_features(nn.Linear(5, 2), (X, LABELS), folder="none", augmentations=[mixed])
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 3.0])
@@ -590,6 +616,12 @@ def test_bagging_of_a_dataset_is_that_of_its_tensors():
         Rows(), bootstrap=True, unpack=lambda batch: (batch["x"], batch["y"]), batch_size=N, shuffle=True
     )
     assert_same(shuffled, trained(bootstrap=True, batch_size=N))
+
+
+def test_bagging_of_a_part_of_a_dataset_is_that_of_its_rows():
+    options = {"validation": 0.3, "batch_size": N, "keep": "last"}
+    one = trained(Rows(), bootstrap=True, unpack=lambda batch: (batch["x"], batch["y"]), **options)
+    assert_same(one, trained(bootstrap=True, **options))
 
 
 def test_bagging_is_refused_where_members_interact_or_examples_have_no_number():

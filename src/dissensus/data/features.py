@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, default_collate
 
 import dissensus
 from dissensus import checks, storage
-from dissensus.data.batches import Augment, DataLike
+from dissensus.data.batches import Augment, DataLike, changes_targets
 from dissensus.data.extraction import ExtractionJob, OnRows, extract
 from dissensus.data.recognition import features_fingerprint, networks_in, pairs_of
 from dissensus.execution.skeleton import first_line
@@ -201,6 +201,9 @@ def _check(features: object, dtype: torch.dtype, augmentations: object, seed: in
     if not isinstance(augmentations, Sequence) or not all(item is None or callable(item) for item in augmentations):
         got = repr(augmentations)
         checks.refuse("augmentations", "be a list of functions (x, generator) -> x, or None", got, error=TypeError)
+    if any(map(changes_targets, augmentations)):
+        fix = "Labels that are mixed need the step that draws: use fit(augment=...)."
+        checks.refuse("augmentations", "change inputs only", "a function (x, y, generator)", fix)
     if not augmentations:
         checks.refuse("augmentations", "hold at least one", "none", "The original data? Use (None,).")
     return list(augmentations)

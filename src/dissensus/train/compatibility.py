@@ -266,14 +266,6 @@ def check_batches(data: DataLike, settings: BatchSettings, weights: Tensor | Non
             )
 
 
-def check_weighted(objective: Callable[..., Any], weighted: bool) -> None:
-    """Refuse weights of examples for an objective that does not take them."""
-    if weighted and not takes(objective, EXAMPLE_WEIGHTS):
-        name = getattr(unwrapped(objective)[0], "__name__", "objective")
-        fix = "Give it a parameter `example_weights` [B], and multiply the losses by it."
-        checks.refuse("objective", "take weights of examples", f"{name}, which does not", fix)
-
-
 def check_drawn(state: TrainState) -> None:
     """Refuse to draw members that are not separate networks of one architecture."""
     if state.settings.sampling is None:

@@ -307,8 +307,8 @@ class Engine:
         state, settings, y, weights = self.state, self.state.settings, batch.targets, batch.weights
         if not self.targets.observed:  # at the first step, or the first after a resume, which is never a captured one
             labelled = self.feed.labelled if isinstance(self.feed, WithUnlabelled) else self.feed
-            if labelled.changes_targets:
-                self.targets.check_batch(y)
+            if labelled.changes_targets or weights is not None:
+                self.targets.check_batch(y, weights)
             loaded = y if state.runs == 1 else y[0]
             self.targets.observe(outputs, labelled.y if isinstance(labelled, TensorBatches) else loaded)
         state.members_summed = outputs.shape[1] if settings.sampling is None else state.members

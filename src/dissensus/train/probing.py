@@ -54,8 +54,8 @@ def probe(
     with torch.no_grad():
         outputs = engine.outputs(batch.inputs, per_run=False, per_member=feed.per_member)
         for targets in targets_of(objective, runs, held_out, metric, settings):
-            if feed.changes_targets:
-                targets.check_batch(batch.targets)
+            if feed.changes_targets or batch.weights is not None:
+                targets.check_batch(batch.targets, batch.weights)
             targets.observe(outputs, batch.targets if y is None else y)
         inputs = {}
         class_weights = engine.state.settings.class_weights

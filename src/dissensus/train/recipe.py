@@ -48,7 +48,6 @@ from dissensus.train.compatibility import (
     check_targets_augmented,
     check_unlabelled,
     check_validation,
-    check_weighted,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
@@ -69,7 +68,7 @@ from dissensus.train.settings import (
     ValidationSettings,
 )
 from dissensus.train.state import RunSettings, TrainState
-from dissensus.train.trained_loss import Targets, trained_loss
+from dissensus.train.trained_loss import Targets, check_weighted, trained_loss
 from dissensus.train.weighting import balanced_weights, weighted
 
 log = logging.getLogger("dissensus")
@@ -502,7 +501,9 @@ class Recipe:
                 optimizer=optimizer,
                 clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, len(flat), flat),
                 hyper={name: flat.new_tensor(values) for name, values in hyper.items()},
-                class_weights=None if class_weights is None else class_weights.to(flat),
+                class_weights=None
+                if class_weights is None
+                else class_weights.to(device, torch.promote_types(flat.dtype, torch.float32)),
                 draw_keys=draw_keys(self.objective, seeds, device),
                 sampling=MemberSampling.of(self.active_members, members, seeds, device),
             ),

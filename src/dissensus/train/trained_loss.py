@@ -10,7 +10,7 @@ from torch import Tensor
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
 from dissensus.diversity.decomposition import POOLS, member_and_ensemble_loss
-from dissensus.objectives.declaration import argument, declaration, is_declared, unwrapped
+from dissensus.objectives.declaration import EXAMPLE_WEIGHTS, argument, declaration, is_declared, takes, unwrapped
 from dissensus.objectives.examples import examples
 from dissensus.pooling import Weights
 from dissensus.randomness import generators_kept
@@ -72,6 +72,14 @@ def _by_name(loss: Any) -> str | PerExampleLoss | None:
     """The name of a loss function of `dissensus.losses`; any other value as it is."""
     names = [name for name, known in losses.LOSSES.items() if loss is known.function]
     return names[0] if names else loss
+
+
+def check_weighted(objective: Callable[..., Any], weighted: bool) -> None:
+    """Refuse weights of examples for an objective that does not take them."""
+    if weighted and not takes(objective, EXAMPLE_WEIGHTS):
+        name = getattr(unwrapped(objective)[0], "__name__", "objective")
+        fix = "Give it a parameter `example_weights` [B], and multiply the losses by it."
+        checks.refuse("objective", "take weights of examples", f"{name}, which does not", fix)
 
 
 @dataclass
@@ -145,10 +153,13 @@ class Targets:
         self.members, self.width = outputs.shape[1], outputs.shape[axis]
         self.check_all(targets)
 
-    def check_batch(self, targets: Tensor) -> None:
-        """Refuse soft labels that an augmentation has made for an objective that needs class labels."""
+    def check_batch(self, targets: Tensor, weights: Tensor | None) -> None:
+        """Refuse what batches bring and the objective does not take: weights, and soft labels of an augmentation."""
+        if self.objective is None:
+            return
+        check_weighted(self.objective, weights is not None)
         if self.class_labels and targets.is_floating_point():
-            name = getattr(unwrapped(self.objective)[0], "__name__", "objective") if self.objective else "objective"
+            name = getattr(unwrapped(self.objective)[0], "__name__", "objective")
             fix = "Use an augmentation (x, generator) -> x, or an objective such as `independent`."
             checks.refuse("augment", f"keep class labels for `{name}`, which needs them", "soft labels", fix)
 
