@@ -32,7 +32,7 @@ def tell_of_equal_start(body: Body, recipe: Recipe, *, sequential: bool) -> None
     if sequential or trained_differently(recipe) or not starts_equal(body):
         return
     ways = (
-        "give every member a fresh head (make it inside `build`), or its own examples (bagging), order or "
+        "give every member a fresh head (make it inside `build`), its own examples (bagging, bootstrap=True) or its own "
         "augmentation (augment=[...], one function per member)"
     )
     if any(layer.p > 0 for layer in keyed_layers(body.modules())):
@@ -47,4 +47,4 @@ def trained_differently(recipe: Recipe) -> bool:
     per_member = any(isinstance(value, Sequence) or (isinstance(value, Tensor) and value.ndim) for value in numbers)
     several_augments = isinstance(recipe.batches.augment, Sequence)
     some_members = recipe.active_members is not None or recipe.freeze is not None or bool(recipe.frozen)
-    return per_member or several_augments or some_members
+    return per_member or several_augments or some_members or recipe.batches.bootstrap
