@@ -33,6 +33,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/members.py --json benchmarks/results/members.json
+	$(BIN)/python benchmarks/third_party.py --json benchmarks/results/third_party.json
 	$(BIN)/python benchmarks/sweeps.py --json benchmarks/results/sweeps.json
 	$(BIN)/python benchmarks/twin.py --json benchmarks/results/twin.json
 	$(BIN)/python benchmarks/demo.py --json benchmarks/results/demo.json

@@ -58,3 +58,26 @@ def test_rows_that_do_not_record_how_they_were_made_are_refused(audit_benchmark,
     (tmp_path / "rows.json").write_text(json.dumps([audited(1, "healthy")]))
     with pytest.raises(SystemExit, match="must record how they were made"):
         audit_benchmark.summarise([tmp_path / "rows.json"])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_third_party_networks_are_timed_compared_and_told_why_not(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.syspath_prepend(BENCHMARKS.parent / "docs" / "tables")
+    third_party, models = importlib.import_module("third_party"), importlib.import_module("models")
+    cases = {case.name: case for case in third_party.CASES}
+    on_cpu = torch.device("cpu")
+    row = third_party.row(cases["weight norm, MLP 16-64-10"], 2, 1, on_cpu)
+    assert row["milliseconds"].keys() == {"by hand", "loop", "vmap", "auto"}
+    assert row["refused"].keys() == {"batched"}
+    assert max(row["differences"].values()) < 1e-5
+    cells = models.cells(row)
+    assert cells[-1].startswith("batched: ")
+    assert [cell == "–" for cell in cells[3:6]] == [False, False, True]
+    assert "differs" in models.cells({**row, "differences": {**row["differences"], "vmap": 0.5}})[4]
+    absent = third_party.row(
+        third_party.Case("absent", torch.nn.Identity, dict, None, ("no_such_package",)), 2, 1, on_cpu
+    )
+    assert models.cells(absent)[-1] == "no_such_package: No module named 'no_such_package'"
+    big = third_party.Case("big", torch.nn.Identity, dict, on_gpu_only=True)
+    assert third_party.row(big, 2, 1, on_cpu) == {"case": "big", "missing": "needs a GPU"}

@@ -20,6 +20,7 @@ from recording import recorded
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
 
 import dissensus as ds
+from dissensus import storage
 from dissensus.train import capture
 from dissensus.train import checkpoint as checkpoints
 from dissensus.train.settings import CheckpointSettings
@@ -218,7 +219,14 @@ def test_every_setting_of_a_sweep_is_part_of_the_fingerprint(tmp_path):
         ds.sweep(build, data(), objective, **{**options, "resume": False})
 
 
-def test_checkpoints_of_another_version_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (4, r"an older dissensus \(format 4\); this one reads from 5 on: training cannot go on from it"),
+        (6, r"a newer dissensus \(format 6\); this one reads up to 5: upgrade\."),
+    ],
+)
+def test_checkpoints_of_another_version_are_refused(tmp_path, monkeypatch, number, words):
     build, objective = NETWORKS["mlp"][0], partial(ds.objectives.augmented, loss="mse", pool="score")
     sweep_options = {
         "grid": {"beta": [0.0, 1.0]},
@@ -229,13 +237,13 @@ def test_checkpoints_of_another_version_are_refused(tmp_path, monkeypatch):
     }
     fit_options = {"epochs": 1, "checkpoint": tmp_path / "fit", "resume": True}
     with monkeypatch.context() as patch:
-        patch.setattr("dissensus.train.checkpoint.FORMAT", 1)
-        patch.setattr("dissensus.train.sweeping.FORMAT", 1)
+        for module in ("checkpoint", "sweeping"):
+            patch.setattr(f"dissensus.train.{module}.FORMATS", storage.Formats(newest=number, oldest=number))
         ds.fit(ds.Ensemble(build, 2), data(), mse, **fit_options)
         ds.sweep(build, data(), objective, **sweep_options)
-    with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
+    with pytest.raises(ds.StorageError, match=words):
         ds.fit(ds.Ensemble(build, 2), data(), mse, **fit_options)
-    with pytest.raises(ds.StorageError, match="was written by another version of dissensus"):
+    with pytest.raises(ds.StorageError, match=words):
         ds.sweep(build, data(), objective, **sweep_options)
 
 

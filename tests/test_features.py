@@ -439,7 +439,7 @@ def test_damage_is_refused_by_name(tmp_path):
     manifest.write_text("[]")
     refused("manifest.json is damaged")
     manifest.write_text(text.replace('"format": 1', '"format": 9'))
-    refused("format 9")
+    refused(r"was written by a newer dissensus \(format 9\); this one reads up to 1: upgrade\.")
     manifest.write_text(text.replace('"examples": 11', '"examples": 10'))
     refused("does not hold the 10 rows")
     manifest.write_text(text.replace('"examples"', '"samples"'))

@@ -584,6 +584,8 @@ def table():
         "audit, a list": (lambda f, y: audited(list(f), y, task="classification", kind="logits"), (LOGITS, LABELS)),
         "auditing.roc_area": (ds.auditing.roc_area, (SCORES, OUTSIDE)),
         # data
+        "data.Split.rows": (lambda y: ds.data.Split(0.3).rows(y), (LABELS,), EXACT),
+        "data.Split.rows, groups": (lambda y: ds.data.Split(0.3, groups=y).rows(y), (LABELS,), EXACT),
         "data.split": (lambda x, y: ds.data.split(x, y, 0.3, 0), (IMAGES, LABELS), EXACT),
         "data.batches": (gathered, (IMAGES, LABELS), EXACT),
         "data.batches, augmented": (partial(gathered, augment=ds.data.augment.crops), (IMAGES, LABELS), EXACT),
@@ -1027,6 +1029,7 @@ LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "checks.device": "takes a device",
+    "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
     "losses.check_trainable": "takes a loss",
     "objectives.declaration": "takes an objective",

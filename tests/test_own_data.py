@@ -250,7 +250,7 @@ def test_a_fraction_of_a_dataset_is_held_out():
     expected = ds.fit(same, TensorDataset(x, y), cross_entropy, epochs=2, batch_size=6, validation=held_out)
     assert len(history.column("validation")) == 2
     assert history.column("validation") == pytest.approx(expected.column("validation"), rel=0.2)
-    with pytest.raises(ValueError, match="be data, not a fraction, for a loader or a stream"):
+    with pytest.raises(ValueError, match="be data, not a part of it, for a loader or a stream"):
         trained(DataLoader(rows, 8), validation=0.2)
 
 
@@ -327,7 +327,7 @@ def test_whole_numbers_are_features_or_indices_as_the_network_wants():
 
 def test_labels_by_name_are_refused_with_the_fix():
     names = np.array(["cat", "dog", "cow"])[LABELS.numpy()]
-    with pytest.raises(TypeError, match=r"`y` must hold numbers; got text \('.*numpy.unique"):
+    with pytest.raises(TypeError, match=r"`y` must be numbers; got text \('.*LabelEncoder"):
         trained((X, names))
 
 
@@ -345,7 +345,7 @@ def test_pandas_frames_and_series_are_taken():
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             trained((frame.assign(**change), labels))
-    with pytest.raises(TypeError, match=r"`y` must hold numbers; got categories. Use .cat.codes"):
+    with pytest.raises(TypeError, match=r"`y` must be numbers; got categories. Use .cat.codes"):
         trained((frame, labels.map({0: "a", 1: "b", 2: "c"}).astype("category")))
     with pytest.raises(TypeError, match=r"be \(inputs, targets\); got one DataFrame"):
         trained(frame)
@@ -401,3 +401,73 @@ def test_bad_weights_are_refused():
 def test_a_batch_of_another_precision_is_named():
     with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
         trained(DataLoader(TensorDataset(X.double(), LABELS), 8))
+
+
+@pytest.mark.parametrize("backend", ["auto", "loop", "vmap", "batched"])
+def test_inputs_that_do_not_fit_get_one_sentence(backend):
+    ens = ds.Ensemble(build, 2, backend=backend)
+    message = r"members cannot take inputs \[6, 5\] float32: .*first layer with weights is Linear\(in_features=4"
+    with pytest.raises(ValueError, match=message):
+        ens.predict(torch.randn(6, 5))
+    with pytest.raises(ValueError, match=message):
+        ds.fit(ens, (torch.randn(6, 5), LABELS[:6]), cross_entropy, epochs=1)
+    with pytest.raises(ValueError, match=r"cannot take inputs \[6, 4\] int64"):
+        ens.predict(torch.ones(6, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="unexpected keyword argument 'image'"):
+        ens.predict({"image": X})
+    with pytest.raises(TypeError, match=r"networks' dtype, torch.float32; got torch.float64. Use x.float\(\)"):
+        ens.predict(X.double())
+
+
+def test_one_wrong_row_is_named_in_prediction_as_in_training():
+    wrong = X.clone()
+    wrong[17, 2] = torch.nan
+    ens = ds.Ensemble(build, 2)
+    for inputs in (wrong, wrong.numpy()):
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+            ens.predict(inputs)
+        with pytest.raises(ValueError, match="finite; got NaN or infinity in 1 examples, first in 17"):
+            ds.fit(ens, (inputs, LABELS), cross_entropy, epochs=1)
+
+
+def test_examples_without_a_batch_axis_are_refused():
+    with pytest.raises(ValueError, match=r"an output for every example; got \[3\] for 4 examples.*x.unsqueeze\(0\)"):
+        ds.Ensemble(build, 2).predict([X[0], X[1]])
+
+
+def test_errors_of_a_networks_own_code_stay_what_they_are():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            raise RuntimeError("the sensor is off")
+
+    with pytest.raises(RuntimeError, match="^the sensor is off$"):
+        ds.Ensemble(Broken, 2).predict(X)
+
+
+ATTACKED = {
+    name: functools.partial(entry.function, **{**({"epsilon": 0.1} if entry.bounded else {}), **entry.quick})
+    for name, entry in ds.attacks.ATTACKS.items()
+}
+
+
+@pytest.mark.parametrize("name", ATTACKED)
+def test_attacks_take_arrays_as_they_take_tensors(name):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    x, y = torch.rand(4, 1, 6, 6, generator=torch.Generator().manual_seed(1)), LABELS[:4]
+    expected = ATTACKED[name](network, x, y)
+    result = ATTACKED[name](network, x.double().numpy(), y.to(torch.int32).numpy())
+    torch.testing.assert_close(result.inputs, expected.inputs)
+    assert torch.equal(result.success, expected.success)
+
+
+def test_evaluation_and_transfer_take_arrays():
+    ens = ds.Ensemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), 2)
+    x, y = np.random.default_rng(0).random((4, 1, 6, 6)), LABELS[:4].numpy()
+    assert ds.attacks.evaluate(ens, (x, y), "quick", epsilon=0.1).clean is not None
+    assert ds.attacks.transfer_matrix(ens, x, y, steps=2).fooled.shape == (3, 3)
+    attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)
+    assert ds.attacks.over(attack, ens, x, y, batch_size=3).inputs.dtype == torch.float32

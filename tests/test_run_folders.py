@@ -137,6 +137,14 @@ def test_a_run_of_an_earlier_release_without_a_state_is_still_read(tmp_path):
     assert result.points
 
 
+def test_a_run_of_a_newer_format_is_refused(tmp_path):
+    folder = runner.run(STUDY, "smoke", root=tmp_path)
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    words = "was written by a newer dissensus (format 2); this one reads up to 1: upgrade."
+    assert read_state(folder) == RunState("damaged", reason=f"{manifest} {words}")
+
+
 def test_texts_do_not_change_the_fingerprint_and_settings_do():
     original = settings_of(STUDY)
     assert settings_of(STUDY, title="Another title").digest() == original.digest()

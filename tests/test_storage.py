@@ -54,7 +54,7 @@ def test_the_manifest_lists_what_is_stored(tmp_path):
     _, path = saved(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["members"] == 3
-    assert manifest["format"] == storage.FORMAT
+    assert manifest["format"] == storage.FORMATS.newest
     assert manifest["tensors"]["0.weight"] == {"shape": [3, 8, 6], "dtype": "float32"}
 
 
@@ -91,7 +91,7 @@ def test_damage_is_refused_by_name(tmp_path):
     manifest.write_text("[]")
     refused("damaged")
     manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    refused("format 99")
+    refused(r"was written by a newer dissensus \(format 99\); this one reads up to 1: upgrade\.")
     manifest.write_text(text.replace("dissensus.ensemble", "other"))
     refused("holds 'other'")
     manifest.write_text(forged(text, "weights", "../" + json.loads(text)["weights"]))

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 import dissensus as ds
 from dissensus import storage
 from dissensus.data.features import FeatureCache, cached_features
+from dissensus.train import checkpoint as checkpoints
 
 FORK = multiprocessing.get_context("fork")
 ALIGNED = 64
@@ -562,7 +563,7 @@ def test_swapped_parts_and_a_changed_plan_are_refused(tmp_path):
     (tmp_path / "aside").rename(second)
     plan = tmp_path / "plan.json"
     whole = plan.read_bytes()
-    record = storage.read_record(plan)
+    record = storage.read_record(plan, checkpoints.FORMATS)
     parts = record["parts"]
     plan.write_text(json.dumps({**record, "parts": parts[::-1]}))
     with pytest.raises(ds.StorageError, match=r"plan.json was changed after it was saved.* Give another folder\."):

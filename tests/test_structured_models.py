@@ -122,6 +122,22 @@ def test_the_chosen_part_is_the_output(wrap, output):
     torch.testing.assert_close(ens.subset([1])(x)[0], ens(x)[1])
 
 
+def test_a_saved_ensemble_knows_its_output_or_is_told(tmp_path):
+    def build():
+        return Returning(lambda logits, hidden: {"logits": logits, "hidden": hidden})
+
+    x = torch.randn(4, 3)
+    for output in ("logits", lambda out: out["logits"]):
+        ens = ds.Ensemble(build, members=2, output=output)
+        ens.save(tmp_path / "ens")
+        again = ds.Ensemble.load(tmp_path / "ens", build, **({} if output == "logits" else {"output": output}))
+        torch.testing.assert_close(again(x), ens(x))
+    with pytest.raises(TypeError, match="Say which part counts"):
+        ds.Ensemble.load(tmp_path / "ens", build)(x)
+    with pytest.raises(TypeError, match="`output` must be a name, a position or a function"):
+        ds.Ensemble.load(tmp_path / "ens", build, output=2.5)
+
+
 @pytest.mark.parametrize(
     ("wrap", "fix"),
     [

@@ -25,13 +25,14 @@ from typer.testing import CliRunner
 from dissensus import metrics
 from dissensus.cli import app
 from dissensus.data import augment, sources
+from dissensus.data.folders import ImageFiles
 from dissensus.execution import choice
 from dissensus.pages import html
 from dissensus.studies import datasets, library, measures, spec, workers
 from dissensus.studies import page as study_page
 from dissensus.studies import run as runner
 from dissensus.studies.figures import figures
-from dissensus.studies.procedures import search, train
+from dissensus.studies.procedures import methods, search, train
 from dissensus.studies.procedures.training import curve_value
 from dissensus.studies.results import Provenance
 from dissensus.studies.run_folders import SHIPPED, folder_of, read_report
@@ -208,6 +209,7 @@ TRAINERS = [
     ("procedures.shift_training", "ldr/table-5", {"grid.method": ["deep-ensemble"]}, 1, {}),
     ("procedures.shift_training", "ldr/table-7", TWO_STAGES, 1, {}),
     ("procedures.streamed", "collusion/table-1", {}, 1, {}),
+    ("procedures.streamed", "masksembles/figure-3-imagenet", {}, 1, {}),
     ("procedures.collusion", "collusion/figure-1", {}, 1, {}),
     ("procedures.disagreement", "ldr/figure-1", {}, 1, {}),
     ("audit_cases", "audit/table-1", {"data": ["digits"]}, 1, {}),
@@ -325,6 +327,9 @@ def test_a_search_uses_the_settings_of_the_training_after_it(tmp_path, monkeypat
         ("masksembles/figure-2", {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
         ("adp/table-4", {"grid.momentum": [0.0, 0.9]}, "the axis 'momentum'"),
         ("collusion/table-1", {"grid.members": [2, 3]}, "the axis 'members'"),
+        ("masksembles/figure-3-imagenet", {"grid.lr": [0.1, 0.01]}, "the axis 'lr'"),
+        ("masksembles/figure-3-imagenet", {"grid.adversarial": ["none", "pgd"]}, "the axis 'adversarial'"),
+        ("masksembles/figure-3-imagenet", {"grid.method": ["single", "packed"]}, "'packed'"),
         ("collusion/figure-6", {"grid.loss": ["brier", "cross_entropy"]}, "the axis 'loss'"),
         ("collusion/figure-5", {"grid.pool": ["score", "probability"]}, "the axis 'pool'"),
         ("collusion/figure-2", {"grid.pool": ["score", "probability"]}, "key 'grid.pool.1.': `pool` must be 'score'"),
@@ -373,6 +378,72 @@ def test_pictures_in_folders_are_streamed_with_accuracy_over_the_epochs(tmp_path
     assert subset.test.labels.tolist() == [0, 1, 2]
     assert subset.shape == (3, 16, 16)
     assert subset.train.tensors()[0].float().mean((2, 3)).argmax(1).tolist() == [2, 2, 1, 1, 0, 0]
+
+
+FEW_METHODS = {"grid.method": ["single", "mc-dropout", "masksembles-2", "ensemble"], "grid.seed": [0]}
+
+
+def test_methods_are_trained_on_streamed_pictures(tmp_path):
+    name = "masksembles/figure-3-imagenet"
+    folder = runner.run(name, "smoke", changes=FEW_METHODS, root=tmp_path)
+    unit, report = folder / "made-folder-seed-0", read_report(folder)
+    targets = torch.from_numpy(np.load(unit / "targets.npy"))
+    by_method = {}
+    for row in report.rows:
+        outputs = torch.from_numpy(np.load(unit / f"outputs-{row.run:03d}.npy"))
+        by_method[row.point["method"]] = outputs
+        assert outputs.shape[1:] == (36, 3)
+        assert row.measures["ece"] == pytest.approx(measures.ece(outputs, targets, "", "probability"))
+        share, confidence, accuracy = (row.curves[key] for key in ("share", "confidence", "accuracy"))
+        gaps = [s * abs(c - a) for s, c, a in zip(share, confidence, accuracy, strict=True) if s]
+        assert row.measures["ece"] == pytest.approx(sum(gaps), abs=1e-6)
+        assert len(row.pairs) == math.comb(len(outputs), 2)
+        assert (unit / f"ensemble-{row.run:03d}").is_dir()
+    counts = {method: len(outputs) for method, outputs in by_method.items()}
+    assert counts == {"single": 1, "mc-dropout": 4, "masksembles-2": 4, "ensemble": 4}
+    assert torch.equal(by_method["single"][0], by_method["ensemble"][0])  # member 0 does not depend on their number
+    assert all(len(torch.unique(by_method[name], dim=0)) == 4 for name in ("mc-dropout", "masksembles-2", "ensemble"))
+    summary = summarise(report)
+    judged = {verdict.says: verdict for verdict in summary.verdicts}
+    compared = judged["an ensemble is better calibrated than Masksembles with S = 2"]
+    assert (compared.verdict, compared.setting, compared.data) == ("undecided", "reduced", "made-folder")
+    ece = {row.point["method"]: row.measures["ece"] for row in report.rows}
+    assert compared.difference == pytest.approx(ece["ensemble"] - ece["masksembles-2"], rel=1e-4)
+    (drawing,) = figures(library.load(name), summary)
+    assert {"perfect", "single", "ensemble"} <= {
+        word for label in drawing[0].axes[0].get_legend_handles_labels()[1] for word in label.split()
+    }
+
+
+@pytest.mark.slow
+def test_every_method_on_imagenet_is_a_network_for_large_pictures():
+    settings = library.load("masksembles/figure-3-imagenet")
+    paper = spec.resolved(settings, "paper", {}, "x")
+    classes = [f"n{i:02d}" for i in range(7)]
+    files = ImageFiles([Path(f"{i}.png") for i in range(7)], torch.arange(7), classes, 64)
+    pictures = datasets.StreamedImages("imagenet-folder", files, files)
+    for name in paper.grid["method"]:
+        network = methods.method_builder(paper, methods.method_of(paper, name), pictures)().eval()
+        (stem, *_) = (layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d))
+        assert (stem.kernel_size, stem.stride) == ((7, 7), (2, 2)), name
+        with torch.no_grad():
+            outputs = network(torch.zeros(2, 3, 64, 64))
+        assert outputs.shape[-2:] == (2, 7)
+        assert outputs.ndim == (3 if methods.method_of(paper, name).is_wrapped else 2)
+
+
+def test_streamed_methods_with_numbers_are_audited(tmp_path):
+    described = {"apart": {"alpha": 0.0, "beta": 0.0}, "adp": {"alpha": 2.0, "beta": 0.5}}
+    changes = {
+        "grid": {"method": ["apart", "adp"], "seed": [0]},
+        "members": {"network": "cnn", "count": 3},
+        "objective": {"name": "adp", "loss": "cross_entropy", "pool": "probability", "options": {"methods": described}},
+    }
+    folder = runner.run("masksembles/figure-3-imagenet", "smoke", changes=changes, root=tmp_path)
+    apart, adp = read_report(folder).rows
+    assert apart.audit is not None
+    assert adp.audit is not None
+    assert apart.measures["nll"] != adp.measures["nll"]
 
 
 @pytest.mark.slow
@@ -724,6 +795,19 @@ def test_the_page_is_self_contained_and_links_lead_to_sections(quick, tmp_path):
         assert f'id="{anchor}"' in page
     assert "<svg" in page
     assert "not run" in page
+
+
+def test_the_page_says_which_study_it_reads_and_draws(tmp_path):
+    said = []
+    names = ["collusion/figure-8", "adp/table-3", "ldr/figure-2"]
+    study_page.page(names, tmp_path, lambda text, share: said.append((text, share)))
+    assert [text for text, _ in said] == [
+        *(f"reading {name}" for name in names),
+        *(f"drawing {name}" for name in ("collusion/figure-8", "ldr/figure-2", "adp/table-3")),  # by paper
+    ]
+    shares = [share for _, share in said]
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] < shares[-1] < 1
 
 
 def test_the_command_of_a_result_is_the_one_that_made_it():

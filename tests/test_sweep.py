@@ -446,9 +446,3 @@ def test_the_table_has_the_metrics_of_the_kept_weights():
         assert losses[-1] > min(losses), "or the test tests nothing"
     last = ds.sweep(build, data, augmented, grid={"lr": [0.1], "beta": [0.5]}, keep="last", **options)
     assert last.table(frame=False)[0]["validation"] == last.history(0).column("validation")[-1]
-
-
-def test_a_compiled_ensemble_is_not_fitted(unchecked):
-    compiled = torch.compile(ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), 2), backend="eager")
-    with pytest.raises(TypeError, match="`ensemble` must not be compiled.*Fit the network itself"):
-        ds.fit(compiled, (torch.zeros(4, 5), torch.zeros(4, 1)), augmented, epochs=1)

@@ -9,9 +9,9 @@ import torch
 from scipy import stats
 
 from dissensus.data import formats, tables
-from dissensus.data.batches import split_rows
 from dissensus.data.catalogue import DATASETS
 from dissensus.data.common_datasets import TABLES
+from dissensus.data.splits import split_rows
 from dissensus.data.tables import Table, TableScaler, scaled, table
 
 UCI = Path(__file__).parents[1] / ".." / "shared" / "data" / "uci"

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import dissensus as ds
 from dissensus.data.augment import cutmix, mixup
-from dissensus.data.batches import bootstrap_counts, changes_targets, split_rows
+from dissensus.data.batches import bootstrap_counts, changes_targets
+from dissensus.data.splits import split_rows
 from dissensus.objectives.declaration import Declaration
 from dissensus.train.settings import TargetSettings
 from dissensus.train.weighting import balanced_weights, weighted
@@ -615,6 +616,18 @@ def test_bagging_of_a_dataset_is_that_of_its_tensors():
         Rows(), bootstrap=True, unpack=lambda batch: (batch["x"], batch["y"]), batch_size=N, shuffle=True
     )
     assert_same(shuffled, trained(bootstrap=True, batch_size=N))
+
+
+def test_bagging_sets_members_apart_that_start_equal(caplog):
+    network = build()
+    ens = ds.Ensemble.from_modules([network, network], backend="loop").double()
+    ds.fit(ens, (X, LABELS), cross_entropy, bootstrap=True, **STEPS)
+    assert not caplog.records
+    first, second = ens.predict(X)
+    assert not torch.allclose(first, second)
+    ens = ds.Ensemble.from_modules([network, network], backend="loop").double()
+    ds.fit(ens, (X, LABELS), cross_entropy, **STEPS)
+    assert "bootstrap=True" in caplog.text
 
 
 def test_bagging_of_a_part_of_a_dataset_is_that_of_its_rows():

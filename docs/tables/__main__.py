@@ -16,6 +16,7 @@ import audit
 import detection
 import diversity
 import masks
+import models
 import readme
 import reliability
 import robustness
@@ -29,6 +30,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/detection.md": detection,
     "docs/diversity.md": diversity,
     "docs/masks.md": masks,
+    "docs/models.md": models,
     "docs/reliability.md": reliability,
     "docs/robustness.md": robustness,
     "docs/speed.md": speed,

@@ -61,7 +61,7 @@ def values() -> dict[str, str]:
     return {
         "heads": f"{heads['seconds_per_epoch']:.0f}",
         "features-from": _tipping("audit/figure-1.paper"),
-        "whole-from": _tipping("audit/figure-1.laptop"),
+        "cnn-from": _tipping("audit/figure-1.laptop"),
     }
 
 

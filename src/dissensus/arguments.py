@@ -8,11 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from dissensus import checks, dense
+from dissensus import dense
+from dissensus.arrays import is_array, tensor_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,6 +22,7 @@ TARGETS = ("targets", "labels")
 def arrays(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function of tensors take NumPy arrays, and Series and frames of pandas.
 
+    >>> import numpy as np
     >>> @arrays
     ... def total(values):
     ...     return values.sum()
@@ -86,37 +86,11 @@ def _shaped(values: Any, outputs: Tensor, result: str) -> Any:
 def as_tensor(value: Any, name: str = "argument") -> Any:
     """An array, Series or frame as a tensor; anything else as it is.
 
+    >>> import numpy as np
     >>> as_tensor(np.array([0, 1], dtype=np.int16)), as_tensor("mse")
     (tensor([0, 1]), 'mse')
-    >>> as_tensor(np.array(["cat", "dog"]), "labels")
-    Traceback (most recent call last):
-    TypeError: `labels` must be numbers; got <U3. Names of classes? Use sklearn.preprocessing.LabelEncoder.
     """
-    if isinstance(value, tuple) or not _is_array(value):
-        return value
-    checks.unmasked(value, name)
-    array = np.asarray(value)
-    if array.dtype == object:
-        array = _unboxed(array)
-    if array.dtype.kind not in "fiub":
-        fix = "Names of classes? Use sklearn.preprocessing.LabelEncoder." if array.dtype.kind in "OSUT" else ""
-        checks.refuse(name, "be numbers", str(array.dtype), fix, TypeError)
-    if array.dtype.kind in "iu":
-        array = array.astype(np.int64, copy=False)
-    elif array.dtype.itemsize > 8 or not array.dtype.isnative:
-        array = array.astype(np.float64 if array.dtype.itemsize > 4 else array.dtype.newbyteorder("="))
-    if any(stride < 0 for stride in array.strides) or not array.flags.writeable:
-        array = array.copy()  # torch knows neither of them
-    return torch.from_numpy(array)
-
-
-def _unboxed(array: Any) -> Any:
-    """Python numbers as numbers; other objects as they are."""
-    try:
-        numbers = np.array(array.tolist())
-    except (TypeError, ValueError):
-        return array
-    return numbers if numbers.dtype.kind in "fiub" and numbers.shape == array.shape else array
+    return value if isinstance(value, tuple) or not is_array(value) else tensor_of(name, value)
 
 
 _PLAIN = frozenset({Tensor, str, int, float, bool, type(None), list})
@@ -136,7 +110,7 @@ def _any_array(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
 def _is_array(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_is_array(part) for part in value)
-    return not isinstance(value, Tensor | np.generic) and hasattr(value, "__array__")
+    return is_array(value)
 
 
 def _converted(signature: inspect.Signature, args: tuple[Any, ...], keywords: dict[str, Any]) -> inspect.BoundArguments:

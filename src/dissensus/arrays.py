@@ -12,12 +12,12 @@ from dissensus import checks
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is a NumPy array or number, or a frame, series or index of pandas.
+    """Whether a value is an array of NumPy, a frame or series of pandas, or anything else that becomes an array.
 
     >>> is_array(np.zeros(2)), is_array([0, 1]), is_array(torch.zeros(2))
     (True, False, False)
     """
-    return isinstance(value, np.ndarray | np.generic) or _is_pandas(value)
+    return not isinstance(value, Tensor | np.generic | type) and hasattr(value, "__array__")
 
 
 def _is_pandas(value: object) -> bool:
@@ -31,15 +31,16 @@ def numpy_values(name: str, values: Any) -> np.ndarray[Any, Any]:
         kinds = [values.dtypes] if values.ndim == 1 else list(values.dtypes)
         nullable = any(not isinstance(kind, np.dtype) for kind in kinds) and bool(values.isna().to_numpy().any())
         values = values.to_numpy(dtype="float64", na_value=np.nan) if nullable else values.to_numpy()
+    checks.unmasked(values, name)
     values = np.asarray(values)
     if values.dtype.kind in "OSUT":
-        numbers = _objects_as_numbers(values) if values.dtype.kind == "O" else None
+        numbers = _unboxed(values) if values.dtype.kind == "O" else None
         if numbers is None:
-            fix = "Labels by name? Use numpy.unique(labels, return_inverse=True), or sklearn's LabelEncoder."
-            checks.refuse(name, "hold numbers", f"text ({_sample(values)})", fix, TypeError)
+            fix = "Labels by name? Use sklearn's LabelEncoder."
+            checks.refuse(name, "be numbers", f"text ({_sample(values)})", fix, TypeError)
         values = numbers
     if values.dtype.kind not in "fiub":
-        checks.refuse(name, "hold real numbers", f"dtype {values.dtype}", error=TypeError)
+        checks.refuse(name, "be real numbers", f"dtype {values.dtype}", error=TypeError)
     return values
 
 
@@ -48,23 +49,27 @@ def _check_columns(name: str, values: Any) -> None:
     if values.ndim != 2:
         if str(values.dtype) == "category":
             fix = "Use .cat.codes, or sklearn's LabelEncoder."
-            checks.refuse(name, "hold numbers", "categories", fix, TypeError)
+            checks.refuse(name, "be numbers", "categories", fix, TypeError)
         return
     wrong = [
         str(column)
         for column, kind in zip(values.columns, values.dtypes, strict=True)
-        if str(kind) in ("object", "category", "string", "str") or "datetime" in str(kind)
+        if str(kind) in ("category", "string", "str")
+        or "datetime" in str(kind)
+        or (str(kind) == "object" and _unboxed(values[column].to_numpy()) is None)
     ]
     if wrong:
         fix = "Encode them first, as with pandas.get_dummies or sklearn's OrdinalEncoder."
         checks.refuse(name, "hold numbers in every column", f"other values in {', '.join(wrong)}", fix, TypeError)
 
 
-def _objects_as_numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+def _unboxed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Python numbers as numbers; None for other objects."""
     try:
-        return values.astype(np.float64) if not any(isinstance(v, str) for v in values.flat) else None
+        numbers = np.array(values.tolist())
     except (TypeError, ValueError):
         return None
+    return numbers if numbers.dtype.kind in "fiub" and numbers.shape == values.shape else None
 
 
 def _sample(values: np.ndarray[Any, Any]) -> str:
@@ -83,6 +88,21 @@ class HasLayers(Protocol):
     def modules(self) -> Iterator[nn.Module]:
         """Every layer."""
         ...
+
+
+def tensor_of(name: str, values: Any) -> Tensor:
+    """The numbers of an array as a tensor, in the precision they have; whole numbers as int64.
+
+    Memory is shared where torch can.
+
+    >>> tensor_of("labels", np.array([0, 1], dtype=np.int16))
+    tensor([0, 1])
+    >>> tensor_of("labels", np.array(["cat", "dog"]))
+    Traceback (most recent call last):
+    TypeError: `labels` must be numbers; got text ('cat', 'dog'). Labels by name? Use sklearn's LabelEncoder.
+    """
+    numbers = numpy_values(name, values)
+    return torch.from_numpy(_writable(numbers.astype(np.int64, copy=False) if numbers.dtype.kind in "iu" else numbers))
 
 
 class Conversion(NamedTuple):
@@ -124,13 +144,13 @@ class Conversion(NamedTuple):
         """
         if not is_array(targets):
             return targets
-        values = numpy_values(name, targets)
-        return torch.as_tensor(_writable(values)).to(self.dtype if values.dtype.kind == "f" else torch.int64)
+        values = tensor_of(name, targets)
+        return values.to(self.dtype if values.is_floating_point() else torch.int64)
 
     def weights(self, weights: Any, name: str = "weights") -> Any:
         """Weights of examples as a tensor of the networks' dtype."""
         if is_array(weights) or isinstance(weights, list | tuple):
-            weights = torch.as_tensor(_writable(numpy_values(name, np.asarray(weights))))
+            weights = tensor_of(name, np.asarray(weights))
         if not isinstance(weights, Tensor):
             checks.refuse(name, "be a tensor or an array", type(weights).__name__, error=TypeError)
         return weights.to(self.dtype)
@@ -142,11 +162,8 @@ class Conversion(NamedTuple):
         return self.inputs(data[0]), self.targets(data[1])
 
     def _tensor(self, name: str, values: Any, *, keep: bool) -> Tensor:
-        numbers = numpy_values(name, values)
-        tensor = torch.as_tensor(_writable(numbers))
-        if numbers.dtype.kind == "f" or not keep:
-            return tensor.to(self.dtype)
-        return tensor if numbers.dtype.kind == "b" else tensor.to(torch.int64)
+        tensor = tensor_of(name, values)
+        return tensor.to(self.dtype) if tensor.is_floating_point() or not keep else tensor
 
 
 def has_whole_numbers(data: Any) -> bool:
@@ -166,7 +183,7 @@ def _has_array_inputs(data: Any) -> bool:
 def _writable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """An array that a tensor may share: writable, in native byte order, without negative strides."""
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
-    if native.dtype.kind == "u" and native.dtype.itemsize > 1:
-        native = native.astype(np.int64)
+    if native.dtype.kind == "f" and native.dtype.itemsize > 8:
+        native = native.astype(np.float64)
     shared = native.flags.writeable and all(stride >= 0 for stride in native.strides)
     return native if shared else native.copy()

@@ -88,3 +88,27 @@ def check_lengths(inputs: NetworkInputs, targets: Tensor, weights: Tensor | None
     if weights is not None and (not weights.ndim or len(weights) != length):
         checks.refuse("weights", f"have one number per example ({length})", checks.shape_text(weights.shape))
     return length
+
+
+def check_dtype(inputs: NetworkInputs, dtype: torch.dtype) -> None:
+    """Refuse inputs of real numbers in another precision than the networks'."""
+    for tensor in calls.tensors(inputs):
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            fix = f"Use x.{ {torch.float64: 'double', torch.bfloat16: 'bfloat16'}.get(dtype, 'float') }()."
+            checks.refuse("x", f"have the networks' dtype, {dtype}", str(tensor.dtype), fix, TypeError)
+
+
+_CHUNK = 2**26
+"""Numbers that are checked at once, which bounds the memory of a check."""
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse NaN and infinity, for any memory layout."""
+    if not x.is_floating_point():
+        return
+    rows = max(1, _CHUNK * len(x) // max(1, x.numel()))
+    bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        got = f"NaN or infinity in {int(bad.sum())} examples, first in {first}"
+        checks.refuse(name, "be finite", got, "Drop or fill them.")

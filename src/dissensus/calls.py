@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dissensus import checks
@@ -35,6 +36,10 @@ def call(*args: Any, **kwargs: Any) -> NetworkInputs:
     """
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         return args[0]
+    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        fix = "Pack it inside of the network, whose inputs are then the padded sequences and their lengths."
+        checks.refuse("inputs", "not be a packed sequence, which has no batch axis", "a PackedSequence", fix, TypeError)
     return Call(args, kwargs)
 
 
@@ -182,6 +187,41 @@ def concatenated(batches: Sequence[NetworkInputs]) -> NetworkInputs:
 def _merged(merge: Callable[[list[Tensor]], Tensor], batches: Sequence[NetworkInputs]) -> NetworkInputs:
     parts = [split_tensors(batch) for batch in batches]
     return parts[0][1]([merge(list(column)) for column in zip(*(found for found, _ in parts), strict=True)])
+
+
+_MISFITS = (
+    *("shapes cannot be multiplied", "to have", "same dtype", "scalar type", "normalized_shape", "must match"),
+    *(
+        "should contain",
+        "index out of range",
+        "input.size(-1) must be equal",
+        "positional argument",
+        "unexpected keyword",
+    ),
+    "required positional argument",
+)
+"""What torch and Python say of inputs that a network does not take."""
+
+
+def misfit(error: Exception, inputs: NetworkInputs, network: Any) -> ValueError | None:
+    """An error about inputs that the networks do not take, in one sentence; None for an error of another kind.
+
+    >>> print(misfit(RuntimeError("must match the size (4)"), torch.ones(2, 5), nn.ReLU()))
+    members cannot take inputs [2, 5] float32: must match the size (4).
+    """
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, TypeError) and "forward()" not in text:
+        return None
+    if not any(words in text for words in _MISFITS):
+        return None
+    shapes = ", ".join(_shape_and_dtype(tensor) for tensor in tensors(inputs))
+    layers = [layer for layer in network.modules() if list(layer.parameters(recurse=False))]
+    first = f"; the first layer with weights is {layers[0]}" if layers else ""
+    return ValueError(f"members cannot take inputs {shapes}: {text.removesuffix('.')}{first}.")
+
+
+def _shape_and_dtype(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 OutputChoice = str | int | Callable[[Any], Tensor]

@@ -296,6 +296,20 @@ def device(name: str, value: Any, *, usable: bool = True) -> torch.device:
     return result
 
 
+def computes(name: str, device: torch.device) -> torch.device:
+    """A device that this package computes on: a CPU, or a GPU through CUDA.
+
+    Others are refused in one sentence: what is measured, drawn and summed in double precision is tested on these only.
+
+    >>> computes("ensemble", torch.device("mps"))
+    Traceback (most recent call last):
+    ValueError: `ensemble` must be on a CPU or a CUDA GPU; got the device mps. Use .to('cpu').
+    """
+    if device.type not in ("cpu", "cuda"):
+        refuse(name, "be on a CPU or a CUDA GPU", f"the device {device}", "Use .to('cpu').")
+    return device
+
+
 def listed(name: str, values: Any) -> list[Any]:
     """The values of any iterable but a text, as a list; those of an array or tensor as Python numbers.
 

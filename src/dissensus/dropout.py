@@ -1,12 +1,14 @@
 """Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dissensus.randomness import Use, derived_seed, keep_mask
+from dissensus.randomness import Use, derived_seed, keep_mask, seeded
 
 
 class KeyedDropout(nn.Dropout):
@@ -35,6 +37,39 @@ class KeyedDropout(nn.Dropout):
         return dropped(x, keep_mask(tuple(shape), self.p, self.key, self.step), self.p)
 
 
+class KeyedDropPath(nn.Module):
+    """Stochastic depth with a counter instead of a global generator: drops a residual branch of whole examples.
+
+    Stands in for timm's ``DropPath``, its copies in transformers and torchvision's ``StochasticDepth``, with their
+    attributes. Key and step are those of `KeyedDropout`.
+    """
+
+    key: Tensor
+    step: Tensor
+
+    def __init__(self, drop_prob: float = 0.0, scale_by_keep: bool = True, mode: str = "row") -> None:
+        super().__init__()
+        self.drop_prob = self.p = drop_prob
+        self.scale_by_keep = scale_by_keep
+        self.mode = mode
+        """``"row"`` draws once per example, ``"batch"`` once for all of them."""
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Drop examples of one member's activations."""
+        if not self.training or self.p == 0:
+            return x
+        rows = x.shape[:1] if self.mode == "row" else (1,)
+        self.step.add_(1)
+        keep = keep_mask((*rows, *[1] * (x.ndim - 1)), self.p, self.key, self.step)
+        return dropped(x, keep, self.p) if self.scale_by_keep else torch.where(keep, x, 0.0)
+
+    def extra_repr(self) -> str:
+        """Settings in words."""
+        return f"drop_prob={self.drop_prob}, scale_by_keep={self.scale_by_keep}, mode={self.mode}"
+
+
 def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
     """Set units to zero that are not kept, and rescale the rest. ``p=1`` drops everything."""
     if p == 1:
@@ -45,26 +80,98 @@ def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S
 _CHANNEL_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
+FUNCTIONAL_KEY, FUNCTIONAL_STEP = "_functional_dropout_key", "_functional_dropout_step"
+"""Buffers of a network whose code may call functions that drop units; `state_dict` leaves them out."""
+
+
 def keyed(network: nn.Module) -> nn.Module:
-    """Replace every dropout layer of a network by a keyed one, in place. Other random layers do not change."""
-    replaced: dict[int, KeyedDropout] = {}  # a layer that is used in several places stays one layer
-    for parent in list(network.modules()):
-        for name, child in parent._modules.items():
-            if (
-                isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
-                and type(child) in _CHANNEL_AXES
-            ):
-                layer = KeyedDropout(child.p, _CHANNEL_AXES[type(child)]).train(child.training)
-                parent._modules[name] = replaced.setdefault(id(child), layer)
+    """Replace every dropout layer of a network by a keyed one, in place.
+
+    Layers are those of `nn.Dropout`, `nn.Dropout1d` to `nn.Dropout3d`, and of stochastic depth. A network whose code
+    mentions dropout elsewhere gets a key for functions that drop units (`dissensus.execution.functional_dropout`).
+    Other random layers do not change.
+    """
     if type(network) in _CHANNEL_AXES:
         raise TypeError("a network that is only a dropout layer has nothing to train")
+    replaced: dict[int, nn.Module] = {}  # a layer that is used in several places stays one layer
+    for parent in list(network.modules()):
+        for name, child in parent._modules.items():
+            layer = None if child is None else replaced.get(id(child)) or _keyed_layer(child)
+            if child is not None and layer is not None:
+                parent._modules[name] = replaced.setdefault(id(child), layer.train(child.training))
+    if FUNCTIONAL_KEY not in network._buffers and any(map(_mentions_dropout, network.modules())):
+        for name in (FUNCTIONAL_KEY, FUNCTIONAL_STEP):
+            network.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
     return network
+
+
+def _keyed_layer(layer: nn.Module) -> nn.Module | None:
+    """A keyed layer in place of another; None if the layer is none that can be replaced."""
+    if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and type(layer) in _CHANNEL_AXES:
+        return KeyedDropout(layer.p, _CHANNEL_AXES[type(layer)])
+    if isinstance(layer, KeyedDropPath) or not type(layer).__name__.endswith(("DropPath", "StochasticDepth")):
+        return None
+    stand_in = KeyedDropPath(
+        float(getattr(layer, "drop_prob", None) or getattr(layer, "p", None) or 0.0),
+        bool(getattr(layer, "scale_by_keep", True)),
+        str(getattr(layer, "mode", "row")),
+    )
+    return stand_in if _drops_examples(layer, stand_in) else None
+
+
+def _drops_examples(layer: nn.Module, stand_in: KeyedDropPath) -> bool:
+    """Whether a layer that is named for it does what its stand-in does, apart from which examples it drops."""
+    if [*layer.children(), *layer.parameters(), *layer.buffers()] or not 0 <= stand_in.p <= 1:
+        return False
+    training, kept = layer.training, 1 / (1 - stand_in.p) if stand_in.scale_by_keep and stand_in.p < 1 else 1.0
+    try:
+        with torch.no_grad(), seeded(0):
+            outputs = layer.train()(torch.ones(64, 2, 2)).flatten(1)
+            unchanged = layer.eval()(torch.ones(64, 2, 2))
+    except Exception:  # it takes something else
+        return False
+    finally:
+        layer.train(training)
+    if outputs.shape != (64, 4) or not bool((unchanged == 1).all()):
+        return False
+    whole = bool((outputs == outputs[:, :1]).all()) and (stand_in.mode == "row" or bool((outputs == outputs[0]).all()))
+    return whole and bool(((outputs == 0) | ((outputs - kept).abs() < 1e-5)).all())
+
+
+def _mentions_dropout(layer: nn.Module) -> bool:
+    """Whether the code of a layer's forward pass has a name with "drop" in it; recurrent layers drop on their own."""
+    if isinstance(layer, KeyedDropout | KeyedDropPath | nn.RNNBase):
+        return False
+    code: Any = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+    return code is not None and any("drop" in name.lower() for name in code.co_names)
+
+
+def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropPath]:
+    """The layers among these modules whose draws are keyed."""
+    return [layer for layer in modules if isinstance(layer, KeyedDropout | KeyedDropPath)]
+
+
+def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Keys and counters of draws in these modules."""
+    found: list[Tensor | None] = []
+    for module in modules:
+        if isinstance(module, KeyedDropout | KeyedDropPath):
+            found += [module.key, module.step]
+        found += [module._buffers.get(FUNCTIONAL_KEY), module._buffers.get(FUNCTIONAL_STEP)]
+    return [tensor for tensor in found if tensor is not None]
 
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
     """Key stacked dropout layers, one row per owner (run seed, member), and reset their counters."""
-    layers = [layer for layer in network.modules() if isinstance(layer, KeyedDropout)]
-    for index, layer in enumerate(layers):
-        keys = [derived_seed(seed, Use.DROPOUT, member, index) for seed, member in owners]
-        layer.key = torch.tensor(keys, dtype=torch.int64, device=layer.key.device).view(layer.key.shape)
+    for index, layer in enumerate(keyed_layers(network.modules())):
+        layer.key = _keys(owners, index, layer.key)
         layer.step = torch.zeros_like(layer.key)
+    key = network._buffers.get(FUNCTIONAL_KEY)
+    if key is not None:
+        network._buffers[FUNCTIONAL_KEY] = _keys(owners, "functions", key)
+        network._buffers[FUNCTIONAL_STEP] = torch.zeros_like(key)
+
+
+def _keys(owners: Sequence[tuple[int, int]], use: int | str, like: Tensor) -> Tensor:
+    keys = [derived_seed(seed, Use.DROPOUT, member, use) for seed, member in owners]
+    return torch.tensor(keys, dtype=torch.int64, device=like.device).view(like.shape)

@@ -15,6 +15,7 @@ from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion
 from dissensus.batch import Unpack
 from dissensus.calls import NetworkInputs, OutputChoice, call, check_output_choice
+from dissensus.dropout import key_tensors
 from dissensus.execution import (
     BACKENDS,
     Backend,
@@ -35,6 +36,8 @@ from dissensus.randomness import Use, derived_seed, seeded
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
+FORMATS = storage.Formats(newest=1)
+"""Of saved ensembles; 1 is that of 0.1."""
 
 
 class GreedySoup(NamedTuple):
@@ -385,7 +388,13 @@ class Ensemble(nn.Module):
             return (outputs, torch.cat(source.targets)) if targets else outputs
 
     def _pass(self, inputs: NetworkInputs) -> Tensor:
-        return calls.outputs_of(self, inputs)
+        try:
+            return calls.outputs_of(self, inputs)
+        except (RuntimeError, IndexError, TypeError) as reason:
+            told = calls.misfit(reason, inputs, self)
+            if told is None:
+                raise
+            raise told from reason
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest. A save that breaks off harms no earlier one."""
@@ -397,18 +406,31 @@ class Ensemble(nn.Module):
             "mixed": not self.body.alike,
             "training": self.training,
         }
-        storage.write_folder(path, KIND, self.body.tensors(), details)
+        if isinstance(self.output, str | int):
+            details["output"] = self.output
+        storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
 
     @classmethod
-    def load(cls, path: str | Path, build: Build | Sequence[Build]) -> "Ensemble":
-        """Load what `save` wrote. ``build`` gives the architecture, one for all members or one per member."""
-        tensors, manifest = storage.read_folder(path, KIND)
+    def load(
+        cls, path: str | Path, build: Build | Sequence[Build], *, output: OutputChoice | None = None
+    ) -> "Ensemble":
+        """Load what `save` wrote, in this release or since 0.1.
+
+        ``build`` gives the architecture, one for all members or one per member. ``output`` is that of the saved
+        ensemble where it was a name or a position. A function has to be passed again.
+        """
+        check_output_choice(output)
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
         try:
             members, member_ids, seed = int(manifest["members"]), list(manifest["member_ids"]), int(manifest["seed"])
             mixed, backend, training = bool(manifest["mixed"]), str(manifest["backend"]), bool(manifest["training"])
         except (KeyError, TypeError, ValueError) as reason:
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
         body = _empty_body(build, members, mixed)
+        body.output = manifest.get("output") if output is None else output
+        body.set_keys([(seed, member) for member in member_ids])
+        keys = {id(tensor) for tensor in key_tensors(body.modules())}  # earlier releases keyed fewer draws
+        tensors = {**{name: t for name, t in body.tensors().items() if id(t) in keys}, **tensors}
         storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
         ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
         with torch.no_grad():

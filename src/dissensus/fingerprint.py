@@ -44,7 +44,13 @@ _LEFT_OUT = (io.IOBase, weakref.ReferenceType, torch.Stream, torch.Event)
 """Types whose content decides no result. Locks, which have no public type, are left out too."""
 _WITHOUT_VERSION = ("torch", "numpy")
 """Packages whose releases change results by rounding only."""
-_OF_EVERY_MODULE = {*vars(nn.Module()), "_flat_weights", "_flat_weights_names", "_flat_weight_refs"}
+_OF_EVERY_MODULE = {
+    *vars(nn.Module()),
+    "_flat_weights",
+    "_flat_weights_names",
+    "_flat_weight_refs",
+    "flatten_parameters",
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_EVERY_CLASS = {
     "__dict__",

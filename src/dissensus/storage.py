@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,10 +33,11 @@ from dissensus import checks
 
 log = logging.getLogger("dissensus")
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 _CHECKSUM = "manifest_sha256"
+OF_FOLDERS = ("kind", "format", "weights", "sha256", "bytes", "tensors", "layout", _CHECKSUM)
+"""Entries of a manifest that `write_folder` makes; the others are details of its kind."""
 _TEMPORARY = ".unfinished"
 _OUR_NAME = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 _OUR_TEMPORARY = re.compile(r"\.([0-9a-f]{12}-)?[0-9a-f]{16}\.unfinished")
@@ -55,7 +56,53 @@ class StorageError(ValueError):
     """A stored folder is missing, damaged or not the expected one; the message says which."""
 
 
-def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> None:
+class OtherFormat(StorageError):
+    """A file is whole, but this release does not read its format."""
+
+
+class Formats(NamedTuple):
+    """The formats of one kind of file that this release reads, by number. It writes the newest."""
+
+    newest: int = 1
+    oldest: int = 1
+    """0 for files that had no number at first."""
+    advice: str = ""
+    """What to do with an older file, after a colon; ``{place}`` stands for the file."""
+
+    def check(self, place: Path, stored: object) -> None:
+        """Refuse a format that is newer or older than these.
+
+        >>> Formats(newest=2).check(Path("saved"), 3)
+        Traceback (most recent call last):
+        dissensus.storage.OtherFormat: saved was written by a newer dissensus (format 3);
+            this one reads up to 2: upgrade.
+        """
+        if isinstance(stored, bool) or not isinstance(stored, int):
+            raise StorageError(f"{place} is damaged: its format must be a whole number; got {stored!r}.")
+        if stored > self.newest:
+            raise OtherFormat(
+                f"{place} was written by a newer dissensus (format {stored}); this one reads up to {self.newest}: "
+                "upgrade."
+            )
+        if stored < self.oldest:
+            advice = self.advice.format(place=place) or "write it anew."
+            raise OtherFormat(
+                f"{place} was written by an older dissensus (format {stored}); this one reads from {self.oldest} on: "
+                f"{advice}"
+            )
+
+
+FORMATS = Formats()
+"""Of a kind of file whose format has not changed so far."""
+
+
+def write_folder(
+    path: str | Path,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    details: Mapping[str, Any],
+    formats: Formats = FORMATS,
+) -> None:
     """Write tensors and details as a folder; an interrupted save leaves the previous contents in place.
 
     A save into a folder that another process is writing waits for it. What earlier saves that were killed have left
@@ -67,7 +114,7 @@ def write_folder(path: str | Path, kind: str, tensors: Mapping[str, Tensor], det
         with locked(folder, wait=True) as exclusive:
             previous = _previous_weights(folder, kind)
             _remove_leftovers(folder, previous, exclusive)
-            weights = _write_locked(folder, kind, tensors, details)
+            weights = _write_locked(folder, tensors, {"kind": kind, "format": formats.newest}, details)
             if previous is not None and previous != weights:
                 (folder / previous).unlink(missing_ok=True)
 
@@ -91,8 +138,10 @@ def make_folder(argument: str, folder: Path) -> bool:
     checks.refuse(argument, "be a folder, or a place for a new one", f"{folder}, {problem}", error=StorageError)
 
 
-def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], details: Mapping[str, Any]) -> str:
-    """Write weights and manifest; return the name of the weights file."""
+def _write_locked(
+    folder: Path, tensors: Mapping[str, Tensor], head: Mapping[str, Any], details: Mapping[str, Any]
+) -> str:
+    """Write weights and manifest, which begins with ``head``; return the name of the weights file."""
     temporary = (
         folder / f".{secrets.token_hex(8)}{_TEMPORARY}"
     )  # a folder, since safetensors makes files beside its own
@@ -106,8 +155,7 @@ def _write_locked(folder: Path, kind: str, tensors: Mapping[str, Tensor], detail
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     manifest = {
-        "kind": kind,
-        "format": FORMAT,
+        **head,
         "weights": weights,
         "sha256": checksum,
         "bytes": size,
@@ -243,15 +291,21 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def write_record(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with a checksum of all its entries, atomically."""
+    """Write a JSON object with a checksum of all its entries, atomically; its ``format`` is a whole number."""
+    assert isinstance(content.get("format"), int), f"a record has a format: {file}"
     record = json.loads(json.dumps(content))
     record[_CHECKSUM] = _manifest_digest(record)
     write_atomically(file, (json.dumps(record, indent=2) + "\n").encode())
 
 
-def read_record(file: Path) -> dict[str, Any]:
-    """A JSON object that `write_record` wrote; `StorageError` says what is wrong with it."""
-    return _checked_record(file, _parsed(file, read_regular(file)))
+def read_record(file: Path, formats: Formats = FORMATS) -> dict[str, Any]:
+    """A JSON object that `write_record` wrote; `StorageError` says what is wrong with it.
+
+    One without a ``format`` was written before records had one, and counts as format 0.
+    """
+    record = _parsed(file, read_regular(file))
+    formats.check(file, record.get("format", 0))
+    return _checked_record(file, record)
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, Any]:
@@ -502,7 +556,7 @@ def _reserve(file: IO[bytes], start: int, size: int) -> None:
         file.write(zeros[: size - position])
 
 
-def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_folder(path: str | Path, kind: str, formats: Formats = FORMATS) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and manifest of a folder; `StorageError` says what is wrong with it.
 
     Tensors are copied into new memory, aligned as that of any new tensor, in the layout of the saved ones. A folder
@@ -511,7 +565,7 @@ def read_folder(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[st
     folder = checks.path("path", path)
     vanished: object = None
     while True:
-        manifest, version = _manifest(folder, kind)
+        manifest, version = _manifest(folder, kind, formats)
         name = str(manifest["weights"])
         if name != Path(name).name:
             raise StorageError(f"{folder / MANIFEST} names a weights file outside its folder ({name!r}): refused.")
@@ -574,7 +628,7 @@ def _copied(tensor: Tensor, entry: list[Any] | None, sizes: list[int], memory: d
     return view.copy_(tensor)
 
 
-def _manifest(folder: Path, kind: str) -> tuple[dict[str, Any], object]:
+def _manifest(folder: Path, kind: str, formats: Formats) -> tuple[dict[str, Any], object]:
     """The manifest of a folder, and what tells it from the manifest of another save."""
     file = folder / MANIFEST
     if not file.is_file():
@@ -584,9 +638,8 @@ def _manifest(folder: Path, kind: str) -> tuple[dict[str, Any], object]:
     absent = [key for key in ("kind", "format", "weights", "sha256", "bytes", "tensors") if key not in manifest]
     if "kind" not in absent and manifest["kind"] != kind:
         raise StorageError(f"{folder} holds {manifest['kind']!r}, not {kind!r}.")
-    if "format" not in absent and manifest["format"] != FORMAT:
-        form = manifest["format"]
-        raise StorageError(f"{folder} has format {form}; this version reads format {FORMAT}. Update dissensus.")
+    if "format" not in absent:
+        formats.check(folder, manifest["format"])
     if absent:
         raise StorageError(f"{file} is damaged: it lacks {', '.join(absent)}.")
     return _checked_record(file, manifest), (status.st_ino, status.st_mtime_ns)

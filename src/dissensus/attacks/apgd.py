@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import LOSSES, AttackLoss, LossName, loss_function
 from dissensus.attacks.norms import Ball, NormName, per_example
@@ -26,6 +27,7 @@ RISING = 0.75
 """ρ: share of steps that must raise the loss for the step size to stay."""
 
 
+@arrays_taken
 def apgd(
     model: Model,
     x: Inputs,

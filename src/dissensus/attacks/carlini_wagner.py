@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
@@ -25,6 +26,7 @@ EDGE = 0.999999
 """tanh(w) of an input at the edge of the box, if tanh space is no wider than the box."""
 
 
+@arrays_taken
 def carlini_wagner(
     model: Model,
     x: Inputs,

@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.problem import Adversarial
 from dissensus.attacks.target_model import Model, evaluation_mode
 from dissensus.execution.out_of_memory import OutOfMemory, advising
@@ -21,6 +22,7 @@ FORMAT = 3
 """Of the identity of a chunk."""
 
 
+@arrays_taken
 def over(
     attack: Callable[..., Adversarial],
     model: Model,
@@ -53,8 +55,10 @@ def over(
         checks.function("progress", progress, "(finished, all)")
     if target is not None and not isinstance(target, Tensor):
         checks.refuse("target", "be a tensor of classes [B]", repr(target), error=TypeError)
-    if len(x) == 0 or len(y) != len(x) or (target is not None and len(target) != len(x)):
-        checks.refuse("x", "hold examples, each with its label and target", f"{len(x)} of them and {len(y)} labels")
+    if target is not None and tuple(target.shape) != (len(x),):
+        checks.refuse("target", f"be classes [B={len(x)}]", checks.shape_text(target.shape))
+    if len(x) == 0 or len(y) != len(x):
+        checks.refuse("x", "hold examples, each with its label", f"{len(x)} of them and {len(y)} labels")
     parent = None if folder is None else checks.path("folder", folder)
     if parent is not None:
         storage.make_folder("folder", parent)
@@ -113,6 +117,8 @@ def _stored(folder: Path, identity: Mapping[str, Any]) -> dict[str, Tensor] | No
     """The tensors of a finished chunk, or None if the folder holds no complete one."""
     try:
         tensors, manifest = storage.read_folder(folder, KIND)
+    except storage.OtherFormat:
+        raise
     except storage.StorageError:
         return None
     names = differing(manifest["identity"], identity)

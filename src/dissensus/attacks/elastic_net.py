@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.bisection import Nearest, nearest_points
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.minimisation import DistanceMinimisation, check_settings, nearer
@@ -22,6 +23,7 @@ Labels = Integer[Tensor, " B"]
 Numbers = Float[Tensor, " B"]
 
 
+@arrays_taken
 def elastic_net(
     model: Model,
     x: Inputs,

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, storage
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.chunks import attack_out_of_memory, over
 from dissensus.attacks.diagnostics import attack_diagnostics, model_diagnostics
 from dissensus.attacks.flags import DIFFERENT, SuiteStep, all_flags
@@ -36,6 +37,7 @@ _OTHER_CHECKS = 6
 _SECONDS = "seconds.json"
 
 
+@arrays_taken
 def evaluate(
     model: Model,
     data: tuple[Float[Tensor, "N *S"], Integer[Tensor, " N"]],

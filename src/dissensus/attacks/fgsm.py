@@ -3,12 +3,14 @@
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.gradient import GradientSteps, gradient_attack
 from dissensus.attacks.norms import NormName
 from dissensus.attacks.problem import Adversarial, Box
 from dissensus.attacks.target_model import Model, PoolName
 
 
+@arrays_taken
 def fgsm(
     model: Model,
     x: Float[Tensor, "B *S"],

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import cross_entropy
 from dissensus.attacks.norms import LARGEST, Ball, NormName, Reach, l1_lengths, per_example
@@ -69,6 +70,7 @@ def gradient_attack(
         return problem.solve(runs, ball.lengths, ball.limit)
 
 
+@arrays_taken
 def perturbed(
     model: Model,
     x: Inputs,

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from dissensus import checks, losses
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import one_hot_mask
 from dissensus.attacks.norms import LARGEST, l0_lengths, linf_lengths
@@ -41,6 +42,7 @@ PRESETS: dict[str, Preset] = {
 distortion of 0.05 on CIFAR-10, and on MNIST steps of 0.2 with 0.3 and 0.6."""
 
 
+@arrays_taken
 def jsma(
     model: Model,
     x: Inputs,

@@ -212,7 +212,7 @@ def attack_problem(
     """
     low, high = checked_box(x, box)
     _check_inputs(x, low, high)
-    device = device_of(model, x.device)
+    device = checks.computes("model", device_of(model, x.device))
     capture = capture_on(device)
     replayed = nullcontext() if capture is None else passes_replayed()
     with on(device), torch.inference_mode(False), torch.no_grad(), evaluation_mode(model), replayed:

@@ -6,12 +6,14 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.norms import Ball, NormName
 from dissensus.attacks.problem import Adversarial, Box, Examples, attack_problem
 from dissensus.attacks.random_numbers import keys
 from dissensus.attacks.target_model import Model, PoolName
 
 
+@arrays_taken
 def random_noise(
     model: Model,
     x: Float[Tensor, "B *S"],

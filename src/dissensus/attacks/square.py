@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.blocks import Steps
 from dissensus.attacks.losses import cross_entropy, margin
 from dissensus.attacks.norms import Ball, NormName, l2_lengths, per_example, sums
@@ -26,6 +27,7 @@ HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 TINY = 1e-12
 
 
+@arrays_taken
 def square(
     model: Model,
     x: Inputs,

@@ -7,6 +7,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.attacks.array_inputs import arrays_taken
 from dissensus.attacks.gradient import perturbed
 from dissensus.attacks.norms import NormName
 from dissensus.attacks.problem import Attack, Box
@@ -29,6 +30,7 @@ class Transfer(NamedTuple):
     accuracy: Float[Tensor, "K K"]
 
 
+@arrays_taken
 def transfer_matrix(
     model: Model,
     x: Float[Tensor, "B *S"],

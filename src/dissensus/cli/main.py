@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import dissensus
 import dissensus.cli.audit as audit
+import dissensus.cli.convert as convert
 import dissensus.cli.data as data
 import dissensus.cli.masks as masks
 import dissensus.cli.ood as ood
@@ -66,6 +67,7 @@ app = typer.Typer(
 app.add_typer(study.app, name="study")
 app.add_typer(data.app, name="data")
 app.command()(audit.audit)
+app.command()(convert.convert)
 app.command()(masks.masks)
 app.command()(ood.ood)
 app.command()(robust.robust)

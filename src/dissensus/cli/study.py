@@ -70,7 +70,8 @@ def list_studies(
     try:
         for name in library.names():
             if name.startswith(paper):
-                spec, results = library.load(name), find_all(name, runs_folder())
+                spec = library.load(name)
+                results = find_all(name, runs_folder(), spec)
                 cells = [_standing(standing(spec, results, setting)) for setting in SETTINGS]
                 sentences = damaged(name, runs_folder())
                 problems += [f"{name}: {sentence}" for sentence in sentences]
@@ -355,8 +356,11 @@ def report(
     check_apart({"--out": out}, map(Path, names or []), folders={"--figures": figures}, stores=[root])
     try:
         chosen = names or library.names()
-        text = html(page.page(chosen, root))
-        files = page.write_figures(chosen, root, figures.expanduser(), kind) if figures is not None else []
+        with progress_bar() as bar:
+            drawn = page.page(chosen, root, lambda text, share: bar.update("page", 0.8 * share, text))
+            bar.update("page", 0.8, "writing figures")
+            text = html(drawn)
+            files = page.write_figures(chosen, root, figures.expanduser(), kind) if figures is not None else []
     except (SpecError, ImportError, OSError) as reason:
         fail(said(reason))
     write_file(out, text.encode())

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dissensus import calls, checks
 from dissensus.arrays import Conversion, is_array
-from dissensus.batch import Batch, Unpack, check_lengths, unpacked
+from dissensus.batch import Batch, Unpack, check_dtype, check_finite, check_lengths, unpacked
 from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.randomness import Use, derived_seed
 
@@ -528,14 +528,6 @@ def _is_stream(source: object) -> bool:
     return isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
 
 
-def check_dtype(inputs: NetworkInputs, dtype: torch.dtype) -> None:
-    """Refuse inputs of real numbers in another precision than the networks'."""
-    for tensor in calls.tensors(inputs):
-        if tensor.is_floating_point() and tensor.dtype != dtype:
-            fix = f"Use x.{ {torch.float64: 'double', torch.bfloat16: 'bfloat16'}.get(dtype, 'float') }()."
-            checks.refuse("x", f"have the networks' dtype, {dtype}", str(tensor.dtype), fix, TypeError)
-
-
 def as_pair(data: object, name: str = "data") -> tuple[NetworkInputs, Tensor] | None:
     """``(inputs, targets)`` if the data is a pair of tensors or a ``TensorDataset`` of two tensors; None otherwise.
 
@@ -638,43 +630,3 @@ def check_source(data: Any, name: str = "data") -> Dataset[Any] | DataLoader[Any
         return data
     requirement = "be (inputs, targets), a Dataset, a DataLoader or an iterable of batches"
     checks.refuse(name, requirement, type(data).__name__, error=TypeError)
-
-
-def split_rows(examples: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """A random split of row numbers, determined by the seed: ``(rest, part)``, each with at least one row.
-
-    >>> rest, part = split_rows(10, 0.3, seed=0)
-    >>> len(rest), len(part), sorted([*rest.tolist(), *part.tolist()]) == list(range(10))
-    (7, 3, True)
-    """
-    if not 0 < fraction < 1 or examples < 2:
-        what = "lie between 0 and 1 as a fraction, with two examples or more to split"
-        checks.refuse("validation", what, f"{fraction} of {examples}")
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(derived_seed(seed, Use.SPLIT)))
-    size = min(max(round(fraction * examples), 1), examples - 1)
-    return order[size:], order[:size]
-
-
-Pair = tuple[NetworkInputs, Tensor]
-
-
-def split(x: NetworkInputs, y: Tensor, fraction: float, seed: int) -> tuple[Pair, Pair]:
-    """Split off a random fraction of the examples: ``(rest, part)``, each ``(x, y)``."""
-    rest, part = split_rows(calls.examples(x), fraction, seed)
-    return (calls.rows(x, rest), y[rest]), (calls.rows(x, part), y[part])
-
-
-_CHUNK = 2**26
-"""Numbers that are checked at once, which bounds the memory of a check."""
-
-
-def check_finite(name: str, x: Tensor) -> None:
-    """Refuse NaN and infinity, for any memory layout."""
-    if not x.is_floating_point():
-        return
-    rows = max(1, _CHUNK * len(x) // max(1, x.numel()))
-    bad = torch.cat([~part.isfinite().reshape(len(part), -1).all(1) for part in x.split(rows)]) if len(x) else x.bool()
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        got = f"NaN or infinity in {int(bad.sum())} examples, first in {first}"
-        checks.refuse(name, "be finite", got, "Drop or fill them.")

@@ -24,7 +24,7 @@ from dissensus.fingerprint import differing
 from dissensus.storage import StorageError
 
 KIND = "dissensus.features"
-FORMAT = 1
+FORMATS = storage.Formats(newest=1)
 FEATURES, TARGETS = "features.npy", "targets.npy"
 
 _CHUNK = 1 << 26
@@ -168,13 +168,14 @@ def cached_features(
     folder = checks.path("folder", folder)
     pairs = pairs_of(data, batch_size)
     networks = networks_in(features)
+    where = _device_of(networks, device)
     with _evaluating(networks):  # the mode is part of the identity
         identity = features_fingerprint(features)
     fingerprint: dict[str, Any] = {"data": pairs.identity, "features": identity, "dtype": _NAMES[dtype]}
     if augmentations != [None]:
         digests = [None if augment is None else features_fingerprint(augment) for augment in augmentations]
         fingerprint |= {"augmentations": digests, "seed": seed, "batches": pairs.sizes}
-    job = ExtractionJob(features, pairs, augmentations, seed, _device_of(networks, device), dtype, progress)
+    job = ExtractionJob(features, pairs, augmentations, seed, where, dtype, progress)
     storage.make_folder("folder", folder)
     cache = _existing(folder, fingerprint, overwrite)
     if cache is not None:
@@ -254,8 +255,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{file} is damaged: {reason}. {_ANEW}") from reason
     if kind != KIND:
         raise _OtherKind(f"{folder} holds {kind!r}, not {KIND!r}. Give another folder.")
-    if form != FORMAT:
-        raise StorageError(f"{folder} has format {form}; this version reads format {FORMAT}. {_ANEW}")
+    FORMATS.check(folder, form)
     if missing:
         raise StorageError(f"{file} is damaged: it lacks {', '.join(missing)}. {_ANEW}")
     return manifest
@@ -283,11 +283,11 @@ def _device_of(networks: Sequence[nn.Module], device: torch.device | str | None)
     """The device of the inputs, which is that of the networks."""
     current = next((parameter.device for network in networks for parameter in network.parameters()), None)
     if device is None:
-        return current or torch.device("cpu")
+        return checks.computes("network", current or torch.device("cpu"))
     device = checks.device("device", device, usable=current is None)
     if current is not None and (current.type != device.type or device.index not in (None, current.index)):
         checks.refuse("device", f"be the network's, {current}", str(device), "Move the network there first.")
-    return device
+    return checks.computes("device", device)
 
 
 @contextmanager
@@ -316,7 +316,7 @@ def _write(folder: Path, job: ExtractionJob, fingerprint: Mapping[str, Any]) -> 
             part.unlink(missing_ok=True)
     manifest = {
         "kind": KIND,
-        "format": FORMAT,
+        "format": FORMATS.newest,
         "examples": job.pairs.examples,
         "augmentations": len(job.augmentations),
         "files": files,

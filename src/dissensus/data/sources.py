@@ -22,10 +22,10 @@ import dissensus.data.folders as folders
 import dissensus.data.formats as formats
 import dissensus.data.tables as tables
 from dissensus import checks
-from dissensus.data.batches import split
 from dissensus.data.catalogue import DATASETS, DatasetInfo, File, ImageTree, Mirror
 from dissensus.data.fetching import DISK_FULL, UNFINISHED, Progress, by_hand, fetch
 from dissensus.data.formats import DataError, refuse
+from dissensus.data.splits import split
 from dissensus.data.unpacking import unpack
 from dissensus.data.verifying import has_size, verify
 from dissensus.storage import file_digest, locked

@@ -7,6 +7,7 @@ statistics and dropout counters back into the stacked ``buffers``, and gives wha
 from dissensus.execution.backends import BACKENDS, Backend
 from dissensus.execution.body import Body, are_passes_replayed, passes_replayed
 from dissensus.execution.choice import Choice, Choices
+from dissensus.execution.compiled import original
 from dissensus.execution.kept import settings_kept
 from dissensus.execution.mixed import MixedMembers
 from dissensus.execution.skeleton import Unsupported
@@ -22,6 +23,7 @@ __all__ = [
     "StackedMembers",
     "Unsupported",
     "are_passes_replayed",
+    "original",
     "passes_replayed",
     "settings_kept",
 ]

@@ -19,9 +19,12 @@ from dissensus.execution.skeleton import Skeleton, Tensors, first_line
 from dissensus.execution.tf32 import tf32
 from dissensus.execution.weights import Weights
 from dissensus.randomness import generators_kept
-from dissensus.storage import read_record, write_record
+from dissensus.storage import Formats, read_record, write_record
 
 log = logging.getLogger("dissensus")
+
+FORMATS = Formats(newest=1, oldest=0)
+"""Of files of choices."""
 
 MOST_MEASURED = 64
 """The largest number of members that is measured; the backend that is fastest for them is used for more."""
@@ -61,7 +64,7 @@ class Choices(dict[Mode, Choice]):
         A file that is damaged or belongs to another network is overwritten: choices affect speed and rounding only.
         """
         try:
-            stored = read_record(file)
+            stored = read_record(file, FORMATS)
             made = {
                 tuple(mode): Choice(str(name), dict(times), dict(why)) for mode, (name, times, why) in stored["choices"]
             }
@@ -83,10 +86,10 @@ class Choices(dict[Mode, Choice]):
         if self.file is not None and self:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             choices = [(mode, choice) for mode, choice in self.items()]
-            write_record(self.file, {"network": self.network, "choices": choices})
+            write_record(self.file, {"format": FORMATS.newest, "network": self.network, "choices": choices})
 
 
-class _Pass(NamedTuple):
+class TrialPass(NamedTuple):
     """A pass as it will be used, on copies of the buffers, so that measuring does not change them."""
 
     skeleton: Skeleton
@@ -128,13 +131,17 @@ def chosen(
     candidate.
 
     ``by_rule`` measures nothing: ``batched`` for networks without convolutions, ``streams`` in CUDA graphs, else the
-    loop. The same computation then always runs in the same way.
+    loop. The same computation then always runs in the same way. On a device that is neither a CPU nor a CUDA GPU, the
+    loop runs, and nothing is measured.
     """
+    # Nothing here waits for another device, so its times mean nothing.
+    if first_tensor(x).device.type not in ("cpu", "cuda"):
+        return Choice(LOOP.name, {}, {})
     members = min(len(weights), MOST_MEASURED)
     if members < len(weights):
         weights, x = weights.first(members), rows(x, slice(members)) if per_member else x
         buffers = {name: tensor[:members] for name, tensor in buffers.items()}
-    trial = _Pass(skeleton, weights, buffers, x, per_member)
+    trial = TrialPass(skeleton, weights, buffers, x, per_member)
     milliseconds: dict[str, float] = {}
     with generators_kept(first_tensor(x).device), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that vmap may be slow here: that is what is being measured
@@ -159,7 +166,7 @@ def _ruled(skeleton: Skeleton, candidates: list[str], replayed: bool) -> str:
     return "streams" if replayed and "streams" in candidates else LOOP.name
 
 
-def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
+def _candidates(trial: TrialPass) -> tuple[list[str], dict[str, str]]:
     """Backends that give the loop's outputs, and the reasons of the others.
 
     They are compared without TF32, whose roundings differ from backend to backend and add up over layers.
@@ -168,6 +175,7 @@ def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
         (reference, buffers), (repeated, _) = trial.outputs(LOOP.run), trial.outputs(LOOP.run)
         repeatable = torch.equal(reference, repeated)
         candidates, refused = [LOOP.name], {}
+        tolerance = max(_tolerance(t.dtype) for t in (reference, *trial.weights.tensors(), *buffers.values()))
         for name, backend in BACKENDS.items():
             if backend is LOOP or (backend.on_cuda_only and not first_tensor(trial.x).is_cuda):
                 continue
@@ -176,9 +184,9 @@ def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
             except Exception as error:  # the loop has run, so the network itself is sound
                 refused[name] = first_line(error)
                 continue
-            if repeatable and not _close(output, reference):
+            if repeatable and not _close(output, reference, tolerance):
                 refused[name] = "its outputs differ from the loop's"
-            elif repeatable and not all(_close(written[name_of], buffers[name_of]) for name_of in buffers):
+            elif repeatable and not all(_close(written[name_of], buffers[name_of], tolerance) for name_of in buffers):
                 refused[name] = "what it writes to buffers differs from the loop's"
             else:
                 candidates.append(name)
@@ -186,15 +194,21 @@ def _candidates(trial: _Pass) -> tuple[list[str], dict[str, str]]:
 
 
 def _measured(
-    trial: _Pass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
+    trial: TrialPass, candidates: list[str], refused: dict[str, str], replayed: bool, rounds: int
 ) -> dict[str, float]:
     if replayed:
         return _replays(trial, candidates, refused, rounds)
     times: dict[str, list[float]] = {name: [] for name in candidates}
     started = time.perf_counter()
     for turn in range(rounds + 1):
-        for name in candidates:
-            elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+        for name in [name for name in candidates if name not in refused]:
+            try:
+                elapsed = _timed(functools.partial(trial.whole, BACKENDS[name].run), first_tensor(trial.x))
+            except RuntimeError as error:
+                if name == LOOP.name or turn:  # the network itself, or not enough memory
+                    raise
+                refused[name] = first_line(error)  # its backward pass: the forward pass has run before
+                continue
             if turn:  # the first turn warms up
                 times[name].append(elapsed)
         if turn >= 2 and time.perf_counter() - started > 2.0:
@@ -202,7 +216,7 @@ def _measured(
     return {name: 1e3 * median(seconds) for name, seconds in times.items() if seconds}
 
 
-def _replays(trial: _Pass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
+def _replays(trial: TrialPass, candidates: list[str], refused: dict[str, str], rounds: int) -> dict[str, float]:
     """One candidate after the other: a graph holds the memory of its pass, and nothing disturbs its replays."""
     times: dict[str, float] = {}
     for name in candidates:
@@ -218,10 +232,14 @@ def _replays(trial: _Pass, candidates: list[str], refused: dict[str, str], round
     return times
 
 
-def _close(output: Tensor, reference: Tensor) -> bool:
+def _tolerance(dtype: torch.dtype) -> float:
+    """How far numbers may differ that were computed with weights of this precision."""
+    return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 5e-2) if dtype.is_floating_point else 0.0
+
+
+def _close(output: Tensor, reference: Tensor, tolerance: float) -> bool:
     if not reference.numel() or not reference.is_floating_point():
         return torch.equal(output, reference)
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(reference.dtype, 5e-2)
     scale = reference.detach().abs().amax().clamp_min(1e-6).item()
     return output.shape == reference.shape and torch.allclose(
         output.to(reference.dtype), reference, rtol=tolerance, atol=tolerance * scale, equal_nan=True

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion, is_array
-from dissensus.batch import Unpack, unpacked
+from dissensus.batch import Unpack, check_dtype, check_finite, unpacked
 from dissensus.calls import Call, NetworkInputs, network_inputs
 from dissensus.execution.graphs import Capture
 from dissensus.execution.out_of_memory import OutOfMemory
@@ -54,6 +54,7 @@ def input_batches(
     targets are returned too.
     """
     batch_size = checks.count("batch_size", batch_size)
+    dtype = None if conversion is None else conversion.dtype
     conversion = conversion or Conversion(torch.get_default_dtype())
     labels: object = None
     if _is_pair(data):
@@ -64,6 +65,8 @@ def input_batches(
     elif isinstance(data, Mapping) or is_array(data):
         data = network_inputs(conversion.inputs(data))
     if isinstance(data, Tensor | Call):
+        if dtype is not None:
+            check_dtype(data, dtype)
         if unpack is not None:
             checks.refuse("unpack", "come with a Dataset, a DataLoader or an iterable of batches", "tensors")
         return _from_memory(data, labels if targets else None, batch_size, targets)
@@ -91,6 +94,8 @@ def _is_pair(data: object) -> bool:
 
 def _from_memory(data: NetworkInputs, labels: object, batch_size: int, targets: bool) -> InputBatches:
     length = calls.examples(data, "data")
+    for tensor in calls.tensors(data):
+        check_finite("data", tensor)
     if length == 0:
         checks.refuse("data", "hold at least one example", checks.shape_text(calls.first_tensor(data).shape))
     if not targets:
@@ -164,7 +169,7 @@ class Passes:
     """Forward passes on a device; on a GPU, passes of a shape that comes again are replayed from a graph."""
 
     def __init__(self, run: Callable[[NetworkInputs], Tensor], device: torch.device, capture: Capture | None) -> None:
-        self.run, self.device = run, device
+        self.run, self.device = run, checks.computes("ensemble", device)
         self.cache = GraphCache("passes", lambda: capture, warm_up=WARM_UP, most=MOST_SHAPES, level=logging.INFO)
 
     def __call__(self, batch: NetworkInputs) -> Tensor:
@@ -202,6 +207,10 @@ def collected(passes: Passes, source: InputBatches, file: Path | None) -> Tensor
         for batch in source.batches:
             length = calls.examples(batch, "data")
             outputs, place = passes(batch), slice(start, start + length)
+            if outputs.ndim < 2 or outputs.shape[1] != length:
+                fix = "The first axis of every input is the batch: a single example needs x.unsqueeze(0)."
+                got = f"{list(outputs.shape[1:])} for {length} examples"
+                checks.refuse("members", "return an output for every example", got, fix)
             following = _transfer(outputs, buffers, place) if outputs.is_cuda else None
             if waiting is not None:
                 collection.receive(waiting)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -14,11 +15,16 @@ from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
+from dissensus.execution.compiled import uncompiled
+from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.loop import side_by_side
 from dissensus.execution.recomputation import recomputation_refused
+from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
 from dissensus.execution.weights import check_one_dtype
+
+log = logging.getLogger("dissensus")
 
 
 class MixedMembers(nn.Module):
@@ -26,7 +32,7 @@ class MixedMembers(nn.Module):
 
     def __init__(self, networks: Sequence[nn.Module], output: OutputChoice | None = None) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(keyed(network) for network in networks)
+        self.networks = nn.ModuleList(keep_in_place(keyed(uncompiled(network))) for network in networks)
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"
@@ -112,6 +118,8 @@ class MixedMembers(nn.Module):
             with self.skeletons[index].lending(views[place]):
                 return self.skeletons[index].passed(calls.rows(x, place) if per_member else x)
 
+        if self.training and self.skeletons[0].functions_keyed is None:
+            self._look_for_draws(x, per_member)
         jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
         device = calls.first_tensor(x).device
         self.ran = "streams" if device.type == "cuda" else "loop"
@@ -123,9 +131,20 @@ class MixedMembers(nn.Module):
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
         return torch.cat(outputs) if all(map(members_inside, self.networks)) else torch.stack(outputs)
 
+    def _look_for_draws(self, x: NetworkInputs, per_member: bool) -> None:
+        """Key functions that drop units, and tell once if a network draws numbers that have no key."""
+        first = calls.rows(x, 0) if per_member else x
+        layers = [
+            unkeyed_layer(skeleton, {}, dict(network.named_buffers()), first)
+            for skeleton, network in zip(self.skeletons, self.networks, strict=True)
+        ]
+        unkeyed = [f"{layer} of member {index}" for index, layer in enumerate(layers) if layer is not None]
+        if unkeyed:
+            log.warning(MESSAGE, unkeyed[0])
+
     def member(self, index: int) -> nn.Module:
         """A copy of one member."""
-        return copy.deepcopy(self.networks[index])
+        return as_ordinary(copy.deepcopy(self.networks[index]))
 
     def mean(self) -> nn.Module:
         """Always refused: weights of different architectures have no mean."""

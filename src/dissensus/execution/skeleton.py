@@ -9,6 +9,9 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from dissensus.calls import NetworkInputs, OutputChoice, chosen_output, mapped, outputs_of, tensors
+from dissensus.dropout import FUNCTIONAL_KEY
+from dissensus.execution.functional_dropout import KeyedFunctions
+from dissensus.execution.recurrent import recurrent_layers
 
 Tensors = Mapping[str, Tensor]
 Made = TypeVar("Made")
@@ -27,8 +30,13 @@ class Skeleton:
     (shared parameters) has one name, that of its first place.
     """
 
-    def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
+    def __init__(
+        self, network: nn.Module, output: OutputChoice | None = None, functions_keyed: bool | None = None
+    ) -> None:
         self.network, self.output = network, output
+        self.functions_keyed = functions_keyed
+        """Whether functions that drop units have keyed masks in training; None until a training pass has shown it."""
+        self._recurrent = recurrent_layers(network)
         self._made: dict[tuple[Any, bool], Any] = {}
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
@@ -46,10 +54,14 @@ class Skeleton:
                     elif store is module._buffers:
                         self._empty[name] = (store, key)
 
-    def __getstate__(self) -> tuple[nn.Module, OutputChoice | None]:
-        return self.network, self.output  # the places refer to this network, so a copy looks them up again
+    def __getstate__(self) -> tuple[nn.Module, OutputChoice | None, bool | None]:
+        return (
+            self.network,
+            self.output,
+            self.functions_keyed,
+        )  # the places refer to this network, so a copy looks them up again
 
-    def __setstate__(self, state: tuple[nn.Module, OutputChoice | None]) -> None:
+    def __setstate__(self, state: tuple[nn.Module, OutputChoice | None, bool | None]) -> None:
         self.__init__(*state)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -69,6 +81,8 @@ class Skeleton:
             self._keep_reassigned(lent)
         finally:
             self.hang(before)
+            for layer in self._recurrent:  # whose list of weights would keep those of this pass
+                layer._init_flat_weights()
 
     def passed(self, x: NetworkInputs) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.
@@ -91,7 +105,15 @@ class Skeleton:
         return output
 
     def _output(self, x: NetworkInputs) -> Tensor:
+        if self.functions_keyed and self.network.training:
+            with KeyedFunctions(self.network):
+                return chosen_output(outputs_of(self.network, x), self.output)
         return chosen_output(outputs_of(self.network, x), self.output)
+
+    def key_functions(self) -> bool:
+        """Key functions that drop units from now on, and return whether the network has a key for them."""
+        self.functions_keyed = FUNCTIONAL_KEY in self.network._buffers
+        return self.functions_keyed
 
     def hang(self, tensors: Mapping[str, Tensor | None]) -> None:
         """Assign tensors to every place of their names."""

@@ -17,8 +17,11 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.backends import BACKENDS, LOOP, Backend
 from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
-from dissensus.execution.choice import Choice, Choices, Mode, chosen
+from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
+from dissensus.execution.compiled import is_compiled, uncompiled
+from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
+from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
@@ -42,7 +45,7 @@ class StackedMembers(nn.Module):
 
     def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
         super().__init__()
-        self.network = network
+        self.network = keep_in_place(network)
         self.skeleton = Skeleton(network, output)
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
@@ -60,7 +63,9 @@ class StackedMembers(nn.Module):
         settings: list[tuple[str, str, str]] = []
         stacks: dict[str, list[Tensor]] = {}
         for index, network in enumerate(networks):
-            network = keyed(network)
+            if first is None and is_compiled(network):
+                log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
+            network = keyed(uncompiled(network))
             tensors = Skeleton(network).tensors()
             if first is None:
                 first, settings = network, signature(network)
@@ -143,6 +148,8 @@ class StackedMembers(nn.Module):
         if per_member:
             _check_per_member(x, len(weights))
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
+        if self.training and self.skeleton.functions_keyed is None:
+            self._look_for_draws(members_pass)
         self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -204,18 +211,28 @@ class StackedMembers(nn.Module):
                 choice = chosen(self.skeleton, weights, buffers, x, per_member, replayed=replayed, by_rule=self.by_rule)
             refusal = choice.refused.get("vmap") if choice.backend == LOOP.name and not self.by_rule else None
         else:
-            refusal = self._refusal(self.backend, members_pass)
-            if refusal and self._error(LOOP.name, members_pass):
+            refusal = self._refusal(self.backend, members_pass, both_ways)
+            if refusal and self._error(LOOP.name, members_pass, both_ways):
                 return  # the input is at fault, or the network: the pass itself will say so
             choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
         if refusal:
             log.warning("members run in a loop: %s", refusal)
 
+    @_disable_dynamo
+    def _look_for_draws(self, members_pass: MembersPass) -> None:
+        """Key functions that drop units, and tell once if the network draws numbers that have no key."""
+        weights, buffers, x, per_member, _ = members_pass
+        first = {name: tensor[0] for name, tensor in buffers.items()}
+        params = weights.first(1).members()(0)
+        layer = unkeyed_layer(self.skeleton, params, first, calls.rows(x, 0) if per_member else x)
+        if layer is not None:
+            log.warning(MESSAGE, layer)
+
     def _tried(self, backend: str, members_pass: MembersPass) -> str:
         """A backend for one pass, or the loop where it fails; nothing is remembered."""
         self._refuse_recomputation(members_pass)
-        return LOOP.name if self._refusal(backend, members_pass) else backend
+        return LOOP.name if self._refusal(backend, members_pass, torch.is_grad_enabled()) else backend
 
     def _refuse_recomputation(self, members_pass: MembersPass) -> None:
         weights, buffers, x, per_member, _ = members_pass
@@ -223,17 +240,17 @@ class StackedMembers(nn.Module):
         x = calls.rows(x, slice(1)) if per_member else x
         refuse_recomputation(self.skeleton, weights.first(1), first, x, per_member)
 
-    def _refusal(self, backend: str, members_pass: MembersPass) -> str | None:
+    def _refusal(self, backend: str, members_pass: MembersPass, both_ways: bool) -> str | None:
         """Why a requested backend cannot run; the loop and streams take every network."""
-        return None if self._named(backend).takes_every_network else self._error(backend, members_pass)
+        return None if self._named(backend).takes_every_network else self._error(backend, members_pass, both_ways)
 
-    def _error(self, backend: str, members_pass: MembersPass) -> str | None:
-        """Try a backend on copies of the buffers, so that a failure half-way leaves no trace."""
+    def _error(self, backend: str, members_pass: MembersPass, both_ways: bool) -> str | None:
+        """Try a backend on copies of the buffers, so that a failure half-way leaves no trace; both ways or forward."""
         weights, buffers, x, per_member, _ = members_pass
-        with torch.no_grad(), generators_kept(calls.first_tensor(x).device):
-            copies = {name: tensor.clone() for name, tensor in buffers.items()}
+        trial = TrialPass(self.skeleton, weights, buffers, x, per_member)
+        with torch.set_grad_enabled(both_ways), generators_kept(calls.first_tensor(x).device):
             try:
-                self._named(backend).run(self.skeleton, weights, copies, x, per_member)
+                trial.whole(self._named(backend).run)
             except Exception as reason:
                 return first_line(reason)
         return None
@@ -248,11 +265,11 @@ class StackedMembers(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """A copy of one member as an ordinary module."""
-        return self._reduced(lambda tensor: tensor[index].clone())
+        return as_ordinary(self._reduced(lambda tensor: tensor[index].clone()))
 
     def mean(self) -> nn.Module:
         """An ordinary module whose floating-point tensors are the members' means; whole numbers are the first's."""
-        return self._reduced(lambda t: t.mean(0) if t.is_floating_point() else t[0].clone())
+        return as_ordinary(self._reduced(lambda t: t.mean(0) if t.is_floating_point() else t[0].clone()))
 
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""

@@ -1,7 +1,13 @@
 """All members at once by ``torch.func.vmap``: convolutions become grouped ones, linear layers batched products."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import (
+    _set_vmap_fallback_warning_enabled,  # pyright: ignore[reportAttributeAccessIssue]  # missing in torch's stubs
+)
 
 from dissensus.calls import NetworkInputs, split_tensors
 from dissensus.execution.skeleton import Skeleton, Tensors
@@ -17,4 +23,42 @@ def run_vmapped(skeleton: Skeleton, weights: Weights, buffers: Tensors, x: Netwo
             return skeleton.passed(rebuilt(own_inputs))
 
     in_dims = (0, 0, 0 if per_member else None)
-    return torch.func.vmap(member_outputs, in_dims, randomness="different")(weights.stacked(), dict(buffers), inputs)
+    with _differentiable_attention(skeleton), _speed_not_warned_of():
+        return torch.func.vmap(member_outputs, in_dims, randomness="different")(
+            weights.stacked(), dict(buffers), inputs
+        )
+
+
+@contextmanager
+def _speed_not_warned_of() -> Iterator[None]:
+    """A block in which torch does not warn that an operation is slow under ``vmap``: ``"auto"`` has measured it."""
+    if torch.compiler.is_compiling():  # which cannot trace the switch
+        yield
+        return
+    _set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        _set_vmap_fallback_warning_enabled(True)
+
+
+def _has_attention(skeleton: Skeleton) -> bool:
+    return any(isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer) for m in skeleton.network.modules())
+
+
+@contextmanager
+def _differentiable_attention(skeleton: Skeleton) -> Iterator[None]:
+    """A block in which torch's attention layers use no fast path in evaluation mode.
+
+    The fast path has no derivative. The layers take it where none of their weights requires a gradient, and under
+    ``vmap`` no weight seems to.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    if not before or skeleton.network.training or not skeleton.once(_has_attention):
+        yield
+        return
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

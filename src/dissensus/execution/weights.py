@@ -20,7 +20,10 @@ def check_one_dtype(params: Tensors) -> None:
         checks.refuse("ensemble", "have real parameters to be trained", f"complex {name!r}", fix, TypeError)
     if len(names) > 1:
         got = " and ".join(f"{dtype} ({name!r})" for dtype, name in sorted(names.items()))
-        fix = "Use ensemble.float(), or set requires_grad=False for those that need no training."
+        fix = (
+            "Use ensemble.float(), set requires_grad=False for those that need no training, or train "
+            "ensemble.parameters() with torch.optim, which updates each in its own dtype."
+        )
         checks.refuse("ensemble", "have parameters of one dtype to be trained", got, fix, TypeError)
 
 
@@ -32,30 +35,34 @@ class Hanging:
     """Stacked parameters as they are stored in a network."""
 
     def __init__(self, tensors: Tensors, count: int) -> None:
-        self.tensors, self.count = dict(tensors), count
+        self.hanging, self.count = dict(tensors), count
 
     def __len__(self) -> int:
         return self.count
 
     def stacked(self) -> dict[str, Tensor]:
         """Every parameter, ``[M, ...]``."""
-        return self.tensors
+        return self.hanging
 
     def members(self) -> Member:
         """Each member's parameters.
 
         Unbound once per pass: indexing tensors member by member would make the backward pass quadratic in M.
         """
-        unbound = {name: tensor.unbind(0) for name, tensor in self.tensors.items()}
+        unbound = {name: tensor.unbind(0) for name, tensor in self.hanging.items()}
         return lambda index: {name: tensors[index] for name, tensors in unbound.items()}
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold the parameters."""
+        return list(self.hanging.values())
 
     def leaves(self) -> list[Tensor]:
         """The tensors that require a gradient."""
-        return [tensor for tensor in self.tensors.values() if tensor.requires_grad]
+        return [tensor for tensor in self.hanging.values() if tensor.requires_grad]
 
     def first(self, members: int) -> "Hanging":
         """The first members, as new leaves: a captured graph cannot lead back to tensors from before it."""
-        cut = {n: t.detach()[:members].requires_grad_(t.requires_grad) for n, t in self.tensors.items()}
+        cut = {n: t.detach()[:members].requires_grad_(t.requires_grad) for n, t in self.hanging.items()}
         return Hanging(cut, min(members, self.count))
 
 
@@ -134,6 +141,10 @@ class Packed:
         return lambda index: {
             n: view for rows, names in unbound for n, view in self.layout.views(rows[index], names).items()
         }
+
+    def tensors(self) -> list[Tensor]:
+        """The matrix."""
+        return [self.flat]
 
     def leaves(self) -> list[Tensor]:
         """The matrix."""

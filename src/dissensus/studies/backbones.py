@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from dissensus import nets
 from dissensus.data import sources
-from dissensus.data.batches import split_rows
 from dissensus.data.features import cached_features
 from dissensus.data.recognition import digest
+from dissensus.data.splits import split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.studies.registry import FRESH, HEADS, maker, timm_network

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from dissensus.storage import StorageError, file_digest, read_record, write_record
+from dissensus.storage import Formats, StorageError, file_digest, read_record, write_record
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMATS = Formats(newest=1)
+"""Of the manifests of runs and units; the folders of 0.1 had none."""
 Kind = Literal["dissensus.study.run", "dissensus.study.unit"]
 RUN: Kind = "dissensus.study.run"
 UNIT: Kind = "dissensus.study.unit"
@@ -76,7 +77,7 @@ def _write_manifest(folder: Path, kind: Kind, of: str, files: Iterable[Path], de
         for file in listed
         if file != folder / MANIFEST
     }
-    content = {"kind": kind, "format": FORMAT, "of": of, **details, "files": sums}
+    content = {"kind": kind, "format": FORMATS.newest, "of": of, **details, "files": sums}
     write_record(folder / MANIFEST, content)
 
 
@@ -116,9 +117,6 @@ def _read_manifest(folder: Path, kind: Kind, of: str) -> dict[str, Any]:
     manifest = stored_record(folder / MANIFEST)
     if manifest.get("kind") != kind or not isinstance(manifest.get("files"), dict):
         raise StorageError(f"{folder / MANIFEST} is not the manifest of a {kind.rpartition('.')[2]} of a study.")
-    if manifest.get("format") != FORMAT:
-        stored = manifest.get("format")
-        raise StorageError(f"{folder} has format {stored}; this version reads format {FORMAT}. Update dissensus.")
     if manifest.get("of") != of:
         raise Misplaced(f"{folder} holds {manifest.get('of')!r}, not {of!r}: it was renamed or swapped.")
     return manifest
@@ -136,11 +134,11 @@ def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
             raise StorageError(f"{file} was changed after it was saved: its checksum is not the manifest's.")
 
 
-def stored_record(file: Path) -> dict[str, Any]:
+def stored_record(file: Path, formats: Formats = FORMATS) -> dict[str, Any]:
     """The content of a file that `write_record` wrote; `StorageError` where it is missing or not whole."""
     if not file.is_file():
         raise StorageError(f"{file} is missing.")
     try:
-        return read_record(file)
+        return read_record(file, formats)
     except OSError as reason:
         raise StorageError(f"{file} cannot be read: {reason.strerror}.") from reason

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dissensus import checks
 from dissensus.data import common_datasets, folders, sources, tables
-from dissensus.data.batches import split_rows
 from dissensus.data.folders import ImageFiles
 from dissensus.data.sources import DATASETS, DatasetInfo
+from dissensus.data.splits import split_rows
 from dissensus.randomness import Use, derived_seed
 from dissensus.studies import toy_datasets
 from dissensus.studies.spec import Spec, SpecError

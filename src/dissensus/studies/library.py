@@ -25,10 +25,10 @@ def names() -> list[str]:
     return sorted(studies, key=_order)
 
 
-def _order(name: str) -> tuple[str, str, int]:
+def _order(name: str) -> tuple[str, str, int, str]:
     paper, _, rest = name.partition("/")
     kind, number = re.match(r"([a-z]+)-?(\d*)", rest).groups()  # pyright: ignore[reportOptionalMemberAccess]  # names are ours
-    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0)
+    return paper, {"table": "a", "figure": "b"}.get(kind, kind), int(number or 0), rest
 
 
 def load(

@@ -25,6 +25,7 @@ from dissensus.studies import datasets, library, verdicts
 from dissensus.studies.figures import figures
 from dissensus.studies.labels import measure_label
 from dissensus.studies.procedures.attack_measures import is_published, is_within, suite_of
+from dissensus.studies.procedures.base import OnProgress, no_progress
 from dissensus.studies.results import Estimate, Point, Provenance, Summary, Verdict
 from dissensus.studies.run_folders import find_all, unfinished
 from dissensus.studies.spec import PAPERS, Spec, toml_value
@@ -109,15 +110,26 @@ def lacking(spec: Spec) -> str:
     return f"{verdicts.NOT_RUN}; needs {', '.join(absent)}" if absent else verdicts.NOT_RUN
 
 
-def page(names: Sequence[str], root: Path) -> Page:
-    """The report on studies; results are looked for under ``root`` and among those that are shipped."""
-    specs = [library.load(name) for name in names]
-    studies: list[Study] = [(spec, find_all(spec.name, root, spec)) for spec in specs]
+def page(names: Sequence[str], root: Path, on_progress: OnProgress = no_progress) -> Page:
+    """The report on studies; results are looked for under ``root`` and among those that are shipped.
+
+    ``on_progress`` is called with a text and the share of the work that is done, before a study is read or drawn.
+    """
+    studies: list[Study] = []
+    for i, name in enumerate(names):
+        on_progress(f"reading {name}", i / len(names) / 2)
+        spec = library.load(name)
+        studies.append((spec, find_all(spec.name, root, spec)))
     sections: list[Part] = []
+    drawn = 0
     for paper, title in PAPERS.items():
         chosen = [(spec, results) for spec, results in studies if spec.paper == paper]
         if chosen:
-            details = [_study(spec, freshest(results)) for spec, results in chosen if results]
+            details: list[Part] = []
+            for spec, results in chosen:
+                on_progress(f"drawing {spec.name}", 0.5 + drawn / len(names) / 2)
+                drawn += 1
+                details += [_study(spec, freshest(results))] if results else []
             notes = [Text(f"{spec.reference}: {text}") for spec, _ in chosen for text in unfinished(spec.name, root)]
             sections.append(Section(title, [_overview(chosen), *notes, *details]))
     introduction = (

@@ -17,7 +17,7 @@ from typing import Literal
 import dissensus
 from dissensus.storage import StorageError, locked, read_regular, write_atomically
 from dissensus.studies import library
-from dissensus.studies.checked_folders import FORMAT, MANIFEST, check_run, check_units, inside, is_plain_name
+from dissensus.studies.checked_folders import FORMATS, MANIFEST, check_run, check_units, inside, is_plain_name
 from dissensus.studies.procedures.base import Procedure
 from dissensus.studies.procedures.builtin import PROCEDURES
 from dissensus.studies.results import Report, Summary
@@ -39,7 +39,7 @@ class RunState:
     version: str = ""
     reason: str = ""
     """Why it failed, or how it is damaged."""
-    format: int = FORMAT
+    format: int = FORMATS.newest
     """Of the folder; 0 where it was made before folders had manifests."""
 
 
@@ -178,7 +178,7 @@ def find_all(name: str, root: Path, spec: Spec | None = None) -> list[Summary]:
     the library does not have it.
     """
     results = (_find(name, scale, root, spec) for scale in reversed(SCALES))
-    return [replace(summary, stale=staleness(summary, spec)) for summary in results if summary is not None]
+    return [summary for summary in results if summary is not None]
 
 
 def _find(name: str, scale: str, root: Path, spec: Spec | None) -> Summary | None:
@@ -191,11 +191,12 @@ def _find(name: str, scale: str, root: Path, spec: Spec | None) -> Summary | Non
             summary = _summary(folder, spec)
             readable.append(replace(summary, origin=_origin(name, scale, folder, summary)))
     with suppress(StorageError):
-        shipped = _shipped(name, scale)
+        shipped = _shipped(name, scale, spec)
         if shipped is not None:
             made_by = f"shipped with the package and made by version {shipped.provenance.version}"
             readable.append(replace(shipped, origin=made_by))
-    readable.sort(key=lambda summary: (bool(staleness(summary, spec)), bool(summary.provenance.changes)))
+    readable = [replace(summary, stale=staleness(summary, spec)) for summary in readable]
+    readable.sort(key=lambda summary: (bool(summary.stale), bool(summary.provenance.changes)))
     return readable[0] if readable else None
 
 
@@ -224,13 +225,13 @@ def staleness(summary: Summary, spec: Spec | None = None) -> str:
     return "" if same else "the study's settings have changed since"
 
 
-def _shipped(name: str, scale: str) -> Summary | None:
-    """The result that is shipped with the package; None where there is none."""
+def _shipped(name: str, scale: str, spec: Spec | None = None) -> Summary | None:
+    """The shipped result, judged by ``spec`` or the library's study; None where there is none."""
     file = SHIPPED / f"{name}.{scale}.json"
     if not file.exists():
         return None
     try:
-        return judged(Summary.from_json(json.loads(read_regular(file))))
+        return judged(Summary.from_json(json.loads(read_regular(file))), spec)
     except _UNREADABLE as reason:
         raise StorageError(f"{file} cannot be read: {type(reason).__name__}: {reason}.") from reason
 

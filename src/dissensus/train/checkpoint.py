@@ -25,8 +25,13 @@ from dissensus.train.settings import CheckpointSettings
 log = logging.getLogger("dissensus")
 
 KIND = "dissensus.checkpoint"
-FORMAT = 4
-"""Of checkpoints and plans of sweeps; one with another format was written by another version."""
+FORMATS = storage.Formats(
+    newest=5,
+    oldest=5,
+    advice="training cannot go on from it, since the same seed gives other random numbers now. Train again in another "
+    "folder. Of a fit, `dissensus convert {place} NEW --build MODULE:FUNCTION` saves the weights as an ensemble.",
+)
+"""Of checkpoints and plans of sweeps. 0.1 wrote format 1, and plans without a number."""
 _NAME = re.compile(r"step-[0-9]{9,}-[0-9]{6,}")
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0
@@ -118,13 +123,12 @@ class Checkpointer:
         if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
         details = {
-            "checkpoint_format": FORMAT,
             "fingerprint": self.fingerprint,
             "facts": state.facts(),
             "threads": torch.get_num_threads(),
         }
         path = self.folder / f"step-{state.steps:09d}-{state.epoch:06d}"
-        storage.write_folder(path, KIND, state.tensors(), details)
+        storage.write_folder(path, KIND, state.tensors(), details, FORMATS)
         kept = self.checkpoints()[-2:]
         for old in _named(self.folder):  # older ones, and those of a process that was killed while writing
             if old not in kept:
@@ -145,11 +149,12 @@ class Checkpointer:
             )
         for path in reversed(paths):
             try:
-                tensors, manifest = storage.read_folder(path, KIND)
+                tensors, manifest = storage.read_folder(path, KIND, FORMATS)
+            except storage.OtherFormat:
+                raise
             except storage.StorageError as reason:
                 log.warning("checkpoint skipped, trying the one before it: %s", reason)
                 continue
-            check_format(manifest, path)
             self.check(manifest["fingerprint"], path)
             self._restore(engine, tensors, manifest)
             return True
@@ -213,14 +218,6 @@ def _advice(keys: list[str]) -> str:
     if _OBJECTS.isdisjoint(keys):
         return ""
     return " (Is it the same, and was used before in this process? Then it has changed: create it anew.)"
-
-
-def check_format(stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse a checkpoint, or the plan of a sweep, that another version of this package has written."""
-    if stored.get("checkpoint_format") != FORMAT:
-        raise storage.StorageError(
-            f"{path} was written by another version of dissensus, and this one cannot continue it. Give another folder."
-        )
 
 
 def train(engine: Engine) -> None:

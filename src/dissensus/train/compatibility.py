@@ -5,10 +5,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from dissensus import calls, checks, losses
-from dissensus.data.batches import Augments, DataLike, as_pair, changes_targets, check_finite, end_to_end, is_source
+from dissensus.batch import check_finite
+from dissensus.data.batches import Augments, DataLike, as_pair, changes_targets, end_to_end, is_source
+from dissensus.data.splits import Split
 from dissensus.data.unlabelled import unlabelled_inputs
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
@@ -63,7 +66,7 @@ def check_resume(resume: bool, checkpoint: object, seconds: float | None, progre
 
 
 def check_validation(
-    held_out: DataLike | float | None, track: object, metric: object, mode: Literal["min", "max"] | None
+    held_out: DataLike | float | Split | None, track: object, metric: object, mode: Literal["min", "max"] | None
 ) -> Literal["min", "max"]:
     """Refuse validation data that is empty, incomplete or not finite, and measures without such data.
 
@@ -96,9 +99,9 @@ def check_validation(
     return mode or "min"
 
 
-def held_out_of(validation: Any, folds: int) -> tuple[DataLike | float | None, int]:
-    """Validation data of a sweep (all folds end to end, a fraction, or None), and the number of its folds."""
-    if validation is None or isinstance(validation, float) or is_source(validation):
+def held_out_of(validation: Any, folds: int) -> tuple[DataLike | float | Split | None, int]:
+    """Validation data of a sweep (all folds end to end, a fraction, a split, or None), and the number of its folds."""
+    if validation is None or isinstance(validation, float | Split) or is_source(validation):
         return validation, 1
     if isinstance(validation, int):
         checks.refuse("validation", "be (x, y), or a fraction between 0 and 1", repr(validation))
@@ -106,6 +109,21 @@ def held_out_of(validation: Any, folds: int) -> tuple[DataLike | float | None, i
     if pairs not in (1, folds):
         checks.refuse("validation", f"hold {folds} pairs, one per fold, or one for all", pairs)
     return (x, y), pairs
+
+
+def check_split(validation: object, targets: Tensor, runs: Sequence[Run], folds: int) -> None:
+    """Refuse a split that does not go with the data of all folds ``[N, ...]``, or with seeds of the grid."""
+    if not isinstance(validation, Split):
+        return
+    if validation.seed is not None and any("split_seed" in run.point for run in runs):
+        got = "both"
+        checks.refuse("grid", "leave out 'split_seed' where the split has a seed", got, "Leave one of them out.")
+    labels = isinstance(validation.stratify, np.ndarray)
+    if folds > 1 and (validation.groups is not None or validation.time is not None or labels):
+        got = f"{folds} data sets"
+        checks.refuse("validation", "split one data set where it has groups, times or labels of its own", got)
+    for fold in targets.tensor_split(folds):
+        validation.check(fold)
 
 
 def check_patience(patience: int | None, min_delta: float, validation: object) -> None:

@@ -261,7 +261,13 @@ class Engine:
         """Outputs, losses and the gradient of all rows, or of the sampled ones; rows that rest keep their buffers."""
         state, body = self.state, self.state.body
         if self.memory_limit is not None and state.plan is None:
-            self._plan_memory(batch, self.memory_limit)
+            try:
+                self._plan_memory(batch, self.memory_limit)  # which is the first pass of all
+            except (RuntimeError, IndexError, TypeError) as reason:
+                told = calls.misfit(reason, batch.inputs, state.body)
+                if told is None:
+                    raise
+                raise told from reason
         if not state.resting:
             outputs, parts, grad = self.raw_gradient(batch)
             state.backend = body.ran

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Subset
 
@@ -15,17 +16,19 @@ from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import Objective
 from dissensus.batch import Unpack
-from dissensus.data.batches import Augments, DataLike, as_pair, check_source, split_rows
+from dissensus.data.batches import Augments, DataLike, as_pair, check_source
+from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
-from dissensus.execution import settings_kept
+from dissensus.execution import original, settings_kept
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
+from dissensus.train.equal_start import tell_of_equal_start
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.numerics import Precision, PrecisionSettings
-from dissensus.train.recipe import ExistingMembers, Recipe, Split, initial_weights, note_interruption
+from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
 from dissensus.train.settings import (
     BatchSettings,
@@ -69,7 +72,7 @@ def fit(
     ignore_index: int | None = None,
     class_axis: int = 2,
     bootstrap: bool = False,
-    validation: DataLike | float | None = None,
+    validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -98,9 +101,9 @@ def fit(
     result is that of M separate trainings, step for step.
 
     Args:
-        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first. Its
-            mode (train or eval) is restored afterwards. An ``nn.Module`` is trained as an ensemble of one member, or of
-            its masks (`dissensus.masks.Masked`).
+        ensemble: The ensemble to train. It is trained on its device: move it with ``ensemble.to("cuda")`` first.
+            Devices other than CPUs and CUDA GPUs are refused. Its mode (train or eval) is restored afterwards. An
+            ``nn.Module`` is trained as an ensemble of one member, or of its masks (`dissensus.masks.Masked`).
         data: Training data: a pair ``(inputs, targets)``, a ``Dataset``, a ``DataLoader`` or any iterable of batches.
             Inputs are a tensor, a dictionary of named inputs (``ens(**inputs)``) or a tuple of inputs
             (``ens(*inputs)``); the first axis of every tensor is the batch. NumPy arrays and pandas objects are taken
@@ -167,9 +170,10 @@ def fit(
             or a ``Dataset``.
         adversarial: Settings of adversarial training (`dissensus.train.AdversarialTraining`). Part of every batch is
             attacked with the weights of that step.
-        validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out, a
-            float between 0 and 1, for tensors and a ``Dataset``. The history records ``metric`` on it as
-            ``validation``, and the parts of the objective as ``validation_...``.
+        validation: Validation data: whatever ``data`` may be; or the fraction of the training examples to hold out at
+            random, a float between 0 and 1, for tensors and a ``Dataset``; or a `dissensus.data.Split`, which holds out
+            by class, by groups or by time. The history records ``metric`` on it as ``validation``, and the parts of the
+            objective as ``validation_...``.
         metric: Function ``(outputs [M, N, C], targets)`` of the validation data that returns a number, or one number
             per member with ``watch="member"``. The default is the loss of the pooled prediction, with loss and pool of
             the objective; with ``watch="member"``, the loss of every member. An objective without a pool, such as
@@ -212,8 +216,8 @@ def fit(
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
             the time.
         progress: Function that is called with a `Progress` about ten times a second and at the end of every epoch.
-        seed: Seed of data order, dropout layers and augmentation. Random numbers that a network's own code or a data
-            set draws (``F.dropout``, ``torch.randn``) come from torch's global generator.
+        seed: Seed of data order, dropout (layers, ``F.dropout``, stochastic depth) and augmentation. Other random
+            numbers that a network's own code or a data set draws (``torch.randn``) come from torch's global generator.
         split_seed: Seed of the validation split. The default is ``seed``.
         twin: Whether to train an independent twin as well, as a reference for an audit. The twin starts from a copy of
             the members as they are before training. It is trained with the same loss, data order, seeds and settings,
@@ -238,10 +242,13 @@ def fit(
     check_objective(objective)
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     seed = checks.count("seed", seed, 0)
+    if split_seed is not None and isinstance(validation, Split) and validation.seed is not None:
+        checks.refuse("split_seed", "be None where the split has a seed", split_seed, "Leave one of them out.")
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
     frozen = checks.listed("frozen", frozen)
     checks.flag("sequential", sequential)
     with _as_ensemble(ensemble) as members:
+        checks.computes("ensemble", members.device)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
         data, validation = conversion.pair(data), conversion.pair(validation)
@@ -271,7 +278,7 @@ def fit(
             targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
             precision=PrecisionSettings(precision, channels_last, deterministic),
             validation=held_out,
-            split=Split(data, validation, split_seed) if isinstance(validation, float) else None,
+            split=HeldOut(data, validation, split_seed) if isinstance(validation, float | Split) else None,
             validation_settings=ValidationSettings(metric, mode, track, watch, patience, min_delta, keep),
             unlabelled=None if unlabelled is None else conversion.inputs(unlabelled, "unlabelled"),
             weights=weights,
@@ -286,6 +293,7 @@ def fit(
             if checkpoint is None
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
+        tell_of_equal_start(members.body, recipe, sequential=sequential)
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
         with _interruption_noted(members, recipe.checkpoint):
@@ -341,9 +349,7 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
     if isinstance(network, SharedTrunk):
         fix = "Train trunk.heads, on trunk.features(x) or on cached features."
         checks.refuse("ensemble", "be what is trained, and a trunk stands still", "a SharedTrunk", fix, TypeError)
-    if isinstance(getattr(network, "_orig_mod", None), nn.Module):
-        fix = "Fit the network itself, and compile it afterwards."
-        checks.refuse("ensemble", "not be compiled", "what torch.compile returned", fix, TypeError)
+    network = original(network)  # whose weights are those of what torch.compile returned
     if isinstance(network, Ensemble):
         yield network
         return
@@ -352,18 +358,23 @@ def _as_ensemble(network: Ensemble | nn.Module) -> Iterator[Ensemble]:
         yield ensemble
     finally:
         trained = ensemble.member(0)
-        network.load_state_dict(trained.state_dict())
-        buffers = dict(trained.named_buffers())
+        weights, buffers = trained.state_dict(), dict(trained.named_buffers())
+        network.load_state_dict({name: weights[_uncompiled(name)] for name in network.state_dict()})
         for name, buffer in network.named_buffers():  # including buffers that no state_dict holds
-            buffer.copy_(buffers[name])
+            buffer.copy_(buffers[_uncompiled(name)])
+
+
+def _uncompiled(name: str) -> str:
+    """The name of a tensor without those that torch.compile puts in front of compiled layers."""
+    return name.replace("_orig_mod.", "")
 
 
 def _separated(
-    data: DataLike, validation: DataLike | float | None, seed: int
+    data: DataLike, validation: DataLike | float | Split | None, seed: int
 ) -> tuple[DataLike, DataLike | None, tuple[Tensor, Tensor] | None]:
-    """Training data, validation data, and the rows of both where a fraction of the data is split off."""
-    requirement = "be (inputs, targets), a source of batches, or a fraction between 0 and 1"
-    if not isinstance(validation, int | float):
+    """Training data, validation data, and the rows of both where a part of the data is split off."""
+    requirement = "be (inputs, targets), a source of batches, a Split, or a fraction between 0 and 1"
+    if not isinstance(validation, int | float | Split):
         if validation is not None and as_pair(validation, "validation") is None:
             check_source(validation, "validation")
         return data, validation, None
@@ -371,11 +382,16 @@ def _separated(
         checks.refuse("validation", requirement, repr(validation))
     pair = as_pair(data)
     if pair is not None:
-        rest, part = split_rows(calls.examples(pair[0], "data"), validation, seed)
         inputs, targets = pair
+        calls.examples(inputs, "data")
+        if isinstance(validation, Split):
+            validation.check(targets)
+        rest, part = held_out_rows(validation, targets, seed)
         return (calls.rows(inputs, rest), targets[rest]), (calls.rows(inputs, part), targets[part]), (rest, part)
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
         fix = "Pass validation data of its own."
-        checks.refuse("validation", "be data, not a fraction, for a loader or a stream", validation, fix)
-    rest, part = split_rows(len(data), validation, seed)  # pyright: ignore[reportArgumentType]  # it has a length
+        checks.refuse("validation", "be data, not a part of it, for a loader or a stream", validation, fix)
+    # Targets of a data set are known example by example only: classes to stratify by come with the split.
+    unknown = torch.zeros(len(data))  # pyright: ignore[reportArgumentType]  # it has a length
+    rest, part = held_out_rows(validation, unknown, seed)
     return Subset(data, rest.tolist()), Subset(data, part.tolist()), None

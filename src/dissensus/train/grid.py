@@ -162,9 +162,12 @@ def draw_keys(objective: Callable[..., Any], seeds: Sequence[int], device: torch
     return torch.tensor([derived_seed(seed, Use.OBJECTIVE) for seed in seeds], device=device)
 
 
-def grouped(runs: Sequence[Run]) -> list[list[int]]:
-    """Numbers of the runs that share shapes, group by group, in the order in which they appear."""
+def grouped(runs: Sequence[Run], examples: Sequence[int]) -> list[list[int]]:
+    """Numbers of the runs that share shapes, group by group, in the order in which they appear.
+
+    ``examples`` are the numbers of training examples of every run, by which steps are counted.
+    """
     groups: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)}", []).append(number)
+    for number, (run, size) in enumerate(zip(runs, examples, strict=True)):
+        groups.setdefault(f"{run.shape} {sorted(run.hyper)} {sorted(run.optimizer)} {size}", []).append(number)
     return list(groups.values())

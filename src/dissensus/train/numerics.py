@@ -91,8 +91,11 @@ def numerics(settings: PrecisionSettings, network: HasModules, dtype: torch.dtyp
     are stored channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
     precision, channels_last = settings.precision, settings.channels_last
-    if isinstance(precision, str) and precision in ("fp16", "float16", "half"):
+    if precision is torch.float16 or (isinstance(precision, str) and precision in ("fp16", "float16", "half")):
         checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
+    if dtype == torch.float16:
+        fix = "fp16 needs loss scaling; bf16 does not. Use .float(), with precision='bf16' where it should be fast."
+        checks.refuse("ensemble", "have weights in float32, float64 or bfloat16 to be trained", "float16", fix)
     checks.one_of("precision", precision, ("auto", "bf16", "tf32", "float32"))
     weights = str(dtype).removeprefix("torch.")
     if precision == "auto":

@@ -16,17 +16,11 @@ import dissensus.train.schedules as schedules
 from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import LossParts, Objective
+from dissensus.batch import check_dtype
 from dissensus.calls import NetworkInputs, OutputChoice
-from dissensus.data.batches import (
-    DataLike,
-    LoadedBatches,
-    TensorBatches,
-    as_pair,
-    check_dtype,
-    check_source,
-    split_rows,
-)
+from dissensus.data.batches import DataLike, LoadedBatches, TensorBatches, as_pair, check_source
 from dissensus.data.recognition import data_fingerprint
+from dissensus.data.splits import Split, held_out_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
@@ -49,6 +43,7 @@ from dissensus.train.compatibility import (
     check_momentum,
     check_objective,
     check_patience,
+    check_split,
     check_target_settings,
     check_targets_augmented,
     check_unlabelled,
@@ -158,11 +153,11 @@ class ExistingMembers:
         return {"members": self.ensemble.member_ids, "seed of the ensemble": self.ensemble.seed}
 
 
-class Split(NamedTuple):
-    """Tensors of which a fraction was held out, by which checkpoints recognise both parts."""
+class HeldOut(NamedTuple):
+    """Tensors of which a part was held out, by which checkpoints recognise both parts."""
 
     data: DataLike
-    validation: float
+    validation: float | Split
     split_seed: int
 
 
@@ -180,10 +175,10 @@ class Recipe:
     batches: BatchSettings = field(default_factory=BatchSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
-    validation: DataLike | float | None = None
-    """Validation data, of all folds concatenated; or the fraction of tensor data that each run splits off."""
+    validation: DataLike | float | Split | None = None
+    """Validation data, of all folds concatenated; or what each run splits off its tensors: a fraction or a split."""
     validation_settings: ValidationSettings = field(default_factory=ValidationSettings)
-    split: Split | None = None
+    split: HeldOut | None = None
     """Where validation data comes from, if `fit` has split it off."""
     unlabelled: Tensor | DataLike | None = None
     weights: Tensor | None = None
@@ -231,6 +226,7 @@ class Recipe:
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
+            check_split(self.validation, self._pair[1], self.runs, self.folds)
             for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric, self.targets):
                 targets.check_all(self._pair[1])
 
@@ -318,6 +314,8 @@ class Recipe:
         """What identifies training, validation or unlabelled data."""
         if isinstance(data, int | float):
             return data
+        if isinstance(data, Split):
+            return data.identity()
         parts: list[str] = []
         identity = data_fingerprint(data, parts, self._without_trained, python.visit)
         if parts:
@@ -423,7 +421,8 @@ class Recipe:
     @functools.cached_property
     def _validation_pair(self) -> tuple[NetworkInputs, Tensor] | None:
         """Validation data as tensors; None where there is none, a loader gives it, or runs split it off."""
-        return None if self.validation is None or isinstance(self.validation, int | float) else as_pair(self.validation)
+        given = not isinstance(self.validation, int | float | Split | None)
+        return as_pair(self.validation) if given else None
 
     def _input_dtype(self) -> torch.dtype:
         """The dtype of real numbers among the inputs; bool where there are none, or a loader gives them."""
@@ -523,7 +522,7 @@ class Recipe:
         if self.validation is None:
             return None
         weights = self.validation_weights
-        if isinstance(self.validation, int | float):
+        if isinstance(self.validation, int | float | Split):
             labelled = feed.labelled if isinstance(feed, WithUnlabelled) else feed
             assert isinstance(labelled, TensorBatches)
             data: Any = (labelled.x, labelled.y)
@@ -549,8 +548,11 @@ class Recipe:
         if self._pair is None:
             return None, None
         size = self._examples // self.folds
-        if isinstance(self.validation, int | float):
-            splits = [split_rows(size, self.validation, run.split_seed) for run in runs]
+        if isinstance(self.validation, int | float | Split):
+            splits = [
+                held_out_rows(self.validation, self._pair[1][run.fold * size : (run.fold + 1) * size], run.split_seed)
+                for run in runs
+            ]
             train = [rest + run.fold * size for run, (rest, _) in zip(runs, splits, strict=True)]
             held_out = [part + run.fold * size for run, (_, part) in zip(runs, splits, strict=True)]
             return torch.stack(train), torch.stack(held_out)
@@ -562,6 +564,19 @@ class Recipe:
             return rows, None
         held_out_size = len(self._validation_pair[1]) // self.folds
         return rows, starts * held_out_size + torch.arange(held_out_size)
+
+    def training_sizes(self) -> list[int]:
+        """The number of training examples of every run: it differs where runs split off other groups."""
+        if self._pair is None or not isinstance(self.validation, Split):
+            return [0] * len(self.runs)  # all runs have as many
+        drawn = {(run.fold, run.split_seed): run for run in self.runs}
+        sizes = {place: self._training_size(run) for place, run in drawn.items()}
+        return [sizes[run.fold, run.split_seed] for run in self.runs]
+
+    def _training_size(self, run: Run) -> int:
+        rows, _ = self._rows([run])
+        assert rows is not None
+        return rows.shape[1]
 
     def steps(self, number: int) -> int:
         """Steps of the whole training of a run."""

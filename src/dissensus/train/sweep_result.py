@@ -22,6 +22,8 @@ from dissensus.train.evaluation import evaluation_batch
 from dissensus.train.history import History
 
 KIND = "dissensus.sweep"
+FORMATS = storage.Formats(newest=1)
+"""Of saved sweeps; 1 is that of 0.1."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Sweep:
         if len({group.members for group in self.groups}) > 1:
             raise ValueError("runs have different numbers of members; use sweep.run(i).predict(x) for each run.")
         members = max((len(group.runs) * group.members for group in self.groups), default=0)
-        device = next(self.groups[0].body.parameters()).device
+        device = checks.computes("sweep", next(self.groups[0].body.parameters()).device)
         with advising(functools.partial(prediction_out_of_memory, device, members, batch_size, file=True)):
             inputs = network_inputs(Conversion.of(self.groups[0].body).inputs(x))
             if not calls.examples(inputs, "x"):
@@ -157,16 +159,16 @@ class Sweep:
             ],
         }
         named = json.loads(json.dumps(details, default=lambda value: getattr(value, "__qualname__", repr(value))))
-        storage.write_folder(path, KIND, tensors, named)
+        storage.write_folder(path, KIND, tensors, named, FORMATS)
 
     @classmethod
     def load(cls, path: str | Path, build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]]) -> "Sweep":
-        """Load what `save` wrote.
+        """Load what `save` wrote, in this release or since 0.1.
 
         ``build`` is the one the sweep was given. Where the grid held functions or classes for it, which a file cannot
         bring back, give a list instead: one function without arguments per group of `groups`.
         """
-        tensors, manifest = storage.read_folder(path, KIND)
+        tensors, manifest = storage.read_folder(path, KIND, FORMATS)
         entries = manifest["groups"]
         if callable(build):
             builds = [functools.partial(build, **entry["build"]) for entry in entries]

@@ -18,11 +18,12 @@ from dissensus.axes import LossParts
 from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice
 from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source
+from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.randomness import seeded
-from dissensus.storage import StorageError, read_record, write_record
-from dissensus.train.checkpoint import FORMAT, check_format, refuse_other, reserved, train
+from dissensus.storage import OtherFormat, StorageError, read_record, write_record
+from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
@@ -71,7 +72,7 @@ def sweep(
     class_axis: int = 2,
     bootstrap: bool = False,
     active_members: int | None = None,
-    validation: DataLike | float | None = None,
+    validation: DataLike | float | Split | None = None,
     metric: Metric | None = None,
     mode: Literal["min", "max"] | None = None,
     track: Mapping[str, Metric] | None = None,
@@ -137,7 +138,9 @@ def sweep(
         bootstrap: See `dissensus.fit`. Examples are drawn by the seed of each run.
         active_members: See `dissensus.fit`.
         validation: Validation data: ``(x, y)`` for all runs, or a list with one pair per fold; or the fraction of the
-            training data that every run holds out, by its ``split_seed``.
+            training data that every run holds out, by its ``split_seed``; or a `dissensus.data.Split`. Runs whose
+            groups differ in size hold out different numbers of examples, and are trained separately. ``Split(...,
+            seed=0)`` gives all runs the same split.
         metric: See `dissensus.fit`.
         mode: See `dissensus.fit`.
         track: See `dissensus.fit`.
@@ -199,7 +202,8 @@ def sweep(
     if not is_source(validation) and isinstance(validation, tuple | list):
         validation = [conversion.pair(fold) for fold in folds_of(validation)]
     held_out, validation_folds = held_out_of(validation, folds)
-    initial = NewMembers(build, checks.device("device", device) if device is not None else place, backend, output)
+    where = place if device is None else checks.device("device", device)
+    initial = NewMembers(build, checks.computes("device", where), backend, output)
     recipe = Recipe(
         initial=initial,
         runs=runs_of(grid, build, objective, defaults, folds),
@@ -270,7 +274,9 @@ class Part:
 def _parts(recipe: Recipe) -> list[Part]:
     """The parts of a sweep, in the order of their training."""
     planned = _planned(recipe)
-    group_of = {number: place for place, group in enumerate(grouped(recipe.runs)) for number in group}
+    group_of = {
+        number: place for place, group in enumerate(grouped(recipe.runs, recipe.training_sizes())) for number in group
+    }
     choices = {place: Choices() for place in group_of.values()}
     steps = [recipe.steps(numbers[0]) for numbers in planned]
     return [
@@ -293,12 +299,12 @@ def _planned(recipe: Recipe) -> list[list[int]]:
     if recipe.checkpoint is not None and file is not None and file.exists():
         return _stored_plan(file, recipe, recipe.checkpoint.resume)
     parts: list[list[int]] = []
-    for group in grouped(recipe.runs):
+    for group in grouped(recipe.runs, recipe.training_sizes()):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
             at_once = _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
-        write_record(file, {"checkpoint_format": FORMAT, "fingerprint": fingerprint, "parts": parts})
+        write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})
     return parts
 
 
@@ -337,10 +343,11 @@ def _stored_plan(file: Path, recipe: Recipe, resume: bool) -> list[list[int]]:
     if not resume:
         raise ValueError(f"{file.parent} holds a sweep already; pass resume=True to go on with it, or another folder.")
     try:
-        plan = read_record(file)
+        plan = read_record(file, FORMATS)
+    except OtherFormat:
+        raise
     except StorageError as reason:
         raise StorageError(f"{reason} Give another folder.") from reason
-    check_format(plan, file.parent)
     refuse_other(file.parent, "sweep", plan["fingerprint"], recipe.fingerprint)
     parts: list[list[int]] = plan["parts"]
     if sorted(number for part in parts for number in part) != list(range(len(recipe.runs))):

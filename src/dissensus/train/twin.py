@@ -17,7 +17,7 @@ from dissensus.ensemble import Ensemble
 from dissensus.objectives import augmented
 from dissensus.objectives.declaration import UNLABELLED, argument, declaration, takes, unwrapped
 from dissensus.randomness import generators_kept
-from dissensus.train.checkpoint import Checkpointer, checkpoints_in
+from dissensus.train.checkpoint import FORMATS, Checkpointer, checkpoints_in
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
 from dissensus.train.recipe import ExistingMembers, Recipe
 from dissensus.train.trained_loss import trained_loss
@@ -141,10 +141,12 @@ class Twin:
         if not checkpointer.checkpoints():
             if checkpoints_in(folder):
                 raise ValueError(f"{folder} holds a checkpoint already; give another folder.")
-            storage.write_folder(beginning, KIND, self._tensors(), {"fingerprint": checkpointer.fingerprint})
+            storage.write_folder(beginning, KIND, self._tensors(), {"fingerprint": checkpointer.fingerprint}, FORMATS)
         elif checkpointer.settings.resume:
             try:
-                stored, manifest = storage.read_folder(beginning, KIND)
+                stored, manifest = storage.read_folder(beginning, KIND, FORMATS)
+            except storage.OtherFormat:
+                raise
             except storage.StorageError as reason:
                 raise storage.StorageError(
                     f"{checkpointer.folder} belongs to a training without a twin, or its twin is damaged: {reason} "

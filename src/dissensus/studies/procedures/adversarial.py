@@ -15,6 +15,7 @@ from dissensus.studies import datasets
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.procedures.base import StudyContext
 from dissensus.studies.procedures.methods import (
+    MeasuredData,
     Method,
     References,
     method_axes,
@@ -51,6 +52,7 @@ def _train_adversarially(unit: TrainingUnit, context: StudyContext, folder: Path
     data = datasets.load_unscaled(
         unit.data, train_examples=spec.optimisation.examples, test_examples=spec.evaluation.examples
     )
+    measured = MeasuredData.of(data)
     rows: list[Row] = []
     grid = points({**spec.grid, "seed": list(unit.seeds)})
     references: dict[str, References] = {str(attack): {} for attack in spec.grid[AXIS]}
@@ -61,13 +63,12 @@ def _train_adversarially(unit: TrainingUnit, context: StudyContext, folder: Path
             context.progress(f"{title}: {moment}", (number + moment.step / moment.steps) / len(grid))
 
         method = method_of(spec, point["method"])
-        members = 1 if method.is_wrapped else method.members
         build = standardised_builder(spec, method, data)
-        ensemble = Ensemble(build, members, seed=int(point["seed"])).to(context.device)
+        ensemble = Ensemble(build, method.networks, seed=int(point["seed"])).to(context.device)
         checkpoint = folder / f"checkpoints-{number:03d}"
         history, status = _fit(spec, method, ensemble, data, point, checkpoint, on_progress)
         trained = TrainedRun(number, point, ensemble, history, status)
-        rows.append(method_row(context, trained, method, data, folder, references[point[AXIS]]))
+        rows.append(method_row(context, trained, method, measured, folder, references[point[AXIS]]))
     write_targets(folder, data.test[1])
     return rows
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from dissensus.ensemble import Ensemble
-from dissensus.storage import StorageError, write_record
+from dissensus.storage import Formats, StorageError, write_record
 from dissensus.studies import datasets
 from dissensus.studies.checked_folders import inside, run_name, stored_record
 from dissensus.studies.datasets import StudyData, is_split_by_seed
@@ -28,6 +28,9 @@ from dissensus.studies.standardisation import Standardised, channel_scales
 from dissensus.train.grid import points
 
 log = logging.getLogger("dissensus")
+
+FORMATS = Formats(newest=1, oldest=0)
+"""Of files of measures."""
 
 GPU_BATCH = 2000
 """Examples in a batch on a GPU: every batch captures its own graphs."""
@@ -118,11 +121,11 @@ def _measured(
 
 def _finished(file: Path, of: str) -> dict[str, Any]:
     """Measures that a unit has left; none where the file is damaged or that of another unit."""
-    nothing: dict[str, Any] = {"of": of, "measures": {}}
+    nothing: dict[str, Any] = {"format": FORMATS.newest, "of": of, "measures": {}}
     if not file.exists():
         return nothing
     try:
-        stored = stored_record(file)
+        stored = stored_record(file, FORMATS)
     except StorageError as reason:
         log.warning("%s The measures are taken again.", reason)
         return nothing

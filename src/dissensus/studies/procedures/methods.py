@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dissensus import masks, metrics, pooling
 from dissensus.axes import LossParts
 from dissensus.diversity.plane import plane
+from dissensus.execution.inference import Inputs
 from dissensus.studies import datasets
 from dissensus.studies.checked_folders import is_plain_name
 from dissensus.studies.datasets import StudyData
@@ -28,7 +29,16 @@ from dissensus.studies.procedures.training import (
     stored_outputs,
     write_targets,
 )
-from dissensus.studies.registry import METHODS, WRAPPED, MethodError, check_task, maker, numbers_of, objective_of
+from dissensus.studies.registry import (
+    METHODS,
+    WRAPPED,
+    AnyData,
+    MethodError,
+    check_task,
+    maker,
+    numbers_of,
+    objective_of,
+)
 from dissensus.studies.results import AuditNote, Row
 from dissensus.studies.spec import Spec
 from dissensus.studies.training_arguments import training_arguments
@@ -37,6 +47,22 @@ from dissensus.train import Progress, Sweep, sweep
 Wrap = Callable[[nn.Module], nn.Module]
 References = dict[int, Tensor]
 """By seed, outputs of an ensemble that was trained without its objective's interaction."""
+
+
+class MeasuredData(NamedTuple):
+    """The data on which the ensemble of a method is measured: inputs and targets."""
+
+    name: str
+    test: tuple[Inputs, Tensor]
+    train: tuple[Inputs, Tensor]
+    audited: tuple[Inputs, Tensor]
+    """Training examples for the audit, at most `AUDITED_EXAMPLES`."""
+
+    @classmethod
+    def of(cls, data: StudyData) -> "MeasuredData":
+        """Data that is in memory."""
+        x, y = data.train
+        return cls(data.name, data.test, data.train, (x[:AUDITED_EXAMPLES], y[:AUDITED_EXAMPLES]))
 
 
 class Method(NamedTuple):
@@ -55,6 +81,11 @@ class Method(NamedTuple):
     def is_wrapped(self) -> bool:
         """Whether members live inside one network."""
         return self.settings["network"] in WRAPPED
+
+    @property
+    def networks(self) -> int:
+        """Number of networks that are trained: one where members live inside it."""
+        return 1 if self.is_wrapped else self.members
 
     @property
     def sweep_key(self) -> str:
@@ -83,7 +114,7 @@ def method_objective(spec: Spec, method: Method) -> Callable[..., LossParts]:
     return partial(objective_of(replace(spec.objective, name=method.objective)), **method.fixed)
 
 
-def method_builder(spec: Spec, method: Method, data: StudyData, wrap: Wrap | None = None) -> Callable[[], nn.Module]:
+def method_builder(spec: Spec, method: Method, data: AnyData, wrap: Wrap | None = None) -> Callable[[], nn.Module]:
     """The function that builds a method's network: plain, masked, or with Monte Carlo dropout.
 
     Args:
@@ -135,7 +166,7 @@ def _train_methods(unit: TrainingUnit, context: StudyContext, folder: Path) -> l
             method = methods[i // len(unit.seeds)]
             point = {**point, "method": method.name}
             trained = TrainedRun(len(rows), point, swept.run(i), swept.history(i), swept.outcomes[i].status)
-            rows.append(method_row(context, trained, method, data, folder, references))
+            rows.append(method_row(context, trained, method, MeasuredData.of(data), folder, references))
     write_targets(folder, data.test[1])
     return rows
 
@@ -159,7 +190,7 @@ def _sweep(
         data.train,
         method_objective(context.spec, first),
         grid=[{**method.numbers, "seed": seed} for method in methods for seed in unit.seeds],
-        members=1 if first.is_wrapped else first.members,
+        members=first.networks,
         device=context.device,
         checkpoint=folder / f"checkpoints-{first.name}",
         resume=True,
@@ -177,7 +208,7 @@ def method_row(
     context: StudyContext,
     trained: TrainedRun,
     method: Method,
-    data: StudyData,
+    data: MeasuredData,
     folder: Path,
     references: References,
 ) -> Row:
@@ -195,8 +226,7 @@ def method_row(
     if "ece" in row.measures:
         row = replace(row, curves=_calibration_curve(outputs, data.test[1]))
     if method.numbers and method.members > 1 and trained.status == "done":
-        x, y = data.train
-        train = trained.ensemble.predict(x[:AUDITED_EXAMPLES]), y[:AUDITED_EXAMPLES]
+        train = trained.ensemble.predict(data.audited[0]), data.audited[1]
         audit = audit_outputs(outputs, data.test[1], context.spec.objective.pool, train, references.get(row.seed))
         row = replace(row, audit=AuditNote(audit.verdict, audit.judgement.reasons))
         if not any(method.numbers.values()):

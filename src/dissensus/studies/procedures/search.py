@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dissensus.randomness import Use, derived_seed
-from dissensus.storage import StorageError, write_record
+from dissensus.storage import Formats, StorageError, write_record
 from dissensus.studies.checked_folders import stored_record
 from dissensus.studies.datasets import StudyData
 from dissensus.studies.registry import build_of, check_task, objective_of
@@ -18,6 +18,9 @@ from dissensus.studies.training_arguments import training_arguments
 from dissensus.train import sweep
 
 log = logging.getLogger("dissensus")
+
+FORMATS = Formats(newest=1, oldest=0)
+"""Of files of trials."""
 
 BATCH = 5
 """Trials of one batch: a seed's sampler learns from a batch when all of it is done."""
@@ -57,12 +60,12 @@ def search(
         for i in unfinished:
             trials[i] += _finite([result for (fold, _), result in zip(points, results, strict=True) if fold == i])
             files[i].parent.mkdir(parents=True, exist_ok=True)
-            write_record(files[i], {"of": _identity(files[i]), "trials": trials[i]})
+            write_record(files[i], {"format": FORMATS.newest, "of": _identity(files[i]), "trials": trials[i]})
 
 
 def read_trials(file: Path) -> list[Trial]:
     """The trials of a seed; `StorageError` where the file is missing, damaged or that of another unit."""
-    record = stored_record(file)
+    record = stored_record(file, FORMATS)
     if record.get("of") != _identity(file):
         raise StorageError(f"{file} holds trials of {record.get('of')!r}: it was moved or swapped.")
     return record["trials"]

@@ -1,22 +1,37 @@
-"""Training on images that are read from disk on the way: one run after the other, each a `fit`."""
+"""Training on images that are read from disk on the way: one run after the other, each a `fit`.
+
+A grid varies settings of one ensemble, or it names methods, which `methods` translates as it does for data in memory.
+"""
 
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dissensus.data.batches import split_rows
+from dissensus.axes import LossParts
 from dissensus.data.folders import ImageFiles
+from dissensus.data.splits import split_rows
 from dissensus.ensemble import Ensemble
 from dissensus.studies import datasets
 from dissensus.studies.datasets import FOLDERS, StreamedImages
 from dissensus.studies.procedures import requirements
 from dissensus.studies.procedures.base import StudyContext
+from dissensus.studies.procedures.methods import (
+    MeasuredData,
+    Method,
+    References,
+    has_methods,
+    method_builder,
+    method_objective,
+    method_of,
+    method_row,
+)
+from dissensus.studies.procedures.shift_measures import AUDITED_EXAMPLES
 from dissensus.studies.procedures.training import (
     TrainedRun,
     Trainer,
@@ -53,42 +68,74 @@ class _StandardisedImages(Dataset[tuple[Tensor, Tensor]]):
         return (pixels.float() / 255 - self.mean) / self.std, label
 
 
+class _Training(NamedTuple):
+    """What is trained at a point of the grid."""
+
+    build: Callable[[], nn.Module]
+    networks: int
+    objective: Callable[..., LossParts]
+    method: Method | None = None
+    """Where the grid names methods."""
+
+
 def _train_streamed(unit: TrainingUnit, context: StudyContext, folder: Path) -> list[Row]:
     """Train every point of the grid; an interrupted training continues at its last complete epoch."""
     spec, data = context.spec, datasets.load_streamed(unit.data, context.spec)
+    check_task(spec, data)
     grid = points({**spec.grid, "seed": list(unit.seeds)})
     rows: list[Row] = []
+    references: References = {}
     for number, point in enumerate(grid):
 
         def on_progress(moment: Progress, number: int = number) -> None:
             share = (number + moment.step / moment.steps) / len(grid)
             context.progress(f"run {number + 1} of {len(grid)}: {moment}", share)
 
-        trained = _fit(context, data, number, point, folder, on_progress)
-        test, train = ((_loader(part, spec.optimisation.batch_size), part.labels) for part in (data.test, data.train))
-        rows.append(measured_row(context, data.name, trained, folder, test=test, train=train))
+        training = _training_at(spec, data, point)
+        trained = _fit(context, data, training, number, point, folder, on_progress)
+        measured = _measured_data(data, spec.optimisation.batch_size)
+        if training.method is None:
+            row = measured_row(context, data.name, trained, folder, test=measured.test, train=measured.train)
+        else:
+            row = method_row(context, trained, training.method, measured, folder, references)
+        rows.append(row)
     write_targets(folder, data.test.labels)
     return rows
+
+
+def _training_at(spec: Spec, data: StreamedImages, point: Mapping[str, Any]) -> _Training:
+    """The training of a point: that of its method, or of the study's members with the point's settings."""
+    assert spec.members is not None
+    assert spec.objective is not None
+    if has_methods(spec, data.name):
+        method = method_of(spec, str(point["method"]))
+        objective = partial(method_objective(spec, method), **method.numbers)
+        return _Training(method_builder(spec, method, data), method.networks, objective, method)
+    build = build_of(spec, data)
+    if "network" in point:
+        build = partial(build, network=point["network"])
+    members = spec.members.options.get(COUNTS, {}).get(point.get("network"), spec.members.count)
+    hyperparameters = {key: value for key, value in point.items() if key not in ("network", "seed", *VARIED)}
+    return _Training(build, int(members), partial(objective_of(spec.objective), **hyperparameters))
+
+
+def _measured_data(data: StreamedImages, batch_size: int) -> MeasuredData:
+    """Pictures of all parts, to be read in batches; those of the audit are spread over all classes."""
+    parts = (data.test, data.train, data.train.subset(AUDITED_EXAMPLES))
+    return MeasuredData(data.name, *((_loader(part, batch_size), part.labels) for part in parts))
 
 
 def _fit(
     context: StudyContext,
     data: StreamedImages,
+    training: _Training,
     number: int,
     point: Mapping[str, Any],
     folder: Path,
     on_progress: Callable[[Progress], None],
 ) -> TrainedRun:
     spec = context.spec
-    assert spec.members is not None
-    assert spec.objective is not None
-    check_task(spec, data)
-    build = build_of(spec, data)
-    if "network" in point:
-        build = partial(build, network=point["network"])
-    members = spec.members.options.get(COUNTS, {}).get(point.get("network"), spec.members.count)
-    hyperparameters = {key: value for key, value in point.items() if key not in ("network", "seed", *VARIED)}
-    ensemble = Ensemble(build, int(members), seed=point["seed"]).to(context.device)
+    ensemble = Ensemble(training.build, training.networks, seed=point["seed"]).to(context.device)
     arguments = training_arguments(spec.optimisation, point)
     batch_size, share = arguments.pop("batch_size"), arguments.pop("validation")
     train, validation = _split(data, share)
@@ -99,7 +146,7 @@ def _fit(
         history = fit(
             ensemble,
             _loader(train, batch_size, point["seed"]),
-            partial(objective_of(spec.objective), **hyperparameters),
+            training.objective,
             validation=_loader(validation, batch_size),
             track=tracked(spec),
             seed=point["seed"],
@@ -142,6 +189,9 @@ def _is_streamed(spec: Spec, data: str) -> bool:
 
 
 def _axes(spec: Spec) -> set[str]:
+    """Methods hold all settings of a training but the seed."""
+    if has_methods(spec, ""):
+        return {"method", "seed"}
     return {"seed", "network", *VARIED} | requirements.objective_parameters(spec)
 
 

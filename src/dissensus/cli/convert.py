@@ -1,0 +1,58 @@
+"""`dissensus convert`: folders of earlier releases in the present format."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dissensus.cli.screen import check_folder, fail, in_options, print_place, said
+
+OPTIONS = {"build": "--build", "new": "NEW", "old": "OLD"}
+"""Options by the arguments of the library that they become."""
+
+
+def convert(
+    old: Annotated[Path, typer.Argument(help="Folder of a saved ensemble or sweep, or of checkpoints of a fit.")],
+    new: Annotated[Path, typer.Argument(help="Folder to write.")],
+    build: Annotated[
+        str | None,
+        typer.Option(
+            help="The function that returns a member, as MODULE:FUNCTION; modules of this folder are found. "
+            "Checkpoints need it."
+        ),
+    ] = None,
+) -> None:
+    """Write what an earlier release has saved in the present format.
+
+    Ensembles and sweeps keep their weights and records. From checkpoints the newest weights are saved as an ensemble.
+    """
+    from dissensus.train.conversion import convert as converted
+
+    check_folder("NEW", new)
+    try:
+        result = converted(old, new, None if build is None else _function(build))
+    except (ValueError, TypeError, OSError) as reason:
+        fail(in_options(said(reason), OPTIONS))
+    print_place("Read", result.source)
+    print_place(f"The {result.kind} is in", result.path)
+
+
+def _function(text: str) -> Callable[[], Any]:
+    """The function that ``module:function`` names; the working folder is searched first."""
+    module, colon, name = text.partition(":")
+    if not module or not colon or not name:
+        fail(f"--build must be MODULE:FUNCTION, such as networks:build; got {text}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ImportError as reason:
+        fail(f"--build {text}: {reason}")
+    except AttributeError:
+        fail(f"--build {text}: the module {module} has no {name}")
+    if not callable(function):
+        fail(f"--build {text}: {name} is no function")
+    return function
