@@ -41,7 +41,7 @@ def told(caplog, build, level=logging.WARNING, **settings):
 def test_members_of_one_checkpoint_are_told_of_once_with_the_ways_out(caplog):
     ens, messages = told(caplog, pretrained)
     (message,) = messages
-    for way in ("fresh head", "bagging", "order", "augment=["):
+    for way in ("fresh head", "bagging, bootstrap=True", "augment=["):
         assert way in message
     first, *others = ens.predict(torch.randn(5, 4))
     assert all(torch.allclose(first, other, atol=1e-5) for other in others), "they stay equal, as the message says"
@@ -55,6 +55,7 @@ def test_members_of_one_checkpoint_are_told_of_once_with_the_ways_out(caplog):
         (pretrained, {"lr": [1e-3, 1e-2, 1e-1]}),
         (pretrained, {"augment": [lambda x, generator, s=s: s * x for s in (0.5, 1.0, 2.0)]}),
         (pretrained, {"active_members": 2}),
+        (pretrained, {"bootstrap": True}),
         (pretrained, {"frozen": [0]}),
         (pretrained, {"sequential": True}),
         (with_dropout, {}),

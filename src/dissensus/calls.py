@@ -224,7 +224,7 @@ def _shape_and_dtype(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-OutputChoice = str | int | Callable[[Any], Tensor]
+OutputChoice = str | int | Callable[[Any], Any]
 """Which part of what a network returns is its output: a name, a position, or a function of it."""
 
 
