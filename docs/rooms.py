@@ -20,7 +20,22 @@ FLOORS = [
     ("verdicts and pages", ["auditing", "pages"]),
     ("networks, and how members run", ["execution", "masks", "dropout", "nets"]),
     ("pure functions of outputs", ["objectives", "metrics", "scores", "diversity", "losses", "pooling"]),
-    ("the ground", ["startup", "axes", "checks", "dense", "arguments", "randomness", "fingerprint", "storage"]),
+    (
+        "the ground",
+        [
+            "startup",
+            "axes",
+            "checks",
+            "calls",
+            "arrays",
+            "batch",
+            "dense",
+            "arguments",
+            "randomness",
+            "fingerprint",
+            "storage",
+        ],
+    ),
 ]
 """From the top to the ground. Imports go down, or along a floor; ``tests/test_house.py`` has the full order."""
 

@@ -32,8 +32,8 @@ def tell_of_equal_start(body: Body, recipe: Recipe, *, sequential: bool) -> None
     if sequential or trained_differently(recipe) or not starts_equal(body):
         return
     ways = (
-        "give every member a fresh head (make it inside `build`), its own examples (bagging, bootstrap=True) or its own "
-        "augmentation (augment=[...], one function per member)"
+        "give every member a fresh head (make it inside `build`), its own examples (bagging, bootstrap=True), or "
+        "its own augmentation (augment=[...], one function per member)"
     )
     if any(layer.p > 0 for layer in keyed_layers(body.modules())):
         log.info("members start from equal weights, and only dropout sets them apart; for more diversity, %s", ways)
