@@ -482,7 +482,7 @@ def test_wrong_data_are_refused(tmp_path, unchecked):
         (TypeError, "have batches in an order; got a stream", DataLoader(Stream(), 4)),
         (TypeError, "got a loader without batches", DataLoader(data, batch_size=None)),
         (TypeError, r"pairs \(x, y\) of tensors", TensorDataset(x, y, y)),
-        (TypeError, "pair of tensors", (x.numpy(), y)),
+        (TypeError, r"be a pair \(inputs, targets\); got", (x.numpy(), y)),
         (TypeError, "be .x, y., a Dataset or a DataLoader; got str", "images"),
         (TypeError, "examples that make a batch", WithObjects()),
         (TypeError, "type that .npy knows; got bfloat16", (x, y.bfloat16())),

@@ -618,6 +618,18 @@ def test_bagging_of_a_dataset_is_that_of_its_tensors():
     assert_same(shuffled, trained(bootstrap=True, batch_size=N))
 
 
+def test_bagging_sets_members_apart_that_start_equal(caplog):
+    network = build()
+    ens = ds.Ensemble.from_modules([network, network], backend="loop").double()
+    ds.fit(ens, (X, LABELS), cross_entropy, bootstrap=True, **STEPS)
+    assert not caplog.records
+    first, second = ens.predict(X)
+    assert not torch.allclose(first, second)
+    ens = ds.Ensemble.from_modules([network, network], backend="loop").double()
+    ds.fit(ens, (X, LABELS), cross_entropy, **STEPS)
+    assert "bootstrap=True" in caplog.text
+
+
 def test_bagging_of_a_part_of_a_dataset_is_that_of_its_rows():
     options = {"validation": 0.3, "batch_size": N, "keep": "last"}
     one = trained(Rows(), bootstrap=True, unpack=lambda batch: (batch["x"], batch["y"]), **options)
