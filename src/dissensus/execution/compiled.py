@@ -12,7 +12,7 @@ def uncompiled(network: nn.Module) -> nn.Module:
     """
     network = original(network)
     for module in list(network.modules()):
-        module._compiled_call_impl = None
+        vars(module).pop("_compiled_call_impl", None)
         for name, child in module._modules.items():
             if child is not None:
                 module._modules[name] = original(child)
