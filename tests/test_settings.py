@@ -312,7 +312,7 @@ def test_buffers_that_a_pass_moves_are_moved_once_in_every_backend(update, unche
 
 def test_an_input_of_the_wrong_shape_does_not_settle_the_backend(unchecked):
     ensemble = ds.Ensemble(NETWORKS["mlp"][0], 3, backend="vmap")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match=r"members cannot take inputs \[5, 7\]"):
         ensemble.predict(torch.randn(5, 7))
     ensemble.predict(data()[0])
     assert ensemble.body.ran == "vmap"

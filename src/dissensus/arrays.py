@@ -1,5 +1,6 @@
 """NumPy arrays and pandas objects as tensors: numbers in the networks' precision, labels as int64."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -109,15 +110,19 @@ class Conversion(NamedTuple):
     """How arrays become tensors; tensors stay what they are."""
 
     dtype: torch.dtype = torch.float32
-    """The dtype of real numbers."""
+    """The dtype of real numbers: the widest of the networks'."""
+    exact: bool = True
+    """Whether inputs of real numbers must have this dtype: False for networks of several."""
     indices: bool = False
     """Whether whole numbers of a single input stay whole, because the network looks them up in an embedding."""
 
     @classmethod
     def of(cls, network: HasLayers) -> "Conversion":
         """For the inputs of a network."""
-        floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
-        return cls(floating, any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules()))
+        dtypes = {parameter.dtype for parameter in network.parameters() if parameter.is_floating_point()}
+        widest = functools.reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()
+        looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in network.modules())
+        return cls(widest, len(dtypes) <= 1, looks_up)
 
     def inputs(self, inputs: Any, name: str = "x") -> Any:
         """Inputs whose arrays are tensors.

@@ -411,7 +411,7 @@ class LoadedBatches:
             if self._counts is not None:
                 batch, *rows = batch
             read = unpacked(batch, self.unpack, labels=self.labels, conversion=self.conversion)
-            if self.conversion is not None:
+            if self.conversion is not None and self.conversion.exact:
                 check_dtype(read.inputs, self.conversion.dtype)
             if self.check is not None:
                 self.check(read.targets)

@@ -54,7 +54,7 @@ def input_batches(
     targets are returned too.
     """
     batch_size = checks.count("batch_size", batch_size)
-    dtype = None if conversion is None else conversion.dtype
+    dtype = conversion.dtype if conversion is not None and conversion.exact else None
     conversion = conversion or Conversion(torch.get_default_dtype())
     labels: object = None
     if _is_pair(data):

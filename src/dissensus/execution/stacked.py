@@ -232,7 +232,8 @@ class StackedMembers(nn.Module):
     def _tried(self, backend: str, members_pass: MembersPass) -> str:
         """A backend for one pass, or the loop where it fails; nothing is remembered."""
         self._refuse_recomputation(members_pass)
-        return LOOP.name if self._refusal(backend, members_pass, torch.is_grad_enabled()) else backend
+        # Forward only: this pass may be one that counts what autograd saves.
+        return LOOP.name if self._refusal(backend, members_pass, both_ways=False) else backend
 
     def _refuse_recomputation(self, members_pass: MembersPass) -> None:
         weights, buffers, x, per_member, _ = members_pass

@@ -16,7 +16,7 @@ from dissensus import calls, checks
 from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
 from dissensus.batch import Unpack
-from dissensus.calls import OutputChoice
+from dissensus.calls import OutputChoice, first_tensor
 from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
@@ -196,7 +196,7 @@ def sweep(
     folds, place = 1, torch.device("cpu")
     if not is_source(data):
         x, y, folds = end_to_end("data", [conversion.pair(fold) for fold in folds_of(data)])
-        train_data, place = (x, y), y.device
+        train_data, place = (x, y), first_tensor(x).device
         dtypes = [tensor.dtype for tensor in calls.tensors(x) if tensor.is_floating_point()]
         conversion = conversion._replace(dtype=dtypes[0] if dtypes else conversion.dtype)
     if not is_source(validation) and isinstance(validation, tuple | list):
