@@ -162,8 +162,9 @@ class Conversion(NamedTuple):
 
     def pair(self, data: Any) -> Any:
         """``(inputs, targets)`` with arrays as tensors; anything else as it is."""
-        if type(data) not in (tuple, list) or len(data) != 2 or not is_array(data[1]):
-            return (self.inputs(data[0]), data[1]) if _has_array_inputs(data) else data
+        if type(data) not in (tuple, list) or len(data) != 2 or not (is_array(data[1]) or isinstance(data[1], Tensor)):
+            return data
+        _check_rows(*data)
         return self.inputs(data[0]), self.targets(data[1])
 
     def _tensor(self, name: str, values: Any, *, keep: bool) -> Tensor:
@@ -181,8 +182,13 @@ def has_whole_numbers(data: Any) -> bool:
     return any(isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iub" for leaf in leaves)
 
 
-def _has_array_inputs(data: Any) -> bool:
-    return type(data) in (tuple, list) and len(data) == 2 and isinstance(data[1], Tensor) and is_array(data[0])
+def _check_rows(inputs: Any, targets: Any) -> None:
+    """Refuse a frame and a column of pandas whose rows have other names: they are matched by position."""
+    if not _is_pandas(inputs) or not _is_pandas(targets) or len(inputs) != len(targets):
+        return
+    if not inputs.index.equals(targets.index):
+        fix = "In the same order by position? Use reset_index(drop=True) on both. Else use targets.loc[inputs.index]."
+        checks.refuse("data", "have the same index in inputs and targets", "different ones", fix)
 
 
 def _writable(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

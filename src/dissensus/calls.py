@@ -217,7 +217,8 @@ def misfit(error: Exception, inputs: NetworkInputs, network: Any) -> ValueError 
     shapes = ", ".join(_shape_and_dtype(tensor) for tensor in tensors(inputs))
     layers = [layer for layer in network.modules() if list(layer.parameters(recurse=False))]
     first = f"; the first layer with weights is {layers[0]}" if layers else ""
-    return ValueError(f"members cannot take inputs {shapes}: {text.removesuffix('.')}{first}.")
+    fix = " Batches hold more than inputs? Pass unpack=lambda batch: (inputs, targets)." if "keyword" in text else ""
+    return ValueError(f"members cannot take inputs {shapes}: {text.removesuffix('.')}{first}.{fix}")
 
 
 def _shape_and_dtype(tensor: Tensor) -> str:
@@ -239,7 +240,7 @@ def chosen_output(output: Any, choice: OutputChoice | None) -> Tensor:
             return output
         raise TypeError(
             f"a member's forward pass must return one tensor; got {_described(output)}. "
-            f"Say which part counts: Ensemble(build, ..., output={_suggestion(output)})."
+            f"Say which part counts: Ensemble(build, ..., output={_suggestion(output)}), or the same in Ensemble.load."
         )
     result = choice(output) if callable(choice) else _part(output, choice)
     if not isinstance(result, Tensor):
@@ -262,8 +263,11 @@ def _part(output: Any, choice: str | int) -> Any:
             return output[choice]
         if hasattr(output, choice):
             return getattr(output, choice)
-    elif isinstance(output, tuple | list) and -len(output) <= choice < len(output):
-        return output[choice]
+    elif not isinstance(output, Tensor) and hasattr(output, "__getitem__"):
+        try:
+            return output[choice]  # transformers' outputs have names and positions
+        except (KeyError, IndexError, TypeError):
+            pass
     raise TypeError(
         f"`output` must name a part of what a member returns; there is no {choice!r} in {_described(output)}."
     )

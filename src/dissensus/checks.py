@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+_LONGEST = 300
+"""Characters of what came that an error shows."""
+
 
 def refuse(name: str, requirement: str, got: object, fix: str = "", error: type[Exception] = ValueError) -> NoReturn:
     """Raise an error in the format of all messages.
@@ -26,7 +29,9 @@ def refuse(name: str, requirement: str, got: object, fix: str = "", error: type[
     Traceback (most recent call last):
     ValueError: `labels` must have shape [B=128]; got [128, 10]. One-hot? Use labels.argmax(-1).
     """
-    raise error(f"`{name}` must {requirement}; got {got}." + (f" {fix}" if fix else ""))
+    text = " ".join(str(got).split()) if isinstance(got, Tensor | np.ndarray) else str(got)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    raise error(f"`{name}` must {requirement}; got {text}." + (f" {fix}" if fix else ""))
 
 
 def shape_text(shape: Sequence[int], letters: str = "") -> str:

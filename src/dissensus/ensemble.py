@@ -49,10 +49,11 @@ class GreedySoup(NamedTuple):
 
 
 class _Beside:
-    """Holds an ensemble's twin outside of its submodules, its weights and its fingerprint."""
+    """Holds what belongs to an ensemble, but neither to its submodules nor to its weights and its fingerprint."""
 
     def __init__(self, twin: "Ensemble | None" = None) -> None:
         self.twin = twin
+        self.in_bag: Tensor | Literal["all"] | None = "all"
 
     def fingerprint_parts(self) -> list[object]:
         """Nothing: a twin decides no output of its sibling."""
@@ -222,9 +223,22 @@ class Ensemble(nn.Module):
             checks.refuse("twin", "be another ensemble", "the ensemble itself")
         self._beside.twin = twin
 
+    @property
+    def in_bag(self) -> Tensor | Literal["all"] | None:
+        """Training examples that each member was trained on, by which an audit reads outputs on them.
+
+        ``"all"``, or a mask ``[M, N]`` over the examples that the last `fit` was given, where it held some out or
+        bagged. None: unknown. `save` does not write a mask, so it is unknown after loading.
+        """
+        return self._beside.in_bag
+
+    @in_bag.setter
+    def in_bag(self, in_bag: Tensor | Literal["all"] | None) -> None:
+        self._beside.in_bag = in_bag
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a twin does not become a submodule, which is what `nn.Module` makes of every module."""
-        if name == "twin":
+        if name in ("twin", "in_bag"):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -408,6 +422,8 @@ class Ensemble(nn.Module):
         }
         if isinstance(self.output, str | int):
             details["output"] = self.output
+        if self.in_bag is None or isinstance(self.in_bag, Tensor):
+            details["in_bag"] = "unknown"
         storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
 
     @classmethod
@@ -436,6 +452,8 @@ class Ensemble(nn.Module):
         with torch.no_grad():
             for name, tensor in body.tensors().items():
                 tensor.data = tensors[name].to(tensor.device)
+        if manifest.get("in_bag") == "unknown":
+            ensemble.in_bag = None
         return ensemble.train(training)
 
     def extra_repr(self) -> str:

@@ -183,6 +183,15 @@ def check_target_values(loss: str | PerExampleLoss, targets: Tensor, width: int)
         check_targets(loss, targets, width)
 
 
+def _label_fix(low: int, high: int, width: int | None) -> str:
+    """What labels out of range may be meant as."""
+    if low == 1 and width is not None and high == width:
+        return "Labels from 1 on? Use targets - 1."
+    marker = low if low < 0 else high
+    known = marker in (-100, -1, 255)
+    return f"Does {marker} mark examples that do not count? Pass ignore_index={marker}." if known else ""
+
+
 def check_targets(loss: str, targets: Tensor, width: int | None = None, name: str = "targets") -> None:
     """Refuse targets outside the range of a named loss. Values are read from any device.
 
@@ -197,7 +206,7 @@ def check_targets(loss: str, targets: Tensor, width: int | None = None, name: st
             _refuse_one_class()
         if low < 0 or (width is not None and high >= width):
             requirement = "be labels from 0 on" if width is None else f"be labels from 0 to {width - 1}"
-            checks.refuse(name, requirement, f"labels from {low} to {high}")
+            checks.refuse(name, requirement, f"labels from {low} to {high}", _label_fix(low, high, width))
     elif takes == "logits" and targets.ndim == 2:
         off = float((targets.sum(-1, dtype=_summed_in(targets)) - 1).abs().max())
         if off > max(1e-3, 2 * torch.finfo(targets.dtype).eps) or float(targets.min()) < 0:

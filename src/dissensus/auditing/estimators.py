@@ -1,7 +1,7 @@
 """Members of fitted models: their outputs on data, and whether their pooled outputs are the model's prediction."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks
+from dissensus.arrays import is_array
 from dissensus.auditing.inputs import ClassLabels, union
 
 PROBABILITIES, LABELS, LOGITS, VALUES = "probabilities", "labels", "logits", "values"
@@ -120,8 +121,9 @@ def _in_bag(model: Any, examples: int) -> Any:
 
     The record is by position, so it is read only for as many examples as the model was fitted to.
     """
-    if hasattr(model, "twin"):  # a dissensus Ensemble: every member sees all data
-        return "all"
+    if hasattr(model, "twin"):  # a dissensus Ensemble
+        recorded = getattr(model, "in_bag", "all")
+        return recorded if not isinstance(recorded, Tensor) or recorded.shape[1] == examples else None
     if isinstance(model, dict | list | tuple) or not hasattr(model, "predict"):
         return None
     inner = _unwrapped(model)[0]
@@ -399,7 +401,7 @@ def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembe
     predict = getattr(model, "predict", None)
     if callable(predict) and hasattr(model, "members"):
         kind = kind or (LOGITS if task == "classification" else None)
-        return ModelMembers(task, kind, lambda X: predict(_tensor(X, model) if _is_array(X) else X))
+        return ModelMembers(task, kind, lambda X: predict(_inputs(X, model)))
     return ModelMembers(task, kind, lambda X: _called(model, X, axis=1))
 
 
@@ -424,8 +426,12 @@ def _on_host(outputs: Any) -> Any:
     return outputs.detach().cpu() if isinstance(outputs, Tensor) else outputs
 
 
-def _is_array(X: Any) -> bool:
-    return not isinstance(X, torch.utils.data.Dataset | torch.utils.data.DataLoader)
+def _inputs(X: Any, model: nn.Module) -> Any:
+    """Inputs as an ensemble predicts on them; a tuple holds several inputs, not inputs and targets."""
+    if isinstance(X, torch.utils.data.Dataset | torch.utils.data.DataLoader | Mapping):
+        return X
+    several = isinstance(X, tuple | list) and bool(X) and all(isinstance(x, Tensor) or is_array(x) for x in X)
+    return (tuple(X), None) if several else _tensor(X, model)
 
 
 def _tensor(X: Any, model: nn.Module) -> Tensor:

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dissensus import calls, checks
+from dissensus.arrays import is_array, tensor_of
 from dissensus.calls import NetworkInputs
 from dissensus.randomness import Use, derived_seed
 
@@ -83,15 +84,16 @@ class Split:
             if single:
                 log.info("%d classes have one example each, which stays in training", single)
 
-    def rows(self, targets: Tensor, *, seed: int = 0) -> tuple[Int[Tensor, " T"], Int[Tensor, " V"]]:
+    def rows(self, targets: Any, *, seed: int = 0) -> tuple[Int[Tensor, " T"], Int[Tensor, " V"]]:
         """Rows of training and of validation, on the host.
 
         Args:
-            targets: Targets ``[N, ...]`` of the examples. Their values matter for classes only.
+            targets: Targets ``[N, ...]`` of the examples, a tensor or an array. Values matter for classes only.
             seed: Seed of the draw, where the split has none.
 
         Every row is in one of the two parts, and neither is empty. The same arguments give the same rows.
         """
+        targets = tensor_of("targets", targets) if is_array(targets) else targets
         examples = len(targets)
         if examples < 2:
             checks.refuse("data", "hold two examples or more to split", examples)

@@ -54,6 +54,8 @@ class StackedMembers(nn.Module):
         self.ran = ""
         self.channels_last = self.by_rule = False
         self.choices = Choices()
+        self._told: set[str] = set()
+        """Reasons for the loop that the log has."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
 
     @classmethod
@@ -216,7 +218,8 @@ class StackedMembers(nn.Module):
                 return  # the input is at fault, or the network: the pass itself will say so
             choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
-        if refusal:
+        if refusal and refusal not in self._told:
+            self._told.add(refusal)
             log.warning("members run in a loop: %s", refusal)
 
     @_disable_dynamo

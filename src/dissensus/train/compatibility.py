@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from dissensus import calls, checks, losses
 from dissensus.batch import check_finite
@@ -38,6 +39,10 @@ def check_objective(objective: object, runs: Sequence[Run] = ()) -> None:
     if not callable(objective):
         fix = "Pass partial(dissensus.objectives.independent, loss='cross_entropy')."
         checks.refuse("objective", "be a function of outputs and targets", repr(objective), fix, TypeError)
+    if isinstance(objective, nn.modules.loss._Loss):
+        fix = "Use partial(dissensus.objectives.independent, loss='cross_entropy'), or another loss by name."
+        got = f"torch's {type(objective).__name__}, which knows no members"
+        checks.refuse("objective", "be a function of member outputs [M, B, C] and targets", got, fix, TypeError)
     unset = unset_parameters(objective)
     for run in runs:
         missing = [name for name in unset if name not in (*run.hyper, *run.words)]
@@ -248,6 +253,17 @@ def check_like(data: DataLike, unlabelled: Tensor | DataLike) -> None:
         checks.refuse("unlabelled", f"hold examples like those of data, {wanted}", got)
 
 
+def check_source_of_runs(data: DataLike, runs: Sequence[Run], validation: object) -> None:
+    """Refuse settings of a sweep that a source of batches cannot follow."""
+    if isinstance(validation, float | Split):
+        fix = "Pass validation data of its own, or tensors."
+        checks.refuse("validation", "be data, not a part of it, for a source of batches", repr(validation), fix)
+    own_batches = isinstance(data, DataLoader) or not isinstance(data, Dataset)
+    if own_batches and len({run.batch_size for run in runs}) > 1:
+        fix = "Pass tensors or a Dataset, or sweep over each loader separately."
+        checks.refuse("grid", "leave out 'batch_size' where a loader has its own", "several", fix)
+
+
 def check_batches(data: DataLike, settings: BatchSettings, weights: Tensor | None) -> None:
     """Refuse settings of batches that the data does not go with."""
     if as_pair(data) is None:
@@ -259,6 +275,10 @@ def check_batches(data: DataLike, settings: BatchSettings, weights: Tensor | Non
         if value is not None:
             checks.refuse(name, "come with a Dataset, a DataLoader or an iterable of batches", "tensors")
     if weights is not None:
+        targets = data[1] if isinstance(data, tuple | list) else None
+        if weights.ndim > 1 and isinstance(targets, Tensor) and weights.shape != targets.shape:
+            got = checks.shape_text(weights.shape)
+            checks.refuse("weights", "have one number per example [N], or the shape of dense targets", got)
         check_finite("weights", weights)
         if bool((weights < 0).any()) or not bool((weights > 0).any()):
             checks.refuse(

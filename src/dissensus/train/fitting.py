@@ -16,7 +16,7 @@ from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import Objective
 from dissensus.batch import Unpack
-from dissensus.data.batches import Augments, DataLike, as_pair, check_source
+from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts, check_source
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
@@ -301,7 +301,26 @@ def fit(
                 history = one_by_one(train_recipe, recipe, progress)
             else:
                 history = train_recipe(recipe, progress, reference)
+            members.in_bag = _in_bag(recipe, data, rows)
             return history if reference is None else reference.train(train_recipe, members, history)
+
+
+def _in_bag(recipe: Recipe, data: DataLike, rows: tuple[Tensor, Tensor] | None) -> Tensor | Literal["all"] | None:
+    """The examples of the data that each member was trained on: ``"all"``, a mask ``[M, N]``, or None if unknown."""
+    if recipe.split is None and not recipe.batches.bootstrap:
+        return "all"
+    pair = as_pair(data)
+    if pair is None:
+        return None
+    members = recipe.runs[0].members
+    trained_on = torch.arange(len(pair[1])) if rows is None else rows[0]
+    drawn = torch.ones(members, len(trained_on), dtype=torch.bool)
+    if recipe.batches.bootstrap:
+        assert isinstance(recipe.initial, ExistingMembers)
+        drawn = bootstrap_counts(len(trained_on), recipe.runs[0].seed, recipe.initial.ensemble.member_ids) > 0
+    mask = torch.zeros(members, len(pair[1]), dtype=torch.bool)
+    mask[:, trained_on] = drawn
+    return mask
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from dissensus.train.compatibility import (
     check_momentum,
     check_objective,
     check_patience,
+    check_source_of_runs,
     check_split,
     check_target_settings,
     check_targets_augmented,
@@ -219,6 +220,8 @@ class Recipe:
             checks.refuse("objective", "need no attacked inputs in a sweep", "one that does", fix)
         check_patience(settings.patience, settings.min_delta, self.validation)
         check_validation(self.validation, None if sweep else settings.track, settings.metric, settings.mode)
+        if sweep and self._pair is None:
+            check_source_of_runs(self.data, self.runs, self.validation)
         check_batches(self.data, self.batches, self.weights)
         check_weighted(objective, self.weights is not None)
         check_target_settings(objective, self.runs, self.data, self.targets)
