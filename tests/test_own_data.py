@@ -1,6 +1,7 @@
 """Data of any form in training and prediction: structured inputs, arrays, frames, loaders, streams, weights."""
 
 import functools
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -471,3 +472,98 @@ def test_evaluation_and_transfer_take_arrays():
     assert ds.attacks.transfer_matrix(ens, x, y, steps=2).fooled.shape == (3, 3)
     attack = functools.partial(ds.attacks.fgsm, epsilon=0.1)
     assert ds.attacks.over(attack, ens, x, y, batch_size=3).inputs.dtype == torch.float32
+
+
+def test_arrays_beside_tensors_are_batched_with_them():
+    named = {"x": X, "extra": EXTRA}
+    expected = trained((named, LABELS), Two)
+    assert_same(trained(({"x": X, "extra": EXTRA.numpy()}, LABELS), Two), expected)
+    assert_same(trained((UserDict(x=X.numpy(), extra=EXTRA.numpy()), LABELS), Two), expected)
+    with pytest.raises(TypeError, match="hold tensors, in tuples, lists and dictionaries; got UserDict"):
+        trained(((X, UserDict(extra=EXTRA)), LABELS), Two)
+
+
+def test_a_part_of_a_dataset_is_collated_as_the_whole_is():
+    class Collated(Rows):
+        def collate(self, examples):
+            return torch.stack([x for x, _ in examples]) * 10, torch.stack([y for _, y in examples])
+
+    class Tenfold(Rows):
+        def __getitem__(self, index):
+            return 10 * X[index], LABELS[index]
+
+    form = lambda x, y, i: (x, y)  # noqa: E731
+    options = {"validation": 0.25, "keep": "last"}
+    assert_same(trained(Collated(form), **options), trained(Tenfold(form), **options))
+
+
+def test_a_tuple_of_inputs_alone_is_refused_in_prediction():
+    with pytest.raises(ValueError, match=r"a tuple of tensors. Several inputs\? Pass \(\(x1, x2, x3\), None\)"):
+        ds.Ensemble(build, 2).predict((X, X, X))
+
+
+def test_weights_of_a_batch_are_checked_in_sweeps_too():
+    loader = DataLoader(TensorDataset(X, LABELS), 8)
+    with pytest.raises(ValueError, match="`weights` must be finite numbers of at least 0"):
+        ds.sweep(
+            build,
+            loader,
+            cross_entropy,
+            grid={"lr": [0.1, 0.2]},
+            members=2,
+            epochs=1,
+            unpack=lambda batch: (*batch, -torch.ones(8)),
+        )
+
+
+def test_validation_batches_are_taken_and_checked_as_those_of_training():
+    pairs = [(X.double().numpy(), LABELS.numpy())]
+    assert_same(trained((X, LABELS), validation=pairs, keep="last"), trained((X, LABELS)))
+    with pytest.raises(TypeError, match="networks' dtype, torch.float32; got torch.float64"):
+        trained((X, LABELS), validation=[(X.double(), LABELS)])
+
+
+def test_small_labels_are_not_taken_for_ignored_ones():
+    labels = (LABELS + 155).to(torch.uint8)  # 156 is -100 in eight bits
+    wide = lambda: ds.nets.mlp(4, 160, (8,))  # noqa: E731
+    assert_same(trained((X, labels), wide, ignore_index=-100), trained((X, labels.long()), wide))
+
+
+def test_a_sweep_refuses_what_a_loader_cannot_follow():
+    loader = DataLoader(TensorDataset(X, LABELS), 8)
+    with pytest.raises(ValueError, match="leave out 'batch_size' where a loader has its own"):
+        ds.sweep(build, loader, cross_entropy, grid={"batch_size": [2, 4]}, members=2, epochs=1)
+    with pytest.raises(ValueError, match="`validation` must be data, not a part of it, for a source of batches"):
+        ds.sweep(build, loader, cross_entropy, grid={"lr": [0.1]}, members=2, epochs=1, validation=0.2)
+
+
+def test_rows_of_pandas_with_other_names_are_refused():
+    pandas = pytest.importorskip("pandas")
+    frame, labels = pandas.DataFrame(X.numpy()), pandas.Series(LABELS.numpy())
+    with pytest.raises(ValueError, match="same index in inputs and targets"):
+        trained((frame, labels.sample(frac=1, random_state=0)))
+
+
+def test_what_members_were_trained_on_is_recorded_for_audits(tmp_path):
+    ens = trained((X, LABELS))
+    assert ens.in_bag == "all"
+    ds.fit(ens, (X, LABELS), cross_entropy, epochs=1, bootstrap=True, seed=4, validation=0.25, split_seed=2)
+    rest, part = ds.data.splits.split_rows(N, 0.25, 2)
+    assert not ens.in_bag[:, part].any()
+    assert torch.equal(ens.in_bag[:, rest], ds.data.bootstrap_counts(len(rest), 4, range(M)) > 0)
+    ens.save(tmp_path / "ens")
+    assert ds.Ensemble.load(tmp_path / "ens", build).in_bag is None
+    ds.fit(ens, (X, LABELS), cross_entropy, epochs=1)
+    assert ens.in_bag == "all"
+
+
+def test_losses_of_torch_are_refused_as_objectives():
+    with pytest.raises(TypeError, match="torch's CrossEntropyLoss, which knows no members"):
+        trained((X, LABELS), objective=nn.CrossEntropyLoss())
+
+
+def test_labels_out_of_range_come_with_what_they_may_mean():
+    with pytest.raises(ValueError, match=r"Labels from 1 on\? Use targets - 1"):
+        trained((X, LABELS + 1))
+    with pytest.raises(ValueError, match="Pass ignore_index=-100"):
+        trained((X, torch.where(torch.arange(N) == 3, -100, LABELS)))

@@ -1,7 +1,7 @@
 """NumPy arrays and pandas objects as tensors: numbers in the networks' precision, labels as int64."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -137,6 +137,8 @@ class Conversion(NamedTuple):
         """
         if is_array(inputs):
             return self._tensor(name, inputs, keep=self.indices and not _is_pandas(inputs))
+        if isinstance(inputs, Mapping) and not isinstance(inputs, dict):
+            inputs = dict(inputs)
         if isinstance(inputs, Tensor) or not any(is_array(leaf) for leaf in pytree.tree_leaves(inputs)):
             return inputs
         return pytree.tree_map(lambda leaf: self._tensor(name, leaf, keep=True) if is_array(leaf) else leaf, inputs)

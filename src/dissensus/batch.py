@@ -55,6 +55,9 @@ def unpacked(
             fix = "Arrays? Use torch.from_numpy(...). Several targets? Stack them into one tensor."
             checks.refuse(name, f"give {what} as one tensor", type(part).__name__, fix, TypeError)
     check_lengths(inputs, targets, *weights)
+    for part in weights:
+        if part.device.type == "cpu" and not bool((part.isfinite() & (part >= 0)).all()):
+            checks.refuse("weights", "be finite numbers of at least 0", "negative numbers, infinities or NaN")
     return Batch(inputs, targets, *weights)
 
 

@@ -56,11 +56,21 @@ def network_inputs(inputs: object) -> NetworkInputs:
     if isinstance(inputs, Tensor | Call):
         return inputs
     if isinstance(inputs, Mapping):
-        return call(**{str(name): value for name, value in inputs.items()})
+        return _checked(call(**{str(name): value for name, value in inputs.items()}))
     if isinstance(inputs, tuple | list):
-        return call(*inputs)
+        return _checked(call(*inputs))
     requirement = "be a tensor, a dictionary of named inputs, or a tuple of inputs"
     checks.refuse("inputs", requirement, type(inputs).__name__, error=TypeError)
+
+
+def _checked(inputs: NetworkInputs) -> NetworkInputs:
+    """Refuse parts that would go whole into every batch, because nothing is known about what they hold."""
+    for leaf in pytree.tree_leaves(inputs):
+        if not isinstance(leaf, Tensor | bool | int | float | str | torch.dtype | torch.device | None):
+            fix = "Other containers? Use dict(...), or register them with torch.utils._pytree. Arrays? Use tensors."
+            requirement = "hold tensors, in tuples, lists and dictionaries"
+            checks.refuse("inputs", requirement, type(leaf).__name__, fix, TypeError)
+    return inputs
 
 
 def as_given(inputs: NetworkInputs) -> Any:

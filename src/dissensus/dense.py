@@ -85,7 +85,7 @@ def counted(
     positioned = positions(outputs, targets, class_axis=class_axis)
     if ignore_index is None:
         return positioned.outputs, positioned.targets
-    rows = (positioned.targets != ignore_index).nonzero().squeeze(-1)
+    rows = (positioned.targets.long() != ignore_index).nonzero().squeeze(-1)
     return positioned.outputs.index_select(1, rows), positioned.targets.index_select(0, rows)
 
 
@@ -130,7 +130,7 @@ def _without_ignored(
 ) -> tuple[Tensor, Tensor]:
     if targets.is_floating_point():
         checks.refuse("targets", "be class labels for `ignore_index`", f"{targets.dtype}", "", TypeError)
-    ignored: Bool[Tensor, " N"] = targets == ignore_index
+    ignored: Bool[Tensor, " N"] = targets.long() == ignore_index  # -100 as uint8 would be 156
     if example_weights is None:
         example_weights = torch.ones_like(ignored, dtype=checks.full_precision(outputs).dtype)
     return targets.masked_fill(ignored, 0), example_weights.masked_fill(ignored, 0)

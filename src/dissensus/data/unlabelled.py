@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dissensus import calls, checks
+from dissensus.arrays import Conversion
 from dissensus.batch import Batch, Unpack
 from dissensus.calls import NetworkInputs
 from dissensus.data.batches import Augments, DataLike, LoadedBatches, TensorBatches, as_pair
@@ -125,6 +126,7 @@ def with_unlabelled(
     device: torch.device,
     augment: Augments = None,
     unpack: Unpack | None = None,
+    conversion: Conversion | None = None,
 ) -> WithUnlabelled:
     """Labelled batches together with unlabelled ones: from inputs, a pair, or a source of batches.
 
@@ -155,6 +157,7 @@ def with_unlabelled(
             augment=augment,
             labels=False,
             unpack=unpack,
+            conversion=conversion,
         )
     return WithUnlabelled(labelled, unlabelled)
 

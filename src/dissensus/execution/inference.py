@@ -62,6 +62,9 @@ def input_batches(
         labels = conversion.targets(labels)
         data = data if isinstance(data, Tensor | Mapping | Call) or is_array(data) else tuple(data)
         data = network_inputs(conversion.inputs(data))
+    elif type(data) is tuple and len(data) > 2 and all(isinstance(part, Tensor) or is_array(part) for part in data):
+        fix = "Several inputs? Pass ((x1, x2, x3), None). Batches? Pass a list."
+        checks.refuse("data", "be inputs, a pair (inputs, targets), or a source of batches", "a tuple of tensors", fix)
     elif isinstance(data, Mapping) or is_array(data):
         data = network_inputs(conversion.inputs(data))
     if isinstance(data, Tensor | Call):

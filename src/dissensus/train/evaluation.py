@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dissensus import calls, checks
+from dissensus.arrays import Conversion
 from dissensus.axes import LossParts
-from dissensus.batch import Unpack, unpacked
+from dissensus.batch import Unpack, check_dtype, unpacked
 from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
@@ -158,8 +159,11 @@ class Validation:
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
         weights: list[Tensor] = []
+        conversion = Conversion.of(engine.body)
         for read in source.batches:
-            batch = unpacked(read, source.unpack)
+            batch = unpacked(read, source.unpack, conversion=conversion)
+            if conversion.exact:
+                check_dtype(batch.inputs, conversion.dtype)
             if self.check is not None:
                 self.check(batch.targets)
             inputs = calls.mapped(lambda tensor: tensor.to(device), batch.inputs)

@@ -413,4 +413,12 @@ def _separated(
     # Targets of a data set are known example by example only: classes to stratify by come with the split.
     unknown = torch.zeros(len(data))  # pyright: ignore[reportArgumentType]  # it has a length
     rest, part = held_out_rows(validation, unknown, seed)
-    return Subset(data, rest.tolist()), Subset(data, part.tolist()), None
+    return _subset(data, rest), _subset(data, part), None
+
+
+def _subset(data: Dataset[Any], rows: Tensor) -> Subset[Any]:
+    """Some examples of a data set, which are collated as those of the whole."""
+    subset = Subset(data, rows.tolist())
+    if hasattr(data, "collate"):
+        vars(subset)["collate"] = data.collate  # pyright: ignore[reportAttributeAccessIssue]
+    return subset

@@ -463,7 +463,8 @@ class Recipe:
             feed = TensorBatches(*self._pair, seeds=seeds, rows=rows, weights=self.weights, **shared, **order)
         if self.unlabelled is None:
             return feed
-        return with_unlabelled(feed, self.unlabelled, seeds=seeds, unpack=settings.unpack, **shared)
+        beside = {"unpack": settings.unpack, "conversion": conversion}
+        return with_unlabelled(feed, self.unlabelled, seeds=seeds, **beside, **shared)
 
     def _class_weights(self, runs: Sequence[Run], rows: Tensor | None) -> Tensor | None:
         """The class weights of every run, ``[R, C]``."""
@@ -474,7 +475,7 @@ class Recipe:
             return settings.class_weights.expand(len(runs), -1)
         assert self._pair is not None
         y = self._pair[1].cpu()
-        counted = y if settings.ignore_index is None else y[y != settings.ignore_index]
+        counted = y if settings.ignore_index is None else y[y.long() != settings.ignore_index]
         classes = int(counted.max()) + 1 if counted.numel() else 1
         labels = [y] if rows is None else [y[run] for run in rows]
         each = torch.stack([balanced_weights(part, classes, settings.ignore_index) for part in labels])
@@ -534,7 +535,8 @@ class Recipe:
             x, y = self._validation_pair
             data = calls.mapped(lambda tensor: tensor.to(self.initial.device), x), y.to(self.initial.device)
         else:
-            data = Source(_loader(self.validation, self.runs[0].batch_size), self.batches.unpack)
+            loader = _loader(self.validation, self.runs[0].batch_size)
+            data = Source(loader, self.batches.unpack)
         return Validation(
             data,
             objective,

@@ -186,7 +186,7 @@ class Targets:
                 checks.refuse(name, f"be class labels for {setting}", f"{targets.dtype}", "Use y.long().", TypeError)
             return targets
         if ignored is not None:
-            targets = targets[targets != ignored]
+            targets = targets[targets.long() != ignored]
         if not targets.numel():
             return targets
         low, high = torch.stack(targets.aminmax()).tolist()

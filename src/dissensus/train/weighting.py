@@ -90,7 +90,7 @@ def balanced_weights(labels: Tensor, classes: int, ignore_index: int | None = No
     """
     labels = labels.flatten()
     if ignore_index is not None:
-        labels = labels[labels != ignore_index]
+        labels = labels[labels.long() != ignore_index]
     counts = labels.long().bincount(minlength=classes)
     occurring = (counts > 0).sum()
     return torch.where(counts > 0, len(labels) / (occurring * counts.clamp_min(1)).double(), 1.0)
