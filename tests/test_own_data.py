@@ -567,3 +567,30 @@ def test_labels_out_of_range_come_with_what_they_may_mean():
         trained((X, LABELS + 1))
     with pytest.raises(ValueError, match="Pass ignore_index=-100"):
         trained((X, torch.where(torch.arange(N) == 3, -100, LABELS)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"weights": torch.where(torch.arange(N) < 8, 2.0, 0.0)},
+        {"weights": torch.rand(N, generator=torch.Generator().manual_seed(3)), "class_weights": [0.5, 1.0, 3.0]},
+        {"ignore_index": 2},
+        {"bootstrap": True},
+        {"bootstrap": True, "active_members": 2},
+    ],
+    ids=["weights", "classes", "ignored", "bootstrap", "sampled"],
+)
+def test_losses_of_the_history_are_weighted_means_over_the_epoch(settings):
+    def losses(batch_size):
+        ens = ds.Ensemble(build, M, backend="loop")
+        options = {"epochs": 1, "lr": 0.0, "shuffle": False, **settings}
+        return ds.fit(ens, (X, LABELS), cross_entropy, batch_size=batch_size, **options).epochs[0]
+
+    whole, steps = losses(N), losses(5)
+    if "active_members" not in settings:
+        # Members' own weights differ from step to step, so the mean over members is close only.
+        assert steps["loss"] == pytest.approx(whole["loss"], rel=0.1 if "bootstrap" in settings else 1e-5)
+        assert steps["member_loss"] == pytest.approx(whole["member_loss"], rel=1e-5)
+    else:
+        sampled = [loss for loss in whole["member_loss"] if loss == loss]
+        assert len(sampled) == 2

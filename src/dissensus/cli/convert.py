@@ -24,6 +24,10 @@ def convert(
             "Checkpoints need it."
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="The part of what a member returns that is its output, such as logits. For checkpoints."),
+    ] = None,
 ) -> None:
     """Write what an earlier release has saved in the present format.
 
@@ -33,7 +37,7 @@ def convert(
 
     check_folder("NEW", new)
     try:
-        result = converted(old, new, None if build is None else _function(build))
+        result = converted(old, new, None if build is None else _function(build), output)
     except (ValueError, TypeError, OSError) as reason:
         fail(in_options(said(reason), OPTIONS))
     print_place("Read", result.source)

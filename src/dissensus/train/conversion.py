@@ -31,13 +31,19 @@ class Converted(NamedTuple):
     """The folder that was read: of several checkpoints, the newest whole one."""
 
 
-def convert(old: str | Path, new: str | Path, build: Callable[[], nn.Module] | None = None) -> Converted:
+def convert(
+    old: str | Path,
+    new: str | Path,
+    build: Callable[[], nn.Module] | None = None,
+    output: str | int | None = None,
+) -> Converted:
     """Write a saved ensemble or sweep, or the weights of a checkpoint, in the present format.
 
     Args:
         old: Folder of a saved ensemble or sweep, or of checkpoints that `dissensus.fit` wrote.
         new: Folder to write. It must be another one.
         build: Function that returns a member. Checkpoints need it: they have all parameters of a member in one row.
+        output: Which part of what a member returns is its output, for checkpoints; see `dissensus.Ensemble`.
 
     From checkpoints, the weights and buffers of the newest whole one are saved as an ensemble. They are those of that
     moment of training, which need not be the best so far. The state of the optimizer is not converted.
@@ -64,7 +70,9 @@ def convert(old: str | Path, new: str | Path, build: Callable[[], nn.Module] | N
     if build is None:
         fix = "On the command line: --build MODULE:FUNCTION."
         checks.refuse("build", "return a member of the ensemble whose checkpoint is converted", "none", fix)
-    _ensemble(source, tensors, fingerprint, build).save(new)
+    ensemble = _ensemble(source, tensors, fingerprint, build)
+    ensemble.body.output = output
+    ensemble.save(new)
     return Converted("ensemble", new, source)
 
 

@@ -31,6 +31,7 @@ from dissensus.train.history import Failure, History, OnProgress, Progress, entr
 from dissensus.train.inputs import StepInput, step_inputs
 from dissensus.train.numerics import Numerics
 from dissensus.train.python_state import unchanged
+from dissensus.train.running_means import WEIGHT
 from dissensus.train.state import TrainState
 from dissensus.train.trained_loss import Targets
 
@@ -325,6 +326,11 @@ class Engine:
             outputs, other = outputs.tensor_split([y.shape[1]], 2)
             hyper = {**hyper, UNLABELLED if isinstance(self.feed, WithUnlabelled) else ADVERSARIAL: other}
         parts = self.losses(outputs, y, hyper)
+        named = dict(parts.parts)
+        state.step_weight = named.pop(WEIGHT, None)
+        parts = LossParts(parts.total, named)
+        if state.step_weight is None and weights is not None:
+            state.step_weight = weights.flatten(2 if self.bootstrap else 1).sum(-1)
         if state.steps == 0:
             check_names(parts, judged=state.freezing is not None)
         return parts if settings.sampling is None else settings.sampling.scaled(parts)

@@ -10,6 +10,8 @@ from dissensus.train.sampling import MemberSampling
 
 SAMPLED = "sampled"
 """Examples of the steps that have sampled each member, ``[R, M]``."""
+WEIGHT, MEMBER_WEIGHT = "weight of examples", "weight of examples of members"
+"""Sums of the weights of examples, ``[R]`` and ``[R, M]``, where examples are weighted."""
 
 
 def add(
@@ -18,12 +20,28 @@ def add(
     examples: int,
     sampling: MemberSampling | None,
     sampled: Tensor | None,
+    weight: Tensor | None = None,
 ) -> None:
-    """Add the losses of a step; those of sampled members are added at their places among all members."""
+    """Add the losses of a step; those of sampled members are added at their places among all members.
+
+    A step counts by its examples, or by their summed weight, ``[R]``, or ``[R, M]`` where members have their own.
+    """
     values = {"loss": parts.total, **parts.parts}
     if sampling is not None and sampled is not None:
         values[SAMPLED] = torch.ones_like(sampled, dtype=parts.total.dtype)
         values |= {name: sampling.scattered(value, sampled) for name, value in values.items() if value.ndim == 2}
+    if weight is not None:
+        weight = weight.to(parts.total.dtype)
+        of_members = weight if weight.ndim == 2 else weight.unsqueeze(1)
+        if sampling is not None and sampled is not None:
+            of_members = sampling.scattered(of_members.expand(sampled.shape), sampled)
+        weight = weight.mean(1) if weight.ndim == 2 else weight
+        values = {
+            name: value * (of_members if value.ndim == 2 else weight)
+            for name, value in values.items()
+            if name != SAMPLED
+        }
+        values, examples = {**values, WEIGHT: weight, MEMBER_WEIGHT: of_members}, 1
     for name, value in values.items():
         if name not in sums:
             sums[name] = torch.zeros_like(value)
@@ -31,13 +49,15 @@ def add(
 
 
 def averages(sums: Mapping[str, Tensor], examples: int) -> dict[str, Tensor]:
-    """Means over the examples so far.
+    """Means over the examples so far, by their weights where they have any.
 
     The mean of a member is over the examples of steps that sampled it, and NaN where no step did.
     """
-    sampled = sums.get(SAMPLED)
+    of_members = sums.get(MEMBER_WEIGHT, sums.get(SAMPLED))
+    weight = sums.get(WEIGHT)
     return {
-        name: total / (sampled if sampled is not None and total.ndim == 2 else examples)
+        name: total
+        / (of_members if of_members is not None and total.ndim == 2 else examples if weight is None else weight)
         for name, total in sums.items()
-        if name != SAMPLED
+        if name not in (SAMPLED, WEIGHT, MEMBER_WEIGHT)
     }

@@ -104,6 +104,8 @@ class TrainState:
     """The backend of the latest training step."""
     sampled: Int[Tensor, "R K"] | None = None
     """The members that the latest step has sampled."""
+    step_weight: Tensor | None = field(default=None, init=False)
+    """The summed weight of the latest step's examples, ``[R]`` or ``[R, M]``; None where all count the same."""
     members_summed: int = field(init=False)
     """Members that the objective's total is a sum over: those of a run, or the masks of its networks."""
     seconds: float = 0.0
@@ -159,7 +161,7 @@ class TrainState:
     def add_losses(self, parts: LossParts, examples: int) -> None:
         """Add a step's losses to the sums of the epoch; the total counts as a mean over members."""
         mean = LossParts(parts.total / self.members_summed, parts.parts)
-        running_means.add(self.sums, mean, examples, self.settings.sampling, self.sampled)
+        running_means.add(self.sums, mean, examples, self.settings.sampling, self.sampled, self.step_weight)
 
     def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""

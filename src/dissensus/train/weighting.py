@@ -15,6 +15,7 @@ from torch import Tensor
 from dissensus import dense, losses
 from dissensus.axes import LossParts, PerExampleLoss
 from dissensus.objectives.declaration import ADVERSARIAL, EXAMPLE_WEIGHTS, UNLABELLED
+from dissensus.train.running_means import WEIGHT
 from dissensus.train.settings import TargetSettings
 
 CLASS_WEIGHTS = "class_weights"
@@ -66,7 +67,10 @@ class Weighted:
                 inputs[name] = dense.flat(inputs[name], axis)
         if example_weights is not None:
             inputs[EXAMPLE_WEIGHTS] = example_weights
-        return self.objective(outputs, targets, **inputs)
+        parts = self.objective(outputs, targets, **inputs)
+        if example_weights is None or not self.smooth:  # validation data is not averaged over steps
+            return parts
+        return LossParts(parts.total, {**parts.parts, WEIGHT: example_weights.sum(-1)})
 
 
 def weighted(
