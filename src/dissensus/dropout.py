@@ -1,7 +1,7 @@
 """Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,26 @@ def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
             found += [module.key, module.step]
         found += [module._buffers.get(FUNCTIONAL_KEY), module._buffers.get(FUNCTIONAL_STEP)]
     return [tensor for tensor in found if tensor is not None]
+
+
+def counter_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The names of dropout's counters among those of a network's tensors.
+
+    The counter of a keyed layer lies beside its key, and the one of functions has a name of its own. A buffer of the
+    user that is called ``step`` is none.
+
+    >>> number, counts = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)
+    >>> sorted(counter_names({"drop.key": number, "drop.step": number, "mine.step": number, "mine.mean": counts}))
+    ['drop.step']
+    """
+    found: set[str] = set()
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        key = tensors.get(f"{path}.key")
+        beside_key = key is not None and key.dtype == tensor.dtype == torch.int64 and key.shape == tensor.shape
+        if last == FUNCTIONAL_STEP or (path and last == "step" and beside_key):
+            found.add(name)
+    return found
 
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:
