@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dissensus import checks
 from dissensus.randomness import Use, derived_seed, keep_mask, seeded
 
 
@@ -32,9 +33,9 @@ class KeyedDropout(nn.Dropout):
         """Drop units of one member's activations."""
         if not self.training or self.p == 0:
             return x
-        shape = x.shape[: x.ndim - self.channel_axes] + (1,) * self.channel_axes
+        shape = mask_shape(x.shape, self.channel_axes)
         self.step.add_(1)
-        return dropped(x, keep_mask(tuple(shape), self.p, self.key, self.step), self.p)
+        return dropped(x, keep_mask(shape, self.p, self.key, self.step), self.p)
 
 
 class KeyedDropPath(nn.Module):
@@ -68,6 +69,23 @@ class KeyedDropPath(nn.Module):
     def extra_repr(self) -> str:
         """Settings in words."""
         return f"drop_prob={self.drop_prob}, scale_by_keep={self.scale_by_keep}, mode={self.mode}"
+
+
+def mask_shape(shape: Sequence[int], channel_axes: int) -> tuple[int, ...]:
+    """The shape of the mask of one member's activations, in which axes that are dropped together have length 1.
+
+    As in torch, inputs of `nn.Dropout1d` and `nn.Dropout3d` may lack the batch axis. Those of `nn.Dropout2d` may not:
+    its 3-D inputs are ``[N, C, L]``.
+
+    >>> mask_shape((8, 3, 5, 5), 2), mask_shape((8, 3, 5), 2), mask_shape((3, 5), 1), mask_shape((8, 3), 0)
+    ((8, 3, 1, 1), (8, 3, 1), (3, 1), (8, 3))
+    """
+    if channel_axes == 0:
+        return tuple(shape)
+    if channel_axes == 1 and len(shape) not in (2, 3):
+        checks.refuse("input", "have the shape [N, C, L] or [C, L] for 1-D dropout of channels", list(shape))
+    kept = 2 if channel_axes == 2 or len(shape) == channel_axes + 2 else 1
+    return (*shape[:kept], *[1] * (len(shape) - kept))
 
 
 def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
