@@ -196,6 +196,31 @@ def test_channels_of_sequences_have_the_same_draws_in_every_backend(layer, backe
     assert {2, 3} & set(different), "some channels of an example are dropped, and others are not"
 
 
+class ByMethod(Foreign):
+    """Drops units in a method that its forward pass calls."""
+
+    def forward(self, x):
+        return self.second(self._hidden(x))
+
+    def _hidden(self, x):
+        return torch.relu(F.dropout(self.first(x), 0.4, self.training))
+
+
+class Inheriting(Foreign):
+    """Drops units in the forward pass that it inherits."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class ByLambda(Foreign):
+    """Drops units in a function inside of its forward pass."""
+
+    def forward(self, x):
+        hidden = (lambda x: F.dropout(x, 0.4, self.training))(self.first(x))
+        return self.second(hidden)
+
+
 class Attending(nn.Module):
     def __init__(self, need_weights=False):
         super().__init__()
@@ -226,6 +251,9 @@ FUNCTIONAL = {
     "function": Foreign,
     "torch.dropout": lambda: Foreign(lambda x, p, training: torch.dropout(x, p, training)),
     "in place": lambda: Foreign(lambda x, p, training: F.dropout(x, p, training, inplace=True)),
+    "method": ByMethod,
+    "inherited": Inheriting,
+    "lambda": ByLambda,
     "attention": Attending,
     "attention with weights": lambda: Attending(need_weights=True),
     "encoder": lambda: nn.Sequential(

@@ -1,7 +1,8 @@
 """Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,7 +118,9 @@ def keyed(network: nn.Module) -> nn.Module:
             layer = None if child is None else replaced.get(id(child)) or _keyed_layer(child)
             if child is not None and layer is not None:
                 parent._modules[name] = replaced.setdefault(id(child), layer.train(child.training))
-    if FUNCTIONAL_KEY not in network._buffers and any(map(_mentions_dropout, network.modules())):
+    if FUNCTIONAL_KEY not in network._buffers and any(
+        map(_mentions_dropout, {type(module) for module in network.modules()})
+    ):
         for name in (FUNCTIONAL_KEY, FUNCTIONAL_STEP):
             network.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
     return network
@@ -156,12 +159,46 @@ def _drops_examples(layer: nn.Module, stand_in: KeyedDropPath) -> bool:
     return whole and bool(((outputs == 0) | ((outputs - kept).abs() < 1e-5)).all())
 
 
-def _mentions_dropout(layer: nn.Module) -> bool:
-    """Whether the code of a layer's forward pass has a name with "drop" in it; recurrent layers drop on their own."""
-    if isinstance(layer, KeyedDropout | KeyedDropPath | nn.RNNBase):
+def _mentions_dropout(layer_class: type[nn.Module]) -> bool:
+    """Whether the code of a class of layers has a name with "drop" in it; recurrent layers drop on their own.
+
+    Inherited methods count, and `__init__` does not. Functions outside of classes are not looked into.
+    """
+    if issubclass(layer_class, KeyedDropout | KeyedDropPath | nn.RNNBase):
         return False
-    code: Any = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
-    return code is not None and any("drop" in name.lower() for name in code.co_names)
+    classes = [cls for cls in layer_class.__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    methods = [method for cls in classes for name, method in vars(cls).items() if name != "__init__"]
+    return any("drop" in name.lower() for method in methods for name in _names(method))
+
+
+def _names(method: object) -> Iterator[str]:
+    """The names that the code of a method, and of functions inside of it, refers to; none for anything else."""
+    function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
+    codes = [getattr(inspect.unwrap(function), "__code__", None)] if callable(function) else []
+    for code in codes:
+        if isinstance(code, types.CodeType):
+            yield from code.co_names
+            codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def may_drop_units(modules: Iterable[nn.Module]) -> bool:
+    """Whether these modules drop units, or call functions that may.
+
+    A layer whose every rate is 0 drops none. Rates are attributes and layers inside of it with "drop" in their names.
+    """
+    return any(
+        module.p > 0
+        if isinstance(module, KeyedDropout | KeyedDropPath)
+        else _mentions_dropout(type(module)) and _has_a_rate(module)
+        for module in modules
+    )
+
+
+def _has_a_rate(layer: nn.Module) -> bool:
+    """Whether a layer whose code mentions dropout has a rate above 0, or no rate that could be read."""
+    named = [value for name, value in [*vars(layer).items(), *layer._modules.items()] if "drop" in name.lower()]
+    rates = [value for value in (getattr(v, "p", v) for v in named) if isinstance(value, int | float)]
+    return any(rate > 0 for rate in rates) or not named
 
 
 def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropPath]:
