@@ -8,6 +8,7 @@ import pytest
 import torch
 from networks import NETWORKS
 from recording import recorded
+from torch import nn
 from torch.nn import functional as F
 
 import dissensus as ds
@@ -253,16 +254,55 @@ def test_the_others_still_learn_from_a_frozen_members_outputs():
     assert any(differ), "in an ensemble without the frozen member the others learn something else"
 
 
-def test_a_frozen_member_draws_new_dropout_masks_at_every_step():
+class Dropping(nn.Module):
+    """Drops units by a function, and counts its training passes in a buffer named like dropout's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.counting, self.second = nn.Linear(6, 8), Counting(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(F.dropout(self.counting(self.first(x)), 0.5, self.training))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.step.add_(1)
+        return x
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["stacked", "of two architectures"])
+@pytest.mark.parametrize("build", [NETWORKS["two_dropouts"][0], Dropping], ids=["layers", "functions"])
+def test_a_frozen_member_draws_new_dropout_masks_at_every_step(build, other):
     pair, outputs_of_first = classes(), []
 
     def recording(outputs, targets):
         outputs_of_first.append(outputs[0].detach().clone())
         return independent(outputs, targets)
 
-    ensemble = ensemble_of("two_dropouts", backend="loop")
+    if other:
+        ensemble = ds.Ensemble.from_modules([build(), NETWORKS["mlp"][0]()]).double()
+    else:
+        ensemble = ds.Ensemble(build, M, seed=1, backend="loop").double()
     ds.fit(ensemble, pair, recording, epochs=3, batch_size=22, shuffle=False, frozen=[0])
-    assert not torch.equal(outputs_of_first[-1], outputs_of_first[-2])
+    assert len(outputs_of_first) >= 3
+    for i, outputs in enumerate(outputs_of_first):
+        assert not any(torch.equal(outputs, later) for later in outputs_of_first[i + 1 :])
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["stacked", "of two architectures"])
+def test_a_buffer_of_the_users_that_is_named_step_does_not_move_in_a_frozen_member(other):
+    if other:
+        ensemble = ds.Ensemble.from_modules([Dropping(), Dropping(), NETWORKS["mlp"][0]()]).double()
+    else:
+        ensemble = ds.Ensemble(Dropping, M, seed=1, backend="loop").double()
+    ds.fit(ensemble, classes(), independent, epochs=3, batch_size=11, frozen=[0])
+    assert [int(ensemble.member(i).counting.step) for i in (0, 1)] == [0, 6]
 
 
 def test_training_ends_when_all_members_are_frozen():

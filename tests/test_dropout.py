@@ -143,6 +143,84 @@ class Foreign(nn.Module):
         return self.second(F.dropout(hidden, p=0.2, training=self.training))
 
 
+CHANNELS = {
+    "1d": (nn.Dropout1d, F.dropout1d, (7, 6, 5)),
+    "1d of one example": (nn.Dropout1d, F.dropout1d, (6, 5)),
+    "2d": (nn.Dropout2d, F.dropout2d, (7, 6, 5, 4)),
+    "2d of sequences": (nn.Dropout2d, F.dropout2d, (7, 6, 5)),
+    "2d of vectors": (nn.Dropout2d, F.dropout2d, (7, 6)),
+    "2d of volumes": (nn.Dropout2d, F.dropout2d, (7, 6, 5, 4, 3)),
+    "3d": (nn.Dropout3d, F.dropout3d, (7, 6, 5, 4, 3)),
+    "3d of one example": (nn.Dropout3d, F.dropout3d, (6, 5, 4, 3)),
+    "3d of sequences": (nn.Dropout3d, F.dropout3d, (7, 6, 5)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:dropout[23]d. Received")  # torch's own advice
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_axes_that_are_dropped_together_are_torchs(kind):
+    layer, function, shape = CHANNELS[kind]
+    own = keyed(nn.Sequential(layer(0.5), nn.Linear(1, 1)))[0]
+    network = keyed(Foreign())
+    x = torch.ones(shape)
+
+    def together(drop):
+        """The axes along which masks of several passes are constant."""
+        masks = torch.stack([drop(x) != 0 for _ in range(6)])
+        return [axis for axis in range(len(shape)) if bool((masks == masks.narrow(axis + 1, 0, 1)).all())]
+
+    expected = together(layer(0.5))
+    assert together(own) == expected
+    with KeyedFunctions(network):
+        assert together(lambda x: function(x, 0.5)) == expected
+
+
+def test_inputs_that_torch_refuses_are_refused():
+    with pytest.raises(ValueError, match=r"`input` must have the shape \[N, C, L\] or \[C, L\].*got \[2, 3, 4, 5\]"):
+        keyed(nn.Sequential(nn.Dropout1d(0.5), nn.Linear(1, 1)))[0](torch.ones(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("backend", ["streams", "vmap", "batched", "auto"])
+@pytest.mark.parametrize("layer", [nn.Dropout1d, nn.Dropout2d])
+def test_channels_of_sequences_have_the_same_draws_in_every_backend(layer, backend):
+    def build():
+        return nn.Sequential(nn.Linear(6, 8), layer(0.5), nn.Tanh(), nn.Linear(8, 3))
+
+    x = torch.randn(B, 4, 6)  # [N, C, L]
+    ensemble, reference = (ds.Ensemble(build, M, seed=3, backend=b) for b in (backend, "loop"))
+    outputs = ensemble(x)
+    torch.testing.assert_close(outputs, reference(x))
+    if backend != "auto":
+        assert ensemble.body.ran == backend
+    different = [len({tuple(row.tolist()) for row in rows}) for rows in outputs.flatten(0, 1)]
+    assert {2, 3} & set(different), "some channels of an example are dropped, and others are not"
+
+
+class ByMethod(Foreign):
+    """Drops units in a method that its forward pass calls."""
+
+    def forward(self, x):
+        return self.second(self._hidden(x))
+
+    def _hidden(self, x):
+        return torch.relu(F.dropout(self.first(x), 0.4, self.training))
+
+
+class Inheriting(Foreign):
+    """Drops units in the forward pass that it inherits."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class ByLambda(Foreign):
+    """Drops units in a function inside of its forward pass."""
+
+    def forward(self, x):
+        hidden = (lambda x: F.dropout(x, 0.4, self.training))(self.first(x))
+        return self.second(hidden)
+
+
 class Attending(nn.Module):
     def __init__(self, need_weights=False):
         super().__init__()
@@ -173,6 +251,9 @@ FUNCTIONAL = {
     "function": Foreign,
     "torch.dropout": lambda: Foreign(lambda x, p, training: torch.dropout(x, p, training)),
     "in place": lambda: Foreign(lambda x, p, training: F.dropout(x, p, training, inplace=True)),
+    "method": ByMethod,
+    "inherited": Inheriting,
+    "lambda": ByLambda,
     "attention": Attending,
     "attention with weights": lambda: Attending(need_weights=True),
     "encoder": lambda: nn.Sequential(

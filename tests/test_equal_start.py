@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import dissensus as ds
 from dissensus.train.equal_start import starts_equal
@@ -28,6 +29,32 @@ def with_fresh_head():
 
 def with_dropout(p=0.3):
     return nn.Sequential(pretrained(), nn.Dropout(p))
+
+
+class WithFunction(nn.Module):
+    """Drops units by a function, at a rate in its code or in an attribute."""
+
+    def __init__(self, rate=None):
+        super().__init__()
+        self.network = pretrained()
+        if rate is not None:
+            self.dropout = rate
+
+    def forward(self, x):
+        return self.network(F.dropout(x, getattr(self, "dropout", 0.3), self.training))
+
+
+class WithAttention(nn.Module):
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.network, self.attention = pretrained(), nn.MultiheadAttention(1, 1, dropout=rate, batch_first=True)
+        with torch.no_grad():
+            for parameter in self.attention.parameters():
+                parameter.fill_(0.1)
+
+    def forward(self, x):
+        x = x.unsqueeze(2)
+        return self.network(self.attention(x, x, x)[0].squeeze(2))
 
 
 def told(caplog, build, level=logging.WARNING, **settings):
@@ -59,6 +86,9 @@ def test_members_of_one_checkpoint_are_told_of_once_with_the_ways_out(caplog):
         (pretrained, {"frozen": [0]}),
         (pretrained, {"sequential": True}),
         (with_dropout, {}),
+        (WithFunction, {}),
+        (partial(WithFunction, 0.2), {}),
+        (partial(WithAttention, 0.2), {}),
     ],
 )
 def test_members_that_differ_or_are_trained_differently_are_not(build, settings, caplog):
@@ -66,10 +96,15 @@ def test_members_that_differ_or_are_trained_differently_are_not(build, settings,
 
 
 def test_dropout_that_sets_members_apart_is_mentioned_in_the_log(caplog):
-    (message,) = told(caplog, with_dropout, logging.INFO)[1]
-    assert "only dropout sets them apart" in message
-    caplog.clear()
-    (message,) = told(caplog, partial(with_dropout, 0.0))[1]
+    for build in (with_dropout, WithFunction):
+        (message,) = told(caplog, build, logging.INFO)[1]
+        assert "only dropout sets them apart" in message
+        caplog.clear()
+
+
+@pytest.mark.parametrize("build", [partial(with_dropout, 0.0), partial(WithFunction, 0.0), WithAttention])
+def test_dropout_with_a_rate_of_zero_sets_nobody_apart(build, caplog):
+    (message,) = told(caplog, build)[1]
     assert "stay equal" in message
 
 

@@ -1,13 +1,15 @@
 """Dropout with masks keyed by run, member, layer and step, so that every backend drops the same units."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dissensus import checks
 from dissensus.randomness import Use, derived_seed, keep_mask, seeded
 
 
@@ -32,9 +34,9 @@ class KeyedDropout(nn.Dropout):
         """Drop units of one member's activations."""
         if not self.training or self.p == 0:
             return x
-        shape = x.shape[: x.ndim - self.channel_axes] + (1,) * self.channel_axes
+        shape = mask_shape(x.shape, self.channel_axes)
         self.step.add_(1)
-        return dropped(x, keep_mask(tuple(shape), self.p, self.key, self.step), self.p)
+        return dropped(x, keep_mask(shape, self.p, self.key, self.step), self.p)
 
 
 class KeyedDropPath(nn.Module):
@@ -70,6 +72,23 @@ class KeyedDropPath(nn.Module):
         return f"drop_prob={self.drop_prob}, scale_by_keep={self.scale_by_keep}, mode={self.mode}"
 
 
+def mask_shape(shape: Sequence[int], channel_axes: int) -> tuple[int, ...]:
+    """The shape of the mask of one member's activations, in which axes that are dropped together have length 1.
+
+    As in torch, inputs of `nn.Dropout1d` and `nn.Dropout3d` may lack the batch axis. Those of `nn.Dropout2d` may not:
+    its 3-D inputs are ``[N, C, L]``.
+
+    >>> mask_shape((8, 3, 5, 5), 2), mask_shape((8, 3, 5), 2), mask_shape((3, 5), 1), mask_shape((8, 3), 0)
+    ((8, 3, 1, 1), (8, 3, 1), (3, 1), (8, 3))
+    """
+    if channel_axes == 0:
+        return tuple(shape)
+    if channel_axes == 1 and len(shape) not in (2, 3):
+        checks.refuse("input", "have the shape [N, C, L] or [C, L] for 1-D dropout of channels", list(shape))
+    kept = 2 if channel_axes == 2 or len(shape) == channel_axes + 2 else 1
+    return (*shape[:kept], *[1] * (len(shape) - kept))
+
+
 def dropped(x: Float[Tensor, "*S"], keep: Tensor, p: float) -> Float[Tensor, "*S"]:
     """Set units to zero that are not kept, and rescale the rest. ``p=1`` drops everything."""
     if p == 1:
@@ -99,7 +118,9 @@ def keyed(network: nn.Module) -> nn.Module:
             layer = None if child is None else replaced.get(id(child)) or _keyed_layer(child)
             if child is not None and layer is not None:
                 parent._modules[name] = replaced.setdefault(id(child), layer.train(child.training))
-    if FUNCTIONAL_KEY not in network._buffers and any(map(_mentions_dropout, network.modules())):
+    if FUNCTIONAL_KEY not in network._buffers and any(
+        map(_mentions_dropout, {type(module) for module in network.modules()})
+    ):
         for name in (FUNCTIONAL_KEY, FUNCTIONAL_STEP):
             network.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
     return network
@@ -138,12 +159,46 @@ def _drops_examples(layer: nn.Module, stand_in: KeyedDropPath) -> bool:
     return whole and bool(((outputs == 0) | ((outputs - kept).abs() < 1e-5)).all())
 
 
-def _mentions_dropout(layer: nn.Module) -> bool:
-    """Whether the code of a layer's forward pass has a name with "drop" in it; recurrent layers drop on their own."""
-    if isinstance(layer, KeyedDropout | KeyedDropPath | nn.RNNBase):
+def _mentions_dropout(layer_class: type[nn.Module]) -> bool:
+    """Whether the code of a class of layers has a name with "drop" in it; recurrent layers drop on their own.
+
+    Inherited methods count, and `__init__` does not. Functions outside of classes are not looked into.
+    """
+    if issubclass(layer_class, KeyedDropout | KeyedDropPath | nn.RNNBase):
         return False
-    code: Any = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
-    return code is not None and any("drop" in name.lower() for name in code.co_names)
+    classes = [cls for cls in layer_class.__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    methods = [method for cls in classes for name, method in vars(cls).items() if name != "__init__"]
+    return any("drop" in name.lower() for method in methods for name in _names(method))
+
+
+def _names(method: object) -> Iterator[str]:
+    """The names that the code of a method, and of functions inside of it, refers to; none for anything else."""
+    function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
+    codes = [getattr(inspect.unwrap(function), "__code__", None)] if callable(function) else []
+    for code in codes:
+        if isinstance(code, types.CodeType):
+            yield from code.co_names
+            codes.extend(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def may_drop_units(modules: Iterable[nn.Module]) -> bool:
+    """Whether these modules drop units, or call functions that may.
+
+    A layer whose every rate is 0 drops none. Rates are attributes and layers inside of it with "drop" in their names.
+    """
+    return any(
+        module.p > 0
+        if isinstance(module, KeyedDropout | KeyedDropPath)
+        else _mentions_dropout(type(module)) and _has_a_rate(module)
+        for module in modules
+    )
+
+
+def _has_a_rate(layer: nn.Module) -> bool:
+    """Whether a layer whose code mentions dropout has a rate above 0, or no rate that could be read."""
+    named = [value for name, value in [*vars(layer).items(), *layer._modules.items()] if "drop" in name.lower()]
+    rates = [value for value in (getattr(v, "p", v) for v in named) if isinstance(value, int | float)]
+    return any(rate > 0 for rate in rates) or not named
 
 
 def keyed_layers(modules: Iterable[nn.Module]) -> list[KeyedDropout | KeyedDropPath]:
@@ -159,6 +214,26 @@ def key_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
             found += [module.key, module.step]
         found += [module._buffers.get(FUNCTIONAL_KEY), module._buffers.get(FUNCTIONAL_STEP)]
     return [tensor for tensor in found if tensor is not None]
+
+
+def counter_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The names of dropout's counters among those of a network's tensors.
+
+    The counter of a keyed layer lies beside its key, and the one of functions has a name of its own. A buffer of the
+    user that is called ``step`` is none.
+
+    >>> number, counts = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)
+    >>> sorted(counter_names({"drop.key": number, "drop.step": number, "mine.step": number, "mine.mean": counts}))
+    ['drop.step']
+    """
+    found: set[str] = set()
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        key = tensors.get(f"{path}.key")
+        beside_key = key is not None and key.dtype == tensor.dtype == torch.int64 and key.shape == tensor.shape
+        if last == FUNCTIONAL_STEP or (path and last == "step" and beside_key):
+            found.add(name)
+    return found
 
 
 def set_keys(network: nn.Module, owners: Sequence[tuple[int, int]]) -> None:

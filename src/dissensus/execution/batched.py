@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from dissensus.calls import NetworkInputs
-from dissensus.dropout import KeyedDropout, dropped
+from dissensus.dropout import KeyedDropout, dropped, mask_shape
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported
 from dissensus.execution.weights import Weights
 from dissensus.randomness import keep_mask
@@ -267,5 +267,5 @@ def _stacked_dropout(layer: KeyedDropout, x: Tensor) -> Tensor:
     if not layer.training or layer.p == 0:
         return x
     layer.step.add_(1)
-    shape = tuple(x.shape[1 : x.ndim - layer.channel_axes]) + (1,) * layer.channel_axes
+    shape = mask_shape(x.shape[1:], layer.channel_axes)
     return dropped(x, keep_mask(shape, layer.p, layer.key, layer.step), layer.p)

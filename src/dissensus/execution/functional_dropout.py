@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dissensus.dropout import FUNCTIONAL_KEY, FUNCTIONAL_STEP, dropped
+from dissensus.dropout import FUNCTIONAL_KEY, FUNCTIONAL_STEP, dropped, mask_shape
 from dissensus.randomness import keep_mask
 
 
@@ -50,7 +50,7 @@ class KeyedFunctions(TorchFunctionMode):
             return input
         assert self.key is not None
         assert self.step is not None
-        shape = tuple(input.shape[: input.ndim - channel_axes]) + (1,) * channel_axes
+        shape = mask_shape(input.shape, channel_axes)
         self.step.add_(1)
         result = dropped(input, keep_mask(shape, p, self.key, self.step), p)
         return input.copy_(result) if inplace else result

@@ -1,7 +1,8 @@
 """A network that runs with weights which are lent to it for the duration of a call."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +38,8 @@ class Skeleton:
         self.functions_keyed = functions_keyed
         """Whether functions that drop units have keyed masks in training; None until a training pass has shown it."""
         self._recurrent = recurrent_layers(network)
+        self._lock = threading.RLock()
+        """Held while tensors are lent: another thread would take them for the network's own, and restore them."""
         self._made: dict[tuple[Any, bool], Any] = {}
         self._writes: dict[bool, bool] = {}
         """Whether the forward pass writes into its input, by mode (train or eval), as the first pass has shown."""
@@ -66,23 +69,32 @@ class Skeleton:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers of the network by name; shared tensors occur once."""
-        hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+        with self._alone():
+            hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
         return {name: tensor for name, tensor in hanging.items() if tensor is not None}
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """A block that one thread at a time is in; blocks of the same thread may lie in each other."""
+        return nullcontext() if torch.compiler.is_compiling() else self._lock  # a compiler traces in one thread
 
     @contextmanager
     def lending(self, *tensors: Tensors) -> Iterator[nn.Module]:
-        """Lend tensors to the network, by name; the tensors from before are restored afterwards."""
+        """Lend tensors to the network, by name; the tensors from before are restored afterwards.
+
+        Another thread that lends tensors or asks for them waits until then.
+        """
         lent = {name: tensor for group in tensors for name, tensor in group.items()}
-        before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
-        self.hang(lent)
-        try:
-            yield self.network
-            self._refuse_filled()
-            self._keep_reassigned(lent)
-        finally:
-            self.hang(before)
-            for layer in self._recurrent:  # whose list of weights would keep those of this pass
-                layer._init_flat_weights()
+        with self._alone():
+            before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
+            self.hang(lent)
+            try:
+                yield self.network
+                self._refuse_filled()
+                self._keep_reassigned(lent)
+            finally:
+                self.hang(before)
+                for layer in self._recurrent:  # whose list of weights would keep those of this pass
+                    layer._init_flat_weights()
 
     def passed(self, x: NetworkInputs) -> Tensor:
         """One forward pass with the weights that hang in the network; ``x`` is never written to.
@@ -154,6 +166,10 @@ class Skeleton:
         A tracer runs the network's code. Weights and buffers are replaced by tensors without values, so that a pass can
         neither write to them nor branch on their values.
         """
+        with self._alone():
+            return self._traced()
+
+    def _traced(self) -> fx.Graph:
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
         held = self.tensors()

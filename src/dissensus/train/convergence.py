@@ -8,6 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.dropout import counter_names
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,5 @@ def frozen_buffers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Its outputs still count, and dropout would otherwise drop the same units at every step.
     """
-    return {name: tensor for name, tensor in state.items() if not name.endswith(".step")}
+    counters = counter_names(state)
+    return {name: tensor for name, tensor in state.items() if name not in counters}

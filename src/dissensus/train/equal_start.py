@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dissensus.dropout import keyed_layers
+from dissensus.dropout import may_drop_units
 from dissensus.execution import Body
 from dissensus.train.recipe import Recipe
 
@@ -27,7 +27,7 @@ def tell_of_equal_start(body: Body, recipe: Recipe, *, sequential: bool) -> None
     """Warn about members that start equal and are trained alike, since they stay equal.
 
     Dropout draws other masks for every member, so that members with dropout do part, though not far: the log says it at
-    level INFO.
+    level INFO. Functions count as dropout (``F.dropout``) where the network's code mentions them.
     """
     if sequential or trained_differently(recipe) or not starts_equal(body):
         return
@@ -35,7 +35,7 @@ def tell_of_equal_start(body: Body, recipe: Recipe, *, sequential: bool) -> None
         "give every member a fresh head (make it inside `build`), its own examples (bagging, bootstrap=True), or "
         "its own augmentation (augment=[...], one function per member)"
     )
-    if any(layer.p > 0 for layer in keyed_layers(body.modules())):
+    if may_drop_units(body.modules()):
         log.info("members start from equal weights, and only dropout sets them apart; for more diversity, %s", ways)
     else:
         log.warning("members start from equal weights and are trained alike, so they stay equal: %s", ways)
