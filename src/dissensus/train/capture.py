@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.unlabelled import WithUnlabelled
+from dissensus.dropout import counter_names
 from dissensus.execution.graphs import Capture, capture_on
 from dissensus.execution.replay import GraphCache, Recording
 from dissensus.train.engine import Engine
@@ -109,7 +110,8 @@ class GraphSteps:
         """
         rows = torch.zeros_like(engine.state.active)
         rows[run * engine.members : (run + 1) * engine.members] = True
-        counters = {n: t for n, t in engine.body.state().items() if n.endswith((".step", "num_batches_tracked"))}
+        state = engine.body.state()
+        counters = {n: t for n, t in state.items() if n in counter_names(state) or n.endswith("num_batches_tracked")}
         beside = engine.adversary is not None and engine.adversary.settings.beside
         passes = 2 if beside or isinstance(engine.feed, WithUnlabelled) else 1
         counted = torch.full_like(engine.state.active, now - step, dtype=torch.int64)

@@ -143,9 +143,9 @@ def fit(
             history holds the epochs of all members in this order.
         weights: The weight of every example ``[N]``, or of every position of dense targets in their shape, in means
             over the batch, 0 or more. Means are divided by the sum of the weights of a batch, as torch does it with the
-            weights of classes, and the history's means over an epoch by the sum of all. Sources of batches give weights by
-            ``unpack``. Weights of validation data (of a fraction that is held out, or by ``unpack``) count in the loss
-            that is watched.
+            weights of classes, and the history's means over an epoch by the sum of all. Sources of batches give weights
+            by ``unpack``. Weights of validation data (of a fraction that is held out, or by ``unpack``) count in the
+            loss that is watched.
         unpack: Function ``batch -> (inputs, targets)`` or ``(inputs, targets, weights)`` for batches of any other form
             than pairs, such as dictionaries. It is used for ``validation`` and ``unlabelled`` sources as well.
         steps_per_epoch: Number of batches that count as an epoch, for sources of batches. Required for those without a

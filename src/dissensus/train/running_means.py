@@ -53,11 +53,10 @@ def averages(sums: Mapping[str, Tensor], examples: int) -> dict[str, Tensor]:
 
     The mean of a member is over the examples of steps that sampled it, and NaN where no step did.
     """
-    of_members = sums.get(MEMBER_WEIGHT, sums.get(SAMPLED))
-    weight = sums.get(WEIGHT)
+    of_runs = sums.get(WEIGHT, examples)
+    of_members = sums.get(MEMBER_WEIGHT, sums.get(SAMPLED, examples))
     return {
-        name: total
-        / (of_members if of_members is not None and total.ndim == 2 else examples if weight is None else weight)
+        name: total / (of_members if total.ndim == 2 else of_runs)
         for name, total in sums.items()
         if name not in (SAMPLED, WEIGHT, MEMBER_WEIGHT)
     }
