@@ -1,0 +1,128 @@
+"""Sources that draw random numbers, in a resumed training, in the runs of a sweep, and beside a twin."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import dissensus as ds
+
+N, M = 40, 2
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 3, (N,), generator=torch.Generator().manual_seed(1))
+PAIRS = TensorDataset(X, LABELS)
+BATCHES = list(zip(X.split(8), LABELS.split(8), strict=True))
+cross_entropy = functools.partial(ds.objectives.independent, loss="cross_entropy")
+
+
+def build(width=8):
+    return ds.nets.mlp(4, 3, (width,))
+
+
+def weights(ens):
+    return torch.cat([p.detach().flatten() for p in ens.parameters()])
+
+
+class Noisy(Dataset):
+    """Examples with noise of the global generator."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return X[index] + torch.randn(4), LABELS[index]
+
+
+class Drawn:
+    """Batches that are drawn from a generator of its own."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __iter__(self):
+        for _ in range(5):
+            rows = torch.randint(N, (8,), generator=self.generator)
+            yield X[rows], LABELS[rows]
+
+
+class Buffered(IterableDataset):
+    """A stream that is shuffled by a buffer, which draws from the global generator."""
+
+    def __iter__(self):
+        buffer = list(range(10))
+        for row in range(10, N):
+            place = int(torch.randint(10, ()))
+            yield X[buffer[place]], LABELS[buffer[place]]
+            buffer[place] = row
+
+
+class Turning:
+    """An order that turns with every pass; the pass is counted, not drawn."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(BATCHES[self.passes % 5 :] + BATCHES[: self.passes % 5])
+
+
+def shuffled():
+    return DataLoader(PAIRS, 8, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+SOURCES = {
+    "own generator": shuffled,
+    "global generator": lambda: DataLoader(PAIRS, 8, shuffle=True),
+    "noise": lambda: DataLoader(Noisy(), 8, shuffle=True),
+    "data set with noise": Noisy,
+    "iterable with a generator": Drawn,
+    "buffer": lambda: DataLoader(Buffered(), 6),
+    "counted passes": Turning,
+    "iterator": lambda: iter(BATCHES * 4),
+}
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7])
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_resumed_training_reads_the_batches_that_an_uninterrupted_one_reads(name, steps, tmp_path):
+    if name == "iterator" and steps > 5:
+        pytest.skip("it has ended by then")
+    options = {"epochs": 4, "lr": 0.05, "batch_size": 8, "steps_per_epoch": steps}
+
+    def ensemble():
+        torch.manual_seed(7)
+        return ds.Ensemble(build, M, backend="loop")
+
+    def interrupt(progress):
+        if progress.epoch == 3:
+            raise KeyboardInterrupt
+
+    expected = ensemble()
+    ds.fit(expected, SOURCES[name](), cross_entropy, **options)
+    options["checkpoint"] = tmp_path
+    with pytest.raises(KeyboardInterrupt):
+        ds.fit(ensemble(), SOURCES[name](), cross_entropy, progress=interrupt, checkpoint_seconds=0, **options)
+    resumed = ensemble()
+    torch.manual_seed(99)  # another process has other states
+    ds.fit(resumed, SOURCES[name](), cross_entropy, resume=True, **options)
+    assert torch.equal(weights(resumed), weights(expected))
+
+
+def test_draws_that_cannot_be_repeated_are_told(tmp_path, caplog):
+    def drawing(outputs, targets):
+        torch.rand(())  # between the batches, from the generator that the buffer draws from
+        return cross_entropy(outputs, targets)
+
+    def interrupt(progress):
+        if progress.epoch == 3:
+            raise KeyboardInterrupt
+
+    for source, told in ((SOURCES["buffer"], True), (SOURCES["global generator"], False)):
+        options = {"epochs": 4, "steps_per_epoch": 7, "checkpoint": tmp_path / str(told)}
+        with pytest.raises(KeyboardInterrupt):
+            ds.fit(ds.Ensemble(build, M), source(), drawing, progress=interrupt, checkpoint_seconds=0, **options)
+        caplog.clear()
+        ds.fit(ds.Ensemble(build, M), source(), drawing, resume=True, **options)
+        assert ("draws random numbers batch by batch" in caplog.text) == told
