@@ -126,3 +126,17 @@ def test_draws_that_cannot_be_repeated_are_told(tmp_path, caplog):
         caplog.clear()
         ds.fit(ds.Ensemble(build, M), source(), drawing, resume=True, **options)
         assert ("draws random numbers batch by batch" in caplog.text) == told
+
+
+@pytest.mark.parametrize("reader", ["sweep", "twin", "sequential"])
+def test_an_iterator_is_refused_where_data_is_read_several_times(reader):
+    options = {"epochs": 1, "steps_per_epoch": 3}
+    source, ens = iter(BATCHES), ds.Ensemble(build, M)
+    before = weights(ens).clone()
+    augmented = functools.partial(ds.objectives.augmented, beta=0.5, loss="cross_entropy", pool="score")
+    sweep = functools.partial(ds.sweep, build, source, cross_entropy, grid={"lr": [0.1, 0.2]}, members=M)
+    call = sweep if reader == "sweep" else functools.partial(ds.fit, ens, source, augmented, **{reader: True})
+    with pytest.raises(TypeError, match=r"`data` must be readable from its beginning for .* got an iterator"):
+        call(**options)
+    assert next(source) is BATCHES[0]
+    assert torch.equal(weights(ens), before)

@@ -630,6 +630,14 @@ def batches(
     return LoadedBatches(check_source(data), seeds=[seed], check=check, **settings)
 
 
+def refuse_iterator(data: object, reader: str) -> None:
+    """Refuse data that can be read once, where it is read several times; ``reader`` says what for."""
+    if isinstance(data, Iterator) and not isinstance(data, Dataset | DataLoader):
+        fix = "Pass a list, a DataLoader, or an object whose __iter__ starts again."
+        got = "an iterator, which can be read once"
+        checks.refuse("data", f"be readable from its beginning for {reader}", got, fix, TypeError)
+
+
 def is_source(data: Any) -> bool:
     """Whether data is a source of batches: a ``Dataset`` of more than two tensors, a ``DataLoader``, or an iterable.
 

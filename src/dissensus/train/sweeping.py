@@ -17,7 +17,7 @@ from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
 from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice, first_tensor
-from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source
+from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source, refuse_iterator
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
@@ -178,6 +178,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    refuse_iterator(data, "checks and for runs that are not trained together")
     seed = checks.count("seed", seed, 0)
     defaults = {
         "lr": lr,
