@@ -140,3 +140,47 @@ def test_an_iterator_is_refused_where_data_is_read_several_times(reader):
         call(**options)
     assert next(source) is BATCHES[0]
     assert torch.equal(weights(ens), before)
+
+
+SWEEP = {"members": M, "epochs": 3, "batch_size": 8, "backend": "loop"}
+
+
+def assert_runs_equal_fits(swept, source, **options):
+    for number, point in enumerate(swept.points):
+        torch.manual_seed(7)
+        ens = ds.Ensemble(functools.partial(build, point["width"]), M, backend="loop")
+        ds.fit(ens, source(), cross_entropy, epochs=3, batch_size=8, lr=point["lr"], **options)
+        torch.testing.assert_close(swept.run(number).predict(X), ens.predict(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "iterator"])
+def test_every_run_of_a_sweep_equals_a_fit_with_a_new_source(name):
+    """Two widths are two groups: the second begins after the first has drawn."""
+    torch.manual_seed(7)
+    swept = ds.sweep(
+        build, SOURCES[name](), cross_entropy, grid={"lr": [0.05, 0.1], "width": [8, 6]}, steps_per_epoch=3, **SWEEP
+    )
+    assert_runs_equal_fits(swept, SOURCES[name], steps_per_epoch=3)
+
+
+def test_a_sweep_by_whole_passes_equals_fits():
+    torch.manual_seed(7)
+    swept = ds.sweep(build, shuffled(), cross_entropy, grid={"lr": [0.05, 0.1], "width": [8, 6]}, **SWEEP)
+    assert_runs_equal_fits(swept, shuffled)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_resumed_sweep_begins_later_parts_as_the_first_process_did(part, tmp_path):
+    source = SOURCES["global generator"]
+
+    def interrupt(progress):
+        if progress.step > 5 + 9 * part:
+            raise KeyboardInterrupt
+
+    options = {"grid": {"lr": [0.05], "width": [8, 6]}, "checkpoint": tmp_path, "steps_per_epoch": 3, **SWEEP}
+    torch.manual_seed(7)
+    with pytest.raises(KeyboardInterrupt):
+        ds.sweep(build, source(), cross_entropy, progress=interrupt, checkpoint_seconds=0, **options)
+    torch.manual_seed(99)  # another process has other states
+    swept = ds.sweep(build, source(), cross_entropy, resume=True, **options)
+    assert_runs_equal_fits(swept, source, steps_per_epoch=3)
