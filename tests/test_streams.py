@@ -184,3 +184,14 @@ def test_a_resumed_sweep_begins_later_parts_as_the_first_process_did(part, tmp_p
     torch.manual_seed(99)  # another process has other states
     swept = ds.sweep(build, source(), cross_entropy, resume=True, **options)
     assert_runs_equal_fits(swept, source, steps_per_epoch=3)
+
+
+@pytest.mark.parametrize("validation", [DataLoader(PAIRS, 8), DataLoader(Noisy(), 8, shuffle=True)])
+def test_reading_validation_data_does_not_change_the_order_of_training(validation):
+    ensembles = []
+    for options in ({}, {"validation": validation, "keep": "last"}):
+        torch.manual_seed(7)
+        ens = ds.Ensemble(build, M, backend="loop")
+        ds.fit(ens, DataLoader(PAIRS, 8, shuffle=True), cross_entropy, epochs=3, lr=0.05, **options)
+        ensembles.append(ens)
+    assert torch.equal(*map(weights, ensembles))
