@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -268,6 +268,17 @@ def augmented(augment: Any, x: NetworkInputs, generator: torch.Generator) -> Net
     return network_inputs(augment(calls.as_given(x), generator))
 
 
+class PlaceInSource(NamedTuple):
+    """How far a source has been read that counts epochs by ``steps_per_epoch``."""
+
+    passes: int
+    """Whole passes over the source before this one."""
+    read: int
+    """Batches of this pass that have been read."""
+    noted: Any
+    """What `LoadedBatches.at_pass` returned at the beginning of this pass."""
+
+
 class LoadedBatches:
     """Batches of a ``Dataset``, a ``DataLoader`` or any iterable, moved to the device one by one, for all runs.
 
@@ -319,8 +330,12 @@ class LoadedBatches:
         self.form: object = ()
         """The structure of the latest batch."""
         self._rebuilt: Callable[[Sequence[Tensor]], Batch] | None = None
-        self._reading: tuple[int, Iterator[Any]] | None = None
-        """With ``steps_per_epoch``: the next epoch, and the source as far as it has been read."""
+        self._reading: Iterator[Any] | None = None
+        """With ``steps_per_epoch``: the source as far as it has been read."""
+        self.at_pass: Callable[[], Any] | None = None
+        """With ``steps_per_epoch``: called at the beginning of every pass; checkpoints note generators there."""
+        self.place: PlaceInSource | None = None
+        """With ``steps_per_epoch``: how far the source has been read; None before its first batch."""
         streams = isinstance(source, IterableDataset)
         if isinstance(source, Dataset) and not isinstance(source, DataLoader):
             if shuffle and not streams and len(set(self.seeds)) > 1:
@@ -427,24 +442,30 @@ class LoadedBatches:
         if self.steps_per_epoch is None:
             yield from self._pass(index)
             return
-        first, reading = self._reading or (0, self._endless())
-        for _ in range((index - first) * self.steps_per_epoch):  # a resumed training reads up to where it stopped
-            next(reading)
-        self._reading = (index + 1, reading)
+        self._reading = self._reading or self._endless(0)
         for _ in range(self.steps_per_epoch):
-            yield next(reading)
+            yield next(self._reading)
 
-    def _endless(self) -> Iterator[Any]:
-        """The source, again and again."""
-        passes = 0
+    def begin_pass(self, passes: int) -> None:
+        """Read from the beginning of a pass over the source, as a resumed training does with ``steps_per_epoch``."""
+        self._reading = self._endless(passes)
+
+    def skip(self, count: int) -> None:
+        """Read batches that were trained on before an interruption."""
+        assert self._reading is not None
+        for _ in range(count):
+            next(self._reading)
+
+    def _endless(self, passes: int) -> Iterator[Any]:
+        """The source, again and again, from the beginning of a pass."""
         while True:
-            count = 0
-            for batch in self._pass(passes):
-                count += 1
+            begun = PlaceInSource(passes, 0, None if self.at_pass is None else self.at_pass())
+            for count, batch in enumerate(self._pass(passes), 1):
+                self.place = begun._replace(read=count)
                 yield batch
             passes += 1
-            if not count:
-                got = "no batch" if passes == 1 else "an iterator that has ended"
+            if self.place is None or self.place.passes < passes - 1:
+                got = "no batch" if self.place is None else "an iterator that has ended"
                 fix = "Pass a list, a DataLoader, or an object whose __iter__ starts again; or fewer steps."
                 checks.refuse("data", "give batches for every step", got, fix)
 
@@ -607,6 +628,14 @@ def batches(
             check(pair[1])
         return TensorBatches(*pair, seeds=[seed], **settings)
     return LoadedBatches(check_source(data), seeds=[seed], check=check, **settings)
+
+
+def refuse_iterator(data: object, reader: str) -> None:
+    """Refuse data that can be read once, where it is read several times; ``reader`` says what for."""
+    if isinstance(data, Iterator) and not isinstance(data, Dataset | DataLoader):
+        fix = "Pass a list, a DataLoader, or an object whose __iter__ starts again."
+        got = "an iterator, which can be read once"
+        checks.refuse("data", f"be readable from its beginning for {reader}", got, fix, TypeError)
 
 
 def is_source(data: Any) -> bool:

@@ -194,6 +194,16 @@ def data_fingerprint(
     return fingerprint((structure, examples))
 
 
+def visit_source(data: DataLike, visit: Callable[[object], None]) -> None:
+    """Visit everything that a source of batches consists of, in an order that is the same in every process.
+
+    No example is read, and generators are left as they were.
+    """
+    contents = _Contents(lambda value: value, visit)
+    visit(data)
+    fingerprint(_attributes(data), replace=contents.stand_in, skip_counters=True, opaque=[])
+
+
 def _attributes(data: DataLike) -> object:
     """Everything about a source that decides its batches."""
     if not isinstance(data, DataLoader):

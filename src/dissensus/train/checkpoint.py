@@ -6,6 +6,7 @@ variables that the user's objects change are stored too.
 """
 
 import logging
+import pickle
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -17,8 +18,11 @@ import torch
 from torch import Tensor
 
 from dissensus import storage
+from dissensus.data.batches import LoadedBatches
+from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.out_of_memory import advising
 from dissensus.fingerprint import differing
+from dissensus.randomness import generator_state
 from dissensus.train.engine import Engine
 from dissensus.train.settings import CheckpointSettings
 
@@ -33,6 +37,8 @@ FORMATS = storage.Formats(
 )
 """Of checkpoints and plans of sweeps. 0.1 wrote format 1, and plans without a number."""
 _NAME = re.compile(r"step-[0-9]{9,}-[0-9]{6,}")
+_PASS = "pass/"
+"""Begins the names of what was noted at the beginning of a pass over a source that epochs read on."""
 _SHARE_OF_TIME = 0.02
 _SECONDS = 10.0
 
@@ -122,13 +128,17 @@ class Checkpointer:
         start, state = time.perf_counter(), engine.state
         if engine.captured is not None and state.in_epoch:
             engine.captured.tell(engine)
+        source = _read_on(engine)
+        place = None if source is None else source.place
         details = {
             "fingerprint": self.fingerprint,
             "facts": state.facts(),
             "threads": torch.get_num_threads(),
+            "source": None if place is None else {"passes": place.passes, "read": place.read},
         }
         path = self.folder / f"step-{state.steps:09d}-{state.epoch:06d}"
-        storage.write_folder(path, KIND, state.tensors(), details, FORMATS)
+        noted = {} if place is None else {f"{_PASS}{name}": tensor for name, tensor in place.noted.items()}
+        storage.write_folder(path, KIND, state.tensors() | noted, details, FORMATS)
         kept = self.checkpoints()[-2:]
         for old in _named(self.folder):  # older ones, and those of a process that was killed while writing
             if old not in kept:
@@ -170,7 +180,22 @@ class Checkpointer:
         if manifest["threads"] != torch.get_num_threads():
             log.warning("using %d threads, as before the interruption", manifest["threads"])
             torch.set_num_threads(manifest["threads"])
-        engine.restore(tensors, manifest["facts"])
+        noted = {name.removeprefix(_PASS): t for name, t in tensors.items() if name.startswith(_PASS)}
+        place, facts, drawn = manifest.get("source"), manifest["facts"], dict[str, bytes]()
+        if place is None and facts["steps"] and _read_on(engine) is not None:
+            raise storage.StorageError(
+                f"{self.folder} does not tell how far `data` was read, as an earlier version wrote it. "
+                "Train again in another folder."
+            )
+        if place is not None and facts["epoch"] < engine.epochs and facts["run_ids"]:
+            drawn = _read_again(engine, place["passes"], place["read"], noted)
+        engine.restore({name: t for name, t in tensors.items() if not name.startswith(_PASS)}, facts)
+        now = _generator_states(engine)
+        if any(now[name] != after for name, after in drawn.items()):
+            log.warning(
+                "`data` draws random numbers batch by batch from a generator that other code draws from too: "
+                "a resumed training may differ where it keeps them, as a buffer for shuffling does"
+            )
         log.info("resumed after %d whole epochs and %d steps", engine.state.epoch, engine.state.steps)
 
 
@@ -229,8 +254,51 @@ def train(engine: Engine) -> None:
             engine.train()
 
 
+def _read_on(engine: Engine) -> LoadedBatches | None:
+    """The source of batches that a new epoch reads on, in the middle of a pass; None where epochs are passes."""
+    feed = engine.feed.labelled if isinstance(engine.feed, WithUnlabelled) else engine.feed
+    return feed if isinstance(feed, LoadedBatches) and feed.steps_per_epoch is not None else None
+
+
+def _read_again(engine: Engine, passes: int, read: int, noted: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Read the batches of a pass again that were read before the interruption.
+
+    The pass begins with the generators and variables of its beginning, so that a loader that shuffles draws its order
+    again.
+
+    Returns:
+        The states of the generators from which batches after the first were drawn. They are those of the checkpoint,
+        unless other code has drawn from the same generators between the batches.
+    """
+    source = _read_on(engine)
+    assert source is not None, "the fingerprint holds steps_per_epoch"
+    if isinstance(source.loader, Iterator):
+        log.warning("resuming reads `data`, an iterator, from its first batch: pass a new one, not one read before")
+    engine.state.restore_python(noted)
+    source.begin_pass(passes)
+    source.skip(1)
+    before = _generator_states(engine)
+    source.skip(read - 1)
+    return {name: state for name, state in _generator_states(engine).items() if state != before[name]}
+
+
+def _generator_states(engine: Engine) -> dict[str, bytes]:
+    """The states of all generators that checkpoints hold, for comparison."""
+    generators = {
+        f"{part}/{name}": g for part, each in engine.state.python.items() for name, g in each.generators.items()
+    }
+    states = {name: generator_state(generator) for name, generator in generators.items()}
+    return {
+        name: bytes(state.numpy()) if isinstance(state, Tensor) else pickle.dumps(state)
+        for name, state in states.items()
+    }
+
+
 def _train_with_checkpoints(engine: Engine, checkpointer: Checkpointer) -> None:
     with threads_restored():
+        source = _read_on(engine)
+        if source is not None:
+            source.at_pass = engine.state.python_tensors
         if not checkpointer.restore(engine):
             checkpointer.write(engine)  # so that there is always a beginning to go back to
         engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())

@@ -17,6 +17,7 @@ from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
 from dissensus.execution.skeleton import first_line
 from dissensus.objectives.declaration import EXAMPLE_WEIGHTS, UNLABELLED
+from dissensus.randomness import generators_kept
 from dissensus.train.engine import Engine, RunLosses
 from dissensus.train.settings import TargetSettings, ValidationSettings
 from dissensus.train.trained_loss import trained_loss
@@ -138,7 +139,10 @@ class Validation:
     def _outputs(self, engine: Engine) -> tuple[Tensor, Tensor, Tensor | None]:
         """Outputs ``[R, M, N, C]``, targets ``[R, N, ...]`` and weights ``[R, N, ...]``."""
         if isinstance(self.data, Source):
-            return self._loaded_outputs(engine, self.data)
+            # Reading must not change what training draws: a DataLoader draws a seed at every pass. A validation set
+            # that draws on purpose begins where training is: with the same numbers every epoch if training draws none.
+            with generators_kept(torch.device("cpu")):
+                return self._loaded_outputs(engine, self.data)
         (x, y), weights = self.data, self.weights
         size = evaluation_batch(engine.runs * engine.members)
         if self.rows is not None and engine.runs > 1:

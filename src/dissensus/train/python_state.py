@@ -53,6 +53,7 @@ class PythonState:
         self.generators: dict[str, Any] = dict(generators or {})
         self.holders: list[Any] = []
         self.start: list[Any] = []
+        self.start_states: dict[str, Any] = {}
         self.visited: dict[int, object] = {}
         self.watched = self.watched_bytes = 0
         self.not_stored: list[str] = []
@@ -88,6 +89,20 @@ class PythonState:
     def begin(self) -> None:
         """Note the present values of everything that was visited."""
         self.start = [self._now(holder) for holder in self.holders]
+        self.start_states = {name: generator_state(each) for name, each in self.generators.items()}
+
+    def rewind(self) -> None:
+        """Put generators and counters back to where they were at `begin`.
+
+        Counters are variables of objects that hold a number, a text or None, such as the epoch of a sampler. Variables
+        of classes and functions, which other objects share, and entries of containers stay as they are.
+        """
+        for name, state in self.start_states.items():
+            set_generator_state(self.generators[name], state)
+        for holder, start in zip(self.holders, self.start, strict=True):
+            if not isinstance(holder, (*_CONTAINERS, Tensor, np.ndarray, FunctionType, type, nn.Module)):
+                values = {name: value for name, value in start.items() if isinstance(value, _SCALARS)}
+                _write(holder, _changed(_variables(holder), values), [])
 
     def _now(self, holder: Any) -> Any:
         """What tells whether a holder has changed: a version, a checksum, or its variables."""

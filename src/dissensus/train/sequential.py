@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dissensus import checks
+from dissensus.data.batches import refuse_iterator
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.train.history import History, OnProgress, share_of
@@ -25,6 +26,7 @@ def one_by_one(
     if ensemble.members < 2 or len(ensemble.body) != ensemble.members:
         got = "one member, or masks of one network"
         checks.refuse("sequential", "come with two members or more that are networks of their own", got)
+    refuse_iterator(recipe.data, "every member")
     stages: list[History] = []
     for member in range(ensemble.members):
         subset = ensemble.subset(range(member + 1))

@@ -242,16 +242,20 @@ class TrainState:
             "stopping": {} if self.stopping is None else self.stopping.tensors(),
             "freezing": {} if self.freezing is None else self.freezing.tensors(),
             "finished": self.finished,
-            "python": {
-                f"{part}/{name}": t for part, state in self.python.items() for name, t in state.tensors().items()
-            },
+            "python": self.python_tensors(),
         }
         grouped = {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return {"flat": self.flat, "active": self.active, **grouped}
 
-    def _python_tensors(self) -> dict[str, Tensor]:
+    def python_tensors(self) -> dict[str, Tensor]:
+        """Generators and variables outside of the library, as a checkpoint holds them."""
         states = {part: python.tensors() for part, python in self.python.items()}
         return {f"{part}/{name}": tensor for part, tensors in states.items() for name, tensor in tensors.items()}
+
+    def restore_python(self, stored: Mapping[str, Tensor]) -> None:
+        """Restore what `python_tensors` returned."""
+        for part, python in self.python.items():
+            python.restore({key.partition("/")[2]: t for key, t in stored.items() if key.startswith(f"{part}/")})
 
     def facts(self) -> dict[str, Any]:
         """Everything else that a checkpoint must hold, ready for JSON."""
@@ -276,9 +280,7 @@ class TrainState:
         for name, tensor in tensors.items():
             group, _, key = name.partition("/") if "/" in name else ("", "", name)
             groups.setdefault(group, {})[key] = tensor
-        for part, python in self.python.items():
-            stored = groups.get("python", {}).items()
-            python.restore({key.partition("/")[2]: t for key, t in stored if key.startswith(f"{part}/")})
+        self.restore_python(groups.get("python", {}))
         device = self.flat.device
         on_device = {
             group: {name: tensor.to(device) for name, tensor in tensors.items()}

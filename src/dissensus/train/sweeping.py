@@ -17,12 +17,13 @@ from dissensus.arrays import Conversion, has_whole_numbers
 from dissensus.axes import LossParts
 from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice, first_tensor
-from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source
+from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source, refuse_iterator
+from dissensus.data.recognition import visit_source
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.randomness import seeded
-from dissensus.storage import OtherFormat, StorageError, read_record, write_record
+from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
 from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
@@ -30,6 +31,7 @@ from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
+from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.recipe import NewMembers, Recipe
 from dissensus.train.settings import (
     BatchSettings,
@@ -42,6 +44,9 @@ from dissensus.train.settings import (
 from dissensus.train.sweep_result import Group, Outcome, Sweep
 
 log = logging.getLogger("dissensus")
+
+KIND = "dissensus.sweep"
+"""Of the folder that holds the generators of a sweep's sources at its beginning."""
 
 
 def sweep(
@@ -178,6 +183,7 @@ def sweep(
     torch.Size([3, 2, 64, 1])
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
+    refuse_iterator(data, "checks and for runs that are not trained together")
     seed = checks.count("seed", seed, 0)
     defaults = {
         "lr": lr,
@@ -229,7 +235,13 @@ def sweep(
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
     with reserved(recipe.checkpoint):
-        for part in _parts(recipe):
+        sources = _sources(recipe)
+        parts = _parts(recipe)
+        if sources is not None and recipe.checkpoint is not None:
+            _keep_beginning(sources, recipe.checkpoint)
+        for part in parts:
+            if sources is not None:
+                sources.rewind()  # every part reads what a separate training with new sources would
             with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
                 engine = part.engine(recipe, progress)
             train(engine)
@@ -238,6 +250,29 @@ def sweep(
             groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
+
+
+def _sources(recipe: Recipe) -> PythonState | None:
+    """Generators and counters of sources of batches at the beginning of a sweep; None where all data is in tensors."""
+    sources: list[Any] = [data for data in (recipe.data, recipe.unlabelled, recipe.validation) if is_source(data)]
+    if not sources:
+        return None
+    python = PythonState(global_generators(recipe.initial.device))
+    for source in sources:
+        visit_source(source, python.visit)
+    python.begin()
+    return python
+
+
+def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
+    """Store the beginning of a sweep beside its plan, or restore it: another process has other global generators."""
+    folder = checkpoint.folder / "beginning"
+    sources.rewind()
+    if folder.exists():
+        sources.restore(read_folder(folder, KIND, FORMATS)[0])
+        sources.begin()
+    else:
+        write_folder(folder, KIND, sources.tensors(), {}, FORMATS)
 
 
 def _looks_up_indices(build: Callable[..., nn.Module], run: Run) -> bool:

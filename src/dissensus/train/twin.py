@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from dissensus import checks, storage
 from dissensus.axes import Objective
+from dissensus.data.batches import refuse_iterator
 from dissensus.diversity.decomposition import check_pool
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import augmented
@@ -94,6 +95,7 @@ class Twin:
         """
         if recipe.twin is None:
             return None
+        refuse_iterator(recipe.data, "the twin")
         assert isinstance(recipe.initial, ExistingMembers)
         ensemble, checkpoint = recipe.initial.ensemble, recipe.checkpoint
         if sequential and checkpoint is not None:
