@@ -195,3 +195,16 @@ def test_reading_validation_data_does_not_change_the_order_of_training(validatio
         ds.fit(ens, DataLoader(PAIRS, 8, shuffle=True), cross_entropy, epochs=3, lr=0.05, **options)
         ensembles.append(ens)
     assert torch.equal(*map(weights, ensembles))
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "iterator"])
+def test_a_twin_reads_the_batches_of_its_sibling(name):
+    objective = functools.partial(ds.objectives.augmented, loss="cross_entropy", pool="score")
+    ensembles = []
+    for beta, twin in ((0.5, True), (0.0, False)):
+        torch.manual_seed(7)
+        ens = ds.Ensemble(build, M, backend="loop")
+        options = {"epochs": 3, "batch_size": 8, "lr": 0.05, "steps_per_epoch": 3, "twin": twin}
+        ds.fit(ens, SOURCES[name](), functools.partial(objective, beta=beta), **options)
+        ensembles.append(ens.twin if twin else ens)
+    assert torch.equal(*map(weights, ensembles))

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dissensus.data.recognition import DECIDES_NO_BATCH
+from dissensus.data.batches import is_source
+from dissensus.data.recognition import DECIDES_NO_BATCH, visit_source
 from dissensus.fingerprint import Namespace, array_digest, decides_nothing, is_installed, is_special, module_settings
 from dissensus.randomness import generator_state, is_generator, set_generator_state
 
@@ -366,3 +367,18 @@ def global_generators(device: torch.device) -> dict[str, Any]:
         index = torch.cuda.current_device() if device.index is None else device.index
         generators["device"] = torch.cuda.default_generators[index]
     return generators
+
+
+def sources_at_beginning(device: torch.device, *data: Any) -> PythonState | None:
+    """Global generators, and generators and counters of sources of batches, as they are now; None without a source.
+
+    `PythonState.rewind` puts them back, so that another training reads what the first one has read.
+    """
+    sources = [part for part in data if is_source(part)]
+    if not sources:
+        return None
+    python = PythonState(global_generators(device))
+    for source in sources:
+        visit_source(source, python.visit)
+    python.begin()
+    return python

@@ -18,7 +18,6 @@ from dissensus.axes import LossParts
 from dissensus.batch import Unpack
 from dissensus.calls import OutputChoice, first_tensor
 from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, folds_of, is_source, refuse_iterator
-from dissensus.data.recognition import visit_source
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
@@ -31,7 +30,7 @@ from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
-from dissensus.train.python_state import PythonState, global_generators
+from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import NewMembers, Recipe
 from dissensus.train.settings import (
     BatchSettings,
@@ -235,7 +234,7 @@ def sweep(
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
     with reserved(recipe.checkpoint):
-        sources = _sources(recipe)
+        sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
         parts = _parts(recipe)
         if sources is not None and recipe.checkpoint is not None:
             _keep_beginning(sources, recipe.checkpoint)
@@ -250,18 +249,6 @@ def sweep(
             groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
-
-
-def _sources(recipe: Recipe) -> PythonState | None:
-    """Generators and counters of sources of batches at the beginning of a sweep; None where all data is in tensors."""
-    sources: list[Any] = [data for data in (recipe.data, recipe.unlabelled, recipe.validation) if is_source(data)]
-    if not sources:
-        return None
-    python = PythonState(global_generators(recipe.initial.device))
-    for source in sources:
-        visit_source(source, python.visit)
-    python.begin()
-    return python
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:

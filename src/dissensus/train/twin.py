@@ -20,6 +20,7 @@ from dissensus.objectives.declaration import UNLABELLED, argument, declaration, 
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import FORMATS, Checkpointer, checkpoints_in
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
+from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import ExistingMembers, Recipe
 from dissensus.train.trained_loss import trained_loss
 
@@ -86,6 +87,8 @@ class Twin:
     """Generators that the ensemble's training may draw from besides its seed: torch's, and those of loaders."""
     states: list[Tensor]
     """States of these generators at the beginning."""
+    sources: PythonState | None
+    """Sources of batches, with generators and counters of their own, at the beginning."""
 
     @classmethod
     def of(cls, recipe: Recipe, progress: OnProgress | None, *, sequential: bool) -> "Twin | None":
@@ -122,6 +125,7 @@ class Twin:
             None if progress is None else share_of(progress, 0, trainings, trainings + 1),
             generators,
             [generator.get_state() for generator in generators],
+            sources_at_beginning(ensemble.device, recipe.data, own_recipe.unlabelled, recipe.validation),
         )
 
     @property
@@ -188,6 +192,8 @@ class Twin:
         before = [generator.get_state() for generator in self.generators]
         with generators_kept(self.ensemble.device):
             try:
+                if self.sources is not None:
+                    self.sources.rewind()
                 for generator, state in zip(self.generators, self.states, strict=True):
                     generator.set_state(state)
                 yield
