@@ -594,3 +594,22 @@ def test_losses_of_the_history_are_weighted_means_over_the_epoch(settings):
     else:
         sampled = [loss for loss in whole["member_loss"] if loss == loss]
         assert len(sampled) == 2
+
+
+def test_a_saved_sweep_keeps_its_output_and_what_members_were_trained_on(tmp_path):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"logits": self.layer(x)}
+
+    options = {"grid": {"seed": [0, 1]}, "members": 2, "epochs": 1, "output": "logits"}
+    swept = ds.sweep(Named, (X, LABELS), cross_entropy, validation=0.25, **options)
+    assert swept.run(0).in_bag is None, "some rows were held out"
+    swept.save(tmp_path / "sweep")
+    again = ds.Sweep.load(tmp_path / "sweep", Named)
+    torch.testing.assert_close(again.outputs(X), swept.outputs(X))
+    assert again.run(0).in_bag is None
+    assert ds.sweep(Named, (X, LABELS), cross_entropy, **options).run(0).in_bag == "all"

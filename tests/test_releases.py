@@ -35,16 +35,16 @@ def stored(tmp_path):
 def test_ensembles_of_0_1_load_with_equal_outputs():
     ensemble = ds.Ensemble.load(GOLDEN / "ensemble", build)
     assert (ensemble.seed, ensemble.member_ids, ensemble.training) == (7, [0, 2], True)
-    assert torch.equal(ensemble.predict(X), EXPECTED["ensemble"])
+    torch.testing.assert_close(ensemble.predict(X), EXPECTED["ensemble"])
     mixed = ds.Ensemble.load(GOLDEN / "mixed", [build, other])
-    assert torch.equal(mixed.predict(X), EXPECTED["mixed"])
+    torch.testing.assert_close(mixed.predict(X), EXPECTED["mixed"])
 
 
 def test_sweeps_of_0_1_load_with_equal_outputs():
     sweep = ds.train.Sweep.load(GOLDEN / "sweep", build)
     assert sweep.points == [{"width": width, "seed": seed} for width in WIDTHS for seed in SEEDS]
     for run in range(len(sweep)):
-        assert torch.equal(sweep.run(run).predict(X), EXPECTED[f"sweep/{run}"])
+        torch.testing.assert_close(sweep.run(run).predict(X), EXPECTED[f"sweep/{run}"])
         assert [entry["epoch"] for entry in sweep.history(run).epochs] == [1, 2]
 
 
@@ -81,7 +81,7 @@ def test_weights_of_a_checkpoint_of_0_1_become_an_ensemble(stored, tmp_path):
     assert result == ("ensemble", tmp_path / "new", stored / "checkpoint" / "step-000000006-000001")
     ensemble = ds.Ensemble.load(tmp_path / "new", build)
     assert (ensemble.members, ensemble.seed, ensemble.member_ids) == (2, 1, [0, 1])
-    assert torch.equal(ensemble.predict(X), EXPECTED["checkpoint"])
+    torch.testing.assert_close(ensemble.predict(X), EXPECTED["checkpoint"])
     convert(stored / "checkpoint" / "step-000000005-000001", tmp_path / "before", build)
     assert not same(tmp_path / "new", tmp_path / "before")
     weights = next((stored / "checkpoint" / "step-000000006-000001").glob("*.safetensors"))
@@ -114,12 +114,12 @@ def test_saved_folders_are_written_anew(stored, tmp_path, name):
     load = ds.Ensemble.load if name == "ensemble" else ds.train.Sweep.load
     before, after = load(stored / name, build), load(tmp_path / "new", build)
     if name == "ensemble":
-        assert torch.equal(before.predict(X), after.predict(X))
+        torch.testing.assert_close(before.predict(X), after.predict(X))
         assert (before.seed, before.member_ids) == (after.seed, after.member_ids)
     else:
         assert before.points == after.points
         assert before.outcomes == after.outcomes
-        assert torch.equal(before.run(3).predict(X), after.run(3).predict(X))
+        torch.testing.assert_close(before.run(3).predict(X), after.run(3).predict(X))
 
 
 def test_what_cannot_be_converted_is_refused(stored, tmp_path):
@@ -148,7 +148,7 @@ def test_the_command_converts(stored, tmp_path, monkeypatch):
     code, text = run("old/checkpoint", "new", "--build", "networks_of_mine:build")
     assert code == 0, text
     assert f"The ensemble is in {tmp_path / 'new'}" in text
-    assert torch.equal(ds.Ensemble.load(tmp_path / "new", build).predict(X), EXPECTED["checkpoint"])
+    torch.testing.assert_close(ds.Ensemble.load(tmp_path / "new", build).predict(X), EXPECTED["checkpoint"])
     assert run("old/sweep", "sweep")[0] == 0
     for words, answer in {
         ("old/checkpoint", "x"): "--build must return a member",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion
-from dissensus.calls import NetworkInputs, network_inputs
+from dissensus.calls import NetworkInputs, OutputChoice, network_inputs
 from dissensus.ensemble import Ensemble
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
@@ -44,6 +44,8 @@ class Group:
     members: int
     build: dict[str, Any]
     seeds: list[int]
+    on_all: bool = True
+    """Whether members were trained on all examples: False where some were held out, or drawn for each member."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class Sweep:
         rows = range(place * group.members, (place + 1) * group.members)
         body = group.body.subset(list(rows)).eval()
         body.choices = group.body.choices  # measured once for all runs
-        return Ensemble.around(body, group.seeds[place], list(range(group.members)), group.body.requested_backend)
+        seed, ids = group.seeds[place], list(range(group.members))
+        ensemble = Ensemble.around(body, seed, ids, group.body.requested_backend)
+        ensemble.in_bag = "all" if group.on_all else None
+        return ensemble
 
     def _find(self, index: int) -> tuple[Group, int]:
         if not -len(self) <= index < len(self):
@@ -154,7 +159,15 @@ class Sweep:
             "points": self.points,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "groups": [
-                {"runs": g.runs, "members": g.members, "build": g.build, "seeds": g.seeds, "backend": g.body.backend}
+                {
+                    "runs": g.runs,
+                    "members": g.members,
+                    "build": g.build,
+                    "seeds": g.seeds,
+                    "backend": g.body.backend,
+                    "on_all": g.on_all,
+                    "output": g.body.output if isinstance(g.body.output, str | int) else None,
+                }
                 for g in self.groups
             ],
         }
@@ -162,12 +175,20 @@ class Sweep:
         storage.write_folder(path, KIND, tensors, named, FORMATS)
 
     @classmethod
-    def load(cls, path: str | Path, build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]]) -> "Sweep":
+    def load(
+        cls,
+        path: str | Path,
+        build: Callable[..., nn.Module] | Sequence[Callable[[], nn.Module]],
+        *,
+        output: OutputChoice | None = None,
+    ) -> "Sweep":
         """Load what `save` wrote, in this release or since 0.1.
 
         ``build`` is the one the sweep was given. Where the grid held functions or classes for it, which a file cannot
-        bring back, give a list instead: one function without arguments per group of `groups`.
+        bring back, give a list instead: one function without arguments per group of `groups`. ``output`` is stored if
+        it is a name or a position; a function has to be passed again.
         """
+        calls.check_output_choice(output)
         tensors, manifest = storage.read_folder(path, KIND, FORMATS)
         entries = manifest["groups"]
         if callable(build):
@@ -193,6 +214,8 @@ class Sweep:
             for name, tensor in body.tensors().items():
                 tensor.data = stored[name]
             body.eval().request_backend(entry["backend"] if entry["backend"] in BACKENDS else "auto")
-            groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"]))
+            body.output = entry.get("output") if output is None else output
+            on_all = bool(entry.get("on_all", True))
+            groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"], on_all))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
         return cls(manifest["points"], outcomes, groups)

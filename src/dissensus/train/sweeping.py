@@ -231,6 +231,7 @@ def sweep(
         if checkpoint is None
         else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
     )
+    on_all = not bootstrap and not isinstance(held_out, float | Split)
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
     with reserved(recipe.checkpoint):
@@ -246,7 +247,8 @@ def sweep(
             train(engine)
             engine.body.eval()
             runs = [recipe.runs[number] for number in part.numbers]
-            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, [run.seed for run in runs]))
+            seeds = [run.seed for run in runs]
+            groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
     return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
 
