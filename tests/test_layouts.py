@@ -1029,6 +1029,7 @@ LEFT_OUT = {
     "audit_estimator": "takes a model; what its members return goes through audit",
     "attacks.autoattack": "its package is not among the tests' requirements; its results go through attacks.tried",
     "checks.device": "takes a device",
+    "dropout.counter_names": "looks at names, dtypes and shapes",
     "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
     "losses.check_trainable": "takes a loss",

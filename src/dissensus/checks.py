@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-_LONGEST = 300
+_LONGEST = 1000
 """Characters of what came that an error shows."""
 
 
