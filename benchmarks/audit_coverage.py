@@ -53,7 +53,7 @@ def figures(task: str, outputs: Tensor, targets: Tensor, seed: int) -> dict[str,
     kind = "values" if task == "regression" else "logits"
     settings = {
         "kind": kind,
-        "loss": "mse" if task == "regression" else "cross_entropy",
+        "loss": "squared_error" if task == "regression" else "cross_entropy",
         "pool": "score" if task == "regression" else "probability",
     }
     return measure(tally_outputs(OutputReader(outputs, exact=True), targets, **settings), seed)  # type: ignore[arg-type]

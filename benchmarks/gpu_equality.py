@@ -45,7 +45,7 @@ NETWORKS = {
     ),
 }
 TOLERANCE = 1e-8
-objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+objective = partial(ds.objectives.augmented, loss="squared_error", pool="score")
 
 
 def problem(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,7 +64,7 @@ def stacked(
     build: Callable[[], nn.Module], members: int, x: torch.Tensor, y: torch.Tensor, batch: int, backend: str
 ) -> tuple[Callable[[], None], ds.Ensemble]:
     ensemble = ds.Ensemble(build, members, backend=backend)
-    objective = partial(ds.objectives.independent, loss="mse" if y.is_floating_point() else "cross_entropy")
+    objective = partial(ds.objectives.independent, loss="squared_error" if y.is_floating_point() else "cross_entropy")
     return lambda: (ds.fit(ensemble, (x, y), objective, epochs=1, batch_size=batch), None)[1], ensemble
 
 

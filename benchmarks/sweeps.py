@@ -25,7 +25,7 @@ import dissensus as ds
 
 MEMBERS, BATCH = 20, 32
 build = partial(ds.nets.mlp, 10, 1, (30, 30))
-objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+objective = partial(ds.objectives.augmented, loss="squared_error", pool="score")
 FLOPS = 2 * BATCH * (10 * 30 + 30 * 30 + 30) * 3
 """Operations of one network's step in matrix products: forward, and twice that backward."""
 

@@ -74,7 +74,7 @@ def biases() -> bytes:
     shifts = [i / 10 for i in range(16)]
     y = x.sin().unsqueeze(1)
     parts = [
-        ds.diversity.decompose((f + torch.tensor([[c], [-c]])).unsqueeze(-1), y, loss="mse", pool="score")
+        ds.diversity.decompose((f + torch.tensor([[c], [-c]])).unsqueeze(-1), y, loss="squared_error", pool="score")
         for c in shifts
     ]
 

@@ -144,7 +144,7 @@ def poisson(output, counts):
 
 
 LOSSES = {
-    "mse": mse,
+    "squared_error": mse,
     "cross_entropy": cross_entropy,
     "brier": brier,
     "zero_one": zero_one,

@@ -41,7 +41,7 @@ def test_moved_targets_are_the_papers_equations(alpha, others_only):
     result = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only)
     (expected,) = oracles.gradient_adjusted(f.detach().numpy(), y.numpy(), alpha=alpha, others_only=others_only)
     assert float(result.total.detach()) == pytest.approx(expected, rel=1e-12)
-    expected_parts = objectives.augmented(f, y, beta=0.4, loss="mse", pool="score").parts
+    expected_parts = objectives.augmented(f, y, beta=0.4, loss="squared_error", pool="score").parts
     torch.testing.assert_close(dict(result.parts), dict(expected_parts))
 
 
@@ -52,7 +52,7 @@ def test_theorems_d1_and_d3_hold_for_values_and_gradients(alpha, members, others
     f, y = values(members)
     beta = objectives.gamma_from_alpha(members, alpha) if others_only else objectives.beta_from_alpha(alpha)
     moved = objectives.gradient_adjusted(f, y, alpha=alpha, others_only=others_only).total
-    expected = objectives.augmented(f, y, beta=beta, loss="mse", pool="score", allow_pathological=True).total
+    expected = objectives.augmented(f, y, beta=beta, loss="squared_error", pool="score", allow_pathological=True).total
     factor = (1 + alpha) ** 2
     torch.testing.assert_close(moved, factor * expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient(moved, f), factor * gradient(expected, f), rtol=1e-10, atol=1e-12)
@@ -89,7 +89,7 @@ def test_parameters_outside_their_range_are_refused(unchecked):
 def test_lemma_d2():
     f, y = values(5, 3, 1)
     left_side = ((f.mean(0) - f) * (y - f)).sum(0).squeeze(-1)
-    parts = ds.diversity.decompose(f.detach(), y, loss="mse", pool="score")
+    parts = ds.diversity.decompose(f.detach(), y, loss="squared_error", pool="score")
     torch.testing.assert_close(left_side.detach(), 5 * parts.diversity)
 
 
@@ -123,17 +123,17 @@ def test_appendix_f_joint_training_cannot_tell_opposite_constants():
     f, y = torch.tensor([[0.3], [1.1]], dtype=torch.float64), torch.tensor([[0.3], [1.1]], dtype=torch.float64)
     for size in (0.0, 1.0, 1000.0):
         c = size * torch.tensor([-1.0, 0.25, 0.75], dtype=torch.float64).view(3, 1, 1)
-        parts = ds.diversity.decompose(f + c, y, loss="mse", pool="score")
+        parts = ds.diversity.decompose(f + c, y, loss="squared_error", pool="score")
         assert float(parts.ensemble.max()) == pytest.approx(0, abs=1e-6)
         assert float(parts.diversity.mean()) == pytest.approx(float(c.square().mean()))
         outputs = (f + c).requires_grad_()
-        joint = gradient(objectives.joint(outputs, y, loss="mse", pool="score").total, outputs)
-        independent = gradient(objectives.independent(outputs, y, loss="mse").total, outputs)
+        joint = gradient(objectives.joint(outputs, y, loss="squared_error", pool="score").total, outputs)
+        independent = gradient(objectives.independent(outputs, y, loss="squared_error").total, outputs)
         assert float(joint.abs().max()) < 1e-9
         assert float(independent.abs().max()) == pytest.approx(2 * size / 2)
         if size:
             assert float(ds.diversity.bias_share(f + c)) == pytest.approx(1)
-    shifted = ds.diversity.decompose(f + c, y + 0.5, loss="mse", pool="score")
+    shifted = ds.diversity.decompose(f + c, y + 0.5, loss="squared_error", pool="score")
     assert float(shifted.individual.mean() / shifted.diversity.mean()) == pytest.approx(1, abs=1e-5), (
         "ERR̄ ≈ DIV as |c| → ∞"
     )
@@ -143,7 +143,7 @@ def test_appendix_f_joint_training_cannot_tell_opposite_constants():
 def test_classic_negative_correlation_is_the_augmented_objective(strength):
     f, y = values()
     actual = objectives.negative_correlation(f, y, strength=strength)
-    expected = objectives.augmented(f, y, beta=strength, loss="mse", pool="score")
+    expected = objectives.augmented(f, y, beta=strength, loss="squared_error", pool="score")
     torch.testing.assert_close(actual.total, expected.total)
     torch.testing.assert_close(gradient(actual.total, f), gradient(expected.total, f))
     d = f - f.mean(0)
@@ -279,9 +279,9 @@ def test_draw_is_no_key_of_a_grid(unchecked):
 
 
 def test_error_covariance_explains_error_and_diversity_exactly():
-    for loss, (f, y) in {"mse": values(5, 9, 2), "brier": classes(5, 9, 3)}.items():
+    for loss, (f, y) in {"squared_error": values(5, 9, 2), "brier": classes(5, 9, 3)}.items():
         f = f.detach()
-        pool = "score" if loss == "mse" else "probability"
+        pool = "score" if loss == "squared_error" else "probability"
         parts = ds.diversity.decompose(f, y, loss=loss, pool=pool)
         covariance = ds.diversity.error_covariance(f, y, loss=loss)
         diagonal, off_diagonal = ds.diversity.mean_covariance(covariance)
@@ -303,22 +303,26 @@ def test_uncorrelated_errors_give_m_minus_one_and_cancelling_ones_more():
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(6, 200_000, 1, generator=generator, dtype=torch.float64)
     y = torch.zeros(200_000, 1, dtype=torch.float64)
-    assert float(ds.diversity.relative_diversity(noise, y, loss="mse", pool="score")) == pytest.approx(5, rel=0.02)
+    assert float(ds.diversity.relative_diversity(noise, y, loss="squared_error", pool="score")) == pytest.approx(
+        5, rel=0.02
+    )
     cancelling = noise - 0.8 * noise.mean(0)
-    assert float(ds.diversity.relative_diversity(cancelling, y, loss="mse", pool="score")) > 100
+    assert float(ds.diversity.relative_diversity(cancelling, y, loss="squared_error", pool="score")) > 100
     _, off_diagonal = ds.diversity.mean_covariance(ds.diversity.error_covariance(cancelling, y))
     assert off_diagonal < 0
     identical = noise[:1].expand(6, -1, -1)
-    assert float(ds.diversity.relative_diversity(identical, y, loss="mse", pool="score")) == pytest.approx(0)
+    assert float(ds.diversity.relative_diversity(identical, y, loss="squared_error", pool="score")) == pytest.approx(0)
 
 
 def test_edges_of_errors():
     single, y = torch.ones(1, 3, 1), torch.ones(3, 1)
     assert ds.diversity.mean_covariance(ds.diversity.error_covariance(single, y))[1] == 0
     assert ds.diversity.error_correlation(single, y).tolist() == [[1.0]]
-    assert ds.diversity.dominance(single, y, loss="mse", pool="score") == 0
+    assert ds.diversity.dominance(single, y, loss="squared_error", pool="score") == 0
     uneven = torch.tensor([[[0.0]], [[2.0]]])
-    assert float(ds.diversity.dominance(uneven, torch.zeros(1, 1), loss="mse", pool="score")) == pytest.approx(1.0)
+    assert float(
+        ds.diversity.dominance(uneven, torch.zeros(1, 1), loss="squared_error", pool="score")
+    ) == pytest.approx(1.0)
 
 
 def test_the_gap_decomposes_as_losses_do():

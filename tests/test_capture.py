@@ -13,7 +13,7 @@ import dissensus as ds
 from dissensus.execution.graphs import captured
 from dissensus.train import capture
 
-augmented = partial(ds.objectives.augmented, loss="mse", pool="score")
+augmented = partial(ds.objectives.augmented, loss="squared_error", pool="score")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
@@ -170,7 +170,7 @@ def test_captured_augmentation_uses_the_seed_of_every_run(device, eager, replays
 @pytest.mark.parametrize("per", ["batch", "example"])
 def test_captured_learner_dropout_equals_eager(per, device, eager, replays):
     build, shape = NETWORKS["mlp"]
-    objective = partial(ds.objectives.learner_dropout, loss="mse", pool="score", per=per)
+    objective = partial(ds.objectives.learner_dropout, loss="squared_error", pool="score", per=per)
     sweeps = []
     for switch in (eager, replays):
         counts = switch()
@@ -250,7 +250,7 @@ def test_a_failure_inside_a_graph_names_step_part_and_members(device, replays):
     x, y = data(shape, device)
 
     def explodes(outputs, targets, *, fuse):
-        parts = ds.objectives.independent(outputs, targets, loss="mse")
+        parts = ds.objectives.independent(outputs, targets, loss="squared_error")
         grown = parts.parts["member_loss"] * torch.where(parts.total < 4.0 * torch.as_tensor(fuse), math.inf, 1.0)
         return ds.LossParts(grown.sum(), {"member_loss": grown})
 

@@ -16,7 +16,7 @@ import dissensus as ds
 from dissensus.data import TensorBatches
 
 M, N, BATCH = 3, 22, 8  # the last batch of an epoch holds 6
-mse = partial(ds.objectives.independent, loss="mse")
+mse = partial(ds.objectives.independent, loss="squared_error")
 OPTIMISERS = {
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "adam": (torch.optim.Adam, {"weight_decay": 0.01}),
@@ -85,7 +85,7 @@ def test_fit_equals_separate_trainings(name, optimizer):
 @pytest.mark.parametrize("name", ["mlp", "two_dropouts", "cnn_batch_norm"])
 def test_backends_train_to_the_same_weights_under_an_interacting_objective(name):
     x, y = regression(NETWORKS[name][1])
-    objective = partial(ds.objectives.augmented, beta=0.8, loss="mse", pool="score")
+    objective = partial(ds.objectives.augmented, beta=0.8, loss="squared_error", pool="score")
     trained = []
     for backend in ("loop", "vmap", "batched"):
         ensemble = ensemble_of(name, backend)
@@ -180,7 +180,7 @@ def overfitting():
 
 def test_early_stopping_keeps_the_ensembles_best_weights():
     train, held_out = overfitting()
-    objective = partial(ds.objectives.augmented, beta=0.5, loss="mse", pool="score")
+    objective = partial(ds.objectives.augmented, beta=0.5, loss="squared_error", pool="score")
     ensemble = ds.Ensemble(NETWORKS["norm_first"][0], M)
     history = ds.fit(ensemble, train, objective, epochs=200, batch_size=5, lr=0.01, validation=held_out, patience=3)
     curve = history.column("validation")
@@ -474,7 +474,7 @@ def test_wrong_dtypes_and_nan_targets_are_refused(unchecked):
 
 def test_validation_with_keep_last_keeps_the_last_weights_and_records_the_parts(unchecked):
     x, y = regression()
-    objective = partial(ds.objectives.augmented, loss="mse", pool="score", beta=0.5)
+    objective = partial(ds.objectives.augmented, loss="squared_error", pool="score", beta=0.5)
     options = {"epochs": 6, "batch_size": BATCH, "lr": 0.3}
     watched, unwatched = ensemble_of("mlp"), ensemble_of("mlp")
     history = ds.fit(watched, (x, y), objective, validation=(-x, y), keep="last", **options)
@@ -517,7 +517,7 @@ def test_measures_are_tracked_per_run_of_a_sweep():
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(40, 5, generator=generator), torch.randn(40, 1, generator=generator)
     track = {"spread": lambda outputs, targets: outputs.std(0).mean()}
-    objective = partial(ds.objectives.augmented, loss="mse", pool="score")
+    objective = partial(ds.objectives.augmented, loss="squared_error", pool="score")
     swept = ds.sweep(
         partial(ds.nets.mlp, 5, 1, (8,)),
         (x[:25], y[:25]),
@@ -581,7 +581,7 @@ def test_settings_without_effect_are_reported(caplog, unchecked):
     with pytest.raises(ValueError, match="`validation` must hold at least one example"):
         ds.fit(ensemble, (x, y), mse, epochs=1, validation=(x[:0], y[:0]))
     with pytest.raises(TypeError, match="`objective` must be a function"):
-        ds.fit(ensemble, (x, y), "mse", epochs=1)
+        ds.fit(ensemble, (x, y), "squared_error", epochs=1)
     with pytest.raises(TypeError, match=r"Use x\.double\(\)"):
         ds.fit(ds.Ensemble(partial(ds.nets.mlp, 6, 3, (4,)), 2).double(), (x, y), mse, epochs=1)
 
@@ -670,7 +670,7 @@ WRONG_TARGETS = {
         "be labels from 0 .*; .* from -1 to 2",
     ),
     "nested partials": (
-        partial(partial(partial(OBJECTIVES.augmented, loss="mse"), pool="score", beta=0.5), loss="logistic"),
+        partial(partial(partial(OBJECTIVES.augmented, loss="squared_error"), pool="score", beta=0.5), loss="logistic"),
         1,
         SIGNS,
         with_last_target(SIGNS, 0),
@@ -685,7 +685,7 @@ WRONG_TARGETS = {
     ),
     "a user's default": (objective_with_loss("logistic"), 1, SIGNS, with_last_target(SIGNS, 0), "be -1 or \\+1"),
     "a user's name": (
-        partial(objective_with_loss("mse"), loss="poisson"),
+        partial(objective_with_loss("squared_error"), loss="poisson"),
         1,
         SIGNS + 1,
         with_last_target(SIGNS, -1),
@@ -858,12 +858,12 @@ def test_validation_watches_the_pooled_loss_of_every_objective(kind):
 def test_values_are_pooled_by_score_and_weights_count():
     pair, shares = (X12, SIGNS), [0.2, 0.7, 0.1]
     for objective, loss, weights in (
-        (mse, "mse", None),
+        (mse, "squared_error", None),
         (partial(independent, loss="logistic"), "logistic", None),
         (partial(independent, loss="poisson"), "poisson", None),
-        (partial(independent, loss="mse", weights=shares), "mse", shares),
-        (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), "mse", None),
-        (partial(independent, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()), "mse", None),
+        (partial(independent, loss="squared_error", weights=shares), "squared_error", shares),
+        (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), "squared_error", None),
+        (partial(independent, loss=lambda outputs, targets: (outputs[:, 0] - targets).square()), "squared_error", None),
     ):
         ensemble = ds.Ensemble(partial(ds.nets.mlp, 5, 1, (4,)), M)
         data = pair if loss != "poisson" else (X12, SIGNS + 1)

@@ -235,7 +235,7 @@ def test_the_command_compares_several_outside_sets(tmp_path):
     assert (tmp_path / "o.png").stat().st_size > 10_000
     assert "predictive diversity" in result.output
     for wrong_arguments, message in (
-        (["--kind", "votes"], "must be logits or probabilities"),
+        (["--kind", "votes"], "must be logits, probabilities, values, gaussian or quantiles"),
         (["--outside", "no.npy"], "no file"),
     ):
         failed = CliRunner().invoke(app, [*arguments[:4], *wrong_arguments])

@@ -62,7 +62,7 @@ CASES = {
     "adp": Case({"alpha": 0.7, "beta": 0.3, "temperature": 1.5, "entropy_drop": 0.4}, untempered={"temperature": 1.0}),
     "augmented": Case({"beta": 0.6}, {**OF_CLASSES, "pool": "probability"}),
     "augmented, brier": Case({"beta": 0.6}, {"loss": "brier", "pool": "score"}),
-    "augmented, values": Case({"beta": -0.5}, {"loss": "mse", "pool": "score"}, VALUES),
+    "augmented, values": Case({"beta": -0.5}, {"loss": "squared_error", "pool": "score"}, VALUES),
     "augmented, weights": Case(
         {"beta": 0.6}, {**OF_CLASSES, "pool": "probability", "weights": [0.2, 0.3, 0.5]}, permutable=False
     ),
@@ -70,7 +70,7 @@ CASES = {
     "gradient_adjusted": Case({"alpha": 0.7}, targets=VALUES),
     "gradient_adjusted, others": Case({"alpha": 0.7}, {"others_only": True}, VALUES),
     "independent": Case({"smoothing": 0.2}, OF_CLASSES),
-    "independent, values": Case({}, {"loss": "mse"}, VALUES),
+    "independent, values": Case({}, {"loss": "squared_error"}, VALUES),
     "independent, weights": Case({}, {"loss": "brier", "weights": [0.2, 0.3, 0.5]}, permutable=False),
     "joint": Case({}, {**OF_CLASSES, "pool": "probability"}),
     "joint, scores": Case({}, {**OF_CLASSES, "pool": "score"}),
@@ -81,7 +81,9 @@ CASES = {
         fixed=lambda f, y: {"alpha": ds.objectives.hardness(f, y, "inverse")},
     ),
     "learner_dropout": Case({"drop": 0.4}, {**OF_CLASSES, "pool": "probability"}, permutable=False),
-    "learner_dropout, scores": Case({"drop": 0.5}, {"loss": "mse", "pool": "score"}, VALUES, permutable=False),
+    "learner_dropout, scores": Case(
+        {"drop": 0.5}, {"loss": "squared_error", "pool": "score"}, VALUES, permutable=False
+    ),
     "negative_correlation": Case({"strength": 0.6}, targets=VALUES),
     "negative_correlation, of classes": Case({"strength": 0.6}, OF_CLASSES),
     "trades": Case({"strength": 2.5}),
@@ -422,7 +424,7 @@ def test_wrappers_and_lambdas_get_the_safe_default():
         parts = independent(*args, **keywords)
         return ds.LossParts(parts.total + ds.diversity.ambiguity(args[0]).mean(), parts.parts)
 
-    for objective in (coupled, lambda outputs, targets: independent(outputs, targets, loss="mse")):
+    for objective in (coupled, lambda outputs, targets: independent(outputs, targets, loss="squared_error")):
         assert replace(declaration(objective), example_weights=None) == Declaration()
         assert not is_separable(objective)
     assert takes(coupled, EXAMPLE_WEIGHTS), "as its parameters say"
@@ -676,14 +678,14 @@ build = partial(ds.nets.mlp, 3, 2, (5,))
     unlabelled="optional",
     draw=True,
     sweepable=("strength",),
-    loss="mse",
+    loss="squared_error",
     pool="score",
     neutral={"strength": 0},
 )
 def repelled(outputs, targets, *, strength=0.3, power=1, unlabelled=None, draw=0):
     """Squared error, and a reward for the distance between a random pair of members, on other data if there is any."""
     assert isinstance(power, int)  # so it is no tensor, and runs that differ in it are trained apart
-    parts = independent(outputs, targets, loss="mse")
+    parts = independent(outputs, targets, loss="squared_error")
     pairs = torch.tensor([(0, 1), (0, 2), (1, 2)])
     compared = outputs if unlabelled is None else unlabelled
     first, second = compared[pairs[torch.as_tensor(draw) % 3]]
@@ -692,7 +694,7 @@ def repelled(outputs, targets, *, strength=0.3, power=1, unlabelled=None, draw=0
 
 
 @Declaration(separable=True, sweepable=("strength",))
-def shrunk(outputs, targets, *, strength=0.1, loss="mse"):
+def shrunk(outputs, targets, *, strength=0.1, loss="squared_error"):
     """Every member by itself: the loss, and a penalty on large outputs."""
     parts = independent(outputs, targets, loss=loss)
     size = outputs.square().sum(-1).mean(-1)
@@ -720,7 +722,7 @@ def weights(ensemble):
 def test_an_objective_from_outside_gets_what_it_declares():
     calls = []
 
-    @Declaration(unlabelled="optional", draw=True, loss="mse", pool="score")
+    @Declaration(unlabelled="optional", draw=True, loss="squared_error", pool="score")
     def recorded(outputs, targets, *, unlabelled=None, draw=0):
         calls.append((int(draw), None if unlabelled is None else tuple(unlabelled.shape)))
         return repelled(outputs, targets, unlabelled=unlabelled, draw=draw)
@@ -756,10 +758,10 @@ def test_an_objective_from_outside_is_swept():
 def test_an_objective_from_outside_has_a_twin():
     ensemble, reference = ensemble_of(), ensemble_of()
     history = ds.fit(ensemble, (X, Y), repelled, twin=True, validation=(X, Y), keep="last", **TRAINING)
-    ds.fit(reference, (X, Y), partial(independent, loss="mse"), **TRAINING)
+    ds.fit(reference, (X, Y), partial(independent, loss="squared_error"), **TRAINING)
     torch.testing.assert_close(weights(ensemble.twin), weights(reference))
     assert not torch.allclose(ensemble.predict(X), ensemble.twin.predict(X))
-    pooled = ds.diversity.decompose(ensemble.predict(X), Y, loss="mse", pool="score").ensemble.mean()
+    pooled = ds.diversity.decompose(ensemble.predict(X), Y, loss="squared_error", pool="score").ensemble.mean()
     assert history.column("validation")[-1] == pytest.approx(float(pooled)), "the declared loss and pool are watched"
     for objective, description in (
         (shrunk, "shrunk, which"),

@@ -68,7 +68,7 @@ CUSTOM = {
 }
 
 DIFFERENTIABLE_CASES = [
-    ("mse", "real", "score"),
+    ("squared_error", "real", "score"),
     ("cross_entropy", "labels", "score"),
     ("cross_entropy", "labels", "probability"),
     ("cross_entropy", "soft", "score"),
@@ -91,8 +91,8 @@ CASES = [
     ("squared_share_error", "soft", "vote"),
 ]
 REFUSED_CASES = [
-    ("mse", "real", "probability"),
-    ("mse", "real", "vote"),
+    ("squared_error", "real", "probability"),
+    ("squared_error", "real", "vote"),
     ("logistic", "signs", "probability"),
     ("exponential", "signs", "probability"),
     ("poisson", "counts", "probability"),
@@ -103,7 +103,7 @@ REFUSED_CASES = [
     ("brier", "labels", "vote"),
 ]
 CONVEX_CASES = [
-    ("mse", "real", "score"),
+    ("squared_error", "real", "score"),
     ("cross_entropy", "labels", "score"),
     ("cross_entropy", "soft", "score"),
     ("cross_entropy", "labels", "probability"),
@@ -116,7 +116,7 @@ CONVEX_CASES = [
     ("pseudo_huber", "real", "score"),
 ]
 HESSIAN_CASES = [
-    ("mse", "real"),
+    ("squared_error", "real"),
     ("cross_entropy", "labels"),
     ("cross_entropy", "soft"),
     ("logistic", "signs"),
@@ -215,7 +215,7 @@ def test_votes_and_argmax_ties_go_to_the_lowest_class():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("mse", "real"),
+        ("squared_error", "real"),
         ("cross_entropy", "labels"),
         ("cross_entropy", "soft"),
         ("brier", "labels"),
@@ -236,10 +236,10 @@ def test_losses(name, kind, leading):
 
 def test_mse_takes_flat_targets_for_one_output():
     outputs, flat = OUTPUTS[:, :, :1], TARGETS["real"][:, 0]
-    assert_agree(ds.losses.mse(tensor(outputs), tensor(flat)), (outputs[..., 0] - flat) ** 2)
-    actual = library_decomposition(outputs, flat, UNEQUAL, loss="mse", pool="score")
+    assert_agree(ds.losses.squared_error(tensor(outputs), tensor(flat)), (outputs[..., 0] - flat) ** 2)
+    actual = library_decomposition(outputs, flat, UNEQUAL, loss="squared_error", pool="score")
     for part, expected in zip(
-        actual, oracle_decomposition(outputs, flat[:, None], UNEQUAL, loss="mse", pool="score"), strict=True
+        actual, oracle_decomposition(outputs, flat[:, None], UNEQUAL, loss="squared_error", pool="score"), strict=True
     ):
         assert_agree(part, expected)
 
@@ -285,7 +285,9 @@ def test_ambiguity(weights):
     expected = oracle.per_example(lambda outputs: oracle.ambiguity(outputs, filled(weights)), OUTPUTS)
     actual = ds.diversity.ambiguity(tensor(OUTPUTS), weights=tensor(weights))
     assert_agree(actual, expected)
-    assert_agree(actual, library_diversity(OUTPUTS, TARGETS["real"], weights, loss="mse", pool="score").numpy())
+    assert_agree(
+        actual, library_diversity(OUTPUTS, TARGETS["real"], weights, loss="squared_error", pool="score").numpy()
+    )
 
 
 @either_weights
@@ -435,7 +437,7 @@ def test_diversity_lies_within_theorem_4_5_over_all_c(loss, kind):
 
 
 def test_hessian_form_is_exact_with_two_nodes_for_mse():
-    two_nodes = ds.diversity.hessian_form(tensor(OUTPUTS), tensor(TARGETS["real"]), loss="mse", nodes=2)
+    two_nodes = ds.diversity.hessian_form(tensor(OUTPUTS), tensor(TARGETS["real"]), loss="squared_error", nodes=2)
     assert_agree(two_nodes, ds.diversity.ambiguity(tensor(OUTPUTS)).numpy())
 
 
@@ -456,7 +458,7 @@ def test_exponential_family(family, weights):
         ("categorical", "cross_entropy", "soft", 1.0),
         ("bernoulli", "logistic", "signs", 1.0),
         ("poisson", "poisson", "counts", 1.0),
-        ("gaussian", "mse", "real", 0.5),
+        ("gaussian", "squared_error", "real", 0.5),
     ],
 )
 def test_exponential_family_is_the_diversity_of_its_likelihood(family, loss, kind, scale, weights):
@@ -518,7 +520,7 @@ def test_augmented_at_beta_zero_is_independent(loss, kind, pool):
 
 def test_beta_above_one_is_refused():
     with pytest.raises(ValueError, match="beta"):
-        ds.objectives.augmented(tensor(OUTPUTS), tensor(TARGETS["real"]), beta=1.3, loss="mse", pool="score")
+        ds.objectives.augmented(tensor(OUTPUTS), tensor(TARGETS["real"]), beta=1.3, loss="squared_error", pool="score")
 
 
 def colluding_outputs(t, weights, target):
@@ -531,7 +533,7 @@ def colluding_outputs(t, weights, target):
 
 def total_of_colluders(t, beta, target):
     outputs = colluding_outputs(t, UNEQUAL, target)
-    return library_total(outputs, target[None], UNEQUAL, beta=beta, loss="mse", pool="score").item()
+    return library_total(outputs, target[None], UNEQUAL, beta=beta, loss="squared_error", pool="score").item()
 
 
 @pytest.mark.parametrize("bound", [-1e2, -1e6, -1e12])

@@ -228,7 +228,7 @@ def test_frozen_parameters_may_have_another_dtype_in_fit():
     ds.fit(
         ensemble,
         (x, y),
-        partial(ds.objectives.independent, loss="mse"),
+        partial(ds.objectives.independent, loss="squared_error"),
         epochs=STEPS,
         batch_size=16,
         shuffle=False,
@@ -249,5 +249,8 @@ def test_fit_refuses_to_train_two_dtypes_and_says_what_does(unchecked):
     ensemble = ds.Ensemble(TwoDtypes, M)
     with pytest.raises(TypeError, match=r"one dtype to be trained.*train ensemble.parameters\(\) with torch.optim"):
         ds.fit(
-            ensemble, (torch.randn(9, 8), torch.randn(9, 3)), partial(ds.objectives.independent, loss="mse"), epochs=1
+            ensemble,
+            (torch.randn(9, 8), torch.randn(9, 3)),
+            partial(ds.objectives.independent, loss="squared_error"),
+            epochs=1,
         )

@@ -20,8 +20,8 @@ X = torch.randn(24, 6, generator=torch.Generator().manual_seed(3))
 VALUES = torch.randn(24, 3, generator=torch.Generator().manual_seed(4))
 LABELS = torch.arange(24) % 3
 OTHER = torch.randn(10, 6, generator=torch.Generator().manual_seed(5))
-augmented = partial(OBJECTIVES.augmented, beta=0.9, loss="mse", pool="score")
-independent = partial(OBJECTIVES.independent, loss="mse")
+augmented = partial(OBJECTIVES.augmented, beta=0.9, loss="squared_error", pool="score")
+independent = partial(OBJECTIVES.independent, loss="squared_error")
 alone_on_classes = partial(OBJECTIVES.independent, loss="cross_entropy")
 
 
@@ -66,10 +66,10 @@ WITH_TWIN = {
     "augmented": (augmented, independent, VALUES, {}),
     "divdis": (OBJECTIVES.divdis, alone_on_classes, LABELS, {"unlabelled": DataLoader(TensorDataset(OTHER), 5)}),
     "gradient_adjusted": (partial(OBJECTIVES.gradient_adjusted, alpha=0.5), independent, VALUES, {}),
-    "joint": (partial(OBJECTIVES.joint, loss="mse", pool="score"), independent, VALUES, {}),
+    "joint": (partial(OBJECTIVES.joint, loss="squared_error", pool="score"), independent, VALUES, {}),
     "ldr": (partial(OBJECTIVES.ldr, strength=0.5), alone_on_classes, LABELS, {}),
     "learner_dropout": (
-        partial(OBJECTIVES.learner_dropout, drop=0.4, loss="mse", pool="score"),
+        partial(OBJECTIVES.learner_dropout, drop=0.4, loss="squared_error", pool="score"),
         independent,
         VALUES,
         {},
@@ -96,8 +96,8 @@ def test_a_twin_is_what_independent_training_gives_and_its_sibling_is_as_without
 VARIANTS = {
     "weights": (partial(augmented, weights=[0.5, 0.3, 0.2]), partial(independent, weights=[0.5, 0.3, 0.2])),
     "a user's loss": (partial(augmented, loss=cube), partial(independent, loss=cube)),
-    "a loss as a function": (partial(augmented, loss=ds.losses.mse), independent),
-    "nested": (partial(partial(augmented, beta=0.5), loss="mse"), independent),
+    "a loss as a function": (partial(augmented, loss=ds.losses.squared_error), independent),
+    "nested": (partial(partial(augmented, beta=0.5), loss="squared_error"), independent),
 }
 
 
@@ -151,11 +151,11 @@ def test_another_temperature_is_another_training():
 
 
 def shy(outputs, targets):
-    parts = OBJECTIVES.independent(outputs, targets, loss="mse")
+    parts = OBJECTIVES.independent(outputs, targets, loss="squared_error")
     return ds.LossParts(parts.total + 0.5 * ds.diversity.ambiguity(outputs).mean(), {**parts.parts})
 
 
-def visible(outputs, targets, *, loss="mse"):
+def visible(outputs, targets, *, loss="squared_error"):
     return ds.LossParts(shy(outputs, targets).total, dict(independent(outputs, targets, loss=loss).parts))
 
 
@@ -556,7 +556,7 @@ def test_checkpoints_of_another_training_are_refused_before_anything_is_trained(
     ds.fit(fresh(), (X, VALUES), augmented, twin=True, **options)
     with pytest.raises(ValueError, match="holds a checkpoint already"):
         ds.fit(fresh(), (X, VALUES), augmented, twin=True, **options)
-    for twin in (False, partial(independent, loss="mse")):
+    for twin in (False, partial(independent, loss="squared_error")):
         with pytest.raises(ValueError, match="belongs to another training: 'twin' differ"):
             ds.fit(fresh(), (X, VALUES), augmented, twin=twin, resume=True, **options)
     ds.fit(fresh(), (X, VALUES), augmented, epochs=2, checkpoint=tmp_path / "plain")

@@ -20,7 +20,7 @@ X, Y = torch.randn(40, 4, generator=GENERATOR), torch.randn(40, 1, generator=GEN
 LABELS = torch.randint(0, 3, (40,), generator=GENERATOR)
 IMAGES = torch.rand(4, 1, 8, 8, generator=GENERATOR)
 OUTPUTS = torch.randn(3, 40, 3, generator=GENERATOR)
-mse = functools.partial(ds.objectives.independent, loss="mse")
+mse = functools.partial(ds.objectives.independent, loss="squared_error")
 build = functools.partial(ds.nets.mlp, 4, 1, (5,))
 classifier = functools.partial(ds.nets.mlp, 4, 3, (5,))
 attacked = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
@@ -174,7 +174,7 @@ def test_what_is_of_another_type_is_refused_by_name(name, unchecked, tmp_path, m
 
 
 def test_wrong_values_of_a_grid_are_refused(unchecked):
-    beta = functools.partial(ds.objectives.augmented, loss="mse", pool="score")
+    beta = functools.partial(ds.objectives.augmented, loss="squared_error", pool="score")
     for value in ("a", None, {}):
         with pytest.raises(ValueError, match="^`grid` must map 'beta' to numbers; got"):
             ds.sweep(build, (X, Y), beta, grid={"beta": [value]}, epochs=1)

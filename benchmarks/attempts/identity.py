@@ -74,7 +74,7 @@ class Loss:
         self.weight = weight
 
     def __call__(self, outputs, targets):
-        return ds.objectives.independent(self.weight * outputs, targets, loss="mse")
+        return ds.objectives.independent(self.weight * outputs, targets, loss="squared_error")
 
 
 class Rows(Dataset):

@@ -27,7 +27,7 @@ options = {width = 8}
 
 [objective]
 name = "augmented"
-loss = "mse"
+loss = "squared_error"
 pool = "score"
 
 [grid]

@@ -223,7 +223,7 @@ def _save_sweep(folder: Path) -> None:
 
 def _sweep_and_save(folder: Path) -> None:
     torch.set_num_threads(1)
-    objective = functools.partial(ds.objectives.augmented, loss="mse", pool="score")
+    objective = functools.partial(ds.objectives.augmented, loss="squared_error", pool="score")
     grid = {"beta": [0.0, 0.5], "seed": [0, 1]}
     ds.sweep(trainings.mlp, trainings.data("mlp"), objective, grid=grid, members=2, epochs=2, backend="loop").save(
         folder

@@ -52,7 +52,7 @@ def data(network: str, seed: int = 0, rows: int = 96) -> tuple[Tensor, Tensor]:
 def objective(network: str) -> Any:
     if network == "cnn":
         return partial(ds.objectives.augmented, beta=0.3, loss="cross_entropy", pool="probability")
-    return partial(ds.objectives.augmented, beta=0.3, loss="mse", pool="score")
+    return partial(ds.objectives.augmented, beta=0.3, loss="squared_error", pool="score")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Training:
         swept = ds.sweep(
             BUILDS[self.network],
             (x, y),
-            partial(ds.objectives.augmented, loss="mse", pool="score"),
+            partial(ds.objectives.augmented, loss="squared_error", pool="score"),
             grid={"beta": [0.0, 0.5, 0.9], "seed": [0, 1]},
             members=self.members,
             epochs=self.epochs,

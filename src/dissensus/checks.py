@@ -171,8 +171,10 @@ def value_targets(targets: Tensor, batch: int, width: int) -> Tensor:
 
 
 def is_concrete(tensor: Tensor) -> bool:
-    """Whether values of a tensor can be read: it is on the CPU and no transform has wrapped it."""
-    return tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
+    """Whether values of a tensor can be read: it is on the CPU, no transform has wrapped it, and nothing is traced."""
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not is_functorch_wrapped_tensor(tensor)
 
 
 def member_weights(weights: Tensor | Sequence[float] | None, members: int, like: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def positions(
     Args:
         outputs: Of members, ``[M, B, C, *S]``, or with the classes at another axis.
         targets: Labels ``[B, *S]``; or soft labels and values in the shape of a member's outputs, ``[B, C, *S]``. For
-            one output (C = 1) values may be ``[B, *S]``.
+            one target per position values may be ``[B, *S]``. Losses with several outputs per target (means and
+            variances, quantiles) take ``[B, D, *S]``, where D divides C.
         class_axis: Axis of outputs that holds the C classes. -1 for language models, ``[M, B, T, V]``.
         ignore_index: Label of positions that do not count, such as -100.
         example_weights: Weights of examples ``[B]``, which all positions of an example get; of positions ``[B, *S]``;
@@ -57,7 +58,7 @@ def positions(
     axis = axis_of(outputs, class_axis)
     shape = _position_shape(outputs, axis)
     with_classes = targets.ndim == len(shape) + 1
-    if tuple(targets.shape) != (tuple(outputs.shape[1:]) if with_classes else shape):
+    if not (_go_with(targets, outputs, axis) if with_classes else tuple(targets.shape) == shape):
         _refuse_targets(outputs, targets, axis, shape)
     if example_weights is not None:
         example_weights = _spread(example_weights, outputs.shape[0], shape)
@@ -123,6 +124,13 @@ def axis_of(outputs: Tensor, class_axis: int) -> int:
 def _position_shape(outputs: Tensor, axis: int) -> tuple[int, ...]:
     """``(B, *S)``."""
     return (*outputs.shape[1:axis], *outputs.shape[axis + 1 :])
+
+
+def _go_with(targets: Tensor, outputs: Tensor, axis: int) -> bool:
+    """Whether targets ``[B, D, *S]`` have the positions of outputs, and D divides their number of outputs C."""
+    wanted, got = list(outputs.shape[1:]), list(targets.shape)
+    width, number = wanted.pop(axis - 1), got.pop(axis - 1)
+    return got == wanted and number > 0 and width % number == 0
 
 
 def _without_ignored(

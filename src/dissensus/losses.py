@@ -8,14 +8,24 @@ Each entry of `LOSSES` states which kind of output it takes:
 | `values` | predictions of C real targets | reals `[B, C]` |
 | `margin` | C real scores whose sign is the decision | −1 or +1, `[B, C]` |
 | `log_rate` | logarithms of C expected counts | counts `[B, C]` |
+| `gaussian` | D means, then D logarithms of variances: C = 2D | reals `[B, D]` |
+| `label_logits` | log-odds of C labels that do not exclude each other | 0, 1 or probabilities, `[B, C]` |
+| `quantiles` | Q quantiles of each of D targets, as `[D, Q]`: C = D·Q | reals `[B, D]` |
 
-With one output, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that results of
-`pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that example. Outputs
-in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors. `per_member`
-takes dense outputs, ``[M, B, C, *S]``.
+With one target per example, targets may be ``[B]`` instead of ``[B, 1]``. Log-probabilities are logits, so that
+results of `pooling` for classes can be passed directly. NaN in an example's outputs or targets gives NaN for that
+example. Outputs in half precision are converted to float32, and the loss is float32. NumPy arrays are taken as tensors.
+`per_member` takes dense outputs, ``[M, B, C, *S]``.
+
+Wherever a loss is named, its function says the same, also with settings: ``partial(quantile, levels=(0.1, 0.9))``.
 """
 
-from typing import Literal, NamedTuple, NoReturn
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -23,22 +33,186 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dissensus import arguments, checks, dense, pooling
-from dissensus.axes import PerExampleLoss
+from dissensus.axes import PerExampleLoss, Pool
 
-Kind = Literal["logits", "values", "margin", "log_rate"]
+Kind = Literal["logits", "values", "margin", "log_rate", "gaussian", "label_logits", "quantiles"]
+
+VARIANCE_FLOOR = 1e-6
+"""Added to the variance of `gaussian_nll`, so that the likelihood of an exact prediction stays finite."""
+QUANTILE_LEVELS = (0.05, 0.5, 0.95)
+"""Levels of the quantiles that `quantile` takes by default: the median, and an interval that holds 90 %."""
 
 
 @arguments.arrays
-def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """Squared error, ‖f − y‖², summed over outputs. Takes ``values``.
+def squared_error(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Squared error, ‖f − y‖², summed over outputs, as the papers have it. Takes ``values``.
 
-    Differs from ``torch.nn.functional.mse_loss``, which averages over outputs as well.
+    Differs from `mse`, which is the mean over outputs.
 
-    >>> mse(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
+    >>> squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([5.])
     """
     values = _checked(values, "values")
     return (values - as_values(values, targets)).square().sum(-1)
+
+
+@arguments.arrays
+def mse(values: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Mean squared error, ‖f − y‖² / C, averaged over outputs as by ``torch.nn.functional.mse_loss``. Takes ``values``.
+
+    Until 0.1 it was the sum over outputs, which is `squared_error` now. With one output both are the same.
+
+    >>> mse(torch.tensor([[2.0]]), torch.tensor([0.0]))
+    tensor([4.])
+    """
+    values = _checked(values, "values")
+    if values.shape[-1] > 1 and checks.is_concrete(values):
+        tell_of_mean("mse", values.shape[-1])
+    return (values - as_values(values, targets)).square().mean(-1)
+
+
+_told: set[str] = set()
+"""What has been said once in this process."""
+
+
+def tell_of_mean(loss: str | PerExampleLoss | None, width: int) -> None:
+    """Warn once in a process that `mse` has become the mean over outputs, where there is more than one."""
+    if width > 1 and "mse" not in _told and name_of(loss) == "mse":
+        _told.add("mse")
+        text = (
+            "the loss 'mse' is the mean over outputs now, as in torch. Until dissensus 0.1 it was their sum: use "
+            f"'squared_error' for that. With {width} outputs the two differ by the factor {width}."
+        )
+        warnings.warn(text, FutureWarning, stacklevel=2)
+
+
+@arguments.arrays
+def gaussian_moments(
+    outputs: Float[Tensor, "*S B C"], floor: float = VARIANCE_FLOOR
+) -> tuple[Float[Tensor, "*S B D"], Float[Tensor, "*S B D"]]:
+    """Mean and variance, each ``[..., D]``, of outputs ``[..., 2D]``: D means, then D logarithms of variances s.
+
+    The variance is exp(s) + ``floor``. It is infinite where exp(s) is beyond the largest number, from s = 89 on in
+    float32; `gaussian_nll` uses its logarithm, which is finite there.
+
+    >>> gaussian_moments(torch.tensor([[1.0, 0.0]]), floor=0.5)
+    (tensor([[1.]]), tensor([[1.5000]]))
+    """
+    _check_floor(floor)
+    mean, log_variance = _halves(checks.full_precision(outputs))
+    return mean, log_variance.exp() + floor
+
+
+@arguments.arrays
+def gaussian_nll(
+    outputs: Float[Tensor, "*S B C"], targets: Tensor, *, floor: float = VARIANCE_FLOOR
+) -> Float[Tensor, "*S B"]:
+    """Negative log-density of a Gaussian with predicted mean and variance (Nix and Weigend, 1994). Takes ``gaussian``.
+
+    ½ Σ_d ((y_d − μ_d)² / v_d + log v_d + log 2π), with v = exp(s) + ``floor``
+
+    Outputs ``[..., 2D]`` are D means μ, then D logarithms of variances s. log v is computed as log(eˢ + floor) without
+    eˢ, so that nothing overflows. The least value, of an exact prediction without variance, is D · ½ log(2π · floor).
+    Members are pooled as a mixture of their densities, pool ``"probability"``. Differs from
+    ``torch.nn.functional.gaussian_nll_loss``, which takes variances, clamps them (so that those below have no gradient)
+    and averages over outputs, without the constant by default.
+
+    >>> gaussian_nll(torch.tensor([[1.0, 0.0]]), torch.tensor([1.0]))
+    tensor([0.9189])
+    """
+    _check_floor(floor)
+    mean, log_variance = _halves(_checked(outputs, "outputs"))
+    targets = _targets_of_parts(mean, targets, 2, "a mean and a log-variance")
+    log_variance = torch.logaddexp(log_variance, torch.full_like(log_variance, math.log(floor)))
+    squared = (targets - mean).square() * (-log_variance).exp()
+    return (squared + log_variance + math.log(2 * math.pi)).sum(-1) / 2
+
+
+def _check_floor(floor: float) -> None:
+    checks.number("floor", floor, 0, open_low=True)
+
+
+def _halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    if outputs.ndim < 1 or outputs.shape[-1] % 2 or not outputs.shape[-1]:
+        _refuse_width(outputs.shape, "two outputs per target: D means, then D log-variances")
+    mean, log_variance = outputs.chunk(2, -1)
+    return mean, log_variance
+
+
+def _refuse_width(shape: Sequence[int], layout: str) -> NoReturn:
+    checks.refuse("outputs", f"have {layout}", checks.shape_text(shape), "Change the network's last layer.")
+
+
+def _targets_of_parts(predicted: Tensor, targets: Tensor, parts: int, meaning: str) -> Tensor:
+    """Targets ``[B, D]`` in the dtype of outputs, of which each target has several."""
+    batch, width = predicted.shape[-2:]
+    if width == 1 and tuple(targets.shape) == (batch,):
+        targets = targets.unsqueeze(-1)
+    if tuple(targets.shape) != (batch, width):
+        fix = f"{parts * width} outputs are {meaning} of {width} target{'s' * (width > 1)}."
+        checks.refuse("targets", f"have shape [B={batch}, D={width}]", checks.shape_text(targets.shape), fix)
+    return targets.to(predicted.dtype)
+
+
+@arguments.arrays
+def quantile(
+    outputs: Float[Tensor, "*S B C"], targets: Tensor, *, levels: Sequence[float] = QUANTILE_LEVELS
+) -> Float[Tensor, "*S B"]:
+    """Pinball loss of predicted quantiles, the mean over targets and levels (Koenker and Bassett, 1978).
+
+    max(τ e, (τ − 1) e) with e = y − q, averaged over D · Q. Takes ``quantiles``: outputs ``[..., D·Q]`` hold the
+    quantiles of the first target, then those of the second. For other levels use
+    ``functools.partial(quantile, levels=(0.1, 0.9))``. Quantiles may cross: nothing is done about it here, since the
+    loss of each is its own; sort them to show them, ``outputs.unflatten(-1, (D, Q)).sort(-1).values``. At e = 0 the
+    gradient is the mean of both slopes.
+
+    >>> quantile(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([2.0]))
+    tensor([0.2000])
+    """
+    levels = check_levels(levels)
+    predicted = _checked(outputs, "outputs")
+    if predicted.shape[-1] % len(levels) or not predicted.shape[-1]:
+        _refuse_width(predicted.shape, f"{len(levels)} outputs per target, one for each of the levels {levels}")
+    predicted = predicted.unflatten(-1, (-1, len(levels)))
+    targets = _targets_of_parts(predicted[..., 0], targets, len(levels), f"{len(levels)} quantiles")
+    apart = targets.unsqueeze(-1) - predicted
+    # No copy from the host, so that a CUDA graph can hold it.
+    level = torch.stack([apart.new_full((), value) for value in levels])
+    return torch.maximum(level * apart, (level - 1) * apart).mean((-2, -1))
+
+
+def check_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    """Levels of quantiles: above 0, below 1, and rising.
+
+    >>> check_levels([0.1, 0.9])
+    (0.1, 0.9)
+    """
+    values = tuple(checks.number("levels", value, 0, 1, open_low=True, open_high=True) for value in levels)
+    if not values or any(a >= b for a, b in itertools.pairwise(values)):
+        checks.refuse("levels", "be one number or more in rising order", str(list(values)))
+    return values
+
+
+@arguments.arrays
+def bce(logits: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
+    """Binary cross-entropy of several labels, −mean_l [y_l log p_l + (1 − y_l) log(1 − p_l)] with p = sigmoid(f).
+
+    Takes ``label_logits``: one log-odds for every label, of which any number may be true. Targets are 0 and 1, or
+    probabilities. The mean over labels is that of ``torch.nn.functional.binary_cross_entropy_with_logits``.
+
+    >>> bce(torch.tensor([[0.0, 1e4]]), torch.tensor([[1.0, 1.0]]))
+    tensor([0.3466])
+    """
+    logits = _checked(logits, "logits")
+    if not targets.is_floating_point() and targets.ndim == 1 < logits.shape[-1]:
+        wanted = checks.shape_text((*logits.shape[-2:],), "BC")
+        fix = "Classes that exclude each other? Use 'cross_entropy'."
+        checks.refuse("targets", f"have shape {wanted}, one number per label", checks.shape_text(targets.shape), fix)
+    labels = as_values(logits, targets)
+    # 0 · log 0 is 0: a label that is certain may have log-odds of ±∞.
+    true = torch.where(labels == 0, 0.0, labels * F.logsigmoid(logits))
+    false = torch.where(labels == 1, 0.0, (1 - labels) * F.logsigmoid(-logits))
+    return -(true + false).mean(-1)
 
 
 @arguments.arrays
@@ -148,20 +322,29 @@ def _refuse_one_class() -> NoReturn:
 
 
 class Loss(NamedTuple):
-    """A per-example loss and the kind of output it takes."""
+    """A per-example loss, the kind of output it takes, and how its members can be pooled."""
 
-    function: PerExampleLoss
+    function: Callable[..., Tensor]
     takes: Kind
+    pools: tuple[Pool, ...] = ("score",)
+    """The first is the default."""
+    density: bool = False
+    """Whether exp(−loss) is the density of the target, up to a factor that does not depend on outputs. The pool
+    ``"probability"`` is then the mixture of members' densities."""
 
 
 LOSSES: dict[str, Loss] = {
+    "squared_error": Loss(squared_error, "values"),
     "mse": Loss(mse, "values"),
-    "cross_entropy": Loss(cross_entropy, "logits"),
-    "brier": Loss(brier, "logits"),
-    "zero_one": Loss(zero_one, "logits"),
+    "cross_entropy": Loss(cross_entropy, "logits", ("probability", "score")),
+    "brier": Loss(brier, "logits", ("probability", "score")),
+    "zero_one": Loss(zero_one, "logits", ("probability", "score", "vote")),
     "logistic": Loss(logistic, "margin"),
     "exponential": Loss(exponential, "margin"),
-    "poisson": Loss(poisson, "log_rate"),
+    "poisson": Loss(poisson, "log_rate", ("score", "probability"), density=True),
+    "gaussian_nll": Loss(gaussian_nll, "gaussian", ("probability",), density=True),
+    "bce": Loss(bce, "label_logits", ("probability", "score")),
+    "quantile": Loss(quantile, "quantiles"),
 }
 
 
@@ -171,15 +354,63 @@ def named(loss: str) -> Loss:
     return LOSSES[loss]
 
 
+def name_of(loss: Any) -> str | None:
+    """The name of a loss of this module: of a name, of its function, or of a partial that sets its keywords.
+
+    >>> name_of(functools.partial(quantile, levels=(0.1, 0.9))), name_of("mse"), name_of(torch.dot)
+    ('quantile', 'mse', None)
+    """
+    if isinstance(loss, str):
+        return loss if loss in LOSSES else None
+    function, _ = _unwrapped(loss)
+    return next((name for name, known in LOSSES.items() if function is known.function), None)
+
+
+def known(loss: str | PerExampleLoss) -> Loss | None:
+    """The entry of `LOSSES` of a loss; None for a function of a user. An unknown name is refused."""
+    name = name_of(loss)
+    if name is None:
+        return named(loss) if isinstance(loss, str) else None
+    return LOSSES[name]
+
+
+def function_of(loss: str | PerExampleLoss) -> PerExampleLoss:
+    """The function of a loss that may be a name."""
+    return named(loss).function if isinstance(loss, str) else loss
+
+
+def settings_of(loss: str | PerExampleLoss) -> dict[str, Any]:
+    """Keywords that a partial sets, such as ``levels``."""
+    return {} if isinstance(loss, str) else _unwrapped(loss)[1]
+
+
+def text_of(loss: str | PerExampleLoss) -> str:
+    """A loss as messages name it.
+
+    >>> text_of("bce"), text_of(functools.partial(quantile, levels=(0.1, 0.9)))
+    ("'bce'", "'quantile'")
+    """
+    return repr(name_of(loss) or getattr(loss, "__name__", type(loss).__name__))
+
+
+def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function inside of partials that set keywords only, and these keywords."""
+    keywords: dict[str, Any] = {}
+    while isinstance(loss, functools.partial) and not loss.args:
+        keywords = {**loss.keywords, **keywords}
+        loss = loss.func
+    return loss, keywords
+
+
 def check_trainable(loss: str | PerExampleLoss) -> None:
     """Refuse a loss without a gradient."""
-    if loss == "zero_one":
+    if name_of(loss) == "zero_one":
         checks.refuse("loss", "be differentiable to be trained on", "'zero_one'", "Use 'cross_entropy' or 'brier'.")
 
 
 def check_target_values(loss: str | PerExampleLoss, targets: Tensor, width: int) -> None:
-    """Refuse targets outside the range of a named loss, if their values can be read."""
-    if isinstance(loss, str) and checks.is_concrete(targets):
+    """Refuse targets outside the range of a known loss, if their values can be read."""
+    if known(loss) is not None and checks.is_concrete(targets):
         check_targets(loss, targets, width)
 
 
@@ -192,14 +423,17 @@ def _label_fix(low: int, high: int, width: int | None) -> str:
     return f"Does {marker} mark examples that do not count? Pass ignore_index={marker}." if known else ""
 
 
-def check_targets(loss: str, targets: Tensor, width: int | None = None, name: str = "targets") -> None:
-    """Refuse targets outside the range of a named loss. Values are read from any device.
+def check_targets(loss: str | PerExampleLoss, targets: Tensor, width: int | None = None, name: str = "targets") -> None:
+    """Refuse targets outside the range of a known loss. Values are read from any device.
 
     ``width`` is the number of outputs C, or None if it is not known yet. Labels then have no upper bound.
     """
-    takes = named(loss).takes
-    if not targets.numel():
+    entry = known(loss)
+    if entry is None or not targets.numel():
         return
+    takes = entry.takes
+    if takes in ("gaussian", "quantiles") and width is not None:
+        _check_parts(loss, targets, width, name)
     if takes == "logits" and not targets.is_floating_point():
         low, high = torch.stack(targets.aminmax()).tolist()  # one number pair to read back from a device
         if width == 1:
@@ -218,6 +452,25 @@ def check_targets(loss: str, targets: Tensor, width: int | None = None, name: st
             checks.refuse(name, "be -1 or +1", f"values such as {examples}", "Labels 0 and 1? Use 2 * targets - 1.")
     elif takes == "log_rate" and float(targets.min()) < 0:
         checks.refuse(name, "be counts of at least 0", float(targets.min()))
+    elif takes == "label_logits" and targets.dtype != torch.bool:
+        low, high = torch.stack(targets.aminmax()).tolist()
+        if low < 0 or high > 1:
+            fix = "Classes that exclude each other? Use 'cross_entropy'." if targets.ndim == 1 else ""
+            checks.refuse(name, "be 0, 1 or probabilities in between", f"numbers from {low:g} to {high:g}", fix)
+
+
+def _check_parts(loss: str | PerExampleLoss, targets: Tensor, width: int, name: str) -> None:
+    """Refuse targets whose number does not go with outputs of several numbers per target."""
+    levels = settings_of(loss).get("levels", QUANTILE_LEVELS)
+    parts = 2 if name_of(loss) == "gaussian_nll" else len(levels)
+    meaning = "a mean and a log-variance" if name_of(loss) == "gaussian_nll" else f"{parts} quantiles"
+    if targets.ndim > 2:
+        return  # dense, with its targets at another axis
+    number = targets.shape[1] if targets.ndim == 2 else 1
+    if width != parts * number:
+        fix = f"The network needs {parts * number} outputs: {meaning} for each of {number} target{'s' * (number > 1)}."
+        requirement = f"go with the {width} outputs of the network under the loss {text_of(loss)}"
+        checks.refuse(name, requirement, checks.shape_text(targets.shape), fix)
 
 
 def _summed_in(targets: Tensor) -> torch.dtype:
@@ -238,8 +491,8 @@ def per_member(
         outputs, targets = arguments.as_tensor(outputs, "outputs"), arguments.as_tensor(targets, "targets")
         flat = dense.positions(outputs, targets, class_axis=class_axis)
         return dense.unflat(per_member(loss, flat.outputs, flat.targets), outputs, class_axis)
-    if isinstance(loss, str):
-        return named(loss).function(outputs, targets)
+    if isinstance(loss, str) or known(loss) is not None:
+        return function_of(loss)(outputs, targets)
     members, batch = outputs.shape[:2]
     flat = custom(loss, outputs.flatten(0, 1), targets.repeat(members, *[1] * (targets.ndim - 1)))
     return flat.reshape(members, batch)

@@ -3,18 +3,20 @@
 Dense outputs ``[M, B, C, *S]`` give ``[B, C, *S]``. The class axis is the third; ``class_axis=-1`` says that it is the
 last, as in language models (``[M, B, T, V] -> [B, T, V]``). NumPy arrays are taken as tensors.
 
-The pool ``"probability"`` averages probabilities, ``"score"`` averages raw outputs, and ``"vote"`` counts each member's
-predicted class. All take weights ``[M]`` that sum to one. A member of weight zero is ignored: its infinities and NaN
-reach neither values nor gradients. Any other NaN makes the result of its example NaN. Outputs in half precision are
-pooled in float32.
+The pool ``"probability"`` averages probabilities (of classes, of labels, or densities), ``"score"`` averages raw
+outputs, and ``"vote"`` counts each member's predicted class. All take weights ``[M]`` that sum to one. A member of
+weight zero is ignored: its infinities and NaN reach neither values nor gradients. Any other NaN makes the result of its
+example NaN. Outputs in half precision are pooled in float32.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from dissensus import arguments, checks, dense
 
@@ -28,7 +30,7 @@ def mean_probability(
     """Log of the mean probability, p̄ = Σ_j w_j softmax(f_j) (collusion paper, section 4.2, case 2).
 
     Log-mean-exp over members of each member's log-softmax, so that nothing underflows: finite for logits of ±1e4. One
-    member, or identical members, give their log-probabilities.
+    member, or identical members, give their log-probabilities. `probabilities` gives p̄ itself.
 
     >>> logits = torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]])
     >>> mean_probability(logits).exp()
@@ -37,6 +39,66 @@ def mean_probability(
     checks.member_axes(logits, "logits", dense=True)
     logits = checks.full_precision(logits)
     return pooled_log_probs(weighed_only(logits, weights).log_softmax(dense.axis_of(logits, class_axis)), weights)
+
+
+@arguments.arrays
+def probabilities(
+    logits: Float[Tensor, "M B C *S"], weights: Weights = None, *, class_axis: int = 2
+) -> Float[Tensor, "B C *S"]:
+    """The mean probabilities p̄ = Σ_j w_j softmax(f_j) themselves, which sum to one over classes.
+
+    `mean_probability` gives their logarithms, which losses take and which do not underflow.
+
+    >>> probabilities(torch.tensor([[[0.0, 0.0]], [[0.0, 100.0]]]))
+    tensor([[0.2500, 0.7500]])
+    """
+    return mean_probability(logits, weights, class_axis=class_axis).exp()
+
+
+@arguments.arrays
+def mean_label_probability(logits: Float[Tensor, "M B C *S"], weights: Weights = None) -> Float[Tensor, "B C *S"]:
+    """Log-odds of the mean probability of each label, p̄ = Σ_j w_j sigmoid(f_j), for labels that do not exclude others.
+
+    The pool ``"probability"`` of the loss `dissensus.losses.bce`. Its sigmoid is p̄. Computed in log space: finite for
+    logits of ±1e4. One member, or identical members, give their logits.
+
+    >>> mean_label_probability(torch.tensor([[[0.0]], [[100.0]]])).sigmoid()
+    tensor([[0.7500]])
+    """
+    checks.member_axes(logits, "logits", dense=True)
+    logits = weighed_only(checks.full_precision(logits), weights)
+    return pooled_log_probs(F.logsigmoid(logits), weights) - pooled_log_probs(F.logsigmoid(-logits), weights)
+
+
+class Moments(NamedTuple):
+    """Mean and variance of a pooled prediction; the variance is ``aleatoric + epistemic``."""
+
+    mean: Float[Tensor, "*S"]
+    aleatoric: Float[Tensor, "*S"]
+    """Mean of the members' variances: the noise that they see in the data."""
+    epistemic: Float[Tensor, "*S"]
+    """Variance of the members' means: what they disagree about."""
+
+
+@arguments.arrays
+def moment_matched(mean: Float[Tensor, "M *S"], variance: Float[Tensor, "M *S"], weights: Weights = None) -> Moments:
+    """Mean and variance of the mixture of members' distributions, by the law of total variance.
+
+    μ̄ = Σ_j w_j μ_j, aleatoric Σ_j w_j v_j, epistemic Σ_j w_j (μ_j − μ̄)²
+
+    To show a prediction: the Gaussian with these moments is not the mixture, whose density the loss
+    `dissensus.losses.gaussian_nll` pools. Takes what `dissensus.losses.gaussian_moments` returns.
+
+    >>> moment_matched(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[0.5]], [[1.5]]]))
+    Moments(mean=tensor([[2.]]), aleatoric=tensor([[1.]]), epistemic=tensor([[1.]]))
+    """
+    if mean.shape != variance.shape:
+        got = checks.shape_text(variance.shape)
+        fix = "Use moment_matched(*losses.gaussian_moments(outputs))."
+        checks.refuse("variance", f"have the shape of the means, {checks.shape_text(mean.shape)}", got, fix)
+    pooled = mean_output(mean, weights)
+    apart = weighed_only(checks.full_precision(mean) - pooled, weights)
+    return Moments(pooled, mean_output(variance, weights), mean_output(apart.square(), weights))
 
 
 def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights = None) -> Float[Tensor, "..."]:

@@ -8,8 +8,9 @@ Every position of dense outputs is an example: ``[M, B, C, *S] -> [B, *S]``. `ta
 ``class_axis=-1`` for classes in the last axis; for a single score, use ``probs.movedim(-1, 2)``. NumPy arrays are taken
 as tensors.
 
-`SCORES` lists what is built in. A new score is one function in this file and one line in that table. A score of yours
-is passed where scores are taken: ``table(outputs, scores={"mine": function})``, ``dissensus.audit(..., scores=...)``.
+`SCORES` lists what is built in for classes, and `REGRESSION_SCORES` for real targets. A new score is one function in
+this file (or in `dissensus.regression_scores`) and one line in that table. A score of yours is passed where scores are
+taken: ``table(outputs, scores={"mine": function})``, ``dissensus.audit(..., scores=...)``.
 """
 
 import math
@@ -23,6 +24,19 @@ from torch import Tensor
 
 from dissensus import arguments, checks, dense
 from dissensus.diversity.disagreement import distinct_predictions, jensen_shannon
+from dissensus.regression_scores import (
+    aleatoric_variance,
+    epistemic_variance,
+    gaussian_entropy,
+    gaussian_information_lower,
+    gaussian_information_upper,
+    gaussian_pairwise_kl,
+    interval_width,
+    mean_gaussian_entropy,
+    quantile_variance,
+    total_variance,
+    value_variance,
+)
 
 _LEAST = {torch.float32: -103.28, torch.float64: -744.44}
 """Logarithm that a probability of zero is given: that of the smallest positive number of its type."""
@@ -163,7 +177,7 @@ def probability_variance(probs: Float[Tensor, "M B C"]) -> Float[Tensor, " B"]:
     return _probs(probs).var(0, correction=0).mean(-1)
 
 
-Takes = Literal["probabilities", "logits", "values"]
+Takes = Literal["probabilities", "logits", "values", "gaussian", "quantiles"]
 
 
 @dataclass(frozen=True)
@@ -172,11 +186,12 @@ class Score:
 
     Args:
         function: Computes the score.
-        takes: Outputs that the function takes: ``"probabilities"``, ``"logits"`` or, for regression, ``"values"``.
+        takes: Outputs that the function takes: ``"probabilities"``, ``"logits"`` or, for regression, ``"values"``,
+            ``"gaussian"`` or ``"quantiles"`` (see `dissensus.losses`).
         title: The score in words; the key of its table where this is left out.
         disagreement: Whether the score measures disagreement alone. It needs two members then: for one member, and for
             equal members, it is the lower end of its range.
-        bounds: The range of the score for M members and C classes.
+        bounds: The range of the score for M members and C classes or outputs.
         from_logits: The same score from logits, where this keeps what a softmax would lose.
     """
 
@@ -235,14 +250,47 @@ SCORES: Mapping[str, Score] = {
     "mean_energy": Score(mean_energy, "logits"),
     "max_logit": Score(max_logit, "logits"),
 }
-"""Every score that is built in, by name."""
+"""Every score of classes that is built in, by name."""
+
+_POSITIVE = _between(0.0, math.inf)
+REGRESSION_SCORES: Mapping[str, Score] = {
+    "value_variance": Score(value_variance, "values", disagreement=True, bounds=_POSITIVE),
+    "epistemic_variance": Score(epistemic_variance, "gaussian", disagreement=True, bounds=_POSITIVE),
+    "aleatoric_variance": Score(aleatoric_variance, "gaussian", bounds=_POSITIVE),
+    "total_variance": Score(total_variance, "gaussian", bounds=_POSITIVE),
+    "gaussian_entropy": Score(gaussian_entropy, "gaussian", title="entropy of a Gaussian like the mixture"),
+    "mean_gaussian_entropy": Score(mean_gaussian_entropy, "gaussian"),
+    "gaussian_information_lower": Score(
+        gaussian_information_lower,
+        "gaussian",
+        title="mutual information, lower bound",
+        disagreement=True,
+        bounds=lambda m, _: (0.0, math.log(m)),
+    ),
+    "gaussian_information_upper": Score(
+        gaussian_information_upper,
+        "gaussian",
+        title="mutual information, upper bound",
+        disagreement=True,
+        bounds=lambda m, _: (0.0, math.log(m)),
+    ),
+    "gaussian_pairwise_kl": Score(gaussian_pairwise_kl, "gaussian", disagreement=True, bounds=_POSITIVE),
+    "interval_width": Score(interval_width, "quantiles", bounds=_POSITIVE),
+    "quantile_variance": Score(quantile_variance, "quantiles", disagreement=True, bounds=_POSITIVE),
+}
+"""Every score of real targets that is built in, by name. Those of quantiles have the levels of `losses.quantile`."""
+
+
+KINDS: tuple[Takes, ...] = ("logits", "probabilities", "values", "gaussian", "quantiles")
+"""Kinds of outputs that scores take."""
 
 
 def select(scores: Mapping[str, Score | Callable[..., Any]], kind: Takes) -> dict[str, Score]:
     """Those of some scores that can be computed from outputs of a kind.
 
     Args:
-        scores: Scores by name. A plain function is taken as a score of probabilities, or of values for regression.
+        scores: Scores by name. A plain function is taken as a score of probabilities, or of these outputs for
+            regression.
         kind: Kind of the outputs. Scores of logits cannot be computed from probabilities.
 
     >>> list(select({"energy": SCORES["mean_energy"], "spread": lambda probs: probs.std(0).mean(-1)}, "probabilities"))
@@ -250,7 +298,7 @@ def select(scores: Mapping[str, Score | Callable[..., Any]], kind: Takes) -> dic
     """
     if not isinstance(scores, Mapping) or not scores:
         checks.refuse("scores", "be a dictionary of scores by name", repr(scores), error=TypeError)
-    default: Takes = "values" if kind == "values" else "probabilities"
+    default: Takes = "probabilities" if kind == "logits" else kind
     selected: dict[str, Score] = {}
     for name, score in scores.items():
         if not isinstance(name, str) or not callable(score):
@@ -279,19 +327,21 @@ def of_logits(name: str, logits: Float[Tensor, "M B C *S"], *, class_axis: int =
 def table(
     outputs: Float[Tensor, "M B C *S"],
     *,
-    kind: Literal["logits", "probabilities"] = "logits",
+    kind: Takes = "logits",
     at_once: int = 2**22,
-    scores: Mapping[str, Score | Callable[..., Any]] = SCORES,
+    scores: Mapping[str, Score | Callable[..., Any]] | None = None,
     class_axis: int = 2,
 ) -> dict[str, Tensor]:
     """Every score of every example, in one pass over the outputs, slice by slice.
 
     Args:
-        outputs: Logits or probabilities of the members. Scores that need logits are left out for probabilities.
-        kind: Kind of the outputs.
+        outputs: Of the members. Scores that need logits are left out for probabilities.
+        kind: Kind of the outputs: ``"logits"`` or ``"probabilities"`` of classes; ``"values"``, ``"gaussian"`` or
+            ``"quantiles"`` of real targets, as losses take them (`dissensus.losses`).
         at_once: Numbers per slice, which bounds the memory.
-        scores: Scores by name: `Score`, or functions of probabilities ``[M, B, C] -> [B]``. The default is all that are
-            built in; ``{**SCORES, "mine": function}`` adds one.
+        scores: Scores by name: `Score`, or functions ``[M, B, C] -> [B]`` of probabilities, or of the outputs for
+            regression. The default is all that are built in, of `SCORES` or `REGRESSION_SCORES`;
+            ``{**SCORES, "mine": function}`` adds one.
         class_axis: Axis of the classes: 2, or -1 for language models. Scores of dense outputs are ``[B, *S]``.
 
     >>> logits = torch.randn(3, 5, 4)
@@ -299,8 +349,12 @@ def table(
     (12, torch.Size([5]))
     >>> list(table(logits, scores={"range": lambda probs: (probs.amax(0) - probs.amin(0)).amax(-1)}))
     ['range']
+    >>> list(table(torch.randn(3, 5, 1), kind="values"))
+    ['value_variance']
     """
-    checks.one_of("kind", kind, ("logits", "probabilities"))
+    checks.one_of("kind", kind, KINDS)
+    if scores is None:
+        scores = SCORES if kind in ("logits", "probabilities") else REGRESSION_SCORES
     given, outputs = outputs, dense.flat(outputs, class_axis) if outputs.ndim > 3 else outputs
     members, batch, classes = checks.member_outputs(outputs)
     if kind == "logits":

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from dissensus import checks
 from dissensus.ensemble import Ensemble
+from dissensus.execution.exporting import is_exporting
 
 _COPYING = (operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.cat)
 """Functions whose result is never a view of their arguments."""
@@ -78,32 +79,12 @@ class SharedTrunk(nn.Module):
         if self.backbone.training:  # another module that shares it has changed its mode
             self.backbone.eval()
         x = x.clone()  # the backbone may write into its input
-        features = self.backbone(x) if self.cut is None else self._until(self.cut, x)
+        features = self.backbone(x) if self.cut is None else output_at(self.backbone, self.cut, x)
         if not isinstance(features, Tensor):
             name, fix = ("backbone", "Name a layer to `cut` at.") if self.cut is None else ("cut", "Cut elsewhere.")
             requirement = "return one tensor" if self.cut is None else "name a layer that returns one tensor"
             checks.refuse(name, requirement, f"a {type(features).__name__}", fix, TypeError)
         return features
-
-    def _until(self, cut: str, x: Tensor) -> object:
-        """The output of a layer, at which the forward pass ends."""
-        outputs: list[object] = []
-        thread = threading.get_ident()
-
-        def stop(_layer: nn.Module, _inputs: object, output: object) -> None:
-            if threading.get_ident() == thread:  # a pass in another thread has another hook
-                outputs.append(output)
-                raise _Reached
-
-        hook = self.backbone.get_submodule(cut).register_forward_hook(stop)
-        try:
-            self.backbone(x)
-        except _Reached:
-            return outputs.pop()
-        finally:
-            hook.remove()
-        fix = "The backbone has it, but its forward pass does not call it."
-        checks.refuse("cut", "name a layer that the backbone calls", repr(cut), fix)
 
     def forward(self, x: Shaped[Tensor, "B *S"]) -> Shaped[Tensor, "M B *R"]:
         """Member outputs."""
@@ -116,6 +97,36 @@ class SharedTrunk(nn.Module):
 
 class _Reached(BaseException):
     """Raised where a pass reaches the cut. No ``except Exception`` of a foreign forward pass catches it."""
+
+
+def output_at(backbone: nn.Module, cut: str, x: Tensor) -> object:
+    """The output of a layer, at which the forward pass ends.
+
+    ``torch.export`` follows a pass to its end. It drops what nothing needs, which is all that comes after the layer.
+    """
+    outputs: list[object] = []
+    thread, exporting = threading.get_ident(), is_exporting()
+
+    def stop(_layer: nn.Module, _inputs: object, output: object) -> None:
+        if threading.get_ident() != thread or outputs:  # a pass in another thread has another hook
+            return
+        if exporting and isinstance(output, Tensor):
+            output = output.clone()  # a later layer may write into it
+        outputs.append(output)
+        if not exporting:
+            raise _Reached
+
+    hook = backbone.get_submodule(cut).register_forward_hook(stop)
+    try:
+        backbone(x)
+    except _Reached:
+        return outputs.pop()
+    finally:
+        hook.remove()
+    if outputs:
+        return outputs.pop()
+    fix = "The backbone has it, but its forward pass does not call it."
+    checks.refuse("cut", "name a layer that the backbone calls", repr(cut), fix)
 
 
 def last_layers(

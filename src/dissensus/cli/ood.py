@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -26,6 +26,8 @@ from dissensus.cli.screen import (
 
 WITHIN = "within"
 """The name of the first set, which the others are told from."""
+KINDS = ("logits", "probabilities", "values", "gaussian", "quantiles")
+"""Kinds of outputs, those of classes first. (The library's own, without the time that its import takes.)"""
 OPTIONS = {"repeats": "--repeats", "false_alarms": "--false-alarms", "unpack_limit": "--unpack-limit"}
 """Options by the arguments of the library that they become."""
 
@@ -41,7 +43,13 @@ def ood(
             "is then NAME; repeatable."
         ),
     ],
-    kind: Annotated[str, typer.Option(help="What the outputs are: logits or probabilities.")] = "logits",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="What the outputs are: logits or probabilities of classes; values, gaussian (D means, then D "
+            "log-variances) or quantiles (those of losses.quantile) of real targets."
+        ),
+    ] = "logits",
     false_alarms: Annotated[
         float, typer.Option(help="Share of examples of the first set that a threshold may flag.")
     ] = 0.05,
@@ -65,8 +73,8 @@ def ood(
     Shows AUROC with DeLong's interval, false positives at 95 % true positives, DeLong's test against the best score,
     and each score's threshold at the given share of false alarms.
     """
-    if kind not in ("logits", "probabilities"):
-        fail(f"--kind must be logits or probabilities; got {kind}")
+    if kind not in KINDS:
+        fail(f"--kind must be {', '.join(KINDS[:-1])} or {KINDS[-1]}; got {kind}")
     check_file("--json", json_file)
     check_drawn("--figure", figure, FIGURES)
     check_drawn("--gallery", gallery, FIGURES)
@@ -81,7 +89,7 @@ def ood(
             scores, comparison = _compare(sets, kind, false_alarms, repeats, bar.update)
     except (ValueError, TypeError, OSError, ImportError) as reason:
         fail(in_options(said(reason), OPTIONS))
-    _print_sets(sets)
+    _print_sets(sets, "classes" if kind in KINDS[:2] else "outputs")
     for name, result in comparison["sets"].items():
         _print(name, result, comparison["thresholds"], false_alarms)
     if json_file is not None:
@@ -236,13 +244,13 @@ def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dic
     return sets
 
 
-def _print_sets(sets: dict[str, Any]) -> None:
+def _print_sets(sets: dict[str, Any], columns: str) -> None:
     """Print how arrays were read, so that axes in the wrong order are noticed."""
     first = sets[WITHIN]
     examples = ", ".join(f"{members.examples:,} {name}" for name, members in sets.items())
-    console.print(f"{first.members} members, {first.width} classes, examples: {examples}", markup=False)
+    console.print(f"{first.members} members, {first.width} {columns}, examples: {examples}", markup=False)
     if first.members > first.examples:
-        words = "there are more members than examples: arrays are [members, examples, classes]. Are examples first?"
+        words = f"there are more members than examples: arrays are [members, examples, {columns}]. Are examples first?"
         errors.print(f"note: {words} Use numpy.swapaxes(outputs, 0, 1).", markup=False, soft_wrap=True)
 
 
@@ -256,13 +264,16 @@ def _scores(members: Any, kind: str) -> dict[str, Any]:
 
     from dissensus import checks, scores
 
-    members.check_classes()
-    check = checks.member_logits if kind == "logits" else checks.member_probs
-    fix = "Say --kind probabilities." if kind == "logits" else "Logits? Say --kind logits."
+    takes = cast(scores.Takes, kind)
+    if takes in KINDS[:2]:
+        members.check_classes()
     slices: dict[str, list[Any]] = {}
     for _, part in members.slices():
-        check(part, members.name, fix)
-        for name, values in scores.table(part, kind="logits" if kind == "logits" else "probabilities").items():
+        if takes == "logits":
+            checks.member_logits(part, members.name, "Say --kind probabilities.")
+        elif takes == "probabilities":
+            checks.member_probs(part, members.name, "Logits? Say --kind logits.")
+        for name, values in scores.table(part, kind=takes).items():
             slices.setdefault(name, []).append(values)
     return {name: torch.cat(parts).double() for name, parts in slices.items()}
 

@@ -101,8 +101,8 @@ def torch_device(name: str) -> "Device":
 def parsed_settings(option: str, words: Sequence[str], example: str) -> dict[str, Any]:
     """Values of a repeatable option, each written as ``name=value``; values are as in TOML, and words need no quotes.
 
-    >>> parsed_settings("--set", ["optimisation.epochs=3", "data=['a']", "objective.loss=mse"], "")
-    {'optimisation.epochs': 3, 'data': ['a'], 'objective.loss': 'mse'}
+    >>> parsed_settings("--set", ["optimisation.epochs=3", "data=['a']", "objective.loss=brier"], "")
+    {'optimisation.epochs': 3, 'data': ['a'], 'objective.loss': 'brier'}
     """
     values: dict[str, Any] = {}
     for word in words:

@@ -18,12 +18,15 @@ from torch.nn import functional as F
 
 from dissensus import arguments, checks, losses, pooling
 from dissensus.axes import PerExampleLoss
+from dissensus.diversity.decomposition import check_curved
 from dissensus.pooling import Weights
 
 
 @arguments.positions("examples")
 def ambiguity(values: Float[Tensor, "M B C"], weights: Weights = None) -> Float[Tensor, " B"]:
     """Spread of members around their mean, Σ_j w_j ‖f_j − f̄‖² (collusion paper, equation 1): squared error.
+
+    The diversity of the loss ``"squared_error"``. That of ``"mse"``, the mean over C outputs, is 1/C of it.
 
     >>> ambiguity(torch.tensor([[[1.0]], [[3.0]]]))
     tensor([1.])
@@ -176,11 +179,12 @@ def hessian_form(
     The result carries no gradient.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> hessian_form(outputs, targets, loss="mse")
+    >>> hessian_form(outputs, targets, loss="squared_error")
     tensor([1.0000])
     """
-    checks.member_outputs(outputs)
-    losses.check_trainable(loss)
+    _, _, width = checks.member_outputs(outputs)
+    check_curved(loss)
+    losses.tell_of_mean(loss, width)
     checks.count("nodes", nodes)
     outputs = _present(outputs, weights)
     with torch.inference_mode(False):
@@ -194,7 +198,7 @@ def _curvature_times_spread(
     mean = pooling.mean_output(outputs, weights)
     start, direction = mean.repeat(nodes * members, 1), (outputs - mean).flatten(0, 1).repeat(nodes, 1)
     repeated = targets.repeat(nodes * members, *[1] * (targets.ndim - 1))
-    function = losses.named(loss).function if isinstance(loss, str) else loss
+    function = losses.function_of(loss)
     points, node_weights = (outputs.new_tensor(values) / 2 for values in np.polynomial.legendre.leggauss(nodes))
     t = (points + 0.5).repeat_interleave(members * batch).requires_grad_()
     with torch.enable_grad():
@@ -227,7 +231,7 @@ def exponential_family(scores: Float[Tensor, "M B C"], *, family: str, weights: 
 
     KL(q̄ ‖ p_j) = A(f_j) − A(f̄) − ⟨∇A(f̄), f_j − f̄⟩ for a family with log-partition A. ``"categorical"`` is
     cross-entropy, ``"poisson"`` the Poisson loss, ``"gaussian"`` half the squared error. ``"bernoulli"`` treats
-    each score as a log-odds (the logistic loss).
+    each score as a log-odds: the logistic loss, and C times ``bce``, which is a mean over labels.
 
     >>> exponential_family(torch.tensor([[[0.0]], [[2.0]]]), family="poisson")
     tensor([1.4762])

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dissensus import arguments, checks, pooling
+from dissensus import arguments, checks, losses, pooling
 from dissensus.axes import PerExampleLoss, Pool
 from dissensus.diversity.closed_forms import ambiguity, deviations
 from dissensus.diversity.decomposition import check_pool, member_and_ensemble_loss
@@ -31,7 +31,8 @@ def debias(
     or logits), with ``"probability"`` on the softmax of logits, and returns probabilities. Those still sum to one but
     may leave [0, 1], which is logged. Measure them by their spread (`ambiguity`), not by a logarithm.
 
-    M=1 and identical members are returned unchanged.
+    M=1 and identical members are returned unchanged. Outputs of `dissensus.losses.gaussian_nll` are means and
+    log-variances: pass the means, ``gaussian_moments(outputs)[0]``.
 
     >>> debias(torch.tensor([[[1.0], [2.0]], [[3.0], [6.0]]])).squeeze(-1)
     tensor([[2.5000, 3.5000],
@@ -98,11 +99,12 @@ def codependence(
     Zero if fewer than one member is dropped, and for identical members. NaN at examples with a NaN output.
 
     >>> outputs, targets = torch.tensor([[[0.0]], [[2.0]], [[4.0]]]), torch.tensor([2.0])
-    >>> codependence(outputs, targets, loss="mse", pool="score", drop=0.4)
+    >>> codependence(outputs, targets, loss="squared_error", pool="score", drop=0.4)
     tensor([0.6667])
     """
-    members, batch, _ = checks.member_outputs(outputs)
+    members, batch, width = checks.member_outputs(outputs)
     check_pool(loss, pool)
+    losses.tell_of_mean(loss, width)
     checks.number("drop", drop, 0, 1)
     checks.count("repeats", repeats)
     checks.one_of("per", per, ("example", "batch"))
@@ -112,8 +114,10 @@ def codependence(
     outputs = checks.full_precision(outputs)
     if kept == members:
         return outputs.new_zeros(batch).masked_fill(outputs.isnan().any(-1).any(0), torch.nan)
-    if loss == "mse":
-        return ambiguity(outputs) * (members - kept) / (kept * (members - 1))
+    name = losses.name_of(loss)
+    if name in ("squared_error", "mse"):
+        averaged = width if name == "mse" else 1
+        return ambiguity(outputs) / averaged * (members - kept) / (kept * (members - 1))
     _, whole = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros_like(whole)

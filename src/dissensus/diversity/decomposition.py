@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.axes import Decomposition, PerExampleLoss, Pool
@@ -34,7 +35,8 @@ def decompose(
         targets: y, as the loss takes them.
         loss: A name from `dissensus.losses`, or a callable ``(outputs [B, C], targets) -> [B]``. A callable sees raw
             outputs under ``pool="score"``, log-probabilities under ``"probability"``, votes under ``"vote"``.
-        pool: ``"probability"`` and ``"vote"`` need logits; ``"score"`` averages raw outputs of any kind.
+        pool: ``"score"`` averages raw outputs, ``"probability"`` the probabilities of classes or labels, or members'
+            densities (``gaussian_nll``, ``poisson``). ``"vote"`` needs logits of classes. See `dissensus.losses`.
         weights: w_j ``[M]``, non-negative with sum one; equal by default.
         class_axis: Axis of the classes of dense outputs ``[M, B, C, *S]``; -1 for language models, ``[M, B, T, V]``.
         ignore_index: Label of positions that do not count, such as -100. They give NaN, so that ``nanmean`` is the mean
@@ -48,7 +50,7 @@ def decompose(
         Dense outputs with targets ``[B, *S]`` give ``[B, *S]`` each.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> decompose(outputs, targets, loss="mse", pool="score")
+    >>> decompose(outputs, targets, loss="squared_error", pool="score")
     Decomposition(ensemble=tensor([0.2500]), individual=tensor([1.2500]), diversity=tensor([1.]))
     """
     if outputs.ndim > 3 or ignore_index is not None:
@@ -60,6 +62,7 @@ def decompose(
     members, _, width = checks.member_outputs(outputs)
     check_pool(loss, pool)
     losses.check_target_values(loss, targets, width)
+    losses.tell_of_mean(loss, width)
     outputs = checks.full_precision(outputs)
     member_weights = None if weights is None else checks.member_weights(weights, members, outputs)
     member_loss, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=member_weights)
@@ -70,13 +73,27 @@ def decompose(
 def check_pool(loss: str | PerExampleLoss, pool: str) -> None:
     """Refuse a pool that the loss's outputs cannot go through."""
     checks.one_of("pool", pool, POOLS)
-    if not isinstance(loss, str):
+    known = losses.known(loss)
+    if known is None or pool in known.pools:
         return
-    takes = losses.named(loss).takes
-    if pool != "score" and takes != "logits":
-        checks.refuse("pool", f"be 'score' for loss {loss!r}, which takes {takes}", repr(pool))
-    if pool == "vote" and loss != "zero_one":
-        checks.refuse("loss", "be 'zero_one' for pool 'vote', since votes are no probabilities", repr(loss))
+    if pool == "vote" and known.takes == "logits":
+        checks.refuse("loss", "be 'zero_one' for pool 'vote', since votes are no probabilities", losses.text_of(loss))
+    pools = " or ".join(map(repr, known.pools))
+    requirement = f"be {pools} for loss {losses.text_of(loss)}, which takes {known.takes}"
+    fix = ""
+    if known.takes == "gaussian":
+        fix = "The loss is not convex in mean and log-variance together, so that diversity of scores may be negative."
+    checks.refuse("pool", requirement, repr(pool), fix)
+
+
+def check_curved(loss: str | PerExampleLoss) -> None:
+    """Refuse a loss whose second derivative says nothing about diversity under pool ``"score"``."""
+    losses.check_trainable(loss)
+    check_pool(loss, "score")
+    if losses.name_of(loss) == "quantile":
+        got = "'quantile', which is made of straight lines"
+        fix = "Use decompose or `augmented`, which need no curvature."
+        checks.refuse("loss", "be twice differentiable", got, fix)
 
 
 def member_and_ensemble_loss(
@@ -88,13 +105,9 @@ def member_and_ensemble_loss(
     """
     outputs = pooling.absent_detached(outputs, weights)
     if pool == "probability":
-        outputs = outputs.log_softmax(-1)
-        if loss == "cross_entropy" and not checks.class_targets(targets, *outputs.shape[-2:]):
-            # Only the true class enters (theorem 4.3), and picking commutes with averaging: pool [M, B], not [M, B, C].
-            member = losses.at_label(outputs, targets)
-            return -member, -pooling.pooled_log_probs(member, weights)
-        pooled = pooling.pooled_log_probs(outputs, weights)
-    elif pool == "score":
+        member, log_probs = member_log_probs(outputs, targets, loss)
+        return member, loss_of_log_probs(pooling.pooled_log_probs(log_probs, weights), targets, loss)
+    if pool == "score":
         pooled = pooling.mean_output(outputs, weights)
     else:
         pooled = pooling.vote_share(outputs, weights)
@@ -102,6 +115,44 @@ def member_and_ensemble_loss(
             outputs = pooling.ballots(outputs)
     ensemble = losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
     return losses.per_member(loss, outputs, targets), ensemble
+
+
+def member_log_probs(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, loss: str | PerExampleLoss
+) -> tuple[Float[Tensor, "M B"], Float[Tensor, "M B K"]]:
+    """Every member's loss, and the log-probabilities that the pool ``"probability"`` averages.
+
+    These are of all classes; of the label alone for cross-entropy, since picking commutes with averaging (theorem 4.3);
+    of each label and its opposite for labels that do not exclude others; or the log-density of the target.
+    """
+    known = losses.known(loss)
+    if known is not None and known.density:
+        member = losses.per_member(loss, outputs, targets)
+        return member, -member.unsqueeze(-1)
+    if known is not None and known.takes == "label_logits":
+        log_probs = torch.cat([F.logsigmoid(outputs), F.logsigmoid(-outputs)], -1)
+        return losses.per_member(loss, outputs, targets), log_probs
+    log_probs = outputs.log_softmax(-1)
+    if _at_label_only(targets, loss):
+        checks.class_targets(targets, *outputs.shape[-2:])
+        log_probs = losses.at_label(log_probs, targets).unsqueeze(-1)
+        return -log_probs.squeeze(-1), log_probs
+    return losses.per_member(loss, log_probs, targets), log_probs
+
+
+def loss_of_log_probs(pooled: Float[Tensor, "B K"], targets: Tensor, loss: str | PerExampleLoss) -> Float[Tensor, " B"]:
+    """The loss of pooled log-probabilities, as `member_log_probs` gives them for members."""
+    known = losses.known(loss)
+    if (known is not None and known.density) or _at_label_only(targets, loss):
+        return -pooled.squeeze(-1)
+    if known is not None and known.takes == "label_logits":
+        true, false = pooled.chunk(2, -1)
+        pooled = true - false
+    return losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
+
+
+def _at_label_only(targets: Tensor, loss: str | PerExampleLoss) -> bool:
+    return loss == "cross_entropy" and not targets.is_floating_point()
 
 
 def mean_parts(

@@ -1,5 +1,6 @@
 """Errors of members, alone and together, to which diversity is compared."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -12,26 +13,31 @@ from dissensus.diversity.decomposition import decompose, member_and_ensemble_los
 
 
 @arguments.positions("outputs")
-def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M B C"]:
-    """Signed errors of members: f_j − y for ``"mse"``, p_j − y with y one-hot for ``"brier"``.
+def errors(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "squared_error") -> Float[Tensor, "M B C"]:
+    """Signed errors of members: f_j − y for ``"squared_error"``, p_j − y with y one-hot for ``"brier"``.
 
-    Their squared length is the loss. The Brier form serves as the errors of classifiers.
+    Their squared length is the loss; for ``"mse"`` they are (f_j − y) / √C. The Brier form serves as the errors of
+    classifiers.
 
     >>> errors(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])).flatten()
     tensor([-1.5000,  0.5000])
     """
     _, batch, classes = checks.member_outputs(outputs)
-    checks.one_of("loss", loss, ("mse", "brier"))
+    checks.one_of("loss", loss, ("squared_error", "mse", "brier"))
+    losses.tell_of_mean(loss, classes)
     outputs = checks.full_precision(outputs)
-    if loss == "mse":
-        return outputs - losses.as_values(outputs, targets)
+    if loss != "brier":
+        apart = outputs - losses.as_values(outputs, targets)
+        return apart if loss == "squared_error" else apart / math.sqrt(classes)
     soft = checks.class_targets(targets, batch, classes)
     label_probs = targets if soft else torch.nn.functional.one_hot(targets, classes)
     return outputs.softmax(-1) - label_probs.to(outputs.dtype)
 
 
 @arguments.positions("all")
-def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
+def error_covariance(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "squared_error"
+) -> Float[Tensor, "M M"]:
     """E[⟨e_i, e_j⟩] over examples: mean losses of members on the diagonal, and joint errors of pairs off it.
 
     Moments are about zero, as in squared error. With V the mean of the diagonal and c the mean of the other entries,
@@ -51,7 +57,9 @@ def error_covariance(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: 
 
 
 @arguments.positions("all")
-def error_correlation(outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "mse") -> Float[Tensor, "M M"]:
+def error_correlation(
+    outputs: Float[Tensor, "M B C"], targets: Tensor, *, loss: str = "squared_error"
+) -> Float[Tensor, "M M"]:
     """`error_covariance` scaled to ones on the diagonal. Entries off the diagonal are 0 for a member without errors.
 
     NaN in the row and column of a member with a NaN output, including the diagonal.
@@ -86,9 +94,12 @@ def relative_diversity(
 ) -> Float[Tensor, ""]:
     """DIV/ERR over all examples. Compare it to M − 1 (see `error_covariance`), not to a fixed number.
 
-    >>> relative_diversity(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]), loss="mse", pool="score")
+    The loss must not be negative: ``gaussian_nll`` is refused.
+
+    >>> relative_diversity(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]), loss="squared_error", pool="score")
     tensor(4.)
     """
+    _check_ratio(loss)
     parts = decompose(outputs, targets, loss=loss, pool=pool)
     return parts.diversity.mean() / parts.ensemble.mean()
 
@@ -121,15 +132,23 @@ def dominance(
 ) -> Float[Tensor, ""]:
     """Spread of members' losses: their standard deviation divided by their mean. 0 if all are equal.
 
-    NaN if an output is NaN.
+    NaN if an output is NaN. The loss must not be negative: ``gaussian_nll`` is refused.
 
-    >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="mse", pool="score")
+    >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="squared_error", pool="score")
     tensor(0.)
     """
     checks.member_outputs(outputs)
+    _check_ratio(loss)
     outputs = checks.full_precision(outputs)
     member, _ = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     member_loss = member.mean(-1)
     mean = member_loss.mean()
     spread = member_loss.std(correction=0)
     return torch.where(mean <= 0, 0.0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny))
+
+
+def _check_ratio(loss: str | PerExampleLoss) -> None:
+    """Refuse a loss that may be negative, of which ratios mean nothing."""
+    if losses.name_of(loss) == "gaussian_nll":
+        got = "'gaussian_nll', the logarithm of a density"
+        checks.refuse("loss", "be at least zero for a ratio of losses", got, "Use decompose, which subtracts them.")

@@ -34,6 +34,8 @@ class Body(Protocol):
     """Whether packed weights of convolutions are stored channels last."""
     by_rule: bool
     """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
+    recompute: bool
+    """Whether training passes run in a loop and repeat every member's forward pass in the backward pass."""
     choices: Choices
     """Backends chosen so far, by mode of use."""
 
@@ -69,6 +71,13 @@ class Body(Protocol):
 
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
+        ...
+
+    def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters by name, as views of its row, in the order of the network's parameters.
+
+        ``flat`` is ``[M, P]``, or has other rows where all members have one architecture.
+        """
         ...
 
     def run(
@@ -127,6 +136,10 @@ class Body(Protocol):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces `state`."""
+        ...
+
+    def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
+        """Move tensors towards those of ``source`` by a weight ``[M]``, 0 for none and 1 for all of the way."""
         ...
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:

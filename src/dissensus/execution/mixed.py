@@ -16,9 +16,10 @@ from dissensus.dropout import keyed, set_keys
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choices
 from dissensus.execution.compiled import uncompiled
+from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.loop import side_by_side
-from dissensus.execution.recomputation import recomputation_refused
+from dissensus.execution.recomputation import recomputation_refused, recomputed_member
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
@@ -36,7 +37,7 @@ class MixedMembers(nn.Module):
         self.settings = [signature(network) for network in self.networks]
         self.skeletons = [Skeleton(network, output) for network in self.networks]
         self.backend = self.ran = "loop"
-        self.channels_last = self.by_rule = False
+        self.channels_last = self.by_rule = self.recompute = False
         self.choices = Choices()
         self.train(networks[0].training)
 
@@ -114,20 +115,27 @@ class MixedMembers(nn.Module):
         indices = range(len(self))[rows]
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 
+        recomputed = self.recompute and self.training and torch.is_grad_enabled() and flat is not None
+
         def member_outputs(place: int, index: int) -> Tensor:
+            if recomputed:
+                inputs, state = calls.rows(x, place) if per_member else x, dict(self.networks[index].named_buffers())
+                return recomputed_member(self.skeletons[index], views[place], state, inputs)
             with self.skeletons[index].lending(views[place]):
                 return self.skeletons[index].passed(calls.rows(x, place) if per_member else x)
 
-        if self.training and self.skeletons[0].functions_keyed is None:
+        if is_exporting():
+            refuse_training(self.training)
+        elif self.training and self.skeletons[0].functions_keyed is None:
             self._look_for_draws(x, per_member)
         jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
         device = calls.first_tensor(x).device
-        self.ran = "streams" if device.type == "cuda" else "loop"
+        self.ran = "loop, recomputed" if recomputed else "streams" if device.type == "cuda" else "loop"
         # Weights are lent for this pass only: recomputation in the backward pass would use other weights.
-        with recomputation_refused() if flat is not None else nullcontext():
-            outputs = side_by_side(jobs, device)
-        shapes = {tuple(output.shape) for output in outputs}
-        if len(shapes) > 1:
+        with recomputation_refused() if flat is not None and not recomputed else nullcontext():
+            outputs = [job() for job in jobs] if recomputed else side_by_side(jobs, device)
+        if any(output.shape != outputs[0].shape for output in outputs):
+            shapes = {tuple(output.shape) for output in outputs}
             raise ValueError(f"members must agree on the shape of their outputs; got {sorted(shapes)}.")
         return torch.cat(outputs) if all(map(members_inside, self.networks)) else torch.stack(outputs)
 
@@ -185,6 +193,12 @@ class MixedMembers(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """Each member's buffers, by ``index.name``."""
         return {f"{i}.{n}": b for i, network in enumerate(self.networks) for n, b in network.named_buffers()}
+
+    def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
+        """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""
+        with torch.no_grad():
+            for name, tensor in into.items():
+                tensor.lerp_(source[name], weight[int(name.split(".", 1)[0])].to(tensor.dtype))
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""

@@ -19,8 +19,9 @@ from dissensus.execution.batched import batched_plan
 from dissensus.execution.body import ALL_ROWS, Body
 from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
 from dissensus.execution.compiled import is_compiled, uncompiled
+from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
-from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation
+from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
@@ -52,7 +53,7 @@ class StackedMembers(nn.Module):
         self.backend = "auto"
         self.custom_backend: Backend | None = None
         self.ran = ""
-        self.channels_last = self.by_rule = False
+        self.channels_last = self.by_rule = self.recompute = False
         self.choices = Choices()
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
@@ -122,6 +123,12 @@ class StackedMembers(nn.Module):
             params[name].data = view
         return flat
 
+    def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters as views of its row; see `Body.views`."""
+        layout, names = self.layout(), list(self.trainable())
+        rows = [layout.views(row) for row in flat.unbind(0)]
+        return [{name: views[name] for name in names} for views in rows]
+
     @property
     def alike(self) -> bool:
         """True: members have one architecture."""
@@ -150,16 +157,28 @@ class StackedMembers(nn.Module):
         if per_member:
             _check_per_member(x, len(weights))
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
-        if self.training and self.skeleton.functions_keyed is None:
+        if self.training and self.skeleton.functions_keyed is None and not is_exporting():
             self._look_for_draws(members_pass)
-        self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
-        # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
-        guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        with recomputation_refused() if guarded else nullcontext():
-            outputs = self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
+        if self.recompute and self.training and torch.is_grad_enabled() and not is_exporting():
+            self.ran = "loop, recomputed"
+            outputs = run_recomputed(self.skeleton, weights, buffers, x, per_member)
+        else:
+            outputs = self._run(members_pass, backend)
         if isinstance(rows, Tensor):
             self._write_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
+
+    def _run(self, members_pass: MembersPass, backend: str | None) -> Tensor:
+        weights, buffers, x, per_member, _ = members_pass
+        if is_exporting():  # values cannot be tried, and what a trial keeps would belong to the tracer
+            refuse_training(self.training)
+            self.ran = LOOP.name if backend is None else backend
+        else:
+            self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
+        # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
+        guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        with recomputation_refused() if guarded else nullcontext():
+            return self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
 
     def _write_back(self, rows: Tensor, buffers: Tensors) -> None:
         """Write buffers of rows that were copied for a pass back to their places."""
@@ -323,6 +342,12 @@ class StackedMembers(nn.Module):
             parameter.data = views[name]
         for name, tensor in self.state().items():
             tensor.data = state[name]
+
+    def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
+        """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""
+        with torch.no_grad():
+            for name, tensor in into.items():
+                tensor.lerp_(source[name], weight.view(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype))
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""

@@ -131,9 +131,15 @@ def wilson(hits: int, examples: int, *, confidence: float = 0.95) -> Interval:
         checks.refuse("hits", f"be at most the number of examples, {examples}", hits)
     if not 0 < confidence < 1:
         checks.refuse("confidence", "lie between 0 and 1", confidence)
-    if not examples:
-        return Interval(math.nan, 0.0, 1.0)
-    share, width = hits / examples, NormalDist().inv_cdf((1 + confidence) / 2)
+    return score_interval(hits / examples, examples, confidence) if examples else Interval(math.nan, 0.0, 1.0)
+
+
+def score_interval(share: float, examples: int, confidence: float) -> Interval:
+    """Wilson's interval of a mean of numbers from 0 to 1, one per example.
+
+    Other numbers than zeros and ones have a smaller variance, so that it is wider than it must be for them.
+    """
+    width = NormalDist().inv_cdf((1 + checks.number("confidence", confidence, 0, 1, open_low=True, open_high=True)) / 2)
     shrink = 1 + width**2 / examples
     centre = (share + width**2 / (2 * examples)) / shrink
     half = width / shrink * math.sqrt(share * (1 - share) / examples + width**2 / (4 * examples**2))

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number by which logits are divided to calibrate predictions."""
+"""Temperature scaling: one number by which logits are divided, or variances multiplied, to calibrate predictions."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dissensus import arguments, checks, dense, losses, pooling
 from dissensus.metrics.generalisation import check_classified, pooled, slices
+from dissensus.metrics.scoring_rules import as_shaped, checked_variance
 
 COLDEST, HOTTEST = 1e-2, 1e2
 """Range in which temperatures are searched."""
@@ -106,6 +107,77 @@ def temper(
     else:
         fitted = _best(pooled(outputs, pool).unsqueeze(0), labels, 2)
     return Tempered(fitted, when, pool)
+
+
+class TemperedVariance(NamedTuple):
+    """A temperature of the variance that `temper_variance` has fitted, for use on other data."""
+
+    temperature: float
+
+    def members(
+        self, means: Float[Tensor, "M *S"], variances: Float[Tensor, "M *S"]
+    ) -> tuple[Float[Tensor, "M *S"], Float[Tensor, "M *S"]]:
+        """Means and variances of the members, whose mixture is stretched about its mean.
+
+        The mean of the mixture stays, and its variance is multiplied by the temperature T: distances of members' means
+        from it by √T, and members' variances by T. Distances of quantiles from the mean are multiplied by √T.
+        """
+        means = checks.full_precision(arguments.as_tensor(means, "means"))
+        variances = checks.full_precision(arguments.as_tensor(variances, "variances"))
+        centre = means.mean(0)
+        return centre + math.sqrt(self.temperature) * (means - centre), self.temperature * variances
+
+
+@arguments.arrays
+def variance_temperature(mean: Float[Tensor, "*S"], variance: Float[Tensor, "*S"], targets: Tensor) -> float:
+    """The T at which Gaussians N(μ, T σ²) have the least negative log-likelihood: the mean of (y − μ)²/σ².
+
+    The loss ½ [log T + log 2πσ² + (y − μ)²/(T σ²)] has one minimum, in closed form (Laves et al., 2020; Levi et al.,
+    2022). Standard deviations are multiplied by √T. T is above 1 for overconfident predictions, and 0 where every
+    prediction is exact.
+
+    >>> mean, variance = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 4.0])
+    >>> variance_temperature(mean, variance, torch.tensor([1.0, -4.0]))
+    2.5
+    """
+    if variance.shape != mean.shape:
+        wanted = f"have the shape of `mean`, {list(mean.shape)}"
+        checks.refuse("variance", wanted, checks.shape_text(variance.shape))
+    squares = (as_shaped(targets, mean.shape) - mean.double()).square()
+    ratios = squares / checked_variance(variance, "variance", positive=True)
+    if not ratios.numel():
+        checks.refuse("mean", "hold at least one example", checks.shape_text(mean.shape))
+    if not bool(ratios.isfinite().all()):
+        checks.refuse("mean", "be finite, as variances and targets", "NaN or infinity", "Leave such examples out.")
+    return float(ratios.mean())
+
+
+@arguments.arrays
+def temper_variance(
+    means: Float[Tensor, "M *S"], variances: Float[Tensor, "M *S"], targets: Tensor
+) -> TemperedVariance:
+    """Fit the temperature of the variance of a mixture on validation data; its `members` are for test data.
+
+    It is `variance_temperature` of the Gaussian with the mean and variance of the mixture. The pool is
+    calibrated, not each member: a mixture of calibrated members is wider than the errors of its mean.
+
+    Args:
+        means: Of the members.
+        variances: Of the members. Zeros, for members that predict a value only, are allowed where members differ.
+        targets: In the shape of one member's means.
+
+    >>> means, variances = torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1)  # variance 1 within members, 1 between
+    >>> temper_variance(means, variances, torch.tensor([4.0]))
+    TemperedVariance(temperature=8.0)
+    """
+    if means.ndim < 2 or not len(means) or not means.is_floating_point():
+        got = f"{checks.shape_text(means.shape)} {means.dtype}"
+        checks.refuse("means", "be floating point with at least one member first, [M, B, D]", got)
+    if variances.shape != means.shape:
+        wanted = f"have the shape of `means`, {list(means.shape)}"
+        checks.refuse("variances", wanted, checks.shape_text(variances.shape))
+    variance = checked_variance(variances, "variances").mean(0) + means.double().var(0, correction=0)
+    return TemperedVariance(variance_temperature(means.double().mean(0), variance, targets))
 
 
 class _Curve(NamedTuple):

@@ -12,7 +12,7 @@ from dissensus.objectives.declaration import Declaration
 from dissensus.objectives.examples import examples
 
 
-@Declaration(sweepable=("alpha",), loss="mse", pool="score", neutral={"alpha": 0}, example_weights="shared")
+@Declaration(sweepable=("alpha",), loss="squared_error", pool="score", neutral={"alpha": 0}, example_weights="shared")
 def gradient_adjusted(
     outputs: Float[Tensor, "M B C *S"],
     targets: Tensor,
@@ -52,7 +52,7 @@ def gradient_adjusted(
     if others_only and members < 2:
         checks.refuse("others_only", "be False for one member", "True", "There are no others.")
     outputs = checks.full_precision(outputs)
-    member, ensemble = member_and_ensemble_loss(outputs, targets, loss="mse", pool="score", weights=None)
+    member, ensemble = member_and_ensemble_loss(outputs, targets, loss="squared_error", pool="score", weights=None)
     residual = outputs - losses.as_values(outputs, targets)
     mean_residual = residual.mean(0)
     if others_only:

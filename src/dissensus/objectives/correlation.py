@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss
-from dissensus.diversity.decomposition import mean_parts, member_and_ensemble_loss
+from dissensus.diversity.decomposition import check_curved, mean_parts, member_and_ensemble_loss
 from dissensus.objectives.declaration import Declaration
 from dissensus.objectives.examples import examples
 
@@ -17,7 +17,7 @@ def negative_correlation(
     targets: Tensor,
     *,
     strength: float | Float[Tensor, ""],
-    loss: str | PerExampleLoss = "mse",
+    loss: str | PerExampleLoss = "squared_error",
     example_weights: Tensor | None = None,
 ) -> LossParts:
     """Σ_j L(f_j, y) − λ/2 · d_jᵀ H d_j with d_j = f_j − f̄ and H the loss's Hessian at the mean f̄.
@@ -47,7 +47,7 @@ def negative_correlation(
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="negative_correlation")
     members, _, _ = checks.member_outputs(outputs)
-    losses.check_trainable(loss)
+    check_curved(loss)
     if isinstance(strength, int | float):
         checks.number("strength", strength, 0)
     outputs = checks.full_precision(outputs)
@@ -68,7 +68,7 @@ def curvature(
     >>> curvature(at, along, torch.tensor([0]), "cross_entropy")
     tensor([[1.]])
     """
-    function = losses.named(loss).function if isinstance(loss, str) else loss
+    function = losses.function_of(loss)
 
     slope = torch.func.grad(lambda point: function(point, targets).sum())
 

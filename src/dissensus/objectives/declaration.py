@@ -2,7 +2,7 @@
 
 An objective of this package and one of a user declare in the same way::
 
-    @Declaration(separable=True, sweepable=("strength",), loss="mse", pool="score")
+    @Declaration(separable=True, sweepable=("strength",), loss="squared_error", pool="score")
     def shrunk(outputs, targets, *, strength=0.1): ...
 
 An objective without a declaration gets the safe default: members may interact, every number in a grid may become a
@@ -143,7 +143,7 @@ def takes(objective: Callable[..., Any], name: str) -> bool:
 def hyperparameters(objective: Callable[..., Any]) -> list[str]:
     """Keywords that a call may still set: all but outputs, targets, other inputs, and what partials have bound.
 
-    >>> hyperparameters(functools.partial(lambda outputs, targets, *, beta, loss, draw=0: ..., loss="mse"))
+    >>> hyperparameters(functools.partial(lambda outputs, targets, *, beta, loss, draw=0: ..., loss="squared_error"))
     ['beta']
     """
     function, keywords = unwrapped(objective)
@@ -154,7 +154,7 @@ def hyperparameters(objective: Callable[..., Any]) -> list[str]:
 def unset_parameters(objective: Callable[..., Any]) -> list[str]:
     """Hyperparameters without a default that no partial has bound.
 
-    >>> unset_parameters(functools.partial(lambda outputs, targets, *, beta, loss, draw=0: ..., loss="mse"))
+    >>> unset_parameters(functools.partial(lambda outputs, targets, *, beta, loss, draw=0: ..., loss="squared_error"))
     ['beta']
     """
     parameters = _parameters(unwrapped(objective)[0])

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from dissensus import checks, losses
 from dissensus.axes import LossParts, PerExampleLoss, Pool
-from dissensus.diversity.decomposition import check_pool, mean_parts, member_and_ensemble_loss
+from dissensus.diversity.decomposition import (
+    check_pool,
+    loss_of_log_probs,
+    mean_parts,
+    member_and_ensemble_loss,
+    member_log_probs,
+)
 from dissensus.objectives.declaration import Declaration
 from dissensus.objectives.examples import examples
 from dissensus.randomness import random_bits
@@ -50,7 +56,7 @@ def learner_dropout(
         ``kept_ensemble``, the loss of the kept members' pooled prediction, which is trained.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> learner_dropout(outputs, targets, drop=0.5, loss="mse", pool="score").total in (2.25, 0.25)
+    >>> learner_dropout(outputs, targets, drop=0.5, loss="squared_error", pool="score").total in (2.25, 0.25)
     True
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="learner_dropout")
@@ -66,11 +72,13 @@ def learner_dropout(
     member, ensemble = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     keep, count = _kept(members, batch if per == "example" else 1, drop, draw, outputs)
     if pool == "probability":
-        kept_log_probs = outputs.log_softmax(-1).masked_fill(~keep.unsqueeze(-1), -torch.inf)
-        pooled = kept_log_probs.logsumexp(0) - count.log()
+        _, log_probs = member_log_probs(outputs, targets, loss)
+        pooled = log_probs.masked_fill(~keep.unsqueeze(-1), -torch.inf).logsumexp(0) - count.log()
+        kept_losses = loss_of_log_probs(pooled, targets, loss)
     else:
         pooled = outputs.masked_fill(~keep.unsqueeze(-1), 0.0).sum(0) / count
-    kept_loss = losses.batch_mean(losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0), example_weights)
+        kept_losses = losses.per_member(loss, pooled.unsqueeze(0), targets).squeeze(0)
+    kept_loss = losses.batch_mean(kept_losses, example_weights)
     parts = mean_parts(member, ensemble, example_weights=example_weights)
     return LossParts(count * kept_loss, {**parts, "kept_ensemble": kept_loss})
 

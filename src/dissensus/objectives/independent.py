@@ -45,7 +45,7 @@ def independent(
         ``parts``: ``member_loss`` ``[M]`` and their weighted mean, ``individual``.
 
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> independent(outputs, targets, loss="mse").total
+    >>> independent(outputs, targets, loss="squared_error").total
     tensor(2.5000)
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights)

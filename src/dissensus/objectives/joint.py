@@ -45,7 +45,7 @@ def augmented(
 
     >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> augmented(outputs, targets, beta=0.5, loss="mse", pool="score").total
+    >>> augmented(outputs, targets, beta=0.5, loss="squared_error", pool="score").total
     tensor(1.5000)
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="augmented")
@@ -75,7 +75,7 @@ def joint(
 
     >>> import torch
     >>> outputs, targets = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5])
-    >>> joint(outputs, targets, loss="mse", pool="score").total
+    >>> joint(outputs, targets, loss="squared_error", pool="score").total
     tensor(0.5000)
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="joint")

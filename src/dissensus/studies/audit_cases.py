@@ -84,7 +84,7 @@ def _trained(spec: Spec, data: StudyData, members: int, points: list[tuple[Train
     """Outputs of trainings with one objective, by training and seed."""
     arguments = training_arguments(spec.optimisation)
     kind = points[0][0].objective
-    loss = "cross_entropy" if _classes(data) else "mse"
+    loss = "cross_entropy" if _classes(data) else "squared_error"
     build: Callable[..., nn.Module] = build_of(spec, data)
     known: dict[str, tuple[Callable[..., LossParts], str]] = {
         "score": (partial(objectives.augmented, loss=loss, pool="score"), "beta"),

@@ -214,8 +214,8 @@ def check_task(spec: Spec, data: AnyData) -> None:
     assert spec.objective is not None
     labelled = isinstance(data, StreamedImages) or not data.train[1].is_floating_point()
     loss, takes = spec.objective.loss, losses.named(spec.objective.loss).takes
-    if takes == ("values" if labelled else "logits"):
-        have, fix = ("class labels", "cross_entropy") if labelled else ("values", "mse")
+    if takes in (("values", "gaussian", "quantiles") if labelled else ("logits",)):
+        have, fix = ("class labels", "cross_entropy") if labelled else ("values", "squared_error")
         raise SpecError(
             f"{spec.name}: key 'objective.loss' is {loss!r}, but {data.name} has {have}; use a loss such as {fix!r}."
         )

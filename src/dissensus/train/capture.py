@@ -65,7 +65,7 @@ class GraphSteps:
         self.tell(engine)
 
     def _step(self, engine: Engine, raw: Raw, factor: Tensor) -> None:
-        shapes = (engine.feed.form, *(part.shape for part in raw))
+        shapes = (engine.feed.form, *(part.shape for part in raw), engine.updates)
         graph = self.cache.graph(shapes, functools.partial(self._recording, engine, raw), engine.feed.generators)
         if graph is not None:
             graph(*raw, factor)
@@ -77,10 +77,10 @@ class GraphSteps:
         plan = engine.state.plan
         if plan is not None and plan.groups is not None and plan.groups.draws:
             raise RuntimeError("members in groups draw from torch's own generator, which a graph cannot set back")
-        batch = tuple(part.clone() for part in raw)
+        batch, updates = tuple(part.clone() for part in raw), engine.updates
 
         def whole_step() -> None:
-            engine.device_step(engine.feed.batch(*batch), self.factor, self.failed_at)
+            engine.device_step(engine.feed.batch(*batch), self.factor, self.failed_at, updates=updates)
 
         return Recording(whole_step, (*batch, self.factor))
 
@@ -128,9 +128,9 @@ class GraphSteps:
 
 
 def graph_steps(engine: Engine) -> GraphSteps | None:
-    """Captured steps on a GPU; None for a CPU."""
+    """Captured steps on a GPU; None for a CPU, for optimizers that the user brings, and for recomputed passes."""
     device = engine.state.flat.device
-    if device.type != "cuda":
+    if device.type != "cuda" or engine.state.optimizers is not None or engine.body.recompute:
         return None
     # A foreign loader may have threads that call CUDA.
     return GraphSteps(functools.partial(capture_on, device, "global" if engine.feed.resumable else "thread_local"))

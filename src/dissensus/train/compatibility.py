@@ -27,7 +27,13 @@ from dissensus.objectives.declaration import (
 )
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.grid import Run
-from dissensus.train.settings import BatchSettings, TargetSettings
+from dissensus.train.settings import (
+    BatchSettings,
+    OptimizerSettings,
+    TargetSettings,
+    UpdateSettings,
+    refuse_beside_callable,
+)
 from dissensus.train.state import TrainState
 from dissensus.train.trained_loss import trained_loss
 
@@ -56,8 +62,26 @@ def check_objective(objective: object, runs: Sequence[Run] = ()) -> None:
 
 def check_momentum(optimizer: str, momentum: Tensor) -> None:
     """Warn about a momentum that the optimiser ignores."""
-    if optimizer != "sgd" and bool((momentum != 0).any()):
+    if optimizer not in ("sgd", "muon") and bool((momentum != 0).any()):
         log.warning("`momentum` belongs to SGD: %s uses betas instead and ignores it", optimizer)
+
+
+def check_updates(
+    optimizer: OptimizerSettings, updates: UpdateSettings, runs: Sequence[Run], active_members: int | None
+) -> None:
+    """Refuse settings of the optimizer that do not go together."""
+    if optimizer.make is not None:
+        refuse_beside_callable([name for run in runs for name in run.optimizer if name != "clip_norm"])
+    elif optimizer.no_decay and not any(_is_given(run.optimizer["weight_decay"]) for run in runs):
+        checks.refuse("no_decay", "come with a `weight_decay`", "weight_decay 0", "Pass weight_decay=0.01.")
+    if updates.accumulate > 1 and active_members is not None:
+        fix = "Leave one out: every batch draws members of its own."
+        checks.refuse("accumulate", "come without `active_members`", "both", fix)
+
+
+def _is_given(numbers: Any) -> bool:
+    """Whether a setting, for all members or one each, is not 0 for any."""
+    return bool(np.any(np.asarray(numbers.cpu() if isinstance(numbers, Tensor) else numbers, dtype=object) != 0))
 
 
 def check_resume(resume: bool, checkpoint: object, seconds: float | None, progress: object) -> None:
@@ -221,8 +245,10 @@ def check_target_settings(
     for setting in (*settings.weighs, *smoothing):
         for words in {repr(run.words): run.words for run in runs}.values():
             known = trained_loss(functools.partial(objective, **words))
-            if known is not None and isinstance(known.loss, str) and losses.named(known.loss).takes != "logits":
-                checks.refuse(setting, "come with a loss of class labels", repr(known.loss), "Use 'cross_entropy'.")
+            of_library = None if known is None else losses.known(known.loss)
+            if known is not None and of_library is not None and of_library.takes != "logits":
+                got = losses.text_of(known.loss)
+                checks.refuse(setting, "come with a loss of class labels", got, "Use 'cross_entropy'.")
     if settings.balanced and as_pair(data) is None:
         fix = "Pass one number per class."
         checks.refuse("class_weights", "be numbers unless data is in memory", "'balanced'", fix)

@@ -23,6 +23,7 @@ from dissensus.data.batches import TensorBatches
 from dissensus.data.unlabelled import Batches, WithUnlabelled
 from dissensus.execution import Body
 from dissensus.execution.graphs import on
+from dissensus.execution.recomputation import MESSAGE as RECOMPUTES
 from dissensus.objectives.declaration import ADVERSARIAL, DRAW, EXAMPLE_WEIGHTS, UNLABELLED
 from dissensus.train.adversary import Adversary
 from dissensus.train.convergence import frozen_buffers
@@ -90,6 +91,8 @@ class Engine:
     """Checks targets; the number of classes is known from the first outputs on."""
     bootstrap: bool = False
     """Whether weights of examples have an axis M, because each member counts its own drawn examples."""
+    accumulate: int = 1
+    """Batches per update; an epoch ends with an update."""
     validator: Validator | None = None
     adversary: Adversary | None = None
     """Attacks the batches of one run."""
@@ -141,9 +144,13 @@ class Engine:
     def _train_epoch(self) -> None:
         state = self.state
         state.body.train()
+        if state.optimizers is not None:
+            state.optimizers.train(state.active)
         if state.in_epoch == 0:
             state.begin_epoch()
-        when = state.epoch + torch.arange(len(self.feed), dtype=torch.float64) / len(self.feed)
+        updates = math.ceil(len(self.feed) / self.accumulate)
+        places = torch.arange(len(self.feed)).div(self.accumulate, rounding_mode="floor")  # batches of an update agree
+        when = state.epoch + places.double() / updates
         factors = schedules.factors(self.schedule, when, float(self.epochs)).to(state.settings.optimizer.lr)
         for examples in self._steps(factors):
             state.examples += examples
@@ -168,6 +175,12 @@ class Engine:
         for batch in self.feed.epoch(state.epoch, state.in_epoch):
             self.step(batch, factors[state.in_epoch])
             yield self._examples(batch)
+
+    @property
+    def updates(self) -> bool:
+        """Whether the batch that is under way ends with an update."""
+        batches = self.state.in_epoch + 1
+        return batches % self.accumulate == 0 or batches == len(self.feed)
 
     def _examples(self, batch: Batch) -> int:
         """Number of examples of a step."""
@@ -240,13 +253,15 @@ class Engine:
                     self.blame(run, state.steps, outputs, parts, grad)
                 state.freeze(failed)
                 grad = state.active_gradient(grad)
-            self._update(grad, factor, everyone=not (state.resting or self.replaying))  # as a captured step does
+            everyone = not (state.resting or self.replaying)  # as a captured step does
+            self._update(grad, factor, self._examples(batch), everyone=everyone, updates=self.updates)
             state.add_losses(parts, self._examples(batch))
 
-    def device_step(self, batch: Batch, factor: Tensor, failed_at: Tensor) -> None:
+    def device_step(self, batch: Batch, factor: Tensor, failed_at: Tensor, *, updates: bool = True) -> None:
         """One step that reads nothing back, so that a graph can hold it.
 
-        Runs that fail are stopped at this step; ``failed_at`` ``[R]`` gets its number.
+        Runs that fail are stopped at this step; ``failed_at`` ``[R]`` gets its number. ``updates``: whether it ends
+        with an update.
         """
         state = self.state
         _, parts, grad = self.gradient(batch)
@@ -254,7 +269,7 @@ class Engine:
             finite = state.finite_runs(parts.total, grad)
             failed_at.copy_(torch.where(finite | (failed_at >= 0), failed_at, state.ticks))
             state.active.view(state.runs, state.members).logical_and_(finite.unsqueeze(1))
-            self._update(grad, factor, everyone=False)
+            self._update(grad, factor, self._examples(batch), everyone=False, updates=updates)
             state.add_losses(parts, self._examples(batch))
             state.ticks.add_(1)
 
@@ -344,15 +359,31 @@ class Engine:
             1, sampled.view(*sampled.shape, *[1] * (weights.ndim - 2)).expand(*sampled.shape, *weights.shape[2:])
         )
 
-    def _update(self, grad: Float[Tensor, "G P"], factor: Tensor, *, everyone: bool) -> None:
+    def _update(
+        self, grad: Float[Tensor, "G P"], factor: Tensor, examples: int, *, everyone: bool, updates: bool
+    ) -> None:
         """Clip and step; nothing is read back from the device. ``everyone``: the host knows that no row rests.
 
-        Rows that were not sampled keep their weights, moments and step counts.
+        Rows that were not sampled keep their weights, moments and step counts. A batch that does not end with an update
+        adds its gradient to those of the next one. Optimizers that the user brings are stepped by the host.
         """
-        state, settings = self.state, self.state.settings
-        current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
-        rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
-        optim.apply(self.optimizer, rows, grad, state.sampled_rows())
+        state, settings, sampled = self.state, self.state.settings, self.state.sampled_rows()
+        if state.accumulated is not None:
+            state.accumulate(grad, examples)
+            if not updates:
+                return
+            grad = state.accumulated.take(grad.dtype)
+        if state.optimizers is None:
+            current = replace(settings.optimizer, lr=settings.optimizer.lr * factor, everyone=everyone)
+            rows = optim.UpdateRows(state.flat.detach(), state.moments, current, state.active, settings.clip_norm)
+            optim.apply(self.optimizer, rows, grad, sampled)
+        else:
+            if settings.clip_norm is not None:
+                limit = settings.clip_norm if sampled is None else settings.clip_norm[sampled]
+                grad = grad * optim.clip_scale(grad, limit).to(grad.dtype)
+            state.optimizers.step(grad, factor, state.active, sampled)
+        if state.average is not None:
+            state.average.update(state.flat, state.active, sampled)
 
     def blame(self, run: int, step: int, outputs: Tensor, parts: LossParts, grad: Tensor) -> None:
         """Record what was not finite in a run's step, and in which members."""
@@ -367,9 +398,10 @@ class Engine:
         means = {name: mean.tolist() for name, mean in running_means.averages(state.sums, state.examples).items()}
         validation: dict[str, Tensor] = {}
         if self.validator is not None and state.stopping is not None:
-            metric, parts = self.validator(self)
-            validation = {"": metric.view(state.runs, -1) if state.stopping.rule.per_member else metric, **parts}
-            state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
+            with state.evaluated():
+                metric, parts = self.validator(self)
+                validation = {"": metric.view(state.runs, -1) if state.stopping.rule.per_member else metric, **parts}
+                state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
         if state.freezing is not None:
             state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
         going = state.active_runs().cpu()
@@ -423,8 +455,18 @@ class Engine:
         forward = functools.partial(self.training_outputs, inputs)
         kept = memory.pass_bytes(state.body, state.flat, forward, known)
         at_a_time = len(state.body) if sampling is None else sampling.count
-        weights = state.flat.numel() * state.flat.element_size()
-        return memory.Needs(at_a_time, memory.COPIES * weights, kept + own_size)
+        copies = memory.COPIES + sum(average is not None for average in (state.average, state.accumulated))
+        held = copies * state.flat.numel() * state.flat.element_size()
+        if state.body.recompute:  # activations of one member at a time; what a network checkpoints itself is not known
+            state.body.recompute = False
+            try:
+                held += memory.pass_bytes(state.body, state.flat, forward, known)
+            except RuntimeError as reason:
+                if str(reason) != RECOMPUTES:
+                    raise
+            finally:
+                state.body.recompute = True
+        return memory.Needs(at_a_time, held, kept + own_size)
 
     def _plan_memory(self, batch: Batch, limit: memory.MemoryLimit) -> None:
         state = self.state
@@ -465,6 +507,9 @@ class Engine:
             frozen_at=None if state.freezing is None else state.freezing.epochs(),
             backend=state.backend,
             precision=str(self.numerics),
+            optimizer=f"{self.optimizer}, all members at once"
+            if state.optimizers is None
+            else f"{state.optimizers.name}, one per member in a loop",
             memory="" if state.plan is None else str(state.plan),
         )
 

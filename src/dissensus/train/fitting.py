@@ -1,6 +1,6 @@
 """`fit`: train all members of an ensemble as one computation."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from dissensus.train.convergence import Convergence
 from dissensus.train.equal_start import tell_of_equal_start
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
+from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
@@ -36,6 +37,7 @@ from dissensus.train.settings import (
     Metric,
     OptimizerSettings,
     TargetSettings,
+    UpdateSettings,
     ValidationSettings,
 )
 from dissensus.train.twin import Twin, twin_objective
@@ -49,15 +51,19 @@ def fit(
     *,
     epochs: int,
     batch_size: int = 128,
-    lr: optim.PerMember = 1e-3,
-    optimizer: str = "adamw",
-    momentum: optim.PerMember = 0.0,
-    nesterov: bool = False,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: optim.PerMember = 0.0,
+    lr: optim.PerMember | None = None,
+    optimizer: str | MakeOptimizer = "adamw",
+    momentum: optim.PerMember | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    weight_decay: optim.PerMember | None = None,
+    no_decay: Sequence[str] | bool = False,
     schedule: str | schedules.Schedule = "constant",
     clip_norm: optim.PerMember | None = None,
+    accumulate: int = 1,
+    ema: float | None = None,
+    recompute: bool = False,
     frozen: Iterable[int] = (),
     freeze: Convergence | None = None,
     unlabelled: Tensor | DataLike | None = None,
@@ -116,15 +122,45 @@ def fit(
         epochs: Number of passes over the data.
         batch_size: Number of examples per step. The last batch of an epoch may be smaller. Not used with a
             ``DataLoader``.
-        lr: Learning rate: a number, or a sequence with one number per member.
-        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``. Updates equal those of ``torch.optim``.
-        momentum: Momentum of SGD: a number, or one per member.
-        nesterov: Whether SGD uses Nesterov momentum.
-        betas: Decay rates of Adam's two moments.
-        eps: Number that Adam adds to the denominator.
-        weight_decay: L2 penalty of SGD and Adam, decoupled weight decay of AdamW: a number, or one per member.
+        lr: Learning rate: a number, or a sequence with one number per member. The default is 1e-3.
+        optimizer: ``"sgd"``, ``"adam"``, ``"adamw"``, ``"lion"`` or ``"muon"``: one update for all members, equal to
+            ``torch.optim``'s, and for Lion to the paper's (Chen et al. 2023). ``"muon"`` is
+            ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` for all 2-D parameters but those of embeddings, and
+            AdamW with the same learning rate and weight decay for the others, weights of convolutions included.
+
+            Or a callable ``parameters -> torch.optim.Optimizer``: a class, a ``functools.partial`` or a function. It is
+            called once per member with a list of the member's parameters, and its optimizers are stepped one after
+            another. The result is that of separate trainings. A function whose parameter is called
+            ``named_parameters`` gets pairs ``(name, parameter)``. Its learning rate and other settings belong to the
+            callable, and are refused here. A ``schedule`` multiplies the learning rates of all groups, as torch's
+            ``LambdaLR``. Optimizers with ``train()`` and ``eval()``, such as schedule-free ones, are switched to
+            evaluation for validation data and at the end. Optimizers that need a closure, such as L-BFGS, are refused.
+        momentum: Momentum of SGD and Muon: a number, or one per member. The default is 0, for Muon 0.95.
+        nesterov: Whether SGD or Muon uses Nesterov momentum. The default is False, for Muon True.
+        betas: Decay rates of Adam's two moments, or Lion's two averages. The default is (0.9, 0.999), for Lion
+            (0.9, 0.99).
+        eps: Number that Adam adds to the denominator. The default is 1e-8.
+        weight_decay: L2 penalty of SGD and Adam, decoupled weight decay of AdamW, Lion and Muon: a number, or one per
+            member. The default is 0, for all of them; in torch it is 0.01 for AdamW and 0.1 for Muon.
+        no_decay: Parameters without weight decay: a list of ``"bias"`` (biases of all layers), ``"norm"`` (all
+            parameters of normalisation layers, by type) and patterns that are matched against the whole name of a
+            parameter, such as ``"head.*"`` or ``"*.embedding.weight"``. True stands for ``["bias", "norm"]``. An entry
+            of the list that matches nothing is refused.
         schedule: Learning-rate schedule: ``"constant"``, ``"cosine"`` or a function from `dissensus.train.schedules`.
         clip_norm: Maximum norm of a member's gradient: a number, or one per member. None does not clip.
+        accumulate: Number of batches whose gradients are averaged for one update, weighted by their examples. Without
+            batch norm, the result of ``accumulate=k`` is that of batches k times as large. An epoch ends with an
+            update, of fewer batches if need be. Steps, here and in the history, count batches. The schedule counts
+            updates, as with large batches.
+        ema: Decay d of an exponential moving average of every member's weights, a ← d·a + (1 − d)·w after every update,
+            such as 0.999. Floating-point buffers, such as batch-norm statistics, are averaged too, as by
+            ``torch.optim.swa_utils.AveragedModel`` with ``use_buffers=True``; the average begins with the weights after
+            the first update. It is evaluated on validation data, and the ensemble holds it at the end: that of the
+            best epoch, or the last one.
+        recompute: Whether to repeat each member's forward pass in the backward pass instead of keeping its activations
+            (activation checkpointing), with equal results. Members run in a loop then, and activations of one member
+            exist at a time. Networks may checkpoint their own blocks by ``torch.utils.checkpoint`` with
+            ``use_reentrant=False``, which is refused otherwise.
         frozen: Indices of members that are not trained. Their weights, optimizer state and batch-norm statistics do not
             change. Their outputs still count in the objective.
         freeze: Rule that freezes members once they have converged, at most one per epoch (see
@@ -227,10 +263,10 @@ def fit(
             ``history.twin``, its history as ``history.twin_history``.
 
             The loss of ``objective`` must be known, as for the check of targets. Otherwise pass the objective of the
-            twin here, for example ``partial(objectives.independent, loss="mse")``. The twin does not use ``unlabelled``
-            data unless its objective takes it, and its members are trained together even if ``sequential`` is set. Its
-            checkpoints are in the folder ``twin`` inside ``checkpoint``. A fit without ``twin`` sets ``ensemble.twin``
-            to None.
+            twin here, for example ``partial(objectives.independent, loss="squared_error")``. The twin does not use
+            ``unlabelled`` data unless its objective takes it, and its members are trained together even if
+            ``sequential`` is set. Its checkpoints are in the folder ``twin`` inside ``checkpoint``. A fit without
+            ``twin`` sets ``ensemble.twin`` to None.
 
     Returns:
         The history: losses, parts of the objective, learning rates and validation metrics of every epoch.
@@ -261,12 +297,13 @@ def fit(
             if not weights.ndim or len(weights) != examples:
                 checks.refuse("weights", f"have one number per example ({examples})", checks.shape_text(weights.shape))
             weights, held_out_weights = (weights[part] for part in rows)
-        numbers = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "clip_norm": clip_norm}
+        settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
+        numbers = settings.per_run(lr=lr, weight_decay=weight_decay, momentum=momentum)
         run = Run.single(
             members=members.members,
             batch_size=checks.count("batch_size", batch_size),
             seed=seed,
-            optimizer={name: value for name, value in numbers.items() if value is not None or name != "clip_norm"},
+            optimizer=numbers if clip_norm is None else {**numbers, "clip_norm": clip_norm},
         )
         recipe = Recipe(
             initial=ExistingMembers(members),
@@ -274,7 +311,8 @@ def fit(
             data=train_data,
             objective=objective,
             epochs=checks.count("epochs", epochs),
-            optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
+            optimizer=settings,
+            updates=UpdateSettings(accumulate, ema, recompute),
             batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
             targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
             precision=PrecisionSettings(precision, channels_last, deterministic),

@@ -117,7 +117,7 @@ def runs_of(
             if sweepable is not None and key in sweepable and isinstance(value, str | bytes | Mapping | None):
                 checks.refuse("grid", f"map {key!r} to numbers", repr(value))
         for key in PER_RUN:
-            if values.get(key) is not None or key != "clip_norm":
+            if key in values and (values[key] is not None or key != "clip_norm"):
                 checked_number(key, values[key])
         seed = checks.count("seed", values["seed"], 0)
         runs.append(

@@ -100,6 +100,8 @@ class History:
     """With ``freeze``, the epoch at whose end each member was frozen as converged; None for those that were not."""
     backend: str = ""
     precision: str = ""
+    optimizer: str = ""
+    """The optimizer, and whether one update serves all members or each has its own in a loop."""
     memory: str = ""
     """Members at once and about how much memory that takes, as planned before the first step."""
     twin: Ensemble | None = field(default=None, repr=False, compare=False)

@@ -4,6 +4,7 @@ Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` o
 entry is 0 is left exactly as it is: weights, moments and step count.
 """
 
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import dissensus.train.fused_optim as fused
@@ -36,16 +37,53 @@ class OptimizerColumns:
     """Whether any weight decay is not zero, known on the host."""
     everyone: bool = False
     """Whether no row rests, known on the host: moments then need no mask."""
+    decayed: Float[Tensor, "#M P"] | None = None
+    """1 for weights that decay and 0 for others, one row for all members or one each; None: all weights decay."""
+    matrices: "MatrixColumns | None" = None
+    """Where the matrices are that Muon orthogonalises; None for other optimisers."""
 
     def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
         columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        if self.decayed is not None and len(self.decayed) == 1:
+            columns["decayed"] = self.decayed
         return replace(self, **columns)
+
+    @property
+    def decay(self) -> Float[Tensor, "M _"]:
+        """The weight decay of every member, or of every weight where some do not decay."""
+        return self.weight_decay if self.decayed is None else self.weight_decay * self.decayed
+
+
+@dataclass(frozen=True)
+class MatrixColumns:
+    """The columns of all 2-D parameters, sorted by shape, and the other columns."""
+
+    columns: Int[Tensor, " Q"]
+    rest: Int[Tensor, " S"]
+    shapes: tuple[tuple[int, int, int], ...]
+    """``(count, height, width)`` of the matrices of each shape, in the order of `columns`."""
 
 
 Moments = dict[str, Tensor]
 """The state of an optimizer, one row per member."""
 Update = Callable[[Matrix, Matrix, Moments, OptimizerColumns, Column, Column | None], None]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The settings of a named optimiser where the user gives none."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+
+DEFAULTS = {"lion": Defaults(betas=(0.9, 0.99)), "muon": Defaults(momentum=0.95, nesterov=True)}
+"""Where they differ from `Defaults`."""
 
 
 def checked_number(name: str, value: float) -> float:
@@ -90,10 +128,18 @@ def checked_betas(betas: tuple[float, float]) -> tuple[float, float]:
     return first, second
 
 
-def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: bool) -> OptimizerColumns:
+def settings(
+    hyper: Mapping[str, Any],
+    members: int,
+    like: Tensor,
+    *,
+    nesterov: bool,
+    decayed: Tensor | None = None,
+    matrices: MatrixColumns | None = None,
+) -> OptimizerColumns:
     """Columns from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
     momentum = column("momentum", hyper["momentum"], members, like)
-    if nesterov and not bool((momentum > 0).all()):
+    if nesterov and matrices is None and not bool((momentum > 0).all()):
         checks.refuse("nesterov", "come with a momentum", "momentum 0", "Pass momentum=0.9.")
     decay = column("weight_decay", hyper["weight_decay"], members, like)
     return OptimizerColumns(
@@ -104,6 +150,8 @@ def settings(hyper: Mapping[str, Any], members: int, like: Tensor, *, nesterov: 
         eps=checks.number("eps", hyper["eps"], 0),
         nesterov=nesterov,
         decays=bool((decay != 0).any()),
+        decayed=decayed,
+        matrices=matrices,
     )
 
 
@@ -116,14 +164,14 @@ def sgd(
     scale: Column | None = None,
 ) -> None:
     """Stochastic gradient descent with momentum (v ← μv + g) and, on request, Nesterov's look-ahead."""
-    if "velocity" in moments and fused.takes(flat):
+    if "velocity" in moments and settings.decayed is None and fused.takes(flat):
         columns = [active, _or_ones(scale, active), settings.weight_decay, settings.momentum, settings.lr]
         arguments = [grad.contiguous(), moments["velocity"], *columns, flat.shape[1]]
         if fused.launch("sgd_rows", flat, *arguments, NESTEROV=settings.nesterov):
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays:
-        grad = grad + settings.weight_decay.to(flat.dtype) * flat
+        grad = grad + settings.decay.to(flat.dtype) * flat
     if "velocity" in moments:
         velocity, momentum = moments["velocity"], settings.momentum.to(flat.dtype)
         moved = velocity * momentum + grad
@@ -172,8 +220,8 @@ def _adam_step(
     # A member that rests, or whose rate is zero, divides by infinity: its update is exactly zero, without a branch.
     slowness = torch.where(active > 0, bias1 / settings.lr, torch.inf)
     root = bias2.clamp_min(torch.finfo(bias2.dtype).tiny).rsqrt()
-    shrink = 1 - settings.lr * settings.weight_decay * active if decoupled else torch.ones_like(active)
-    if fused.takes(flat):
+    shrink = 1 - settings.lr * settings.decay * active if decoupled else torch.ones_like(active)
+    if settings.decayed is None and fused.takes(flat):
         penalty = torch.zeros_like(active) if decoupled else settings.weight_decay
         columns = [active, _or_ones(scale, active), penalty, shrink, slowness, root]
         arguments = [grad.contiguous(), mean, square, *columns, flat.shape[1], first, second, settings.eps]
@@ -183,7 +231,7 @@ def _adam_step(
     if settings.decays and decoupled:
         flat.mul_(shrink.to(flat.dtype))
     elif settings.decays:
-        grad = grad + settings.weight_decay.to(flat.dtype) * flat
+        grad = grad + settings.decay.to(flat.dtype) * flat
     if settings.everyone:
         mean.lerp_(grad, first)
         square.mul_(1 - second).addcmul_(grad, grad, value=second)
@@ -205,17 +253,104 @@ def _or_ones(scale: Column | None, like: Column) -> Column:
     return torch.ones_like(like) if scale is None else scale
 
 
-OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+def lion(
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
+) -> None:
+    """Lion (Chen et al. 2023, Algorithm 2): θ ← θ − η (sign(β₁ m + (1 − β₁) g) + λ θ), then m ← β₂ m + (1 − β₂) g."""
+    mean, (first, second) = moments["mean"], settings.betas
+    grad = _tamed(grad, settings, active, scale)
+    direction = mean.lerp(grad, 1 - first).sign_()
+    if settings.decays:
+        flat.mul_((1 - settings.lr * settings.decay * active).to(flat.dtype))
+    flat.sub_(direction.mul_((settings.lr * active).to(flat.dtype)))
+    mean.lerp_(grad, ((1 - second) * active).to(flat.dtype))
 
 
-def initial_moments(name: str, flat: Matrix, momentum: Column) -> Moments:
+def muon(
+    flat: Matrix,
+    grad: Matrix,
+    moments: Moments,
+    settings: OptimizerColumns,
+    active: Column,
+    scale: Column | None = None,
+) -> None:
+    """Muon for matrices, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``; AdamW for all other parameters.
+
+    With this adjustment (Liu et al. 2025) one learning rate and one weight decay serve both.
+    """
+    assert settings.matrices is not None
+    places = settings.matrices
+    grad = _tamed(grad, settings, active, scale)
+    dtype, going = flat.dtype, active > 0
+    own, own_grad, velocity = flat[:, places.columns], grad[:, places.columns], moments["velocity"]
+    momentum = settings.momentum.to(dtype)
+    moved = velocity.lerp(own_grad, 1 - momentum)
+    velocity.copy_(torch.where(going, moved, velocity))
+    update = own_grad.lerp(moved, momentum) if settings.nesterov else moved
+    moves: list[Tensor] = []
+    start = 0
+    for count, height, width in places.shapes:
+        end = start + count * height * width
+        stacked = update[:, start:end].reshape(-1, height, width)
+        moves.append(orthogonalised(stacked).to(dtype).view(len(flat), -1) * (0.2 * math.sqrt(max(height, width))))
+        start = end
+    decay = settings.weight_decay
+    if settings.decayed is not None:
+        decay = decay * settings.decayed[:, places.columns]
+    new = own * (1 - settings.lr * decay).to(dtype) - settings.lr.to(dtype) * torch.cat(moves, 1)
+    flat.index_copy_(1, places.columns, torch.where(going, new, own))
+    if places.rest.numel():
+        decayed = None if settings.decayed is None else settings.decayed[:, places.rest]
+        rest = flat[:, places.rest]
+        adamw(rest, grad[:, places.rest], moments, replace(settings, decayed=decayed), active)
+        flat.index_copy_(1, places.rest, rest)
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon's iteration, of which torch does five, too."""
+
+
+def orthogonalised(matrices: Float[Tensor, "N H W"]) -> Float[Tensor, "N H W"]:
+    """Matrices whose singular values five Newton–Schulz iterations have moved near 1, in bfloat16 as in torch's Muon.
+
+    >>> round(float(torch.linalg.matrix_norm(orthogonalised(torch.eye(2).unsqueeze(0)).float(), 2)), 1)
+    0.9
+    """
+    a, b, c = NEWTON_SCHULZ
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.bfloat16()
+    if tall:
+        x = x.transpose(1, 2)
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = torch.bmm(x, x.transpose(1, 2))
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.transpose(1, 2) if tall else x
+
+
+OPTIMIZERS: dict[str, Update] = {"sgd": sgd, "adam": adam, "adamw": adamw, "lion": lion, "muon": muon}
+
+
+def initial_moments(name: str, flat: Matrix, momentum: Column, matrices: MatrixColumns | None = None) -> Moments:
     """The state of an optimiser before its first step."""
     if name == "sgd":
         return {"velocity": torch.zeros_like(flat)} if bool((momentum != 0).any()) else {}
+    if name == "lion":
+        return {"mean": torch.zeros_like(flat)}
+    moments: Moments = {}
+    if matrices is not None:
+        moments["velocity"] = torch.zeros_like(flat[:, matrices.columns])
+        flat = flat[:, matrices.rest]
     return {
+        **moments,
         "mean": torch.zeros_like(flat),
         "square": torch.zeros_like(flat),
-        "steps": torch.zeros_like(flat[:, :1], dtype=wide(flat)),
+        "steps": flat.new_zeros((len(flat), 1), dtype=wide(flat)),
     }
 
 

@@ -8,6 +8,7 @@ import collections
 import dis
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (dict, list, set, collections.deque)
 
 
-class _NotStorable(Exception):
+class NotStorable(Exception):
     """A value that is more than numbers, texts, tensors and containers of those, or that is too large."""
 
 
@@ -130,7 +131,7 @@ class PythonState:
                 for key, value in _changed(start, now).items():
                     try:
                         stored.append([encoder.encoded(key), encoder.encoded(value)])
-                    except _NotStorable:
+                    except NotStorable:
                         unknown += [] if decides_nothing(value) else [_label(holder, key)]
                 missing = [encoder.encoded(key) for key in start if key not in now and isinstance(key, _SCALARS)]
                 if stored or missing:
@@ -138,7 +139,7 @@ class PythonState:
             elif now != start:
                 try:
                     changes.append([index, encoder.encoded(holder), []])
-                except _NotStorable:
+                except NotStorable:
                     unknown.append(self._container_label(holder))
         self._tell(unknown)
         facts = json.dumps({"generators": states, "changes": changes}).encode()
@@ -299,15 +300,15 @@ def _label(holder: Any, name: object) -> str:
 class _Encoder:
     """Values as JSON, with their tensors beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: float = _MOST_BYTES) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.bytes = 0
+        self.bytes, self.most_bytes = 0, most_bytes
 
     def encoded(self, value: Any) -> Any:
-        """A value as JSON; `_NotStorable` where it has no such form."""
+        """A value as JSON; `NotStorable` where it has no such form."""
         self.bytes += 8
-        if self.bytes > _MOST_BYTES:
-            raise _NotStorable
+        if self.bytes > self.most_bytes:
+            raise NotStorable
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) in (float, complex):
@@ -323,17 +324,17 @@ class _Encoder:
             return {kind: [self._stored(torch.from_numpy(np.array(value))), str(value.dtype)]}
         if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
             return {"tensor": [self._stored(value), str(value.device)]}
-        raise _NotStorable
+        raise NotStorable(f"a {type(value).__name__}")
 
     def _stored(self, tensor: Tensor) -> str:
         self.bytes += tensor.nbytes
-        if self.bytes > _MOST_BYTES:
-            raise _NotStorable
+        if self.bytes > self.most_bytes:
+            raise NotStorable
         name = f"value {len(self.tensors)}"
         try:
             self.tensors[name] = tensor.detach().cpu().clone().contiguous()
         except RuntimeError as reason:  # a tensor of a transformation such as vmap, which exists within it only
-            raise _NotStorable from reason
+            raise NotStorable from reason
         return name
 
 
@@ -358,6 +359,17 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         "tensor": lambda parts: tensors[parts[0]].to(parts[1]),
     }
     return decode[kind](content)
+
+
+def encoded(value: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A value of any size as JSON, and its tensors by name; `NotStorable` where it has no such form."""
+    encoder = _Encoder(math.inf)
+    return encoder.encoded(value), encoder.tensors
+
+
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `encoded` was given."""
+    return _decoded(value, tensors)
 
 
 def global_generators(device: torch.device) -> dict[str, Any]:

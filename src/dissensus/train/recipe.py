@@ -30,6 +30,7 @@ from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.randomness import is_generator
 from dissensus.train.adversary import AdversarialTraining, Adversary
+from dissensus.train.averaging import GradientAverage, WeightAverage
 from dissensus.train.capture import graph_steps
 from dissensus.train.checkpoint import Checkpointer
 from dissensus.train.compatibility import (
@@ -48,6 +49,7 @@ from dissensus.train.compatibility import (
     check_target_settings,
     check_targets_augmented,
     check_unlabelled,
+    check_updates,
     check_validation,
 )
 from dissensus.train.convergence import Convergence, Freezing
@@ -56,8 +58,10 @@ from dissensus.train.engine import Engine, RunLosses
 from dissensus.train.evaluation import Source, Validation, over_runs
 from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
+from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.numerics import PrecisionSettings, numerics
+from dissensus.train.parameter_columns import decay_mask, matrix_columns
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
@@ -66,6 +70,7 @@ from dissensus.train.settings import (
     CheckpointSettings,
     OptimizerSettings,
     TargetSettings,
+    UpdateSettings,
     ValidationSettings,
 )
 from dissensus.train.state import RunSettings, TrainState
@@ -173,6 +178,7 @@ class Recipe:
     objective: Callable[..., LossParts]
     epochs: int
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    updates: UpdateSettings = field(default_factory=UpdateSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
@@ -211,6 +217,7 @@ class Recipe:
         for members in {run.members for run in self.runs}:
             check_augments(self.batches.augment, members)
         check_few(objective, self.active_members)
+        check_updates(self.optimizer, self.updates, self.runs, self.active_members)
         if not sweep:
             check_adversarial(objective, self.adversarial, self.unlabelled, self.batches.augment, self.active_members)
             if self.adversarial is not None and self.targets.ignore_index is not None:
@@ -311,6 +318,10 @@ class Recipe:
             "ignore_index": self.targets.ignore_index,
             "class_axis": None if self.targets.class_axis == 2 else self.targets.class_axis,
             "bootstrap": self.batches.bootstrap or None,
+            "no_decay": self.optimizer.no_decay or None,
+            "accumulate": None if self.updates.accumulate == 1 else self.updates.accumulate,
+            "ema": self.updates.ema,
+            "recompute": self.updates.recompute or None,
         }
 
     def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
@@ -364,11 +375,13 @@ class Recipe:
         )
         rows, validation_rows = self._rows(runs)
         schedule = schedules.resolved(self.optimizer.schedule)
-        schedules.check(schedule, self.steps_per_epoch(runs[0]), self.epochs)
+        updates = -(-self.steps_per_epoch(runs[0]) // self.updates.accumulate)
+        schedules.check(schedule, updates, self.epochs)
         body = self.initial.body(runs, self._input_dtype())
         feed = self._feed(runs, rows, targets, Conversion.of(body))
         decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
+        body.recompute = self.updates.recompute
         if choices is not None:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body)
@@ -400,12 +413,13 @@ class Recipe:
             state=state,
             feed=feed,
             losses=losses,
-            optimizer=self.optimizer.name,
+            optimizer=self.optimizer.name if isinstance(self.optimizer.name, str) else "",
             schedule=schedule,
             epochs=self.epochs,
             numerics=decided,
             targets=targets,
             bootstrap=self.batches.bootstrap,
+            accumulate=self.updates.accumulate,
             validator=self._validator(
                 objective, feed, validation_rows, targets, unsmoothed if self.targets.label_smoothing else losses
             ),
@@ -494,9 +508,8 @@ class Recipe:
             for name in runs[0].optimizer
         }
         clip_norm = columns.pop("clip_norm", None)
-        numbers = {**columns, "betas": self.optimizer.betas, "eps": self.optimizer.eps}
-        optimizer = optim.settings(numbers, len(flat), flat, nesterov=self.optimizer.nesterov)
-        check_momentum(self.optimizer.name, optimizer.momentum)
+        own = self._member_optimizers(body, flat)
+        optimizer = self._optimizer_columns(columns, body, flat, own)
         state = TrainState(
             body=body,
             flat=flat,
@@ -511,13 +524,60 @@ class Recipe:
                 draw_keys=draw_keys(self.objective, seeds, device),
                 sampling=MemberSampling.of(self.active_members, members, seeds, device),
             ),
-            moments=optim.initial_moments(self.optimizer.name, flat, optimizer.momentum),
+            moments={}
+            if own is not None
+            else optim.initial_moments(str(self.optimizer.name), flat, optimizer.momentum, optimizer.matrices),
+            optimizers=own,
+            average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
+            accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
             active=_active(self.frozen, members, device).repeat(len(runs)),
             stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
         check_drawn(state)
         return state
+
+    def _member_optimizers(self, body: Body, flat: Tensor) -> MemberOptimizers | None:
+        """Optimizers that the user brings, one per row; None for a name."""
+        make = self.optimizer.make
+        if make is None:
+            return None
+        scheduled = self.optimizer.schedule != "constant"
+        check_optimizer(make, body, flat, stored=self.checkpoint is not None, scheduled=scheduled)
+        own = MemberOptimizers(make, body, flat, scheduled=scheduled)
+        if own.has_modes and self.updates.ema is not None:
+            fix = "It averages weights itself: leave `ema` out."
+            checks.refuse("ema", "come without an optimizer that has modes for training and evaluation", own.name, fix)
+        on_gpu = ", and steps are not captured in graphs" if flat.is_cuda else ""
+        log.info("optimizer %s: one per member, stepped in a loop; passes stay stacked%s", own.name, on_gpu)
+        return own
+
+    def _optimizer_columns(
+        self, columns: dict[str, list[float]], body: Body, flat: Tensor, own: MemberOptimizers | None
+    ) -> optim.OptimizerColumns:
+        """Settings of the optimizer, one row per member; of those that the user brings, the learning rates alone."""
+        settings = self.optimizer
+        if own is not None:
+            none = flat.new_zeros((len(flat), 1), dtype=optim.wide(flat))
+            return optim.OptimizerColumns(
+                lr=none + none.new_tensor(own.rates()).unsqueeze(1),
+                weight_decay=none,
+                momentum=none,
+                betas=(0.0, 0.0),
+                eps=0.0,
+                nesterov=False,
+                decays=False,
+            )
+        optimizer = optim.settings(
+            {**columns, "betas": settings.betas, "eps": settings.eps},
+            len(flat),
+            flat,
+            nesterov=bool(settings.nesterov),
+            decayed=decay_mask(body, flat, settings.no_decay),
+            matrices=matrix_columns(body, flat) if settings.name == "muon" else None,
+        )
+        check_momentum(str(settings.name), optimizer.momentum)
+        return optimizer
 
     def _validator(
         self, objective: Objective, feed: Batches, rows: Tensor | None, targets: Targets, losses: RunLosses

@@ -78,5 +78,6 @@ def _joined(stages: list[History]) -> History:
         best_epoch=best if len(best) == len(stages) else None,
         backend=last.backend,
         precision=last.precision,
+        optimizer=last.optimizer,
         memory=last.memory,
     )

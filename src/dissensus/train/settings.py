@@ -14,6 +14,8 @@ from dissensus import checks
 from dissensus.arrays import Conversion
 from dissensus.batch import Unpack
 from dissensus.data.batches import Augments, changes_targets
+from dissensus.train.member_optimizers import MakeOptimizer
+from dissensus.train.parameter_columns import checked_no_decay
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """``(outputs [M, N, C], targets) ->`` a number, or one per member."""
@@ -23,18 +25,73 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 class OptimizerSettings:
     """The optimizer, and those of its settings that all runs and members share."""
 
-    name: str = "adamw"
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    name: str | MakeOptimizer = "adamw"
+    """A name, or a callable that makes the optimizer of one member."""
+    nesterov: bool | None = None
+    """None, here and below: the default of the optimizer."""
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
     schedule: str | schedules.Schedule = "constant"
+    no_decay: tuple[str, ...] | bool = False
+    """Parameters without weight decay: 'bias', 'norm' and patterns of names; True: both words."""
 
     def __post_init__(self) -> None:
-        checks.one_of("optimizer", self.name, optim.OPTIMIZERS)
         schedules.resolved(self.schedule)
+        object.__setattr__(self, "no_decay", checked_no_decay(self.no_decay))
+        given = [name for name in ("nesterov", "betas", "eps") if getattr(self, name) is not None]
+        if callable(self.name):
+            refuse_beside_callable([*given, *(["no_decay"] if self.no_decay else [])])
+            return
+        checks.one_of("optimizer", self.name, optim.OPTIMIZERS)
+        for name in {"nesterov", "betas", "eps"}.difference(given):
+            object.__setattr__(self, name, getattr(self.defaults, name))
+        assert self.betas is not None
+        assert self.eps is not None
         optim.checked_betas(self.betas)
         checks.number("eps", self.eps, 0)
         checks.flag("nesterov", self.nesterov)
+
+    @property
+    def defaults(self) -> optim.Defaults:
+        """The settings of a named optimizer where the user gives none."""
+        return optim.DEFAULTS.get(str(self.name), optim.Defaults())
+
+    @property
+    def make(self) -> MakeOptimizer | None:
+        """The callable that makes the optimizer of one member; None for a name."""
+        return self.name if callable(self.name) else None
+
+    def per_run(self, **numbers: optim.PerMember | None) -> dict[str, Any]:
+        """Settings that may differ between runs and members, with defaults for those that are None."""
+        if callable(self.name):
+            refuse_beside_callable([name for name, number in numbers.items() if number is not None])
+            return {}
+        return {n: getattr(self.defaults, n) if number is None else number for n, number in numbers.items()}
+
+
+def refuse_beside_callable(names: Sequence[str]) -> None:
+    """Refuse settings that belong to the optimizer which a callable makes."""
+    if names:
+        fix = "Set it in the callable: functools.partial(torch.optim.NAdam, lr=...), or a lambda with parameter groups."
+        checks.refuse(names[0], "be left out if `optimizer` is a callable", "both", fix)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What happens around the updates of an optimizer."""
+
+    accumulate: int = 1
+    """Batches whose gradients are averaged for one update."""
+    ema: float | None = None
+    """The decay of the moving average of the weights; None: no average."""
+    recompute: bool = False
+    """Whether every member's forward pass is repeated in the backward pass, instead of keeping its activations."""
+
+    def __post_init__(self) -> None:
+        checks.count("accumulate", self.accumulate)
+        if self.ema is not None:
+            checks.number("ema", self.ema, 0, 1, open_high=True)
+        checks.flag("recompute", self.recompute)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,11 @@ import dissensus.train.optim as optim
 import dissensus.train.running_means as running_means
 from dissensus.axes import LossParts
 from dissensus.execution import Body
+from dissensus.train.averaging import GradientAverage, WeightAverage
 from dissensus.train.convergence import Freezing
 from dissensus.train.early_stopping import EarlyStopping
 from dissensus.train.history import Failure
+from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
@@ -75,6 +78,12 @@ class TrainState:
     """The state of the optimizer."""
     active: Bool[Tensor, " G"]
     """Rows that train; the others rest."""
+    optimizers: MemberOptimizers | None = None
+    """Optimizers that the user brings, one per row; None: all rows are updated at once, with `moments`."""
+    average: WeightAverage | None = None
+    """The moving average of the weights."""
+    accumulated: GradientAverage | None = None
+    """Gradients of the batches since the last update; None where every batch has an update."""
     stopping: EarlyStopping | None = None
     freezing: Freezing | None = None
     """Freezes members of a single run that have converged."""
@@ -151,6 +160,25 @@ class TrainState:
             return None
         return self.settings.sampling.rows(self.sampled)
 
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """A block in which members have the weights to evaluate: averaged ones, or those of the optimizers' choice."""
+        if self.optimizers is not None:
+            self.optimizers.eval()
+        with nullcontext() if self.average is None else self.average.swapped_in(self.flat):
+            yield
+
+    def accumulate(self, grad: Float[Tensor, "G P"], examples: int) -> None:
+        """Add the gradient of a batch to those since the last update, by its examples or their weight."""
+        assert self.accumulated is not None
+        weight: Tensor | int = examples
+        if self.step_weight is not None:
+            own = self.step_weight if self.step_weight.ndim == 2 else self.step_weight.unsqueeze(1)
+            # Masks of one network are not rows of their own.
+            own = own if own.shape[1] in (1, self.members) else own.mean(1, keepdim=True)
+            weight = own.expand(self.runs, self.members).flatten()
+        self.accumulated.add(grad, weight)
+
     def begin_epoch(self) -> None:
         """Copy the buffers and reset the sums."""
         self.epoch_buffers = {name: tensor.clone() for name, tensor in self.body.state().items()}
@@ -189,6 +217,10 @@ class TrainState:
     def retire(self, done: Bool[Tensor, " R"]) -> bool:
         """Put runs that are done aside, with their best weights; return whether the other runs were selected."""
         rows = self.rows_of(done)
+        if self.optimizers is not None:
+            self.optimizers.eval(rows.tolist())
+        if self.average is not None:
+            self.average.adopt(self.flat, rows)
         if self.stopping is not None:
             self.stopping.restore(self.flat, rows)
             for place, best in enumerate(self.stopping.best_epochs(self.runs)):
@@ -216,6 +248,12 @@ class TrainState:
         self.body.attach(flat, selected_rows(self.body.state(), rows))
         self.flat = flat.requires_grad_()
         self.moments = selected_rows(self.moments, rows)
+        if self.optimizers is not None:
+            self.optimizers.select(rows)
+            self.optimizers.follow(flat)
+        for average in (self.average, self.accumulated):
+            if average is not None:
+                average.select(rows)
         self.epoch_buffers = selected_rows(self.epoch_buffers, rows)
         self.active = self.active[rows]
         self.settings = self.settings.select(runs, rows)
@@ -236,6 +274,9 @@ class TrainState:
         """Everything that a checkpoint must hold, as tensors."""
         groups: dict[str, Mapping[str, Tensor]] = {
             "moments": self.moments,
+            "optimizers": {} if self.optimizers is None else self.optimizers.tensors(),
+            "average": {} if self.average is None else self.average.tensors(),
+            "accumulated": {} if self.accumulated is None else self.accumulated.tensors(),
             "buffers": self.body.state(),
             "epoch_buffers": self.epoch_buffers,
             "sums": self.sums,
@@ -294,6 +335,12 @@ class TrainState:
         sums, self.finished = on_device.get("sums", {}), on_device.get("finished", {})
         self.sums = {name: sums[name] for name in facts["losses"]}  # the order of the history's columns
         self.resting = not bool(self.active.all())
+        if self.optimizers is not None and facts["run_ids"]:
+            self.optimizers.follow(flat)
+            self.optimizers.load(on_device["optimizers"])
+        for name, average in (("average", self.average), ("accumulated", self.accumulated)):
+            if average is not None:
+                average.load(on_device[name])
         if self.stopping is not None:
             self.stopping.load(on_device["stopping"])
         if self.freezing is not None:

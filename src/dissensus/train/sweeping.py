@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from dissensus.train.compatibility import check_resume, held_out_of, tell_of_spl
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
+from dissensus.train.member_optimizers import MakeOptimizer
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
@@ -38,6 +39,7 @@ from dissensus.train.settings import (
     Metric,
     OptimizerSettings,
     TargetSettings,
+    UpdateSettings,
     ValidationSettings,
 )
 from dissensus.train.sweep_result import Group, Outcome, Sweep
@@ -57,15 +59,19 @@ def sweep(
     members: int = 5,
     epochs: int,
     batch_size: int = 128,
-    lr: float = 1e-3,
-    optimizer: str = "adamw",
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    lr: float | None = None,
+    optimizer: str | MakeOptimizer = "adamw",
+    momentum: float | None = None,
+    nesterov: bool | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    weight_decay: float | None = None,
+    no_decay: Sequence[str] | bool = False,
     schedule: str | schedules.Schedule = "constant",
     clip_norm: float | None = None,
+    accumulate: int = 1,
+    ema: float | None = None,
+    recompute: bool = False,
     unlabelled: Any = None,
     weights: Any = None,
     unpack: Unpack | None = None,
@@ -129,8 +135,12 @@ def sweep(
         betas: See `dissensus.fit`.
         eps: See `dissensus.fit`.
         weight_decay: See `dissensus.fit`. The grid takes precedence.
+        no_decay: See `dissensus.fit`.
         schedule: See `dissensus.fit`.
         clip_norm: Maximum norm of a member's gradient. The grid takes precedence.
+        accumulate: See `dissensus.fit`.
+        ema: See `dissensus.fit`.
+        recompute: See `dissensus.fit`.
         unlabelled: Data without labels as tensors. See `dissensus.fit`.
         weights: See `dissensus.fit`.
         unpack: See `dissensus.fit`.
@@ -175,7 +185,7 @@ def sweep(
 
     >>> import dissensus as ds
     >>> x, y = torch.randn(64, 3), torch.randn(64, 1)
-    >>> objective = functools.partial(ds.objectives.augmented, loss="mse", pool="score")
+    >>> objective = functools.partial(ds.objectives.augmented, loss="squared_error", pool="score")
     >>> build = functools.partial(ds.nets.mlp, 3, 1, (8,))
     >>> result = ds.sweep(build, (x, y), objective, grid={"beta": [0, 0.5, 1]}, members=2, epochs=2)
     >>> result.outputs(x).shape
@@ -184,10 +194,9 @@ def sweep(
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     refuse_iterator(data, "checks and for runs that are not trained together")
     seed = checks.count("seed", seed, 0)
+    settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
     defaults = {
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "momentum": momentum,
+        **settings.per_run(lr=lr, weight_decay=weight_decay, momentum=momentum),
         "clip_norm": clip_norm,
         "seed": seed,
         "members": members,
@@ -215,7 +224,8 @@ def sweep(
         data=train_data,
         objective=objective,
         epochs=checks.count("epochs", epochs),
-        optimizer=OptimizerSettings(optimizer, nesterov, betas, eps, schedule),
+        optimizer=settings,
+        updates=UpdateSettings(accumulate, ema, recompute),
         batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
         targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
         precision=PrecisionSettings(precision, channels_last, deterministic),
@@ -246,6 +256,7 @@ def sweep(
                 engine = part.engine(recipe, progress)
             train(engine)
             engine.body.eval()
+            engine.body.recompute = False
             runs = [recipe.runs[number] for number in part.numbers]
             seeds = [run.seed for run in runs]
             groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class TrainedLoss(NamedTuple):
     """A loss per example, and how members are pooled."""
 
     loss: str | PerExampleLoss
-    """A name from `dissensus.losses`, or a function of a user."""
+    """A name from `dissensus.losses`, a function of it with settings (a partial), or a function of a user."""
     pool: Pool
     weights: Weights
     declared: bool
@@ -46,7 +46,8 @@ class TrainedLoss(NamedTuple):
 def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
     """The loss and the pool that an objective declares, or that its arguments name; None where they are unknown.
 
-    Without a pool, class logits are pooled by probability and everything else by score.
+    Without a pool, it is the first of the loss's pools (`dissensus.losses.LOSSES`): class logits, labels and Gaussians
+    are pooled by probability, and everything else by score.
 
     >>> import functools
     >>> from dissensus.objectives import independent
@@ -56,22 +57,18 @@ def trained_loss(objective: Callable[..., Any]) -> TrainedLoss | None:
     True
     """
     declared, vouched = declaration(objective), is_declared(objective)
-    loss = _by_name(declared.loss or argument(objective, "loss"))
-    if isinstance(loss, str) and loss in losses.LOSSES:
-        natural: Pool = "probability" if losses.named(loss).takes == "logits" else "score"
+    loss: Any = declared.loss or argument(objective, "loss")
+    name = losses.name_of(loss)
+    if name is not None:
+        loss = loss if losses.settings_of(loss) else name
+        natural: Pool = losses.named(name).pools[0]
     elif vouched and callable(loss):
         natural = "score"
     else:
         return None
     pool = declared.pool or argument(objective, "pool")
     weights = argument(objective, "weights") if "weights" in declared.per_member else None
-    return TrainedLoss(loss, pool if pool in POOLS else natural, weights, vouched)
-
-
-def _by_name(loss: Any) -> str | PerExampleLoss | None:
-    """The name of a loss function of `dissensus.losses`; any other value as it is."""
-    names = [name for name, known in losses.LOSSES.items() if loss is known.function]
-    return names[0] if names else loss
+    return TrainedLoss(cast(Any, loss), pool if pool in POOLS else natural, weights, vouched)
 
 
 def check_weighted(objective: Callable[..., Any], weighted: bool) -> None:
@@ -90,8 +87,8 @@ class Targets:
     `observe` takes.
     """
 
-    loss: str | None = None
-    """A name from `dissensus.losses`; None if the loss is unknown."""
+    loss: str | PerExampleLoss | None = None
+    """A loss of `dissensus.losses`; None if the loss is unknown."""
     held_out: Tensor | None = None
     """Targets of validation data, if they are in memory."""
     width: int | None = None
@@ -117,7 +114,7 @@ class Targets:
     ) -> "Targets":
         """For the loss that an objective is known to train on."""
         known = trained_loss(objective)
-        loss = known.loss if known is not None and isinstance(known.loss, str) else None
+        loss = known.loss if known is not None and losses.known(known.loss) is not None else None
         return cls(
             loss,
             held_out,
@@ -151,6 +148,7 @@ class Targets:
         if outputs.ndim > 4 and tuple(targets.shape[1:]) != (*outputs.shape[3:axis], *outputs.shape[axis + 1 :]):
             return  # soft labels, values, or what an objective of a user knows how to take
         self.members, self.width = outputs.shape[1], outputs.shape[axis]
+        losses.tell_of_mean(self.loss, self.width)
         self.check_all(targets)
 
     def check_batch(self, targets: Tensor, weights: Tensor | None) -> None:
