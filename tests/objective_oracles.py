@@ -63,7 +63,7 @@ def gradient_adjusted(outputs, targets, *, alpha, others_only=False):
     return [total]
 
 
-def negative_correlation(outputs, targets, *, strength, loss="mse"):
+def negative_correlation(outputs, targets, *, strength, loss="squared_error"):
     """Σ_j L_j − λ/2 · d_jᵀ H d_j, with the Hessian of the loss at the mean output."""
     members, batch, _ = outputs.shape
     total = 0.0

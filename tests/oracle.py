@@ -362,7 +362,7 @@ def hessian_pseudo_huber(output, target):
 
 
 HESSIANS = {
-    "mse": hessian_mse,
+    "squared_error": hessian_mse,
     "cross_entropy": hessian_cross_entropy,
     "logistic": hessian_logistic,
     "exponential": hessian_exponential,

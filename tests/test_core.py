@@ -50,7 +50,7 @@ REFUSALS = {
     "weights sign": (lambda: decomposed(weights=[2.0, -1.0]), "be non-negative"),
     "weights nan": (lambda: decomposed(weights=[math.nan, 1.0]), "be non-negative"),
     "values shape": (
-        lambda: decomposed(targets=torch.ones(2, 2), loss="mse", pool="score"),
+        lambda: decomposed(targets=torch.ones(2, 2), loss="squared_error", pool="score"),
         r"shape \[B=2, C=3\]; got \[2, 2\]",
     ),
     "margins": (

@@ -95,7 +95,6 @@ REFUSED_CASES = [
     ("squared_error", "real", "vote"),
     ("logistic", "signs", "probability"),
     ("exponential", "signs", "probability"),
-    ("poisson", "counts", "probability"),
     ("logistic", "signs", "vote"),
     ("exponential", "signs", "vote"),
     ("poisson", "counts", "vote"),

@@ -8,7 +8,7 @@ from torch import nn
 
 import dissensus as ds
 
-independent = partial(ds.objectives.independent, loss="mse")
+independent = partial(ds.objectives.independent, loss="squared_error")
 M, N, BATCH, EPOCHS = 3, 24, 8, 3
 
 

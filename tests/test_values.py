@@ -203,8 +203,8 @@ def test_the_time_between_checkpoints_is_a_number(tmp_path, unchecked):
 OUT_OF_RANGE = {
     "momentum": (1.0, 2, [0.5, 1.5]),
     "betas": ((0.9, 1.0), (0.9,), (0.9, 0.9, 0.9), "ab", (0.9, math.nan)),
-    "lr": (1e300, [0.1, math.nan], [0.1, True], [0.1, "a"], [0.1], None),
-    "weight_decay": (1e300, None),
+    "lr": (1e300, [0.1, math.nan], [0.1, True], [0.1, "a"], [0.1]),
+    "weight_decay": (1e300, math.nan),
     "frozen": ([0.5], [True], [5], ["a"]),
     "split_seed": (1.0,),
 }

@@ -61,10 +61,10 @@ def learner_dropout(
     """
     outputs, targets, example_weights = examples(outputs, targets, example_weights, interacting="learner_dropout")
     members, batch, _ = checks.member_outputs(outputs)
-    check_pool(loss, pool)
-    losses.check_trainable(loss)
     if pool == "vote":
         checks.refuse("pool", "be 'probability' or 'score'", "'vote'")
+    check_pool(loss, pool)
+    losses.check_trainable(loss)
     checks.one_of("per", per, ("batch", "example"))
     if isinstance(drop, int | float):
         checks.number("drop", drop, 0, 1)
