@@ -88,7 +88,7 @@ def test_figures_of_a_regression():
         float(ds.diversity.relative_diversity(f, y, loss="mse", pool="score"))
     )
     assert figures["bias_share"] == pytest.approx(float(ds.diversity.bias_share(f)))
-    spread = (y - y.mean(0)).square().sum(-1).mean()
+    spread = (y - y.mean(0)).square().mean()
     assert figures["explained"] == pytest.approx(1 - float(parts.ensemble.mean() / spread))
     for drop in (0.4, 0.6):  # of four members a fifth is nobody
         rise = ds.diversity.codependence(f, y, loss="mse", pool="score", drop=drop).mean() / parts.ensemble.mean()

@@ -250,7 +250,7 @@ def test_dense_regression(width):
     y = torch.randn(9, width, 4, 5, generator=generator, dtype=torch.float64)
     f = y + torch.randn(3, 9, width, 4, 5, generator=generator, dtype=torch.float64)
     audit = ds.audit(f, y, task="regression")
-    error = (f.mean(0) - y).square().sum(1).mean()
+    error = (f.mean(0) - y).square().mean()
     assert audit.test["mse"].value == pytest.approx(float(error))
     assert audit.facts["examples"] == 9 * 20
     if width == 1:

@@ -2,26 +2,28 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus import checks
+from dissensus import checks, losses
 from dissensus.auditing.detection import DETECTORS, roc_area
 from dissensus.auditing.estimators import read_model
 from dissensus.auditing.evidence import Audited, Evidence, TallyTests
 from dissensus.auditing.examples import Kind
-from dissensus.auditing.inputs import prepare, with_classes_third, without_ignored
+from dissensus.auditing.inputs import AuditData, prepare, with_classes_third, without_ignored
 from dissensus.auditing.judging import Judgement, judge
 from dissensus.auditing.limits import LIMITS, Limits, check_limits
 from dissensus.auditing.measuring import Figure, by_member, measure
+from dissensus.auditing.probabilistic import ProbabilisticLoss, as_label_columns, as_label_targets
 from dissensus.auditing.record import Audit
 from dissensus.auditing.streaming import OutputReader, Outputs, as_tensor
 from dissensus.auditing.tallying import AuditTally, tally_outputs
-from dissensus.axes import Pool
-from dissensus.scores import Score, select
+from dissensus.axes import PerExampleLoss, Pool
+from dissensus.scores import REGRESSION_SCORES, Score, select
 
 __all__ = [
     "LIMITS",
@@ -35,17 +37,23 @@ __all__ = [
     "roc_area",
 ]
 
-_LOSSES = {"classification": ("cross_entropy", "brier", "zero_one"), "regression": ("mse",)}
+_LOSSES = {
+    "classification": ("cross_entropy", "brier", "zero_one"),
+    "multilabel": ("bce", "brier", "zero_one"),
+    "regression": ("mse", "squared_error", "gaussian_nll", "quantile", "poisson"),
+}
+_OF_GAUSSIANS = ("epistemic_variance", "aleatoric_variance", "total_variance")
+_OF_QUANTILES = ("quantile_variance", "interval_width")
 
 
 def audit(
     outputs: Outputs,
     targets: Any,
     *,
-    task: Literal["classification", "regression"],
+    task: Literal["classification", "multilabel", "regression"],
     kind: Literal["logits", "probabilities", "labels"] | None = None,
     classes: Any = None,
-    loss: str | None = None,
+    loss: str | PerExampleLoss | None = None,
     pool: Pool | None = None,
     train: tuple[Outputs, Any] | None = None,
     in_bag: Any = None,
@@ -67,17 +75,25 @@ def audit(
             frames or lists ``[N, C]``. A single frame has examples in rows and one column per member; it holds labels,
             or values for targets ``[N]``. Rows count by their position, not by a frame's index. Dense outputs are
             ``[M, N, C, *S]``, with targets ``[N, *S]``.
-        targets: Labels ``[N]``, or values ``[N]`` or ``[N, C]`` for regression.
-        task: ``"classification"`` or ``"regression"``.
+        targets: Labels ``[N]``; 0 and 1 for every label, ``[N, L]``, for ``"multilabel"``; or values ``[N]`` or
+            ``[N, C]`` for regression.
+        task: ``"classification"``, ``"regression"``, or ``"multilabel"`` for labels that do not exclude each other.
+            Outputs are ``[M, N, L]`` then, log-odds or probabilities of labels, and every label of an example counts as
+            a question with two answers.
         kind: Kind of a classifier's outputs: ``"logits"``, ``"probabilities"`` or ``"labels"`` (hard votes, whole
             numbers or names). It is never guessed.
         classes: The label of every column, in the columns' order, as ``estimator.classes_``. Without it, whole numbers
             are columns (0 to C − 1), and names stand for the columns that frames give them, or else for columns in
             sorted order. With ``kind="labels"`` the default is all labels that occur, sorted.
-        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"`` (default for labels); ``"mse"`` for
-            regression.
+        loss: ``"cross_entropy"`` (default), ``"brier"`` or ``"zero_one"`` (default for labels); ``"bce"`` (default),
+            ``"brier"`` or ``"zero_one"`` for several labels. For regression ``"mse"`` (default), ``"squared_error"``
+            (the sum over outputs), or the loss of outputs that predict a distribution: ``"gaussian_nll"``,
+            ``"quantile"`` or ``"poisson"``, as a name or as a partial with its settings
+            (``partial(losses.quantile, levels=...)``). Such a loss is decomposed, and the tests compare members by the
+            squared error of what they predict as value: means, medians, rates.
         pool: How the ensemble predicts: ``"probability"`` (default), ``"score"`` or ``"vote"`` (default for labels);
-            ``"score"`` for regression. ``"vote"`` goes with ``"zero_one"``.
+            for regression the first pool of the loss in `dissensus.losses.LOSSES`: ``"score"``, but ``"probability"``
+            for ``"gaussian_nll"``, the mixture of members' densities. ``"vote"`` goes with ``"zero_one"``.
         train: ``(outputs, targets)`` on training data, which tell whether members were trained on their own loss.
         in_bag: Which examples of `train` each member was trained on: ``"all"``, or a mask ``[M, N]`` (bagging, shards,
             folds). Outputs on data that a member was not trained on are too large, so without this less is tested.
@@ -101,8 +117,9 @@ def audit(
     'collusive'
     """
     checks.one_of("task", task, tuple(_LOSSES))
-    if task == "classification" and kind not in ("logits", "probabilities", "labels"):
-        wanted = "be 'logits' or 'probabilities', or 'labels' for hard votes"
+    kinds = {"classification": ("logits", "probabilities", "labels"), "multilabel": ("logits", "probabilities")}
+    if task != "regression" and kind not in kinds[task]:
+        wanted = "be 'logits' or 'probabilities'" + (", or 'labels' for hard votes" if task == "classification" else "")
         checks.refuse("kind", wanted, repr(kind), "It is not guessed from values.")
     if task == "regression" and kind is not None:
         checks.refuse("kind", "be left out for regression", repr(kind))
@@ -110,19 +127,26 @@ def audit(
     seed = _as_seed(seed)
     if scores is not None and ood is None:
         checks.refuse("scores", "come with `ood`", "no `ood`", "Give outputs on shifted data, ood=outputs.")
+    setting, probabilistic = _setting(task, kind, loss, pool)
     if class_axis is not None:
         outputs, train, reference, ood = _with_classes_third(class_axis, kind, outputs, train, reference, ood)
     counted = counted_in_train = None
     if ignore_index is not None:
         if task == "regression":
             checks.refuse("ignore_index", "be left out for regression", ignore_index)
+        if task == "multilabel":
+            targets = as_label_targets(targets, ignore_index)
         targets, counted = without_ignored(targets, ignore_index)
         if train is not None and isinstance(train, tuple | list) and len(train) == 2:
             train_targets, counted_in_train = without_ignored(train[1], ignore_index, "train")
             train = train[0], train_targets
     data = prepare(outputs, targets, train, reference, ood, task=task, kind=kind, classes=classes)
-    setting = _setting(task, kind, loss, pool)
-    detectors = None if ood is None else _detectors(scores, setting["kind"])
+    labels = None
+    if task == "multilabel":
+        assert kind is not None
+        data = _two_classes_each(data, kind)
+        labels = data.targets.shape[1]
+    detectors = None if ood is None else _detectors(scores, setting["kind"], probabilistic)
 
     def tally(
         members: Outputs, labels: Any, name: str, grouped: Any = None, bag: Any = None, mask_of: Any = None
@@ -130,12 +154,20 @@ def audit(
         reader = OutputReader(members, name, exact=task == "regression")
         if task == "classification":
             reader.check_classes()
-        checked = None if labels is None else _targets(labels, reader, task, name)
+        width = reader.width if probabilistic is None else probabilistic.targets(reader.width, name)
+        checked = None if labels is None else _targets(labels, reader, task, name, width)
         mask = _in_bag(bag, reader) if name == "train" else None
         unit_names = _groups(grouped, reader)
         rows = None if mask_of is None else torch.from_numpy(mask_of)
         tallied = tally_outputs(
-            reader, checked, scores=detectors, groups=unit_names, in_bag=mask, counted=rows, **setting
+            reader,
+            checked,
+            scores=detectors,
+            groups=unit_names,
+            in_bag=mask,
+            counted=rows,
+            probabilistic=probabilistic,
+            **setting,
         )
         return replace(tallied, scores=_by_image(tallied.scores, reader, rows)) if reader.grid else tallied
 
@@ -164,6 +196,13 @@ def audit(
     )
     facts = {"members": test.members, "examples": test.examples, "outputs": test.width, "task": task, **setting}
     facts["kind"] = kind or "values"
+    if labels is not None:
+        bce = {"loss": "bce"} if setting["loss"] == "cross_entropy" else {}
+        facts |= {"labels": labels, **bce}
+    if probabilistic is not None:
+        facts |= {"kind": probabilistic.takes, "basis": probabilistic.basis}
+        if probabilistic.nominal_coverage is not None:
+            facts["nominal_coverage"] = probabilistic.nominal_coverage
     return Audit(
         judge(audited),
         measure(test, seed),
@@ -202,26 +241,69 @@ def _by_image(scores: dict[str, Tensor], reader: OutputReader, counted: Tensor |
     }
 
 
-def _setting(task: str, kind: str | None, loss: str | None, pool: str | None) -> dict[str, Any]:
-    """Kind, loss and pool of the tallies, with their defaults. Votes are probabilities of 0 and 1."""
+def _two_classes_each(data: AuditData, kind: str) -> AuditData:
+    """Outputs of labels as two classes for every label, which are read as dense outputs."""
+    return AuditData(
+        as_label_columns(data.outputs, kind, "outputs"),
+        as_label_targets(data.targets, None),
+        None
+        if data.train is None
+        else (as_label_columns(data.train[0], kind, "train"), as_label_targets(data.train[1], None)),
+        None if data.reference is None else as_label_columns(data.reference, kind, "reference"),
+        None if data.ood is None else as_label_columns(data.ood, kind, "ood"),
+    )
+
+
+def _loss_name(task: str, loss: str | PerExampleLoss | None) -> str:
+    """The name of the loss; the default of the task where none is given, and an error for others."""
+    if loss is None:
+        return _LOSSES[task][0]
+    name = losses.name_of(loss)
+    checks.one_of("loss", loss if name is None and isinstance(loss, str) else name or "a function", _LOSSES[task])
+    return str(name)
+
+
+def _setting(
+    task: str, kind: str | None, loss: str | PerExampleLoss | None, pool: Pool | None
+) -> tuple[dict[str, Any], ProbabilisticLoss | None]:
+    """Kind, loss and pool of the tallies, with their defaults, and the loss of distributions. Votes are probabilities
+    of 0 and 1."""
+    if task == "regression":
+        name = _loss_name(task, loss)
+        probabilistic = ProbabilisticLoss.of(loss or name, pool)
+        if probabilistic is not None:
+            return {"kind": "values", "loss": name, "pool": probabilistic.pool}, probabilistic
+        checks.one_of("pool", pool or "score", ("score",))
+        return {"kind": "values", "loss": name, "pool": "score"}, None
+    return _class_setting(task, kind, loss, pool), None
+
+
+def _class_setting(task: str, kind: str | None, loss: str | PerExampleLoss | None, pool: Pool | None) -> dict[str, Any]:
     if kind == "labels":
         loss, pool = loss or "zero_one", pool or "vote"
         checks.one_of("loss", loss, ("zero_one", "brier"))  # a vote for a wrong class has no finite likelihood
         checks.one_of("pool", pool, ("vote", "probability"))
-    loss = loss or _LOSSES[task][0]
-    checks.one_of("loss", loss, _LOSSES[task])
-    pool = pool or ("score" if task == "regression" else "probability")
-    checks.one_of("pool", pool, ("score",) if task == "regression" else ("probability", "score", "vote"))
-    if pool == "vote" and loss != "zero_one":
-        checks.refuse("loss", "be 'zero_one' for pool 'vote'", repr(loss))
-    tallied: Kind = "values" if kind is None else "logits" if kind == "logits" else "probabilities"
-    return {"kind": tallied, "loss": loss, "pool": pool}
+    name = _loss_name(task, loss)
+    pool = pool or "probability"
+    checks.one_of("pool", pool, ("probability", "score", "vote"))
+    if pool == "vote" and name != "zero_one":
+        checks.refuse("loss", "be 'zero_one' for pool 'vote'", repr(name))
+    tallied: Kind = "logits" if kind == "logits" else "probabilities"
+    return {"kind": tallied, "loss": "cross_entropy" if name == "bce" else name, "pool": pool}
 
 
-def _detectors(scores: Mapping[str, Score | Callable[..., Any]] | None, kind: Kind) -> dict[str, Score]:
+def _detectors(
+    scores: Mapping[str, Score | Callable[..., Any]] | None, kind: Kind, probabilistic: ProbabilisticLoss | None
+) -> dict[str, Score]:
     """Scores for detection by the names that an audit shows; empty for the variance of values."""
+    takes = kind if probabilistic is None else probabilistic.takes
     if scores is not None:
-        return select(scores, kind)
+        return select(scores, takes)
+    defaults = {"gaussian": _OF_GAUSSIANS, "quantiles": _OF_QUANTILES}.get(takes)
+    if defaults is not None and probabilistic is not None:
+        settings = losses.settings_of(probabilistic.loss)  # the levels of quantiles, or the floor of variances
+        known = {name: REGRESSION_SCORES[name] for name in defaults}
+        return {name: replace(score, function=partial(score.function, **settings)) for name, score in known.items()}
     return {} if kind == "values" else dict(DETECTORS)
 
 
@@ -240,7 +322,7 @@ def audit_estimator(
     train: tuple[Any, Any] | None = None,
     reference: Any = None,
     ood: Any = None,
-    task: Literal["classification", "regression"] | None = None,
+    task: Literal["classification", "multilabel", "regression"] | None = None,
     kind: Literal["logits", "probabilities", "labels"] | None = None,
     pool: Pool | None = None,
     classes: Any = None,
@@ -263,7 +345,7 @@ def audit_estimator(
         reference: A model of independently trained members, or their outputs on ``X``. The default for an Ensemble that
             was trained with a twin is the twin.
         ood: Inputs of shifted data.
-        task: ``"classification"`` or ``"regression"``, for a model that is not a scikit-learn estimator.
+        task: As for `audit`, for a model that is not a scikit-learn estimator.
         kind: Kind of the outputs of callables and modules (of Ensembles: logits). For estimators it chooses the method:
             ``"probabilities"`` (the default where all members have ``predict_proba``) or ``"labels"``.
         pool: As for `audit`; the default fits ``kind``.
@@ -334,23 +416,24 @@ def _in_bag(in_bag: Any, reader: OutputReader) -> Tensor:
     return mask.float()
 
 
-def _targets(targets: Any, reader: OutputReader, task: str, name: str) -> Tensor:
-    """Targets as class indices ``[N]`` or values, one for each example."""
+def _targets(targets: Any, reader: OutputReader, task: str, name: str, width: int) -> Tensor:
+    """Targets as class indices ``[N]`` or values ``[N, width]``, one row for each example."""
     values = as_tensor(targets, "targets", "Names of classes? Use numpy.unique(targets, return_inverse=True)[1].")
     if values.is_floating_point() and not bool(values.isfinite().all()):
         where = int((~values.isfinite()).flatten().nonzero()[0])
         checks.refuse("targets", "be finite", f"NaN or infinity at position {where}", "Leave such examples out.")
     if reader.grid:
-        values = _flat(values, reader, task, name)
+        values = _flat(values, reader, task, name, width)
     if values.ndim == 0 or len(values) != reader.examples:
         swapped = values.ndim in (1, 2) and len(values) == reader.members
         fix = f"Are examples before members? Use numpy.swapaxes({name}, 0, 1)." if swapped else ""
         got = len(values) if values.ndim else "a single number"
         checks.refuse("targets", f"hold N={reader.examples} examples, as `{name}` does", got, fix)
     if task == "regression":
-        if values.ndim > 2 or values[0].numel() != reader.width:
-            wanted = "[N]" if reader.width == 1 else f"[N, {reader.width}]"
-            checks.refuse("targets", f"have shape {wanted}, as `{name}` has", checks.shape_text(values.shape))
+        if values.ndim > 2 or values[0].numel() != width:
+            wanted = "[N]" if width == 1 else f"[N, {width}]"
+            columns = "" if width == reader.width else f"; its {reader.width} columns are for {width} of them"
+            checks.refuse("targets", f"have shape {wanted}, as `{name}` has{columns}", checks.shape_text(values.shape))
         return values.to(reader.dtype)
     if values.ndim != 1 or values.is_floating_point():
         fix = "Use targets.astype(int)."
@@ -366,14 +449,14 @@ def _targets(targets: Any, reader: OutputReader, task: str, name: str) -> Tensor
     return values
 
 
-def _flat(targets: Tensor, reader: OutputReader, task: str, name: str) -> Tensor:
+def _flat(targets: Tensor, reader: OutputReader, task: str, name: str, width: int) -> Tensor:
     """Targets of dense outputs with one row for each pixel, as `OutputReader` reads them."""
-    labels, values = (reader.images, *reader.grid), (reader.images, reader.width, *reader.grid)
+    labels, values = (reader.images, *reader.grid), (reader.images, width, *reader.grid)
     shape = tuple(targets.shape)
     if task == "regression" and shape == values:
-        return targets.movedim(1, -1).reshape(-1, reader.width)
+        return targets.movedim(1, -1).reshape(-1, width)
     if shape != labels:
-        wanted = values if task == "regression" and reader.width > 1 else labels
+        wanted = values if task == "regression" and width > 1 else labels
         fix = "One-hot? Use targets.argmax(1)." if shape == values else ""
         checks.refuse(
             "targets",

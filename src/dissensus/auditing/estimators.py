@@ -67,16 +67,16 @@ def read_model(
     if train is not None and (not isinstance(train, tuple | list) or len(train) != 2):
         checks.refuse("train", "be a pair (X, y)", type(train).__name__, error=TypeError)
     if task is not None:
-        checks.one_of("task", task, _TASKS.values())
+        checks.one_of("task", task, (*_TASKS.values(), "multilabel"))
     members = members_of(model, "model", task=task, kind=kind, staged=staged)
     if members.task is None:
-        fix = "Use task='classification' or task='regression'."
+        fix = "Use task='classification', task='multilabel' or task='regression'."
         checks.refuse("task", "be stated for this model", "None", fix)
     known = VALUES if members.task == "regression" else members.kind
     if known is None:
         fix = "Use kind='logits', kind='probabilities' or kind='labels'."
         checks.refuse("kind", "be stated for this model", "None", fix)
-    pool = pool or _POOLS[known]
+    chosen, pool = pool, pool or _POOLS[known]
     wanted = members.classes if classes is None else classes
     if classes is None and wanted is not None:
         _check_labels(wanted, y, "y")
@@ -88,7 +88,7 @@ def read_model(
         return [_padded(part, source.classes, wanted, name) for part in raw]
 
     raw = members.outputs(X)
-    settings: dict[str, Any] = {"task": members.task, "pool": pool}
+    settings: dict[str, Any] = {"task": members.task, "pool": chosen if known == VALUES else pool}
     settings |= {"kind": kind, "classes": classes} if known == VALUES else {"kind": known, "classes": wanted}
     facts: dict[str, Any] = {}
     if members.predictor is not None:
@@ -400,7 +400,7 @@ def _network(model: nn.Module, task: str | None, kind: str | None) -> ModelMembe
     """A network that returns all members' outputs ``[M, N, C]``; those of a dissensus Ensemble are logits."""
     predict = getattr(model, "predict", None)
     if callable(predict) and hasattr(model, "members"):
-        kind = kind or (LOGITS if task == "classification" else None)
+        kind = kind or (LOGITS if task in ("classification", "multilabel") else None)
         return ModelMembers(task, kind, lambda X: predict(_inputs(X, model)))
     return ModelMembers(task, kind, lambda X: _called(model, X, axis=1))
 

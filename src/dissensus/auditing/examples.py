@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dissensus import checks, losses
+from dissensus.auditing.probabilistic import ProbabilisticLoss
 from dissensus.auditing.stationarity import Slopes, class_slopes, value_slopes
 from dissensus.auditing.sums import ChoiceSums, Chunk, ClassSums, ErrorSums, SlopeSums, Sums, ValueSums, deviations
 from dissensus.axes import Pool
@@ -46,6 +47,8 @@ class SliceContext:
     """Mean of the regression targets."""
     scores: Mapping[str, Score] | None = None
     """Scores that are kept for every example; None for none. Of values without scores, the variance is kept."""
+    probabilistic: ProbabilisticLoss | None = None
+    """Loss of outputs that predict a distribution; None where outputs are values or classes."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,9 @@ class ExampleSlice:
         return self._regression() if self.context.kind == "values" else self._classification()
 
     def _regression(self) -> Chunk:
-        """Squared error and its parts."""
-        f = self.outputs
+        """Squared error of predicted values and its parts; also the loss of predicted distributions."""
+        distribution = self.context.probabilistic
+        f = self.outputs if distribution is None else distribution.values(self.outputs)
         spread = _spread(f)
         scores: dict[str, Tensor] = {}
         if self.context.scores is not None:
@@ -83,12 +87,13 @@ class ExampleSlice:
         assert self.context.centre is not None
         centred = y - self.context.centre.to(y)  # squares of targets far from zero would lose their differences
         slopes = None
-        if self.in_bag is not None:
+        if self.in_bag is not None and distribution is None:  # other losses are not at the minimum of squared error
             slopes = self._slope_sums(value_slopes(f, y, self.context.centre.to(f)))
         sums = Sums(
             spread,
             errors=ErrorSums(errors.square().sum(-1), pooled, pooled, _products(errors)),
             values=ValueSums(centred, centred.square().sum(-1)),
+            losses=None if distribution is None else distribution.sums(self.outputs, y),
             slopes=slopes,
         )
         return Chunk(sums, f - f[:, :1], scores=scores)
@@ -170,7 +175,10 @@ class ExampleSlice:
     def _scored(self, probs: Float[Tensor, "n M C"] | None = None) -> dict[str, Float[Tensor, " n"]]:
         """Scores of every example."""
         assert self.context.scores is not None
-        outputs, kind = self.outputs.transpose(0, 1), self.context.kind
+        distribution = self.context.probabilistic
+        outputs, kind = self.outputs.transpose(0, 1), self.context.kind if distribution is None else distribution.takes
+        if distribution is not None and kind == "values":
+            outputs = distribution.values(self.outputs).transpose(0, 1)
         known = None if probs is None else probs.transpose(0, 1)
         if kind == "probabilities":
             assert known is not None

@@ -143,7 +143,7 @@ def prepare(
         train: See `dissensus.audit`.
         reference: See `dissensus.audit`.
         ood: See `dissensus.audit`.
-        task: ``"classification"`` or ``"regression"``.
+        task: ``"classification"``, ``"multilabel"`` or ``"regression"``.
         kind: ``"logits"``, ``"probabilities"``, ``"labels"``, or None for regression.
         classes: The label of every column.
     """
@@ -154,9 +154,9 @@ def prepare(
             got = "None" if part is None else repr(part)
             checks.refuse(name, "be an array, a frame or a list", got, error=TypeError)
     data = AuditData(outputs, targets, None if train is None else (train[0], train[1]), reference, ood)
-    if task == "regression":
+    if task != "classification":
         if classes is not None:
-            checks.refuse("classes", "be left out for regression", repr(classes))
+            checks.refuse("classes", f"be left out for {task}", repr(classes))
         return _values(data)
     return _votes(data, classes) if kind == "labels" else _scores(data, classes)
 

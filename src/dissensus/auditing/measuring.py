@@ -66,9 +66,13 @@ def measure(tally: AuditTally, seed: int = 0) -> dict[str, Figure]:
     figures = _spread_figures(tally, means)
     if means.sums.errors is not None:
         figures |= _error_figures(tally, means.sums, means.sums.errors)
-        figures |= _value_figures(means.sums) if tally.kind == "values" else _class_figures(tally, means)
+        figures |= _value_figures(tally, means.sums) if tally.kind == "values" else _class_figures(tally, means)
+    if tally.loss == "mse":
+        width = tally.offsets.deviation.shape[-1]
+        figures |= {name: figures[name] / width for name in _IN_SQUARES if name in figures}
     resamples = weights[1 : 1 + REPLICATES]
-    return {name: _figure(name, values, resamples) for name, values in figures.items()}
+    signed = tally.probabilistic is not None and tally.probabilistic.may_be_negative
+    return {name: _figure(name, values, resamples, signed=signed) for name, values in figures.items()}
 
 
 def _bias(tally: AuditTally, blocks: int, seed: int) -> Float[Tensor, " S"]:
@@ -115,10 +119,13 @@ def by_member(tally: AuditTally) -> dict[str, list[Any]]:
     """Per member: loss and accuracy; per pair: correlation of errors and disagreement."""
     count = float(tally.count.sum())
     errors, choices, classes = tally.errors, tally.sums.choices, tally.sums.classes
+    member_loss = errors.member_loss if tally.sums.losses is None else tally.sums.losses.member
+    if tally.loss == "mse":
+        member_loss = member_loss / tally.offsets.deviation.shape[-1]
     products = errors.products.sum(0) / count
     scale = products.diagonal().clamp_min(1e-300).sqrt()
     figures = {
-        "loss": (errors.member_loss.sum(0) / count).tolist(),
+        "loss": (member_loss.sum(0) / count).tolist(),
         "error_correlation": (products / scale / scale.unsqueeze(1)).tolist(),
     }
     if classes is not None and choices is not None:
@@ -148,6 +155,7 @@ _SHARES = (
     "best_accuracy",
     "worst_accuracy",
     "disagreement",
+    "coverage",
 )
 _AT_LEAST_ZERO = (
     "spread",
@@ -165,6 +173,10 @@ _AT_LEAST_ZERO = (
     "best_member",
     "worst_member",
 )
+_OF_LOSSES = ("ensemble", "individual", "best_member", "worst_member")
+"""Figures that are losses: negative log-densities may lie below zero."""
+_IN_SQUARES = (*_OF_LOSSES, "diversity", "spread", "error_covariance", "member_error", "pooled_error")
+"""Figures that are sums over outputs for squared error, and means over outputs for ``"mse"``."""
 _POSITIVE = (*_AT_LEAST_ZERO, "diversity", "relative_diversity", "of_uncorrelated", "codependence", "plane_diversity")
 """Figures whose intervals are computed on the logarithm, which is less skewed."""
 _AT_MOST_ONE = ("gain", "kappa", "member_kappa", "explained", "member_explained", "error_correlation")
@@ -177,19 +189,23 @@ _RANGES: dict[str, tuple[float, float]] = {
 """Ranges of figures; intervals are clipped to them."""
 
 
-def _figure(name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "R B"]) -> Figure:
+def _figure(
+    name: str, values: Float[Tensor, "S *K"], resamples: Float[Tensor, "R B"], *, signed: bool = False
+) -> Figure:
+    """A figure with its interval; ``signed``: losses may lie below zero."""
+    unbounded = signed and name in _OF_LOSSES
     resampled, left_out = values[: 1 + REPLICATES], values[1 + REPLICATES :]
     confidence = expanded_confidence(len(left_out))
     if name in _INTERVALS:
         value, low, high = _INTERVALS[name](resampled, confidence)
-    elif name.startswith(_POSITIVE) and float(values[0]) > 0 and bool((left_out > 0).all()):
+    elif name.startswith(_POSITIVE) and not unbounded and float(values[0]) > 0 and bool((left_out > 0).all()):
         ends = intervals.studentised(math.log(float(values[0])), left_out.log(), resamples)
         value, low, high = float(values[0]), math.exp(ends.low), math.exp(min(ends.high, 700.0))
     else:
         value, low, high = intervals.studentised(float(values[0]), left_out, resamples)
         if math.isnan(low):  # a figure that is NaN without some of its units
             value, low, high = intervals.percentile(resampled, confidence)
-    least, most = _RANGES.get(name, (-math.inf, math.inf))
+    least, most = (-math.inf, math.inf) if unbounded else _RANGES.get(name, (-math.inf, math.inf))
     if math.isnan(value):
         return Figure(value, low, high)
     return Figure(value, min(max(low, least), value), max(min(high, most), value))
@@ -218,8 +234,11 @@ def _spread_figures(tally: AuditTally, means: _Means) -> dict[str, Tensor]:
 def _error_figures(tally: AuditTally, sums: Sums, errors: ErrorSums) -> dict[str, Tensor]:
     """The decomposition, and correlations of errors (in squares: squared error, or the Brier score)."""
     members = tally.members
-    member_loss = errors.member_loss
-    individual, ensemble = member_loss.mean(-1), errors.ensemble_loss
+    member_loss, ensemble = errors.member_loss, errors.ensemble_loss
+    if sums.losses is not None:
+        member_loss, ensemble = sums.losses.member, sums.losses.ensemble
+    individual = member_loss.mean(-1)
+    signed = tally.probabilistic is not None and tally.probabilistic.may_be_negative
     diagonal = errors.products.diagonal(dim1=-2, dim2=-1)
     variance = diagonal.mean(-1)
     covariance = (errors.products.sum((-1, -2)) - diagonal.sum(-1)) / max(1, members * (members - 1))
@@ -231,7 +250,7 @@ def _error_figures(tally: AuditTally, sums: Sums, errors: ErrorSums) -> dict[str
         "diversity": individual - ensemble,
         "best_member": member_loss,
         "worst_member": member_loss,
-        "dominance": _ratio(member_loss.std(-1, correction=0), individual),
+        **({} if signed else {"dominance": _ratio(member_loss.std(-1, correction=0), individual)}),
         "error_covariance": covariance,
         "error_correlation": _ratio(covariance, variance),
         "relative_diversity": _ratio(variance - error, error),
@@ -246,7 +265,10 @@ def _error_figures(tally: AuditTally, sums: Sums, errors: ErrorSums) -> dict[str
             continue  # too few to leave one out
         if errors.rises is not None:
             rise = errors.rises[..., i]
-        elif tally.loss == "mse" or (tally.loss, tally.pool) == ("brier", "probability"):  # the closed form of squares
+        elif tally.loss in ("mse", "squared_error") or (tally.loss, tally.pool) == (
+            "brier",
+            "probability",
+        ):  # the closed form of squares
             rise = (individual - ensemble) * (members - kept) / (kept * max(1, members - 1))
         else:
             continue
@@ -254,15 +276,18 @@ def _error_figures(tally: AuditTally, sums: Sums, errors: ErrorSums) -> dict[str
     return figures
 
 
-def _value_figures(sums: Sums) -> dict[str, Tensor]:
+def _value_figures(tally: AuditTally, sums: Sums) -> dict[str, Tensor]:
     """Figures of a regression."""
     assert sums.values is not None
     assert sums.errors is not None
     spread = sums.values.y_squared - sums.values.y.square().sum(-1)
     error, member_error = sums.errors.quadratic, sums.errors.member_loss.mean(-1)
+    covered = None if sums.losses is None else sums.losses.covered
+    width = tally.offsets.deviation.shape[-1]
     return {
-        "mse": error,
-        "member_mse": member_error,
+        **({} if covered is None else {"coverage": covered}),
+        "mse": error / width,
+        "member_mse": member_error / width,
         "explained": 1 - _ratio(error, spread),
         "member_explained": 1 - _ratio(member_error, spread),
     }

@@ -131,6 +131,10 @@ def _settings(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("loss", facts["loss"]),
         ("pooled by", facts["pool"]),
     ]
+    if "basis" in facts:
+        pairs.append(("tests", facts["basis"]))
+    if "nominal_coverage" in facts:
+        pairs.append(("predicted intervals", f"should hold {facts['nominal_coverage']:.0%} of targets"))
     if "matches_own_prediction" in facts:
         pairs.append(("the model's own prediction", difference(facts) or "equals the pooled outputs"))
     return pairs
@@ -138,7 +142,9 @@ def _settings(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def size(facts: Mapping[str, Any]) -> str:
     """The numbers of members, examples and outputs, in words."""
-    return f"{facts['members']} members, {facts['examples']:,} examples, {facts['outputs']} outputs"
+    columns = f"{facts['labels']} labels" if "labels" in facts else f"{facts['outputs']} outputs"
+    examples = facts["examples"] // facts.get("labels", 1)
+    return f"{facts['members']} members, {examples:,} examples, {columns}"
 
 
 def _capitalised(text: str) -> str:
@@ -152,7 +158,7 @@ Terms = Mapping[str, str]
 def _terms(facts: Mapping[str, Any]) -> Terms:
     scores = "values" if facts["task"] == "regression" else "logits"
     pooling = {
-        "probability": "the mean of their probabilities",
+        "probability": f"the mean of their {'densities' if facts['task'] == 'regression' else 'probabilities'}",
         "score": f"the mean of their {scores}",
         "vote": "the class that most of them vote for",
     }[facts["pool"]]
@@ -322,7 +328,8 @@ def _losses(audit: AuditRecord, axes: Any) -> None:
         axes.axhspan(loss.low, loss.high, color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="member", ylabel="loss")
     highest = max(axes.get_ylim()[1], *losses)
-    axes.set_ylim(0, 1.06 * highest if math.isfinite(highest) else None)  # room for the dot of the worst member
+    lowest = min(0.0, axes.get_ylim()[0] if min(losses) < 0 else 0.0)  # negative log-densities lie below zero too
+    axes.set_ylim(lowest, 1.06 * highest if math.isfinite(highest) and highest > 0 else None)  # room for the worst
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 

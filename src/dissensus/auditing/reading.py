@@ -143,8 +143,8 @@ def _is_header(row: Sequence[str]) -> bool:
 
 def _parquet(file: Path) -> Any:
     try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as reason:
         raise ReadingError(f"{file} needs pyarrow: pip install pyarrow; or save as .npy or .csv") from reason
     try:

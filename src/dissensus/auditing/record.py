@@ -22,6 +22,7 @@ TITLES = {
     "ece": "calibration error",
     "mse": "squared error",
     "explained": "variance explained",
+    "coverage": "share of targets inside predicted intervals",
     "member_accuracy": "accuracy",
     "member_nll": "negative log-likelihood",
     "member_brier": "Brier score",
@@ -52,7 +53,7 @@ TITLES = {
     "member_kappa": "kappa",
 }
 GROUPS = {
-    "ensemble": ("accuracy", "kappa", "nll", "brier", "ece", "mse", "explained"),
+    "ensemble": ("accuracy", "kappa", "nll", "brier", "ece", "mse", "explained", "coverage"),
     "members": (
         "member_accuracy",
         "member_kappa",
@@ -166,7 +167,7 @@ class Audit:
     def summary(self) -> str:
         """Verdict, evidence and figures as plain text."""
         facts, judgement = self.facts, self.judgement
-        lines = [self.sentence, *judgement.advice, *filter(None, [difference(facts)])]
+        lines = [self.sentence, *judgement.advice, *filter(None, [difference(facts), facts.get("basis")])]
         if judgement.confidence:
             lines.append(f"Confidence: {judgement.confidence}.")
         if judgement.evidence:

@@ -42,6 +42,16 @@ class ErrorSums:
 
 
 @dataclass(frozen=True)
+class LossSums:
+    """A loss of predicted distributions, where that is not the squared error of predicted values."""
+
+    member: Shaped[Tensor, "K M"]
+    ensemble: Shaped[Tensor, " K"]
+    covered: Shaped[Tensor, " K"] | None = None
+    """Share of targets inside the ensemble's intervals."""
+
+
+@dataclass(frozen=True)
 class ValueSums:
     """Regression targets, less their mean over all examples."""
 
@@ -96,6 +106,7 @@ class Sums:
     choices: ChoiceSums | None = None
     errors: ErrorSums | None = None
     values: ValueSums | None = None
+    losses: LossSums | None = None
     classes: ClassSums | None = None
     slopes: SlopeSums | None = None
 

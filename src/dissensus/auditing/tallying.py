@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dissensus.auditing.examples import ExampleSlice, Kind, SliceContext
+from dissensus.auditing.probabilistic import ProbabilisticLoss
 from dissensus.auditing.streaming import OutputReader
 from dissensus.auditing.sums import BinSums, BlockSums, Chunk, ErrorSums, OffsetSums, Sums
 from dissensus.axes import Pool
@@ -66,6 +67,8 @@ class AuditTally:
     """Scores of every example."""
     frequencies: Float[Tensor, " C"] | None = None
     """Frequencies of classes among the targets."""
+    probabilistic: ProbabilisticLoss | None = None
+    """Loss of outputs that predict a distribution."""
 
     @property
     def errors(self) -> ErrorSums:
@@ -84,6 +87,7 @@ def tally_outputs(
     scores: Mapping[str, Score] | None = None,
     groups: Tensor | None = None,
     in_bag: Tensor | None = None,
+    probabilistic: ProbabilisticLoss | None = None,
     counted: Bool[Tensor, " N"] | None = None,
     device: torch.device | str | None = None,
 ) -> AuditTally:
@@ -102,6 +106,7 @@ def tally_outputs(
             resampled together. Pixels of an image always are.
         in_bag: For training data: 1 where a member was trained on an example (image), ``[M, N]`` or ``[1, N]``.
             Derivatives of losses with respect to the scale of outputs are added up then.
+        probabilistic: The loss of outputs that predict a distribution, for regression.
         counted: Which examples (pixels) count; the others are left out. All by default.
         device: Where slices are computed. The default is a GPU where there is one and outputs are many.
     """
@@ -116,7 +121,7 @@ def tally_outputs(
         frequencies = torch.bincount(labels_counted, minlength=outputs.width).double() / examples
     elif targets is not None:
         centre = targets.double().reshape(len(targets), -1).mean(0)
-    context = SliceContext(outputs.name, kind, loss, pool, examples, frequencies, centre, scores)
+    context = SliceContext(outputs.name, kind, loss, pool, examples, frequencies, centre, scores, probabilistic)
 
     def compute(rows: slice, part: Tensor) -> _Result:
         values = part.to(device).to(outputs.dtype).contiguous()
@@ -160,6 +165,7 @@ def tally_outputs(
         hard,
         {name: torch.cat(values) for name, values in columns.items()},
         frequencies,
+        probabilistic,
     )
 
 

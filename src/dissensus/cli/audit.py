@@ -36,6 +36,7 @@ OPTIONS = {
     "reference": "--reference",
     "ood": "--ood",
     "loss": "--loss",
+    "levels": "--levels",
     "pool": "--pool",
     "unpack_limit": "--unpack-limit",
 }
@@ -61,7 +62,7 @@ def audit(
             "one .npy, .csv or .parquet per member."
         ),
     ],
-    task: Annotated[str, typer.Option(help="classification or regression.")],
+    task: Annotated[str, typer.Option(help="classification, multilabel or regression.")],
     kind: Annotated[
         str | None,
         typer.Option(help="What a classifier's outputs are: logits, probabilities, or labels (hard votes [M, N])."),
@@ -99,7 +100,16 @@ def audit(
         Path | None, typer.Option(help="Outputs of an independently trained ensemble on the same examples.")
     ] = None,
     ood: Annotated[Path | None, typer.Option(help="Outputs on shifted data.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross_entropy, brier or zero_one; mse for regression.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="cross_entropy, brier or zero_one; bce for several labels; mse, squared_error, gaussian_nll, quantile "
+            "or poisson for regression."
+        ),
+    ] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="Levels of the quantiles, with --loss quantile: 0.05,0.5,0.95 by default.")
+    ] = None,
     pool: Annotated[
         str | None,
         typer.Option(help="How members become one prediction: probability or score (means), or vote (majority)."),
@@ -143,7 +153,7 @@ def audit(
             "task": task,
             "kind": kind,
             "classes": _class_names(classes),
-            "loss": loss,
+            "loss": _loss(loss, levels),
             "pool": pool,
             "train": _training_pair(arrays, train, read),
             "in_bag": _in_bag(arrays, in_bag),
@@ -178,6 +188,21 @@ def _class_names(text: str | None) -> list[Any] | None:
         return None
     names = [name.strip() for name in text.split(",")]
     return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
+
+
+def _loss(name: str | None, levels: str | None) -> Any:
+    """The loss of that name, with levels of quantiles between commas where they are given."""
+    if levels is None:
+        return name
+    from dissensus import losses
+
+    if name != "quantile":
+        fail("--levels goes with --loss quantile")
+    try:
+        values = tuple(float(level) for level in levels.split(","))
+    except ValueError:
+        fail(f"--levels must be numbers between commas, such as 0.1,0.5,0.9; got {levels}")
+    return partial(losses.quantile, levels=losses.check_levels(values))
 
 
 def _training_pair(arrays: dict[str, Any], file: Path | None, read: Reader) -> tuple[Any, Any] | None:
