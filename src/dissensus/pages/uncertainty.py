@@ -11,6 +11,7 @@ from dissensus.pages.style import COLOURS, INK, blank_figure, figure_style, perc
 MOST_BARS, MOST_POINTS = 300, 3000
 """Examples that are drawn; of more, every k-th is."""
 _RIGHT, _WRONG = COLOURS[0], COLOURS[1]
+_POINTS: dict[str, Any] = {"marker": "o", "markersize": 3.6, "markeredgewidth": 0, "linestyle": "none"}
 
 
 class Band(NamedTuple):
@@ -71,17 +72,8 @@ def _over_input(axes: Any, band: Band, level: float, x: Tensor, x_label: str) ->
     axes.fill_between(place, *ends, color=COLOURS[0], alpha=0.38, linewidth=0, label="±2 std of the members")
     if band.targets is not None:
         chosen = _chosen(len(order), MOST_POINTS)
-        axes.plot(
-            x[chosen].tolist(),
-            band.targets[chosen].tolist(),
-            linestyle="none",
-            marker="o",
-            markersize=3,
-            markeredgewidth=0,
-            color=INK,
-            alpha=0.45,
-            label="targets",
-        )
+        points = x[chosen].tolist(), band.targets[chosen].tolist()
+        axes.plot(*points, color=INK, alpha=0.45, label="targets", **_POINTS)
     axes.set(xlabel=x_label, ylabel="target")
 
 
@@ -91,20 +83,18 @@ def _over_prediction(axes: Any, band: Band, level: float) -> None:
     ends = [float(mean.min()), float(mean.max())]
     axes.plot(ends, ends, color=INK, alpha=0.5, linewidth=1, label="mean")
     if band.low is not None and band.high is not None:
-        low, high = band.low[chosen], band.high[chosen]
-        axes.vlines(mean.tolist(), low.tolist(), high.tolist(), color=COLOURS[0], alpha=0.35, linewidth=1.4)
-        axes.plot([], [], color=COLOURS[0], alpha=0.5, label=f"{100 * level:g} % interval")  # its entry in the legend
+        low, high, colour, label = band.low[chosen], band.high[chosen], COLOURS[0], f"{100 * level:g} % interval"
+        groups = [("target, inside", INK), ("target, outside", _WRONG)]
     else:
         low, high = mean - 2 * band.spread[chosen], mean + 2 * band.spread[chosen]
-        axes.vlines(mean.tolist(), low.tolist(), high.tolist(), color=COLOURS[4], alpha=0.45, linewidth=1.4)
-        axes.plot([], [], color=COLOURS[4], alpha=0.6, label="±2 std of the members")
+        colour, label, groups = COLOURS[4], "±2 std of the members", [("targets", INK)] * 2  # nothing says how many
+    axes.vlines(mean.tolist(), low.tolist(), high.tolist(), color=colour, alpha=0.4, linewidth=1.4, label=label)
     if band.targets is not None:
         truth = band.targets[chosen]
         inside = (low <= truth) & (truth <= high)
-        for part, colour, label in ((inside, INK, "target, inside"), (~inside, _WRONG, "target, outside")):
+        for part, (name, ink) in zip((inside, ~inside), groups, strict=True):
             if bool(part.any()):
-                style = {"marker": "o", "markersize": 3.6, "markeredgewidth": 0, "linestyle": "none"}
-                axes.plot(mean[part].tolist(), truth[part].tolist(), color=colour, label=label, **style)
+                axes.plot(mean[part].tolist(), truth[part].tolist(), color=ink, label=name, **_POINTS)
     shown = f" ({MOST_BARS} of {len(band.mean):,} examples)" if len(band.mean) > MOST_BARS else ""
     axes.set(xlabel=f"predicted mean{shown}", ylabel="target" if band.targets is not None else "prediction")
 
@@ -144,10 +134,9 @@ def classes(
     axes[0].set(xlabel="largest probability", ylabel="examples", title=f"confidence{accuracy}")
     percent_axis(axes[0].xaxis)
     chosen = _chosen(len(confidence), MOST_POINTS)
-    for group, colour, label in groups:
+    for group, colour, _ in groups:
         part = chosen[group[chosen]]
-        style = {"marker": "o", "markersize": 3.6, "markeredgewidth": 0, "linestyle": "none", "alpha": 0.55}
-        axes[1].plot(aleatoric[part].tolist(), epistemic[part].tolist(), color=colour, label=label, **style)
+        axes[1].plot(aleatoric[part].tolist(), epistemic[part].tolist(), color=colour, alpha=0.55, **_POINTS)
     axes[1].set(
         xlabel="aleatoric: mean entropy, nats", ylabel="epistemic: mutual information, nats", title="why unsure"
     )
@@ -155,7 +144,6 @@ def classes(
     axes[1].set_ylim(bottom=0)
     if right is not None:
         axes[0].legend(loc="upper left")
-        axes[1].legend(loc="upper left")
     if sizes is not None:
         counts = torch.bincount(sizes.long()).double() / len(sizes)
         axes[2].bar(range(len(counts)), counts.tolist(), color=COLOURS[2])
