@@ -1,6 +1,7 @@
 """Split conformal prediction: slow oracles, coverage by simulation against its distribution, and edges."""
 
 import dataclasses
+import itertools
 import json
 import math
 from functools import partial
@@ -310,7 +311,7 @@ def test_sets_and_intervals_grow_with_the_level(method):
     (outputs, labels), (test, _) = classified(60), classified(40, seed=5)
     fitted = calibrate(outputs, labels, task="classification", method=method)
     sets = [fitted.sets(test, level=level) for level in (0.1, 0.5, 0.8, 0.95)]
-    assert all(bool((small <= large).all()) for small, large in zip(sets, sets[1:], strict=False))
+    assert all(bool((small <= large).all()) for small, large in itertools.pairwise(sets))
     assert bool((sets[0] != sets[-1]).any())
 
 
@@ -459,8 +460,8 @@ def test_what_does_not_fit_is_refused_by_name(unchecked):
     levels = partial(ds.losses.quantile, levels=(0.1, 0.9))
     with pytest.raises(ValueError, match=r"have the level 0.5 for method='absolute'; got the levels \(0.1, 0.9\)"):
         calibrate(outputs[..., :2], random(10), task="regression", loss=levels, method="absolute")
+    one = partial(ds.losses.quantile, levels=(0.5,))
     with pytest.raises(ValueError, match="two levels or more"):
-        one = partial(ds.losses.quantile, levels=(0.5,))
         calibrate(outputs[..., :1], random(10), task="regression", loss=one)
 
 
