@@ -119,7 +119,7 @@ def classes(
         set_title: Title of the panel of the sets.
     """
     panels = 2 if sizes is None else 3
-    figure = blank_figure(4.4 * panels, 3.6)
+    figure = blank_figure(4.4 * panels, 3.9)
     axes = figure.subplots(1, panels)
     for panel in axes:
         panel.set_axisbelow(True)
@@ -137,13 +137,11 @@ def classes(
     for group, colour, _ in groups:
         part = chosen[group[chosen]]
         axes[1].plot(aleatoric[part].tolist(), epistemic[part].tolist(), color=colour, alpha=0.55, **_POINTS)
-    axes[1].set(
-        xlabel="aleatoric: mean entropy, nats", ylabel="epistemic: mutual information, nats", title="why unsure"
-    )
+    axes[1].set(xlabel="aleatoric: mean entropy, nats", ylabel="epistemic: mutual information", title="why unsure")
     axes[1].set_xlim(left=0)
     axes[1].set_ylim(bottom=0)
     if right is not None:
-        axes[0].legend(loc="upper left")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     if sizes is not None:
         counts = torch.bincount(sizes.long()).double() / len(sizes)
         axes[2].bar(range(len(counts)), counts.tolist(), color=COLOURS[2])
