@@ -166,7 +166,7 @@ def test_the_moment_matched_gaussian_is_not_the_mixture():
     assert float(result.std) == pytest.approx(math.sqrt(101), rel=1e-6)
 
 
-def test_mixture_quantiles_take_weights_steps_and_distant_members():
+def test_mixture_quantiles_take_weights_steps_and_distant_members(unchecked):
     mean, variance = random(3, 4), random(3, 4, seed=1).exp()
     weights = [0.2, 0.0, 0.8]
     result = ds.pooling.mixture_quantile(mean, variance, 0.3, weights)
