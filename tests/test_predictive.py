@@ -116,6 +116,9 @@ def test_sets_without_calibration_hold_the_likeliest_classes():
     probs = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.0, 0.9], [0.25, 0.35, 0.4]]])
     sets = classified(probs, kind="probabilities").sets(0.7)
     assert sets.tolist() == [[True, True, False], [False, False, True], [False, True, True]]
+    halves = torch.tensor([[[0.5, 0.25, 0.25]]])
+    assert classified(halves, kind="probabilities").sets(0.5).tolist() == [[True, False, False]]
+    assert classified(halves, kind="probabilities").sets(0.75).tolist() == [[True, True, False]]
 
 
 def test_extreme_logits_stay_finite():
@@ -172,6 +175,8 @@ def test_mixture_quantiles_take_weights_steps_and_distant_members(unchecked):
     result = ds.pooling.mixture_quantile(mean, variance, 0.3, weights)
     shares = ds.metrics.pit(mean[[0, 2]], variance[[0, 2]], result, weights=[0.2, 0.8])
     np.testing.assert_allclose(shares, 0.3, rtol=1e-12)
+    mean[1] = math.nan  # of a member without weight
+    assert torch.equal(ds.pooling.mixture_quantile(mean, variance, 0.3, weights), result)
     step = ds.pooling.mixture_quantile(torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), 0.25)
     assert step.item() == pytest.approx(1, abs=1e-15)
     far = ds.pooling.mixture_quantile(torch.tensor([[-1e150], [1e150]], dtype=torch.float64), torch.ones(2, 1), 0.75)
