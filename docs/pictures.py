@@ -180,7 +180,9 @@ def noisy_waves(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def intervals() -> bytes:
     """Calibrated intervals of members by squared error, of one width, and of Gaussian members, as wide as the noise."""
     drawn = []
-    for loss, outputs, method in (("squared_error", 1, "absolute"), ("gaussian_nll", 2, "normalised")):
+    cases: list[tuple[str, int, ds.conformal.Method]]
+    cases = [("squared_error", 1, "absolute"), ("gaussian_nll", 2, "normalised")]
+    for loss, outputs, method in cases:
         ens = ds.Ensemble(partial(ds.nets.mlp, 1, outputs, (64, 64)), members=5)
         objective = partial(ds.objectives.independent, loss=loss)
         ds.fit(ens, noisy_waves(1000, 0), objective, epochs=100, batch_size=64, lr=5e-3)
