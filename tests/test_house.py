@@ -30,6 +30,7 @@ FLOORS = [
     "metrics",
     "objectives",
     "nets",
+    "adapters",
     "dropout",
     "masks",
     "execution",

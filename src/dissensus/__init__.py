@@ -5,6 +5,7 @@ from dissensus import startup  # noqa: F401  # before the slow imports
 # isort: split
 
 from dissensus import (
+    adapters,
     attacks,
     auditing,
     data,
@@ -42,6 +43,7 @@ __all__ = [
     "StorageError",
     "Sweep",
     "TrainingDiverged",
+    "adapters",
     "attacks",
     "audit",
     "audit_estimator",
