@@ -13,6 +13,7 @@ from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
 from dissensus.execution.signature import Visit
 from dissensus.execution.skeleton import Tensors
+from dissensus.execution.weights import Section
 
 ALL_ROWS = slice(None)
 
@@ -74,10 +75,19 @@ class Body(Protocol):
         ...
 
     def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """Each row's trainable parameters by name, as views of its row, in the order of the network's parameters.
+        """Each row's columns of trainable parameters by name, as views, in the order of the network's parameters.
 
-        ``flat`` is ``[M, P]``, or has other rows where all members have one architecture.
+        ``flat`` is a gradient or a mask ``[M, P]``, or has other rows where all members have one architecture.
         """
+        ...
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters by name, as views of the matrix that holds them, in their own dtypes."""
+        ...
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The columns of every dtype, where trainable parameters have several; else empty."""
         ...
 
     def run(

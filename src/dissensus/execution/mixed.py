@@ -23,7 +23,7 @@ from dissensus.execution.recomputation import recomputation_refused, recomputed_
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
-from dissensus.execution.weights import check_one_dtype
+from dissensus.execution.weights import Section, check_one_dtype, check_real
 
 log = logging.getLogger("dissensus")
 
@@ -82,7 +82,9 @@ class MixedMembers(nn.Module):
 
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``, shorter rows padded with zeros."""
-        check_one_dtype({f"{i}.{name}": p for i, params in enumerate(self.trainable()) for name, p in params.items()})
+        params_of_all = {f"{i}.{n}": p for i, params in enumerate(self.trainable()) for n, p in params.items()}
+        check_real(params_of_all)
+        check_one_dtype(params_of_all)
         rows = [torch.cat([p.detach().flatten() for p in params.values()]) for params in self.trainable()]
         flat = pad_sequence(rows, batch_first=True)
         for params, views in zip(self.trainable(), self.views(flat), strict=True):
@@ -98,6 +100,15 @@ class MixedMembers(nn.Module):
             pieces = row[: sum(sizes)].split(sizes)
             result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
         return result
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each member's parameters as views of its row; they have one dtype."""
+        return self.views(flat)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Empty: parameters have one dtype."""
+        return ()
 
     def run(
         self,

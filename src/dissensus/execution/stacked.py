@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from dissensus.execution.recomputation import recomputation_refused, refuse_reco
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
-from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
+from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_real
 from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
@@ -109,7 +109,7 @@ class StackedMembers(nn.Module):
     def layout(self) -> Layout:
         """How parameters are laid out in the matrix of all of them."""
         params = self.trainable()
-        key = (self.channels_last, *params)
+        key = (self.channels_last, *((name, tensor.dtype) for name, tensor in params.items()))
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self.skeleton, params, self.channels_last)
         return self._layouts[key]
@@ -117,16 +117,28 @@ class StackedMembers(nn.Module):
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
-        check_one_dtype(params)
+        check_real(params)
         flat = self.layout().packed(params)
-        for name, view in self.layout().views(flat).items():
+        for name, view in self.layout().weights(flat).items():
             params[name].data = view
         return flat
 
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The columns of every dtype in the matrix of all parameters; empty where all have one."""
+        return self.layout().sections
+
     def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """Each row's trainable parameters as views of its row; see `Body.views`."""
-        layout, names = self.layout(), list(self.trainable())
-        rows = [layout.views(row) for row in flat.unbind(0)]
+        """Each row's columns of trainable parameters as views of its row; see `Body.views`."""
+        return self._by_row(self.layout().views, flat)
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters in their own dtypes, as views of its row; see `Body.weights`."""
+        return self._by_row(self.layout().weights, flat)
+
+    def _by_row(self, views_of: Callable[[Tensor], Tensors], flat: Tensor) -> list[dict[str, Tensor]]:
+        names = list(self.trainable())
+        rows = [views_of(row) for row in flat.unbind(0)]
         return [{name: views[name] for name in names} for views in rows]
 
     @property
@@ -321,7 +333,8 @@ class StackedMembers(nn.Module):
         tensors = self.tensors()
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
         columns = list(self.layout().shapes), self.channels_last
-        settings = (shapes, columns, *with_output(self.output))
+        dtypes = [(part.stop, str(part.dtype)) for part in self.sections]
+        settings = (shapes, columns, *([dtypes] if dtypes else []), *with_output(self.output))
         return architecture_fingerprint([self.network], [self.settings], tensors, settings, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
@@ -337,7 +350,7 @@ class StackedMembers(nn.Module):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces the buffers."""
-        views = self.layout().views(flat.detach())
+        views = self.layout().weights(flat.detach())
         for name, parameter in self.trainable().items():
             parameter.data = views[name]
         for name, tensor in self.state().items():

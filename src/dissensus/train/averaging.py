@@ -19,7 +19,7 @@ class WeightAverage:
     """
 
     def __init__(self, decay: float, body: Body, flat: Tensor) -> None:
-        self.decay, self.body = decay, body
+        self.decay, self.body, self.sections = decay, body, body.sections
         self.flat = flat.detach().clone()
         self.buffers = {name: tensor.clone() for name, tensor in self._averaged().items()}
         self.updates = torch.zeros((len(flat), 1), dtype=wide(flat), device=flat.device)
@@ -34,9 +34,18 @@ class WeightAverage:
         if rows is not None:
             going = going * torch.zeros_like(going).index_fill_(0, rows, 1.0)
         weight = torch.where(self.updates.squeeze(1) == 0, 1.0, 1 - self.decay) * going
-        self.flat.lerp_(flat.detach(), weight.unsqueeze(1).to(flat.dtype))
+        column = weight.unsqueeze(1)
+        for average, current in self._numbers(flat.detach()):
+            if average.dtype == column.dtype:
+                average.lerp_(current, column)
+            else:  # the weight of a step is less than bfloat16 resolves
+                average.copy_(torch.lerp(average.to(column.dtype), current.to(column.dtype), column))
         self.body.average(self.buffers, self._averaged(), weight)
         self.updates.add_(going.unsqueeze(1))
+
+    def _numbers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Averages and weights, of every dtype."""
+        return [(part.numbers(self.flat), part.numbers(flat)) for part in self.sections] or [(self.flat, flat)]
 
     @contextmanager
     def swapped_in(self, flat: Tensor) -> Iterator[None]:
