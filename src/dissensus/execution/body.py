@@ -1,6 +1,6 @@
 """The interface of all members of an ensemble: stacked, of different architectures, or elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
@@ -146,6 +146,18 @@ class Body(Protocol):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces `state`."""
+        ...
+
+    def late_names(self) -> tuple[list[str], list[str]]:
+        """Names of buffers that the first pass has made, and of those that are None, which a pass may make."""
+        ...
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Take buffers that the members do not have yet, because their first pass makes them; others are left."""
+        ...
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers; what is returned restores them, and takes those away that have appeared since."""
         ...
 
     def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
