@@ -135,6 +135,8 @@ class Ensemble(nn.Module):
         wrong = next((m for m in modules if not isinstance(m, nn.Module)), None)
         if wrong is not None:
             checks.refuse("modules", "be instances of nn.Module", type(wrong).__name__, error=TypeError)
+        for module in modules:
+            _check_initialised("modules", "be initialised networks", module, "Run each once on a batch first.")
         try:
             body: Body = StackedMembers.of(copy.deepcopy(module) for module in modules)
         except ValueError:
@@ -424,6 +426,9 @@ class Ensemble(nn.Module):
             details["output"] = self.output
         if self.in_bag is None or isinstance(self.in_bag, Tensor):
             details["in_bag"] = "unknown"
+        made, _ = self.body.late_names()
+        if made:
+            details["late"] = made
         storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
 
     @classmethod
@@ -447,6 +452,8 @@ class Ensemble(nn.Module):
         body.set_keys([(seed, member) for member in member_ids])
         keys = {id(tensor) for tensor in key_tensors(body.modules())}  # earlier releases keyed fewer draws
         tensors = {**{name: t for name, t in body.tensors().items() if id(t) in keys}, **tensors}
+        made = {*manifest.get("late", []), *body.late_names()[1]}
+        body.adopt({name: tensor for name, tensor in tensors.items() if name in made})
         storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
         ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
         with torch.no_grad():
@@ -479,14 +486,19 @@ def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
 def _checked(network: object) -> nn.Module:
     if not isinstance(network, nn.Module):
         checks.refuse("build", "return an nn.Module", type(network).__name__, error=TypeError)
-    tensors = [*network.parameters(), *network.buffers()]
-    if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
-        checks.refuse(
-            "build", "return initialised layers", "a lazy one", "Give its sizes, or run it once inside `build`."
-        )
+    fix = "Give its sizes, or run it once inside `build`."
+    _check_initialised("build", "return initialised layers", network, fix)
     if not any(True for _ in network.parameters()):
         checks.refuse("build", "return a network with parameters", "one without", "There is nothing to stack.")
     return network
+
+
+def _check_initialised(name: str, requirement: str, network: nn.Module, fix: str) -> None:
+    """Refuse lazy layers, such as ``nn.LazyLinear``, which have no shapes before their first pass."""
+    for path, layer in network.named_modules():
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            checks.refuse(name, requirement, f"a lazy one ({path or 'the network'}: {type(layer).__name__})", fix)
 
 
 def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Body:

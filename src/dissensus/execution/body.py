@@ -1,6 +1,6 @@
 """The interface of all members of an ensemble: stacked, of different architectures, or elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
 from dissensus.execution.signature import Visit
 from dissensus.execution.skeleton import Tensors
+from dissensus.execution.weights import Section
 
 ALL_ROWS = slice(None)
 
@@ -74,10 +75,19 @@ class Body(Protocol):
         ...
 
     def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """Each row's trainable parameters by name, as views of its row, in the order of the network's parameters.
+        """Each row's columns of trainable parameters by name, as views, in the order of the network's parameters.
 
-        ``flat`` is ``[M, P]``, or has other rows where all members have one architecture.
+        ``flat`` is a gradient or a mask ``[M, P]``, or has other rows where all members have one architecture.
         """
+        ...
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters by name, as views of the matrix that holds them, in their own dtypes."""
+        ...
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The columns of every dtype, where trainable parameters have several; else empty."""
         ...
 
     def run(
@@ -136,6 +146,18 @@ class Body(Protocol):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces `state`."""
+        ...
+
+    def late_names(self) -> tuple[list[str], list[str]]:
+        """Names of buffers that the first pass has made, and of those that are None, which a pass may make."""
+        ...
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Take buffers that the members do not have yet, because their first pass makes them; others are left."""
+        ...
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers; what is returned restores them, and takes those away that have appeared since."""
         ...
 
     def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:

@@ -291,7 +291,8 @@ class Engine:
         before = {name: tensor.clone() for name, tensor in frozen_buffers(body.state()).items()}
         outputs, parts, grad = self.raw_gradient(batch)
         state.backend = body.ran
-        body.merge(frozen_buffers(body.state()), before, ~state.active)
+        state_now = body.state()  # a first pass may have made buffers, which all members keep
+        body.merge({name: state_now[name] for name in before}, before, ~state.active)
         return outputs, parts, state.active_gradient(grad)
 
     def raw_gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:

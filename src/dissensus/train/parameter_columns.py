@@ -86,6 +86,10 @@ def matrix_columns(body: Body, flat: Tensor) -> MatrixColumns:
     if not body.alike:
         fix = "Pass a callable, which makes an optimizer for each member."
         checks.refuse("optimizer", "be another one than 'muon' for members of different architectures", "'muon'", fix)
+    if body.sections:
+        fix = "Use 'adamw', or pass a callable, which makes an optimizer for each member."
+        got = "'muon'"
+        checks.refuse("optimizer", "be another one than 'muon' for parameters of several dtypes", got, fix)
     tables = nn.Embedding | nn.EmbeddingBag
     embeddings = {id(p) for m in body.modules() if isinstance(m, tables) for p in m.parameters(recurse=False)}
     tensors = body.tensors()

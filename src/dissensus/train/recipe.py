@@ -25,7 +25,7 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
-from dissensus.execution.weights import check_one_dtype
+from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.randomness import is_generator
@@ -105,11 +105,11 @@ class NewMembers:
             drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(build, seed, members))
         except ValueError as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
-        check_one_dtype(drawn.trainable())
+        check_real(drawn.trainable())
         drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
         dtypes = {parameter.dtype for parameter in body.trainable().values()}
-        if dtype.is_floating_point and dtypes != {dtype}:
+        if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
         body.request_backend(self.backend)
         return body.to(self.device)
@@ -379,7 +379,9 @@ class Recipe:
         schedules.check(schedule, updates, self.epochs)
         body = self.initial.body(runs, self._input_dtype())
         feed = self._feed(runs, rows, targets, Conversion.of(body))
-        decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
+        decided = numerics(
+            self.precision, body, next(body.parameters()).dtype, device, [part.dtype for part in body.sections]
+        )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute = self.updates.recompute
         if choices is not None:
@@ -501,7 +503,7 @@ class Recipe:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
-        if self._pair is not None:
+        if self._pair is not None and not body.sections:
             check_dtype(self._pair[0], flat.dtype)
         columns = {
             name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
@@ -575,6 +577,7 @@ class Recipe:
             nesterov=bool(settings.nesterov),
             decayed=decay_mask(body, flat, settings.no_decay),
             matrices=matrix_columns(body, flat) if settings.name == "muon" else None,
+            sections=body.sections,
         )
         check_momentum(str(settings.name), optimizer.momentum)
         return optimizer

@@ -202,7 +202,7 @@ class TrainState:
         spoilt = {
             name: self.epoch_buffers[name]
             for name, tensor in buffers.items()
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+            if name in self.epoch_buffers and tensor.is_floating_point() and not bool(tensor.isfinite().all())
         }
         self.body.merge({name: buffers[name] for name in spoilt}, spoilt, rows)
         self.active.logical_and_(~rows)
