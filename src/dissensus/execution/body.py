@@ -66,6 +66,10 @@ class Body(Protocol):
         """Every tensor by name, counters of dropout included."""
         ...
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Tensors that all members share, by name; they have no member axis."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Tensors that training changes without a gradient, such as batch-norm statistics."""
         ...

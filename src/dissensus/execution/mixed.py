@@ -76,6 +76,10 @@ class MixedMembers(nn.Module):
         """Every tensor of every member, by ``index.name``."""
         return {f"{i}.{name}": t for i, skeleton in enumerate(self.skeletons) for name, t in skeleton.tensors().items()}
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """None: members of different architectures share nothing."""
+        return {}
+
     def trainable(self) -> list[dict[str, nn.Parameter]]:
         """Each member's parameters that want a gradient."""
         return [{n: p for n, p in network.named_parameters() if p.requires_grad} for network in self.networks]

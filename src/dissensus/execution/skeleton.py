@@ -26,7 +26,8 @@ class Skeleton:
     """The structure of a network, apart from its weights.
 
     The tensors of ``network`` are stacked (``[M, ...]``) and never used in a forward pass: `lending` replaces them by
-    those of a member (or, under ``vmap``, of all members). Differs from ``torch.func.functional_call`` in speed
+    those of a member (or, under ``vmap``, of all members). Those named in ``shared`` belong to all members, and are used
+    as they hang in the network; under ``vmap``, what is computed from them alone is computed once. Differs from ``torch.func.functional_call`` in speed
     only: the places where tensors hang are looked up once, not at every call. A tensor that hangs in several places
     (shared parameters) has one name, that of its first place.
     """
@@ -37,8 +38,9 @@ class Skeleton:
         output: OutputChoice | None = None,
         functions_keyed: bool | None = None,
         adopted: Mapping[str, bool] | None = None,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
-        self.network, self.output = network, output
+        self.network, self.output, self.shared = network, output, shared
         self.functions_keyed = functions_keyed
         """Whether functions that drop units have keyed masks in training; None until a training pass has shown it."""
         self._recurrent = recurrent_layers(network)
@@ -74,13 +76,20 @@ class Skeleton:
 
     def __getstate__(self) -> tuple[Any, ...]:
         # The places refer to this network, so a copy looks them up again.
-        return self.network, self.output, self.functions_keyed, self.adopted
+        return self.network, self.output, self.functions_keyed, self.adopted, self.shared
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the network by name; shared tensors occur once."""
+        """Parameters and buffers that each member has for itself, by name; one that hangs in two places occurs once."""
+        return {name: tensor for name, tensor in self._hanging().items() if name not in self.shared}
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers that members share. They hang in the network as they are, and are never lent."""
+        return {name: tensor for name, tensor in self._hanging().items() if name in self.shared}
+
+    def _hanging(self) -> dict[str, Tensor]:
         with self._alone():
             hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
         return {name: tensor for name, tensor in hanging.items() if tensor is not None}
@@ -266,7 +275,7 @@ class Skeleton:
     def _traced(self) -> fx.Graph:
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
-        held = self.tensors()
+        held = self._hanging()
         empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in held.items()}
         try:
             with torch.no_grad():
@@ -276,7 +285,7 @@ class Skeleton:
             if made:
                 raise Unsupported(_APPEARS.format(next(iter(made))))
             written = [name for name, tensor in empty.items() if tensor._version]
-            if written or any(now is not empty[name] for name, now in self.tensors().items()):
+            if written or any(now is not empty[name] for name, now in self._hanging().items()):
                 raise Unsupported(f"its forward pass writes to {(written or ['a buffer'])[0]}")
             return graph
         except Unsupported:

@@ -23,6 +23,7 @@ from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
+from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
 from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_real
@@ -42,12 +43,17 @@ class MembersPass(NamedTuple):
 
 
 class StackedMembers(nn.Module):
-    """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`."""
+    """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`.
 
-    def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
+    Tensors named in ``shared`` have no member axis: all members use the same.
+    """
+
+    def __init__(
+        self, network: nn.Module, output: OutputChoice | None = None, shared: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
         self.network = keep_in_place(network)
-        self.skeleton = Skeleton(network, output)
+        self.skeleton = Skeleton(network, output, shared=shared)
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
         self.backend = "auto"
@@ -64,11 +70,16 @@ class StackedMembers(nn.Module):
         """Modes whose backend was chosen before members had all of their buffers."""
 
     @classmethod
-    def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
-        """Stack networks; a `ValueError` names the first member and tensor that differ."""
+    def of(cls, networks: Iterable[nn.Module], shared: Shared = None, *, equal: bool = False) -> "StackedMembers":
+        """Stack networks; a `ValueError` names the first member and tensor that differ.
+
+        Shared tensors are those of the first network. ``equal``: those of the others must be equal to them.
+        """
         first: nn.Module | None = None
+        names: frozenset[str] = frozenset()
         settings: list[tuple[str, str, str]] = []
         stacks: dict[str, list[Tensor]] = {}
+        common: dict[str, Tensor] = {}
         for index, network in enumerate(networks):
             if first is None and is_compiled(network):
                 log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
@@ -76,8 +87,15 @@ class StackedMembers(nn.Module):
             tensors = Skeleton(network).tensors()
             if first is None:
                 first, settings = network, signature(network)
+                names = shared_names(network, shared, tensors)
+                common = {name: tensors.pop(name).detach() for name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
+            others = {name: tensors.pop(name) for name in names if name in tensors}
+            _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
+            differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
+            if differing:
+                raise ValueError(f"tensor {differing[0]!r}, which members share, differs in member {index}")
             _check_same(index, stacks, tensors)
             differing = sorted(set(signature(network)) ^ set(settings))
             if differing:
@@ -92,7 +110,7 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise ValueError("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}))
+        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         return body.train(first.training)
 
     def __len__(self) -> int:
@@ -101,6 +119,20 @@ class StackedMembers(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """Every stacked tensor by name, dropout's counters included."""
         return self.skeleton.tensors()
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Tensors that all members share, by name."""
+        return self.skeleton.shared_tensors()
+
+    def train(self, mode: bool = True) -> "StackedMembers":
+        """Set the mode. Layers whose buffers are shared stay in evaluation mode: nobody may move them for all."""
+        super().train(mode)
+        for name in self.skeleton.shared:
+            path, _, key = name.rpartition(".")
+            layer = self.network.get_submodule(path)
+            if key in layer._buffers:
+                layer.training = False
+        return self
 
     def state(self) -> dict[str, Tensor]:
         """Stacked tensors that training moves without a gradient, and frozen parameters."""
@@ -122,10 +154,19 @@ class StackedMembers(nn.Module):
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
         check_real(params)
+        self._refuse_shared()
         flat = self.layout().packed(params)
         for name, view in self.layout().weights(flat).items():
             params[name].data = view
         return flat
+
+    def _refuse_shared(self) -> None:
+        """Refuse shared parameters that want a gradient: rows of the matrix belong to members."""
+        moving = [n for n, t in self.shared_tensors().items() if isinstance(t, nn.Parameter) and t.requires_grad]
+        if moving:
+            fix = "Set requires_grad=False for it, or train ensemble.parameters() with torch.optim."
+            requirement = "have frozen parameters where members share them, to be trained by `fit`"
+            checks.refuse("ensemble", requirement, f"{moving[0]!r}, which wants a gradient", fix)
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -350,7 +391,8 @@ class StackedMembers(nn.Module):
 
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
-        body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()), self.output)
+        reduced = self._reduced(lambda tensor: tensor[list(indices)].clone())
+        body = StackedMembers(reduced, self.output, self.skeleton.shared)
         body.request_backend(self.requested_backend)
         body.skeleton.adopted = dict(self.skeleton.adopted)
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
@@ -377,7 +419,9 @@ class StackedMembers(nn.Module):
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
         columns = list(self.layout().shapes), self.channels_last
         dtypes = [(part.stop, str(part.dtype)) for part in self.sections]
-        settings = (shapes, columns, *([dtypes] if dtypes else []), *with_output(self.output))
+        shared = [(name, tuple(tensor.shape)) for name, tensor in self.shared_tensors().items()]
+        extra = [part for part in (dtypes, shared) if part]
+        settings = (shapes, columns, *extra, *with_output(self.output))
         return architecture_fingerprint([self.network], [self.settings], tensors, settings, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:

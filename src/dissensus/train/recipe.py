@@ -25,6 +25,7 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
+from dissensus.execution.sharing import Shared
 from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
@@ -91,6 +92,7 @@ class NewMembers:
     device: torch.device
     backend: str | Backend = "auto"
     output: OutputChoice | None = None
+    shared: Shared = None
 
     def __post_init__(self) -> None:
         checked(self.backend)
@@ -102,7 +104,8 @@ class NewMembers:
         members = runs[0].members
         build = functools.partial(self.build, **runs[0].build)
         try:
-            drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(build, seed, members))
+            networks = (network for seed in seeds for network in fresh_members(build, seed, members))
+            drawn = StackedMembers.of(networks, self.shared, equal=len(seeds) > 1)
         except ValueError as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
         check_real(drawn.trainable())
@@ -124,7 +127,8 @@ class NewMembers:
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
-        return {"build": self.build, **({} if self.output is None else {"output": self.output})}
+        optional = {"output": self.output, "shared": self.shared}
+        return {"build": self.build, **{name: value for name, value in optional.items() if value is not None}}
 
 
 @dataclass(frozen=True)
@@ -701,18 +705,19 @@ _interrupted: dict[str, str] = {}
 
 def initial_weights(body: Body) -> str:
     """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
-    weights = digest(*body.tensors().values())
+    weights = digest(*body.tensors().values(), *body.shared_tensors().values())
     return _interrupted.get(weights, weights)
 
 
 def note_interruption(body: Body, initial: str) -> None:
     """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
-    _interrupted[digest(*body.tensors().values())] = initial
+    _interrupted[digest(*body.tensors().values(), *body.shared_tensors().values())] = initial
 
 
 def _frozen_parameters(body: Body) -> str:
     """A checksum of the parameters that training does not change."""
-    parameters = {name: t for name, t in body.tensors().items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    tensors = {**body.tensors(), **body.shared_tensors()}
+    parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     return fingerprint(parameters)
 
 

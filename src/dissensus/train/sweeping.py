@@ -21,6 +21,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, fold
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
+from dissensus.execution.sharing import Shared
 from dissensus.randomness import seeded
 from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
 from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
@@ -98,6 +99,7 @@ def sweep(
     drop_last: bool = False,
     backend: str | Backend = "auto",
     output: OutputChoice | None = None,
+    shared: Shared = None,
     device: str | torch.device | None = None,
     max_memory: int | None = None,
     checkpoint: str | Path | None = None,
@@ -170,6 +172,8 @@ def sweep(
         drop_last: See `dissensus.fit`.
         backend: See `dissensus.Ensemble`.
         output: See `dissensus.Ensemble`.
+        shared: See `dissensus.Ensemble`. Shared tensors are stored once for all runs that train together, so ``build``
+            must return the same ones for every seed, such as those of one pretrained network.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
@@ -217,7 +221,7 @@ def sweep(
         validation = [conversion.pair(fold) for fold in folds_of(validation)]
     held_out, validation_folds = held_out_of(validation, folds)
     where = place if device is None else checks.device("device", device)
-    initial = NewMembers(build, checks.computes("device", where), backend, output)
+    initial = NewMembers(build, checks.computes("device", where), backend, output, shared)
     recipe = Recipe(
         initial=initial,
         runs=runs_of(grid, build, objective, defaults, folds),
