@@ -77,10 +77,11 @@ class Ensemble(nn.Module):
         output: Which part of what a member returns is its output, where that is more than one tensor: a name (an
             attribute or a key, as ``"logits"`` of transformers' models), a position, or a function of it.
         shared: Parameters and buffers that are stored once for all members, with the values of member 0: ``"frozen"``
-            for all parameters that want no gradient and the buffers of their layers, patterns of names (``"encoder.*"``,
-            or a list), or a function of a name. Layers with shared buffers stay in evaluation mode. What depends on
-            shared tensors and common inputs alone is computed once by the backend ``"vmap"``. `fit` trains what is
-            not shared, so shared parameters must be frozen there. See `dissensus.adapters`.
+            for all parameters that want no gradient and the buffers of their layers, patterns of names (such as
+            ``"encoder.*"``, or a list), or a function of a name. Layers with shared buffers stay in evaluation mode.
+            What depends on shared tensors and common inputs alone is computed once by the backend ``"vmap"``. Shared
+            parameters that want a gradient are trained for all members at once (see `fit`). `dissensus.adapters` makes
+            networks for it.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.

@@ -97,7 +97,8 @@ def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None)
 
     All linear layers but the last have the weight W ∘ (s_i r_iᵀ) with a shared W, as in `batch_ensemble`. The last
     layer is a member's own, with weights that it draws. All scales start with 1, except the input scale of the first
-    layer, which tells members apart. Gradients of W are averaged over members: ``Ensemble(..., shared=adapters.SHARED)``.
+    layer, which tells members apart. `fit` averages gradients of W over members, as TabM does. Use
+    ``Ensemble(..., shared=adapters.SHARED)``.
 
     Args:
         network: A network of linear layers, such as `dissensus.nets.mlp`. It is copied.

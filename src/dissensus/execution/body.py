@@ -70,6 +70,18 @@ class Body(Protocol):
         """Tensors that all members share, by name; they have no member axis."""
         ...
 
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that all members share and that want a gradient."""
+        ...
+
+    def shared_packed(self) -> Tensor:
+        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        ...
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:
+        """Shared trainable parameters by name, as views of a row ``[1, P]``."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Tensors that training changes without a gradient, such as batch-norm statistics."""
         ...
@@ -103,6 +115,7 @@ class Body(Protocol):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,
         backend: str | None = None,
+        shared: Tensor | None = None,
     ) -> Tensor:
         """Outputs ``[M, B, ...]``.
 
@@ -113,6 +126,7 @@ class Body(Protocol):
             rows: Members that run: a slice, or their numbers.
             replayed: Whether this pass is going to be replayed from a CUDA graph, which changes what is fastest.
             backend: The backend of this pass alone; by default the body's, whose choice is remembered.
+            shared: Packed parameters that all members share, ``[1, P]``; None for the body's own.
         """
         ...
 

@@ -80,6 +80,18 @@ class MixedMembers(nn.Module):
         """None: members of different architectures share nothing."""
         return {}
 
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """None."""
+        return {}
+
+    def shared_packed(self) -> Tensor:
+        """No parameters."""
+        return torch.empty(1, 0)
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """None."""
+        return {}
+
     def trainable(self) -> list[dict[str, nn.Parameter]]:
         """Each member's parameters that want a gradient."""
         return [{n: p for n, p in network.named_parameters() if p.requires_grad} for network in self.networks]
@@ -123,6 +135,7 @@ class MixedMembers(nn.Module):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,  # noqa: ARG002
         backend: str | None = None,  # noqa: ARG002
+        shared: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         """Outputs ``[M, B, ...]``; see `Body.run`. There is one backend, whatever is requested."""
         if not isinstance(rows, slice):

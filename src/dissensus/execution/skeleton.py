@@ -26,10 +26,10 @@ class Skeleton:
     """The structure of a network, apart from its weights.
 
     The tensors of ``network`` are stacked (``[M, ...]``) and never used in a forward pass: `lending` replaces them by
-    those of a member (or, under ``vmap``, of all members). Those named in ``shared`` belong to all members, and are used
-    as they hang in the network; under ``vmap``, what is computed from them alone is computed once. Differs from ``torch.func.functional_call`` in speed
-    only: the places where tensors hang are looked up once, not at every call. A tensor that hangs in several places
-    (shared parameters) has one name, that of its first place.
+    those of a member (or, under ``vmap``, of all members). Those named in ``shared`` belong to all members, and are
+    used as they hang in the network. Under ``vmap``, what is computed from them alone is computed once. Differs from
+    ``torch.func.functional_call`` in speed only: the places where tensors hang are looked up once, not at every call.
+    A tensor that hangs in several places has one name, that of its first place.
     """
 
     def __init__(

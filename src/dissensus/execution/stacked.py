@@ -26,7 +26,7 @@ from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
-from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_real
+from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_one_dtype, check_real
 from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
@@ -88,10 +88,10 @@ class StackedMembers(nn.Module):
             if first is None:
                 first, settings = network, signature(network)
                 names = shared_names(network, shared, tensors)
-                common = {name: tensors.pop(name).detach() for name in names}
+                common = {name: tensors.pop(name).detach() for name in list(tensors) if name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
-            others = {name: tensors.pop(name) for name in names if name in tensors}
+            others = {name: tensors.pop(name) for name in common if name in tensors}
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
             differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
             if differing:
@@ -154,19 +154,30 @@ class StackedMembers(nn.Module):
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
         check_real(params)
-        self._refuse_shared()
         flat = self.layout().packed(params)
         for name, view in self.layout().weights(flat).items():
             params[name].data = view
         return flat
 
-    def _refuse_shared(self) -> None:
-        """Refuse shared parameters that want a gradient: rows of the matrix belong to members."""
-        moving = [n for n, t in self.shared_tensors().items() if isinstance(t, nn.Parameter) and t.requires_grad]
-        if moving:
-            fix = "Set requires_grad=False for it, or train ensemble.parameters() with torch.optim."
-            requirement = "have frozen parameters where members share them, to be trained by `fit`"
-            checks.refuse("ensemble", requirement, f"{moving[0]!r}, which wants a gradient", fix)
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that all members share and that want a gradient."""
+        return {n: p for n, p in self.shared_tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
+
+    def shared_packed(self) -> Tensor:
+        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        params = self.shared_trainable()
+        check_real(params)
+        check_one_dtype(params)
+        row = torch.cat([parameter.detach().reshape(1, -1) for parameter in params.values()], 1)
+        for name, view in self.shared_views(row).items():
+            params[name].data = view
+        return row
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:
+        """Shared trainable parameters by name, as views of a row ``[1, P]``."""
+        params = self.shared_trainable()
+        pieces = row[0].split([parameter.numel() for parameter in params.values()])
+        return {n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)}
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -200,11 +211,15 @@ class StackedMembers(nn.Module):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,
         backend: str | None = None,
+        shared: Tensor | None = None,
     ) -> Tensor:
         """Outputs ``[M, B, ...]``; see `Body.run`.
 
         Buffers are the body's, and are written to. Under autocast all packed weights are cast at once.
         """
+        if shared is not None:
+            with self.skeleton.lending(self.shared_views(shared)):
+                return self.run(flat, x, per_member=per_member, rows=rows, replayed=replayed, backend=backend)
         buffers = _selected(self.state(), rows)
         if flat is None:
             assert isinstance(rows, slice)
