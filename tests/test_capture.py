@@ -84,6 +84,26 @@ def test_captured_fits_equal_eager_ones(name, backend, device, eager, replays):
     assert results[1][2] == pytest.approx(results[0][2])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_captured_steps_train_what_members_share(backend, device, eager, replays):
+    build, shape = NETWORKS["mlp"]
+    base = build()
+    results = []
+    for switch in (eager, replays):
+        counts = switch()
+        ensemble = ds.Ensemble(lambda: ds.adapters.batch_ensemble(base), 3, backend=backend, shared=ds.adapters.SHARED)
+        options = {"epochs": 8, "batch_size": 8, "lr": 0.01, "ema": 0.9, "accumulate": 2, "validation": 0.2}
+        history = ds.fit(ensemble.double().to(device), data(shape, device), partial(augmented, beta=0.7), **options)
+        shared = [tensor.detach().clone() for tensor in ensemble.body.shared_tensors().values()]
+        results.append((weights(ensemble), shared, history.column("validation")))
+    assert counts.replays > 10
+    assert_same(results[1][0], results[0][0])
+    for actual, expected in zip(results[1][1], results[0][1], strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert results[1][2] == pytest.approx(results[0][2])
+
+
 def jitter(x, generator):
     """An augmentation that draws twice."""
     noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)

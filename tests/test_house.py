@@ -30,6 +30,7 @@ FLOORS = [
     "scores",
     "metrics",
     "objectives",
+    "adapters",
     "nets",
     "dropout",
     "masks",

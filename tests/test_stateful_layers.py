@@ -243,14 +243,3 @@ def test_frozen_parameters_may_have_another_dtype_in_fit():
             optimiser.step()
         torch.testing.assert_close(ensemble.member(i).second.weight, module.second.weight)
         assert torch.equal(ensemble.member(i).first.weight, module.first.weight)
-
-
-def test_fit_refuses_to_train_two_dtypes_and_says_what_does(unchecked):
-    ensemble = ds.Ensemble(TwoDtypes, M)
-    with pytest.raises(TypeError, match=r"one dtype to be trained.*train ensemble.parameters\(\) with torch.optim"):
-        ds.fit(
-            ensemble,
-            (torch.randn(9, 8), torch.randn(9, 3)),
-            partial(ds.objectives.independent, loss="squared_error"),
-            epochs=1,
-        )

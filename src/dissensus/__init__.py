@@ -5,6 +5,7 @@ from dissensus import startup  # noqa: F401  # before the slow imports
 # isort: split
 
 from dissensus import (
+    adapters,
     attacks,
     auditing,
     conformal,
@@ -45,6 +46,7 @@ __all__ = [
     "StorageError",
     "Sweep",
     "TrainingDiverged",
+    "adapters",
     "attacks",
     "audit",
     "audit_estimator",

@@ -3,6 +3,7 @@
 import copy
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,7 @@ from dissensus.execution.backends import checked
 from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.execution.out_of_memory import advising
+from dissensus.execution.sharing import FROZEN, Shared, equal_frozen
 from dissensus.randomness import Use, derived_seed, seeded
 
 Build = Callable[[], nn.Module]
@@ -74,6 +76,12 @@ class Ensemble(nn.Module):
             is passed as it is; what `save` wrote of such an ensemble is loaded with ``"auto"``.
         output: Which part of what a member returns is its output, where that is more than one tensor: a name (an
             attribute or a key, as ``"logits"`` of transformers' models), a position, or a function of it.
+        shared: Parameters and buffers that are stored once for all members, with the values of member 0: ``"frozen"``
+            for all parameters that want no gradient and the buffers of their layers, patterns of names (such as
+            ``"encoder.*"``, or a list), or a function of a name. Layers with shared buffers stay in evaluation mode.
+            What depends on shared tensors and common inputs alone is computed once by the backend ``"vmap"``. Shared
+            parameters that want a gradient are trained for all members at once (see `fit`). `dissensus.adapters` makes
+            networks for it.
 
     Batch norm, dropout and shared parameters behave as in M separate modules, whatever the backend. Parameters and
     buffers are stored once, ``[M, ...]``; ``.to()``, ``.train()``, ``.parameters()`` are those of any module.
@@ -91,6 +99,7 @@ class Ensemble(nn.Module):
         backend: str | Backend = "auto",
         *,
         output: OutputChoice | None = None,
+        shared: Shared = None,
     ) -> None:
         super().__init__()
         self._beside = _Beside()
@@ -99,7 +108,7 @@ class Ensemble(nn.Module):
         check_output_choice(output)
         self.member_ids = list(range(members))
         try:
-            self.body: Body = StackedMembers.of(fresh_members(build, seed, members))
+            self.body: Body = StackedMembers.of(fresh_members(build, seed, members), shared)
             self.body.output = output
         except ValueError as reason:
             raise ValueError(
@@ -123,11 +132,14 @@ class Ensemble(nn.Module):
         seed: int = 0,
         backend: str | Backend = "auto",
         output: OutputChoice | None = None,
+        shared: Shared = None,
     ) -> "Ensemble":
         """An ensemble of modules that exist, trained or not; they are copied.
 
         Modules of one architecture are stacked. Different ones are allowed as long as their outputs agree in shape, and
-        run in a loop. ``output`` says which part of what a member returns counts, as for an `Ensemble`.
+        run in a loop. ``output`` says which part of what a member returns counts, and ``shared`` what members share, as
+        for an `Ensemble`; with ``"frozen"`` that is what is equal in all modules among what is frozen, and otherwise
+        tensors that differ are refused.
         """
         check_output_choice(output)
         modules = list(modules)
@@ -135,10 +147,13 @@ class Ensemble(nn.Module):
         wrong = next((m for m in modules if not isinstance(m, nn.Module)), None)
         if wrong is not None:
             checks.refuse("modules", "be instances of nn.Module", type(wrong).__name__, error=TypeError)
-        try:
-            body: Body = StackedMembers.of(copy.deepcopy(module) for module in modules)
-        except ValueError:
-            body = MixedMembers([copy.deepcopy(module) for module in modules])
+        for module in modules:
+            _check_initialised("modules", "be initialised networks", module, "Run each once on a batch first.")
+        if shared is None:
+            body = _body_of(modules)
+        else:
+            chosen = equal_frozen(modules) if shared == FROZEN else shared
+            body = StackedMembers.of((copy.deepcopy(module) for module in modules), chosen, equal=True)
         body.output = output
         body.set_keys([(seed, member) for member in range(len(modules))])
         return cls.around(body, seed, list(range(len(modules))), backend)
@@ -180,6 +195,11 @@ class Ensemble(nn.Module):
     def output(self) -> OutputChoice | None:
         """Which part of what a member returns is its output; None: members return one tensor."""
         return self.body.output
+
+    @property
+    def shared(self) -> list[str]:
+        """Names of the parameters and buffers that members share."""
+        return list(self.body.shared_tensors())
 
     @property
     def choices(self) -> list[Choice]:
@@ -424,7 +444,12 @@ class Ensemble(nn.Module):
             details["output"] = self.output
         if self.in_bag is None or isinstance(self.in_bag, Tensor):
             details["in_bag"] = "unknown"
-        storage.write_folder(path, KIND, self.body.tensors(), details, FORMATS)
+        made, _ = self.body.late_names()
+        if made:
+            details["late"] = made
+        if self.shared:
+            details["shared"] = self.shared
+        storage.write_folder(path, KIND, stored_tensors(self.body), details, FORMATS)
 
     @classmethod
     def load(
@@ -442,23 +467,39 @@ class Ensemble(nn.Module):
             mixed, backend, training = bool(manifest["mixed"]), str(manifest["backend"]), bool(manifest["training"])
         except (KeyError, TypeError, ValueError) as reason:
             raise storage.StorageError(f"the manifest in {path} is damaged: {reason!r}.") from reason
-        body = _empty_body(build, members, mixed)
+        body = _empty_body(build, members, mixed, manifest.get("shared"))
         body.output = manifest.get("output") if output is None else output
         body.set_keys([(seed, member) for member in member_ids])
         keys = {id(tensor) for tensor in key_tensors(body.modules())}  # earlier releases keyed fewer draws
         tensors = {**{name: t for name, t in body.tensors().items() if id(t) in keys}, **tensors}
-        storage.check_match(path, tensors, {name: t.shape for name, t in body.tensors().items()})
+        made = {*manifest.get("late", []), *body.late_names()[1]}
+        body.adopt({name: tensor for name, tensor in tensors.items() if name in made})
+        storage.check_match(path, tensors, {name: t.shape for name, t in stored_tensors(body).items()})
         ensemble = cls.around(body, seed, member_ids, backend if backend in BACKENDS and not mixed else "auto")
         with torch.no_grad():
-            for name, tensor in body.tensors().items():
+            for name, tensor in stored_tensors(body).items():
                 tensor.data = tensors[name].to(tensor.device)
         if manifest.get("in_bag") == "unknown":
             ensemble.in_bag = None
         return ensemble.train(training)
 
     def extra_repr(self) -> str:
-        """Members, seed and backend."""
-        return f"members={self.members}, seed={self.seed}, backend={self.backend!r}"
+        """Members, seed and backend, and the number of shared tensors."""
+        shared = f", shared={len(self.shared)} tensors" if self.shared else ""
+        return f"members={self.members}, seed={self.seed}, backend={self.backend!r}{shared}"
+
+
+def stored_tensors(body: Body) -> dict[str, Tensor]:
+    """All tensors of a body: those of members, and those that they share."""
+    return {**body.tensors(), **body.shared_tensors()}
+
+
+def _body_of(modules: Sequence[nn.Module]) -> Body:
+    """Copies of modules, stacked where they have one architecture."""
+    try:
+        return StackedMembers.of(copy.deepcopy(module) for module in modules)
+    except ValueError:
+        return MixedMembers([copy.deepcopy(module) for module in modules])
 
 
 def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
@@ -466,30 +507,35 @@ def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:
     if isinstance(build, nn.Module) or not callable(build):
         fix = "Write `lambda: ...` around it. Networks that exist? Use Ensemble.from_modules."
         checks.refuse("build", "be a function that returns a new network", type(build).__name__, fix, TypeError)
-    networks: list[nn.Module] = []
+    networks: list[weakref.ref[nn.Module]] = []  # what members share is not kept once per member
     for index in range(members):
         with seeded(derived_seed(seed, Use.INITIAL_WEIGHTS, index)):
             network = _checked(build())
-        if any(network is other for other in networks):
+        if any(network is other() for other in networks):
             checks.refuse("build", "return a new network at every call", "the same one twice", "Build it inside.")
-        networks.append(network)
+        networks.append(weakref.ref(network))
         yield network
 
 
 def _checked(network: object) -> nn.Module:
     if not isinstance(network, nn.Module):
         checks.refuse("build", "return an nn.Module", type(network).__name__, error=TypeError)
-    tensors = [*network.parameters(), *network.buffers()]
-    if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
-        checks.refuse(
-            "build", "return initialised layers", "a lazy one", "Give its sizes, or run it once inside `build`."
-        )
+    fix = "Give its sizes, or run it once inside `build`."
+    _check_initialised("build", "return initialised layers", network, fix)
     if not any(True for _ in network.parameters()):
         checks.refuse("build", "return a network with parameters", "one without", "There is nothing to stack.")
     return network
 
 
-def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Body:
+def _check_initialised(name: str, requirement: str, network: nn.Module, fix: str) -> None:
+    """Refuse lazy layers, such as ``nn.LazyLinear``, which have no shapes before their first pass."""
+    for path, layer in network.named_modules():
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            checks.refuse(name, requirement, f"a lazy one ({path or 'the network'}: {type(layer).__name__})", fix)
+
+
+def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool, shared: Sequence[str] | None = None) -> Body:
     """A body of the right shapes, to be filled with stored tensors."""
     builds = [build] * members if callable(build) else list(build)
     if len(builds) != members:
@@ -497,5 +543,5 @@ def _empty_body(build: Build | Sequence[Build], members: int, mixed: bool) -> Bo
     with seeded(0):
         if mixed:
             return MixedMembers([_checked(build_member()) for build_member in builds])
-        first = StackedMembers.of([_checked(builds[0]())])
+        first = StackedMembers.of([_checked(builds[0]())], None if shared is None else shared.__contains__)
     return first.subset([0] * members)

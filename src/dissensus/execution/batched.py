@@ -89,6 +89,8 @@ def batched_plan(skeleton: Skeleton) -> list[Step]:
     """The network as a list of steps. Each step reads earlier values and adds one; the first value is the input."""
     if skeleton.output is not None:
         raise Unsupported("its output is chosen from several")
+    if skeleton.shared:
+        raise Unsupported("its members share weights")
     graph = skeleton.trace()
     reason = unsupported(skeleton.network, graph)
     if reason:

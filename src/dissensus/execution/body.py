@@ -1,6 +1,6 @@
 """The interface of all members of an ensemble: stacked, of different architectures, or elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from dissensus.execution.backends import Backend
 from dissensus.execution.choice import Choices
 from dissensus.execution.signature import Visit
 from dissensus.execution.skeleton import Tensors
+from dissensus.execution.weights import Section
 
 ALL_ROWS = slice(None)
 
@@ -65,6 +66,22 @@ class Body(Protocol):
         """Every tensor by name, counters of dropout included."""
         ...
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Tensors that all members share, by name; they have no member axis."""
+        ...
+
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that all members share and that want a gradient."""
+        ...
+
+    def shared_packed(self) -> Tensor:
+        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        ...
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:
+        """Shared trainable parameters by name, as views of a row ``[1, P]``."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Tensors that training changes without a gradient, such as batch-norm statistics."""
         ...
@@ -74,10 +91,19 @@ class Body(Protocol):
         ...
 
     def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """Each row's trainable parameters by name, as views of its row, in the order of the network's parameters.
+        """Each row's columns of trainable parameters by name, as views, in the order of the network's parameters.
 
-        ``flat`` is ``[M, P]``, or has other rows where all members have one architecture.
+        ``flat`` is a gradient or a mask ``[M, P]``, or has other rows where all members have one architecture.
         """
+        ...
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters by name, as views of the matrix that holds them, in their own dtypes."""
+        ...
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The columns of every dtype, where trainable parameters have several; else empty."""
         ...
 
     def run(
@@ -89,6 +115,7 @@ class Body(Protocol):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,
         backend: str | None = None,
+        shared: Tensor | None = None,
     ) -> Tensor:
         """Outputs ``[M, B, ...]``.
 
@@ -99,6 +126,7 @@ class Body(Protocol):
             rows: Members that run: a slice, or their numbers.
             replayed: Whether this pass is going to be replayed from a CUDA graph, which changes what is fastest.
             backend: The backend of this pass alone; by default the body's, whose choice is remembered.
+            shared: Packed parameters that all members share, ``[1, P]``; None for the body's own.
         """
         ...
 
@@ -136,6 +164,18 @@ class Body(Protocol):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces `state`."""
+        ...
+
+    def late_names(self) -> tuple[list[str], list[str]]:
+        """Names of buffers that the first pass has made, and of those that are None, which a pass may make."""
+        ...
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Take buffers that the members do not have yet, because their first pass makes them; others are left."""
+        ...
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers; what is returned restores them, and takes those away that have appeared since."""
         ...
 
     def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:

@@ -26,7 +26,7 @@ def unkeyed_layer(skeleton: Skeleton, params: Tensors, buffers: Tensors, x: Netw
     def draws() -> bool:
         before = GlobalGenerators.now(first_tensor(x).device)
         copies = {name: tensor.clone() for name, tensor in buffers.items()}
-        with skeleton.lending(params, copies):
+        with skeleton.lending(params, copies, late={}):
             skeleton.passed(x)
         return before.drawn_from()
 

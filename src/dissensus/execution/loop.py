@@ -38,10 +38,10 @@ def _jobs(
     skeleton: Skeleton, weights: Weights, buffers: Tensors, x: NetworkInputs, per_member: bool
 ) -> Iterator[list[Callable[[], Tensor]]]:
     """One pass per member."""
-    parameters = weights.members()
+    parameters, late = weights.members(), skeleton.late(len(weights))
 
     def member_outputs(index: int) -> Tensor:
-        with skeleton.lending(parameters(index), state[index]):
+        with skeleton.lending(parameters(index), state[index], late=late[index]):
             return skeleton.passed(rows(x, index) if per_member else x)
 
     with tallied(skeleton, buffers, len(weights)) as state:

@@ -3,7 +3,7 @@
 import copy
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -23,7 +23,7 @@ from dissensus.execution.recomputation import recomputation_refused, recomputed_
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.signature import Visit, architecture_fingerprint, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, members_inside
-from dissensus.execution.weights import check_one_dtype
+from dissensus.execution.weights import Section, check_one_dtype, check_real
 
 log = logging.getLogger("dissensus")
 
@@ -76,13 +76,31 @@ class MixedMembers(nn.Module):
         """Every tensor of every member, by ``index.name``."""
         return {f"{i}.{name}": t for i, skeleton in enumerate(self.skeletons) for name, t in skeleton.tensors().items()}
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """None: members of different architectures share nothing."""
+        return {}
+
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """None."""
+        return {}
+
+    def shared_packed(self) -> Tensor:
+        """No parameters."""
+        return torch.empty(1, 0)
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """None."""
+        return {}
+
     def trainable(self) -> list[dict[str, nn.Parameter]]:
         """Each member's parameters that want a gradient."""
         return [{n: p for n, p in network.named_parameters() if p.requires_grad} for network in self.networks]
 
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``, shorter rows padded with zeros."""
-        check_one_dtype({f"{i}.{name}": p for i, params in enumerate(self.trainable()) for name, p in params.items()})
+        params_of_all = {f"{i}.{n}": p for i, params in enumerate(self.trainable()) for n, p in params.items()}
+        check_real(params_of_all)
+        check_one_dtype(params_of_all)
         rows = [torch.cat([p.detach().flatten() for p in params.values()]) for params in self.trainable()]
         flat = pad_sequence(rows, batch_first=True)
         for params, views in zip(self.trainable(), self.views(flat), strict=True):
@@ -99,6 +117,15 @@ class MixedMembers(nn.Module):
             result.append({n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)})
         return result
 
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each member's parameters as views of its row; they have one dtype."""
+        return self.views(flat)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Empty: parameters have one dtype."""
+        return ()
+
     def run(
         self,
         flat: Tensor | None,
@@ -108,6 +135,7 @@ class MixedMembers(nn.Module):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,  # noqa: ARG002
         backend: str | None = None,  # noqa: ARG002
+        shared: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
         """Outputs ``[M, B, ...]``; see `Body.run`. There is one backend, whatever is requested."""
         if not isinstance(rows, slice):
@@ -115,19 +143,23 @@ class MixedMembers(nn.Module):
         indices = range(len(self))[rows]
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 
-        recomputed = self.recompute and self.training and torch.is_grad_enabled() and flat is not None
-
         def member_outputs(place: int, index: int) -> Tensor:
             if recomputed:
                 inputs, state = calls.rows(x, place) if per_member else x, dict(self.networks[index].named_buffers())
                 return recomputed_member(self.skeletons[index], views[place], state, inputs)
-            with self.skeletons[index].lending(views[place]):
-                return self.skeletons[index].passed(calls.rows(x, place) if per_member else x)
+            late: dict[str, Tensor] = {}
+            with self.skeletons[index].lending(views[place], late=late):
+                outputs = self.skeletons[index].passed(calls.rows(x, place) if per_member else x)
+            self.skeletons[index].adopt(late)  # buffers that its first pass has made
+            return outputs
 
         if is_exporting():
             refuse_training(self.training)
         elif self.training and self.skeletons[0].functions_keyed is None:
             self._look_for_draws(x, per_member)
+        recomputed = self.recompute and self.training and torch.is_grad_enabled() and flat is not None
+        # Buffers that this pass makes would be made once more by a repeated pass.
+        recomputed = recomputed and not any(skeleton.appearing for skeleton in self.skeletons)
         jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
         device = calls.first_tensor(x).device
         self.ran = "loop, recomputed" if recomputed else "streams" if device.type == "cuda" else "loop"
@@ -160,11 +192,15 @@ class MixedMembers(nn.Module):
 
     def subset(self, indices: Sequence[int]) -> "MixedMembers":
         """The members at these indices, copied."""
-        return MixedMembers([self.member(i) for i in indices], self.output).train(self.training)
+        body = MixedMembers([self.member(i) for i in indices], self.output).train(self.training)
+        for skeleton, index in zip(body.skeletons, indices, strict=True):
+            skeleton.adopted = dict(self.skeletons[index].adopted)
+        return body
 
     def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
         """A checksum of the architectures, by which checkpoints recognise them; see `Body.identity`."""
-        tensors = self.tensors()
+        late = self.late_names()[0]
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name not in late}
         shapes = [tuple(tensor.shape) for tensor in tensors.values()]
         settings = shapes if self.output is None else (shapes, *with_output(self.output))
         return architecture_fingerprint(self.networks, self.settings, tensors, settings, opaque, visit)
@@ -176,6 +212,7 @@ class MixedMembers(nn.Module):
 
     def copy_member(self, index: int, other: Body) -> None:
         """Overwrite one member with the member at the same index of another body."""
+        self.adopt({n: torch.zeros_like(t) for n, t in other.tensors().items() if n.startswith(f"{index}.")})
         tensors = self.tensors()
         with torch.no_grad():
             for name, tensor in other.tensors().items():
@@ -184,6 +221,7 @@ class MixedMembers(nn.Module):
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all weights: parameters become views of a padded matrix ``[M, P]``, and ``state`` the buffers."""
+        self.adopt(state)
         for views, params in zip(self.views(flat.detach()), self.trainable(), strict=True):
             for name, parameter in params.items():
                 parameter.data = views[name]
@@ -193,6 +231,31 @@ class MixedMembers(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """Each member's buffers, by ``index.name``."""
         return {f"{i}.{n}": b for i, network in enumerate(self.networks) for n, b in network.named_buffers()}
+
+    def late_names(self) -> tuple[list[str], list[str]]:
+        """Buffers that a pass has made, and those that are None; see `Body.late_names`."""
+        made = [f"{i}.{name}" for i, skeleton in enumerate(self.skeletons) for name in skeleton.adopted]
+        return made, [f"{i}.{name}" for i, skeleton in enumerate(self.skeletons) for name in skeleton.empty]
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Take buffers that members do not have yet, because their first pass makes them; others are left."""
+        for index, skeleton in enumerate(self.skeletons):
+            own = {name.partition(".")[2]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
+            known = skeleton.tensors()
+            skeleton.adopt({name: t for name, t in own.items() if name not in known and skeleton.takes(name)})
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers; what is returned restores them, and takes those away that have appeared since."""
+        copies = {name: tensor.clone() for name, tensor in self.state().items()}
+
+        def restore() -> None:
+            for index, skeleton in enumerate(self.skeletons):
+                skeleton.discard([name for name in list(skeleton.adopted) if f"{index}.{name}" not in copies])
+            with torch.no_grad():
+                for name, tensor in self.state().items():
+                    tensor.copy_(copies[name])
+
+        return restore
 
     def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
         """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""

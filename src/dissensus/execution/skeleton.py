@@ -1,7 +1,7 @@
 """A network that runs with weights which are lent to it for the duration of a call."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -26,15 +26,21 @@ class Skeleton:
     """The structure of a network, apart from its weights.
 
     The tensors of ``network`` are stacked (``[M, ...]``) and never used in a forward pass: `lending` replaces them by
-    those of a member (or, under ``vmap``, of all members). Differs from ``torch.func.functional_call`` in speed
-    only: the places where tensors hang are looked up once, not at every call. A tensor that hangs in several places
-    (shared parameters) has one name, that of its first place.
+    those of a member (or, under ``vmap``, of all members). Those named in ``shared`` belong to all members, and are
+    used as they hang in the network. Under ``vmap``, what is computed from them alone is computed once. Differs from
+    ``torch.func.functional_call`` in speed only: the places where tensors hang are looked up once, not at every call.
+    A tensor that hangs in several places has one name, that of its first place.
     """
 
     def __init__(
-        self, network: nn.Module, output: OutputChoice | None = None, functions_keyed: bool | None = None
+        self,
+        network: nn.Module,
+        output: OutputChoice | None = None,
+        functions_keyed: bool | None = None,
+        adopted: Mapping[str, bool] | None = None,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
-        self.network, self.output = network, output
+        self.network, self.output, self.shared = network, output, shared
         self.functions_keyed = functions_keyed
         """Whether functions that drop units have keyed masks in training; None until a training pass has shown it."""
         self._recurrent = recurrent_layers(network)
@@ -46,6 +52,17 @@ class Skeleton:
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._empty: dict[str, tuple[dict[str, Any], str]] = {}
         """Buffers that are None."""
+        self._growing = {
+            path: (module._buffers, len(module._buffers))
+            for path, module in network.named_modules()
+            if not _is_layer(module)
+        }
+        """Buffers of modules whose code is not torch's, and how many there are: a pass may register more."""
+        self.adopted = dict(adopted or {})
+        """Buffers that a pass has made, and whether they were registered before, as None."""
+        self.appearing: set[str] = set()
+        """Buffers that a pass has made, and that members do not have yet."""
+        self._collecting = _Collecting()
         first_name: dict[int, str] = {}
         for path, module in network.named_modules():
             for store in (module._parameters, module._buffers):
@@ -57,18 +74,22 @@ class Skeleton:
                     elif store is module._buffers:
                         self._empty[name] = (store, key)
 
-    def __getstate__(self) -> tuple[nn.Module, OutputChoice | None, bool | None]:
-        return (
-            self.network,
-            self.output,
-            self.functions_keyed,
-        )  # the places refer to this network, so a copy looks them up again
+    def __getstate__(self) -> tuple[Any, ...]:
+        # The places refer to this network, so a copy looks them up again.
+        return self.network, self.output, self.functions_keyed, self.adopted, self.shared
 
-    def __setstate__(self, state: tuple[nn.Module, OutputChoice | None, bool | None]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the network by name; shared tensors occur once."""
+        """Parameters and buffers that each member has for itself, by name; one that hangs in two places occurs once."""
+        return {name: tensor for name, tensor in self._hanging().items() if name not in self.shared}
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers that members share. They hang in the network as they are, and are never lent."""
+        return {name: tensor for name, tensor in self._hanging().items() if name in self.shared}
+
+    def _hanging(self) -> dict[str, Tensor]:
         with self._alone():
             hanging = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
         return {name: tensor for name, tensor in hanging.items() if tensor is not None}
@@ -78,20 +99,33 @@ class Skeleton:
         return nullcontext() if torch.compiler.is_compiling() else self._lock  # a compiler traces in one thread
 
     @contextmanager
-    def lending(self, *tensors: Tensors) -> Iterator[nn.Module]:
+    def lending(self, *tensors: Tensors, late: dict[str, Tensor] | None = None) -> Iterator[nn.Module]:
         """Lend tensors to the network, by name; the tensors from before are restored afterwards.
 
         Another thread that lends tensors or asks for them waits until then.
+
+        Args:
+            tensors: What is lent.
+            late: Buffers of a member that a pass has made, which are lent too; afterwards those that exist then. None:
+                a pass that makes buffers is refused.
         """
         lent = {name: tensor for group in tensors for name, tensor in group.items()}
         with self._alone():
             before = {name: self._places[name][0][0][self._places[name][0][1]] for name in lent}
             self.hang(lent)
+            for name, tensor in (late or {}).items():
+                store, key = self._late_place(name)
+                store[key] = tensor
             try:
                 yield self.network
-                self._refuse_filled()
+                made = self._taken_away()
+                if made and late is None:
+                    raise ValueError(_APPEARS.format(next(iter(made))))
+                if late is not None:
+                    late.update(made)
                 self._keep_reassigned(lent)
             finally:
+                self._taken_away()
                 self.hang(before)
                 for layer in self._recurrent:  # whose list of weights would keep those of this pass
                     layer._init_flat_weights()
@@ -133,17 +167,81 @@ class Skeleton:
             for store, key in self._places[name]:
                 store[key] = tensor
 
-    def _refuse_filled(self) -> None:
-        """Refuse a buffer that the first pass creates: it would be one member's, and all members would use it."""
-        filled = [name for name, (store, key) in self._empty.items() if store[key] is not None]
-        for name in filled:
-            store, key = self._empty[name]
-            store[key] = None
-        if filled:
-            raise ValueError(
-                f"buffer {filled[0]!r} is None until the network's first pass, so members would share what it makes. "
-                "Run the network once inside `build`: then every member has its own."
-            )
+    def _taken_away(self) -> dict[str, Tensor]:
+        """Buffers that a pass has made, which are one member's; the network no longer has them."""
+        made: dict[str, Tensor] = {}
+        for name, (store, key) in self._empty.items():
+            if store[key] is not None:
+                made[name] = store[key].detach()
+                store[key] = None
+        for path, (store, count) in self._growing.items():
+            for key in list(store)[count:]:  # dictionaries keep their order
+                tensor = store.pop(key)
+                if tensor is not None:
+                    made[f"{path}.{key}" if path else key] = tensor.detach()
+        if made:
+            self.appearing.update(made)
+        return made
+
+    def _late_place(self, name: str) -> tuple[dict[str, Any], str]:
+        path, _, key = name.rpartition(".")
+        return self._empty[name] if name in self._empty else (self._growing[path][0], key)
+
+    @property
+    def empty(self) -> list[str]:
+        """Names of buffers that are registered as None."""
+        return list(self._empty)
+
+    def takes(self, name: str) -> bool:
+        """Whether a pass may make a buffer of this name, which the network does not have yet."""
+        return name in self._empty or (name not in self._places and name.rpartition(".")[0] in self._growing)
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Let the network have buffers that passes have made, from now on."""
+        with self._alone():
+            for name, tensor in tensors.items():
+                store, key = self._late_place(name)
+                self.adopted[name] = name in self._empty
+                self._empty.pop(name, None)
+                store[key] = tensor
+                self._places[name] = [(store, key)]
+                self.appearing.discard(name)
+            self._count()
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Take buffers away that the network has adopted."""
+        with self._alone():
+            for name in names:
+                ((store, key),) = self._places.pop(name)
+                if self.adopted.pop(name):
+                    store[key], self._empty[name] = None, (store, key)
+                else:
+                    del store[key]
+                self.appearing.add(name)
+            self._count()
+
+    def _count(self) -> None:
+        self._growing = {path: (store, len(store)) for path, (store, _) in self._growing.items()}
+        self._made.clear()
+        self._writes.clear()
+
+    @contextmanager
+    def collecting(self, late: list[dict[str, Tensor]]) -> Iterator[None]:
+        """A block in which passes of members in turn keep the buffers that they make: those of each member, in a list.
+
+        Outside of it, and in other threads, they are dropped, as in passes that try a backend.
+        """
+        before, self._collecting.late = self._collecting.late, late
+        try:
+            yield
+        finally:
+            self._collecting.late = before
+
+    def late(self, members: int) -> list[dict[str, Tensor]]:
+        """The buffers of each member that passes have made; see `collecting`."""
+        if torch.compiler.is_compiling():
+            return [{} for _ in range(members)]
+        return [{} for _ in range(members)] if self._collecting.late is None else self._collecting.late
 
     def _keep_reassigned(self, lent: Tensors) -> None:
         """A forward pass may assign a new tensor to a buffer instead of writing into it: write it through."""
@@ -151,6 +249,11 @@ class Skeleton:
             store, key = self._places[name][0]
             now = store[key]
             if now is not tensor and now is not None:
+                if isinstance(now, Tensor) and now.shape != tensor.shape:
+                    raise ValueError(
+                        f"buffer {name!r} changes its shape in a pass, from {list(tensor.shape)} to "
+                        f"{list(now.shape)}. Make it as large as it gets inside `build`."
+                    )
                 tensor.copy_(now)
 
     def once(self, make: Callable[["Skeleton"], Made]) -> Made:
@@ -172,14 +275,17 @@ class Skeleton:
     def _traced(self) -> fx.Graph:
         before = [(module, dict(vars(module)), dict(module._buffers)) for module in self.network.modules()]
         tracer = _LeafTracer()
-        held = self.tensors()
+        held = self._hanging()
         empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in held.items()}
         try:
             with torch.no_grad():
                 self.hang(empty)
                 graph = tracer.trace(self.network)
+            made = self._taken_away()
+            if made:
+                raise Unsupported(_APPEARS.format(next(iter(made))))
             written = [name for name, tensor in empty.items() if tensor._version]
-            if written or any(now is not empty[name] for name, now in self.tensors().items()):
+            if written or any(now is not empty[name] for name, now in self._hanging().items()):
                 raise Unsupported(f"its forward pass writes to {(written or ['a buffer'])[0]}")
             return graph
         except Unsupported:
@@ -194,6 +300,18 @@ class Skeleton:
                 module._buffers.clear()
                 module._buffers.update(buffers)
             self.hang(held)
+
+
+_APPEARS = (
+    "buffer {!r} appears in the network's first pass, which members take in turn. Run the network once inside `build`: "
+    "then every member has it from the start"
+)
+
+
+class _Collecting(threading.local):
+    """What `Skeleton.collecting` collects in this thread."""
+
+    late: list[dict[str, Tensor]] | None = None
 
 
 class _LeafTracer(fx.Tracer):

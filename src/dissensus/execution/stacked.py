@@ -2,8 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._compile import _disable_dynamo
 
-from dissensus import calls
+from dissensus import calls, checks
 from dissensus.calls import NetworkInputs, OutputChoice
 from dissensus.dropout import keyed, set_keys
 from dissensus.execution.backends import BACKENDS, LOOP, Backend
@@ -23,9 +23,10 @@ from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
+from dissensus.execution.sharing import Shared, shared_names
 from dissensus.execution.signature import Visit, architecture_fingerprint, other_class, signature, with_output
 from dissensus.execution.skeleton import Skeleton, Tensors, Unsupported, first_line, members_inside
-from dissensus.execution.weights import Hanging, Layout, Packed, Weights, check_one_dtype
+from dissensus.execution.weights import Hanging, Layout, Packed, Section, Weights, check_one_dtype, check_real
 from dissensus.randomness import generators_kept
 
 log = logging.getLogger("dissensus")
@@ -42,12 +43,17 @@ class MembersPass(NamedTuple):
 
 
 class StackedMembers(nn.Module):
-    """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`."""
+    """M networks of one architecture as one network whose tensors have a leading member axis; a `Body`.
 
-    def __init__(self, network: nn.Module, output: OutputChoice | None = None) -> None:
+    Tensors named in ``shared`` have no member axis: all members use the same.
+    """
+
+    def __init__(
+        self, network: nn.Module, output: OutputChoice | None = None, shared: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
         self.network = keep_in_place(network)
-        self.skeleton = Skeleton(network, output)
+        self.skeleton = Skeleton(network, output, shared=shared)
         self.settings = signature(network)
         """The network's settings before its first pass, which may change attributes."""
         self.backend = "auto"
@@ -58,13 +64,22 @@ class StackedMembers(nn.Module):
         self._told: set[str] = set()
         """Reasons for the loop that the log has."""
         self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._late: list[dict[str, Tensor]] = []
+        """Buffers that a pass has made, of each member, until all members have them."""
+        self._outdated: set[Mode] = set()
+        """Modes whose backend was chosen before members had all of their buffers."""
 
     @classmethod
-    def of(cls, networks: Iterable[nn.Module]) -> "StackedMembers":
-        """Stack networks; a `ValueError` names the first member and tensor that differ."""
+    def of(cls, networks: Iterable[nn.Module], shared: Shared = None, *, equal: bool = False) -> "StackedMembers":
+        """Stack networks; a `ValueError` names the first member and tensor that differ.
+
+        Shared tensors are those of the first network. ``equal``: those of the others must be equal to them.
+        """
         first: nn.Module | None = None
+        names: frozenset[str] = frozenset()
         settings: list[tuple[str, str, str]] = []
         stacks: dict[str, list[Tensor]] = {}
+        common: dict[str, Tensor] = {}
         for index, network in enumerate(networks):
             if first is None and is_compiled(network):
                 log.warning("members run without the code that was compiled for them: use torch.compile(ensemble)")
@@ -72,8 +87,15 @@ class StackedMembers(nn.Module):
             tensors = Skeleton(network).tensors()
             if first is None:
                 first, settings = network, signature(network)
+                names = shared_names(network, shared, tensors)
+                common = {name: tensors.pop(name).detach() for name in list(tensors) if name in names}
                 stacks = {name: [tensor.detach()] for name, tensor in tensors.items()}
                 continue
+            others = {name: tensors.pop(name) for name in common if name in tensors}
+            _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
+            differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
+            if differing:
+                raise ValueError(f"tensor {differing[0]!r}, which members share, differs in member {index}")
             _check_same(index, stacks, tensors)
             differing = sorted(set(signature(network)) ^ set(settings))
             if differing:
@@ -88,7 +110,7 @@ class StackedMembers(nn.Module):
                 stacks[name].append(tensor.detach())
         if first is None:
             raise ValueError("an ensemble needs at least one member")
-        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}))
+        body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         return body.train(first.training)
 
     def __len__(self) -> int:
@@ -97,6 +119,20 @@ class StackedMembers(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """Every stacked tensor by name, dropout's counters included."""
         return self.skeleton.tensors()
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Tensors that all members share, by name."""
+        return self.skeleton.shared_tensors()
+
+    def train(self, mode: bool = True) -> "StackedMembers":
+        """Set the mode. Layers whose buffers are shared stay in evaluation mode: nobody may move them for all."""
+        super().train(mode)
+        for name in self.skeleton.shared:
+            path, _, key = name.rpartition(".")
+            layer = self.network.get_submodule(path)
+            if key in layer._buffers:
+                layer.training = False
+        return self
 
     def state(self) -> dict[str, Tensor]:
         """Stacked tensors that training moves without a gradient, and frozen parameters."""
@@ -109,7 +145,7 @@ class StackedMembers(nn.Module):
     def layout(self) -> Layout:
         """How parameters are laid out in the matrix of all of them."""
         params = self.trainable()
-        key = (self.channels_last, *params)
+        key = (self.channels_last, *((name, tensor.dtype) for name, tensor in params.items()))
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self.skeleton, params, self.channels_last)
         return self._layouts[key]
@@ -117,16 +153,48 @@ class StackedMembers(nn.Module):
     def packed(self) -> Tensor:
         """All trainable parameters as one matrix ``[M, P]``; afterwards the parameters are views of it."""
         params = self.trainable()
-        check_one_dtype(params)
+        check_real(params)
         flat = self.layout().packed(params)
-        for name, view in self.layout().views(flat).items():
+        for name, view in self.layout().weights(flat).items():
             params[name].data = view
         return flat
 
+    def shared_trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters that all members share and that want a gradient."""
+        return {n: p for n, p in self.shared_tensors().items() if isinstance(p, nn.Parameter) and p.requires_grad}
+
+    def shared_packed(self) -> Tensor:
+        """Shared trainable parameters as one row ``[1, P]``; afterwards the parameters are views of it."""
+        params = self.shared_trainable()
+        check_real(params)
+        check_one_dtype(params)
+        row = torch.cat([parameter.detach().reshape(1, -1) for parameter in params.values()], 1)
+        for name, view in self.shared_views(row).items():
+            params[name].data = view
+        return row
+
+    def shared_views(self, row: Tensor) -> dict[str, Tensor]:
+        """Shared trainable parameters by name, as views of a row ``[1, P]``."""
+        params = self.shared_trainable()
+        pieces = row[0].split([parameter.numel() for parameter in params.values()])
+        return {n: piece.view(p.shape) for (n, p), piece in zip(params.items(), pieces, strict=True)}
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The columns of every dtype in the matrix of all parameters; empty where all have one."""
+        return self.layout().sections
+
     def views(self, flat: Tensor) -> list[dict[str, Tensor]]:
-        """Each row's trainable parameters as views of its row; see `Body.views`."""
-        layout, names = self.layout(), list(self.trainable())
-        rows = [layout.views(row) for row in flat.unbind(0)]
+        """Each row's columns of trainable parameters as views of its row; see `Body.views`."""
+        return self._by_row(self.layout().views, flat)
+
+    def weights(self, flat: Tensor) -> list[dict[str, Tensor]]:
+        """Each row's trainable parameters in their own dtypes, as views of its row; see `Body.weights`."""
+        return self._by_row(self.layout().weights, flat)
+
+    def _by_row(self, views_of: Callable[[Tensor], Tensors], flat: Tensor) -> list[dict[str, Tensor]]:
+        names = list(self.trainable())
+        rows = [views_of(row) for row in flat.unbind(0)]
         return [{name: views[name] for name in names} for views in rows]
 
     @property
@@ -143,11 +211,15 @@ class StackedMembers(nn.Module):
         rows: slice | Tensor = ALL_ROWS,
         replayed: bool = False,
         backend: str | None = None,
+        shared: Tensor | None = None,
     ) -> Tensor:
         """Outputs ``[M, B, ...]``; see `Body.run`.
 
         Buffers are the body's, and are written to. Under autocast all packed weights are cast at once.
         """
+        if shared is not None:
+            with self.skeleton.lending(self.shared_views(shared)):
+                return self.run(flat, x, per_member=per_member, rows=rows, replayed=replayed, backend=backend)
         buffers = _selected(self.state(), rows)
         if flat is None:
             assert isinstance(rows, slice)
@@ -159,16 +231,17 @@ class StackedMembers(nn.Module):
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
         if self.training and self.skeleton.functions_keyed is None and not is_exporting():
             self._look_for_draws(members_pass)
-        if self.recompute and self.training and torch.is_grad_enabled() and not is_exporting():
+        recomputed = self.recompute and self.training and torch.is_grad_enabled() and not is_exporting()
+        if recomputed and not self.skeleton.appearing:  # buffers would be made once more by a repeated pass
             self.ran = "loop, recomputed"
             outputs = run_recomputed(self.skeleton, weights, buffers, x, per_member)
         else:
-            outputs = self._run(members_pass, backend)
+            outputs = self._run(members_pass, backend, rows)
         if isinstance(rows, Tensor):
             self._write_back(rows, buffers)
         return outputs.flatten(0, 1) if members_inside(self.network) else outputs
 
-    def _run(self, members_pass: MembersPass, backend: str | None) -> Tensor:
+    def _run(self, members_pass: MembersPass, backend: str | None, rows: slice | Tensor) -> Tensor:
         weights, buffers, x, per_member, _ = members_pass
         if is_exporting():  # values cannot be tried, and what a trial keeps would belong to the tracer
             refuse_training(self.training)
@@ -177,8 +250,44 @@ class StackedMembers(nn.Module):
             self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        with recomputation_refused() if guarded else nullcontext():
+        with recomputation_refused() if guarded else nullcontext(), self._late_kept(rows):
             return self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
+
+    @contextmanager
+    def _late_kept(self, rows: slice | Tensor) -> Iterator[None]:
+        """A block in which every member keeps the buffers that its pass makes.
+
+        Once all members have them, they are stacked. Groups of members (a slice) have them one group after the other.
+        """
+        if torch.compiler.is_compiling() or is_exporting():
+            yield
+            return
+        members = len(self)
+        if len(self._late) != members:
+            self._late = [{} for _ in range(members)]
+        numbers = (
+            range(members)[rows] if isinstance(rows, slice) else rows.tolist() if self.skeleton.appearing else None
+        )
+        late = self._late
+        if numbers is None:  # reading row numbers back would wait for the device
+            yield
+            return
+        with self.skeleton.collecting([late[number] for number in numbers]):
+            yield
+        names = {name: None for own in late for name in own}
+        if not names:
+            return
+        if all(own.keys() == names.keys() for own in late):
+            try:
+                self.skeleton.adopt({name: torch.stack([own[name] for own in late]) for name in names})
+            finally:
+                self._late = []
+            self._outdated = set(self.choices)
+        elif len(numbers) == members or isinstance(rows, Tensor):
+            self._late = []
+            fix = "Leave `active_members` out, or run the network once inside `build`."
+            got = f"{sum(map(bool, late))} of {members}"
+            checks.refuse(f"buffer {next(iter(names))}", "appear in the same pass in all members", got, fix)
 
     def _write_back(self, rows: Tensor, buffers: Tensors) -> None:
         """Write buffers of rows that were copied for a pass back to their places."""
@@ -218,7 +327,8 @@ class StackedMembers(nn.Module):
         _, _, x, per_member, replayed = members_pass
         device = calls.first_tensor(x).device.type
         mode = (self.backend, self.training, both_ways, per_member, device, replayed, by_rule, *calls.form(x))
-        if mode not in self.choices:
+        if mode not in self.choices or mode in self._outdated:
+            self._outdated.discard(mode)
             self._choose(mode, members_pass, both_ways)
         return self.choices[mode].backend if mode in self.choices else LOOP.name
 
@@ -237,7 +347,7 @@ class StackedMembers(nn.Module):
                 return  # the input is at fault, or the network: the pass itself will say so
             choice = Choice(LOOP.name if refusal else self.backend, {}, {self.backend: refusal} if refusal else {})
         self.choices.add(mode, choice)
-        if refusal and refusal not in self._told:
+        if refusal and refusal not in self._told and not self.skeleton.appearing:  # else it is for one pass
             self._told.add(refusal)
             log.warning("members run in a loop: %s", refusal)
 
@@ -296,8 +406,10 @@ class StackedMembers(nn.Module):
 
     def subset(self, indices: Sequence[int]) -> "StackedMembers":
         """The members at these indices, copied."""
-        body = StackedMembers(self._reduced(lambda tensor: tensor[list(indices)].clone()), self.output)
+        reduced = self._reduced(lambda tensor: tensor[list(indices)].clone())
+        body = StackedMembers(reduced, self.output, self.skeleton.shared)
         body.request_backend(self.requested_backend)
+        body.skeleton.adopted = dict(self.skeleton.adopted)
         body.channels_last, body.by_rule = self.channels_last, self.by_rule
         return body.train(self.training)
 
@@ -318,10 +430,13 @@ class StackedMembers(nn.Module):
 
     def identity(self, opaque: list[str] | None = None, visit: Visit | None = None) -> str:
         """A checksum of the architecture, by which checkpoints recognise it; see `Body.identity`."""
-        tensors = self.tensors()
+        tensors = {name: tensor for name, tensor in self.tensors().items() if name not in self.skeleton.adopted}
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors.values()]
         columns = list(self.layout().shapes), self.channels_last
-        settings = (shapes, columns, *with_output(self.output))
+        dtypes = [(part.stop, str(part.dtype)) for part in self.sections]
+        shared = [(name, tuple(tensor.shape)) for name, tensor in self.shared_tensors().items()]
+        extra = [part for part in (dtypes, shared) if part]
+        settings = (shapes, columns, *extra, *with_output(self.output))
         return architecture_fingerprint([self.network], [self.settings], tensors, settings, opaque, visit)
 
     def set_keys(self, owners: Sequence[tuple[int, int]]) -> None:
@@ -331,17 +446,44 @@ class StackedMembers(nn.Module):
     def copy_member(self, index: int, other: Body) -> None:
         """Overwrite one member with the member at the same index of another body."""
         tensors = self.tensors()
+        late = next((name for name in other.tensors() if name not in tensors), None)
+        if late is not None:  # the other members are to make it in their own first pass
+            fix = "Run the network once inside `build`."
+            checks.refuse(f"buffer {late}", "exist in all members that train one after the other", "one of them", fix)
         with torch.no_grad():
             for name, tensor in other.tensors().items():
                 tensors[name][index].copy_(tensor[index])
 
     def attach(self, flat: Tensor, state: Tensors) -> None:
         """Replace all rows: parameters become views of a matrix ``[G, P]``, and ``state`` replaces the buffers."""
-        views = self.layout().views(flat.detach())
+        self.adopt(state)
+        views = self.layout().weights(flat.detach())
         for name, parameter in self.trainable().items():
             parameter.data = views[name]
         for name, tensor in self.state().items():
             tensor.data = state[name]
+
+    def late_names(self) -> tuple[list[str], list[str]]:
+        """Buffers that a pass has made, and those that are None; see `Body.late_names`."""
+        return list(self.skeleton.adopted), self.skeleton.empty
+
+    def adopt(self, tensors: Tensors) -> None:
+        """Take buffers that the members do not have yet, because their first pass makes them; others are left."""
+        known = self.tensors()
+        self.skeleton.adopt({n: t for n, t in tensors.items() if n not in known and self.skeleton.takes(n)})
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy all buffers; what is returned restores them, and takes those away that have appeared since."""
+        copies = {name: tensor.clone() for name, tensor in self.state().items()}
+
+        def restore() -> None:
+            self._late = []
+            self.skeleton.discard([name for name in self.state() if name not in copies])
+            with torch.no_grad():
+                for name, tensor in self.state().items():
+                    tensor.copy_(copies[name])
+
+        return restore
 
     def average(self, into: Tensors, source: Tensors, weight: Tensor) -> None:
         """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""

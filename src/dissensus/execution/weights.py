@@ -1,8 +1,10 @@
 """The parameters of a pass: stacked tensors, or a matrix ``[M, P]`` that holds all of them."""
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +13,25 @@ from dissensus import checks
 from dissensus.execution.skeleton import Skeleton, Tensors
 
 
-def check_one_dtype(params: Tensors) -> None:
-    """Refuse parameters that a matrix cannot hold: complex ones, or those of several dtypes."""
-    names = {str(tensor.dtype).removeprefix("torch."): name for name, tensor in reversed(list(params.items()))}
-    if any(tensor.is_complex() for tensor in params.values()):
-        name = next(name for name, tensor in params.items() if tensor.is_complex())
+def check_real(params: Tensors) -> None:
+    """Refuse complex parameters, which a matrix of real numbers cannot hold."""
+    name = next((name for name, tensor in params.items() if tensor.is_complex()), None)
+    if name is not None:
         fix = "Store real and imaginary parts as two real parameters."
         checks.refuse("ensemble", "have real parameters to be trained", f"complex {name!r}", fix, TypeError)
+
+
+def check_one_dtype(params: Tensors) -> None:
+    """Refuse parameters of several dtypes, for members of different architectures, whose rows are laid out apart."""
+    names = {str(tensor.dtype).removeprefix("torch."): name for name, tensor in reversed(list(params.items()))}
     if len(names) > 1:
         got = " and ".join(f"{dtype} ({name!r})" for dtype, name in sorted(names.items()))
         fix = (
             "Use ensemble.float(), set requires_grad=False for those that need no training, or train "
             "ensemble.parameters() with torch.optim, which updates each in its own dtype."
         )
-        checks.refuse("ensemble", "have parameters of one dtype to be trained", got, fix, TypeError)
+        requirement = "have parameters of one dtype to be trained, where architectures differ"
+        checks.refuse("ensemble", requirement, got, fix, TypeError)
 
 
 Member = Callable[[int], dict[str, Tensor]]
@@ -66,13 +73,30 @@ class Hanging:
         return Hanging(cut, min(members, self.count))
 
 
+class Section(NamedTuple):
+    """Columns of a matrix ``[M, P]`` whose parameters have one dtype, where parameters have several.
+
+    Every parameter has as many columns as numbers, and the matrix has the widest dtype. Numbers of a narrower dtype
+    fill the first bytes of their section. So copies of rows are copies of numbers, whatever their dtype; arithmetic
+    works on `numbers`.
+    """
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+
+    def numbers(self, flat: Tensor) -> Tensor:
+        """The numbers in a matrix ``[M, P]`` or a row ``[P]`` as a view, in their own dtype."""
+        return flat[..., self.start : self.stop].view(self.dtype)[..., : self.stop - self.start]
+
+
 @dataclass(frozen=True)
 class Layout:
     """The order of a member's parameters in a row of the matrix ``[M, P]``.
 
-    Weights of convolutions and linear layers come first, so that a single cast lowers their precision. With
-    ``channels_last``, weights of convolutions are stored as ``[out, height, width, in]``, so that passes need not
-    rearrange them.
+    Weights of convolutions and linear layers come first, so that a single cast lowers their precision. Parameters of
+    several dtypes are sorted by these; see `Section`. With ``channels_last``, weights of convolutions are stored as
+    ``[out, height, width, in]``, so that passes need not rearrange them.
     """
 
     shapes: dict[str, torch.Size]
@@ -81,26 +105,53 @@ class Layout:
     """The number of parameters that are weights of convolutions and linear layers."""
     channels_last: frozenset[str]
     """Weights that are stored channels last: those of plain 2-D convolutions, which nothing else reads."""
+    sections: tuple[Section, ...] = ()
+    """The columns of every dtype; empty where all parameters have one."""
+    sectioned: tuple[tuple[str, ...], ...] = ()
+    """The names of every section's parameters."""
 
     @classmethod
     def of(cls, skeleton: Skeleton, params: Tensors, channels_last: bool) -> "Layout":
         """The layout of a network's trainable parameters, stacked ``[M, ...]``."""
         layers = [m for m in skeleton.network.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
         held = {id(layer._parameters.get("weight")) for layer in layers}
-        order = sorted(params, key=lambda name: id(params[name]) not in held)  # stable: otherwise as they come
+        dtypes = list(dict.fromkeys(tensor.dtype for tensor in params.values()))
+        # Stable: otherwise as they come.
+        order = sorted(params, key=lambda name: (dtypes.index(params[name].dtype), id(params[name]) not in held))
         shapes = {name: params[name].shape[1:] for name in order}
         plain = {id(layer.weight) for layer in layers if type(layer) is nn.Conv2d}
         last = frozenset(name for name in order if channels_last and id(params[name]) in plain)
-        return cls(shapes, sum(id(params[name]) in held for name in order), last)
+        products = sum(id(params[name]) in held for name in order)
+        if len(dtypes) == 1:
+            return cls(shapes, products, last)
+        sectioned = tuple(tuple(name for name in order if params[name].dtype == dtype) for dtype in dtypes)
+        stops = list(itertools.accumulate(sum(shapes[name].numel() for name in names) for names in sectioned))
+        return cls(shapes, products, last, tuple(map(Section, [0, *stops], stops, dtypes)), sectioned)
 
     def packed(self, params: Tensors) -> Tensor:
         """The matrix ``[M, P]`` of stacked parameters."""
         tensors = {name: params[name].detach() for name in self.shapes}
         stored = [t.movedim(2, -1) if name in self.channels_last else t for name, t in tensors.items()]
-        return torch.cat([t.reshape(len(t), -1) for t in stored], 1)
+        if not self.sections:
+            return torch.cat([t.reshape(len(t), -1) for t in stored], 1)
+        widest = functools.reduce(torch.promote_types, (section.dtype for section in self.sections))
+        flat = stored[0].new_zeros((len(stored[0]), self.sections[-1].stop), dtype=widest)
+        for view, tensor in zip(self.weights(flat).values(), tensors.values(), strict=True):
+            view.copy_(tensor)
+        return flat
 
-    def views(self, rows: Tensor, names: list[str] | None = None) -> dict[str, Tensor]:
-        """Parameters, all or those named, as views of ``[M, P]`` or of a row ``[P]``."""
+    def weights(self, rows: Tensor) -> dict[str, Tensor]:
+        """Parameters in their own dtypes, as views of the matrix ``[M, P]`` that holds them or of its row ``[P]``."""
+        if not self.sections:
+            return self.views(rows)
+        pairs = zip(self.sections, self.sectioned, strict=True)
+        return {n: view for part, names in pairs for n, view in self.views(part.numbers(rows), names).items()}
+
+    def views(self, rows: Tensor, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Columns of parameters, all or those named, as views of ``[M, P]`` or of a row ``[P]``, in the dtype of these.
+
+        For gradients and masks, which have the layout of the weights and one dtype.
+        """
         shapes = {name: self.shapes[name] for name in names} if names is not None else self.shapes
         pieces = rows.split([shape.numel() for shape in shapes.values()], -1)
         return {name: self._shaped(name, piece) for name, piece in zip(shapes, pieces, strict=True)}
@@ -122,8 +173,14 @@ class Packed:
     def __len__(self) -> int:
         return len(self.flat)
 
-    def _sections(self) -> list[tuple[Tensor, list[str]]]:
-        """The matrix and the names of its parameters; two matrices if weights of products are cast."""
+    def _sections(self) -> list[tuple[Tensor, Sequence[str]]]:
+        """The matrix and the names of its parameters; several matrices if weights of products are cast.
+
+        Parameters of several dtypes are one matrix each, and are not cast.
+        """
+        if self.layout.sections:
+            matrices = _Sections.apply(self.flat, self.layout.sections)
+            return list(zip(matrices, self.layout.sectioned, strict=True))
         names, count = list(self.layout.shapes), self.layout.products
         if self.dtype is None or not count:
             return [(self.flat, names)]
@@ -143,8 +200,9 @@ class Packed:
         }
 
     def tensors(self) -> list[Tensor]:
-        """The matrix."""
-        return [self.flat]
+        """The matrix, or those of every dtype."""
+        flat = self.flat.detach()
+        return [section.numbers(flat) for section in self.layout.sections] or [self.flat]
 
     def leaves(self) -> list[Tensor]:
         """The matrix."""
@@ -180,6 +238,22 @@ class _Cut(torch.autograd.Function):
         whole = rest.new_empty((len(rest), products.shape[1] + rest.shape[1]))
         whole[:, : ctx.width], whole[:, ctx.width :] = products, rest
         return whole, None, None
+
+
+class _Sections(torch.autograd.Function):
+    """One matrix per dtype; gradients are written into a single matrix of the widest dtype, which holds all exactly."""
+
+    @staticmethod
+    def forward(flat: Tensor, sections: tuple[Section, ...]) -> tuple[Tensor, ...]:
+        return tuple(section.numbers(flat).clone() for section in sections)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return torch.cat([grad.to(ctx.dtype) for grad in grads], 1), None
 
 
 Weights = Hanging | Packed

@@ -19,7 +19,7 @@ class WeightAverage:
     """
 
     def __init__(self, decay: float, body: Body, flat: Tensor) -> None:
-        self.decay, self.body = decay, body
+        self.decay, self.body, self.sections = decay, body, body.sections
         self.flat = flat.detach().clone()
         self.buffers = {name: tensor.clone() for name, tensor in self._averaged().items()}
         self.updates = torch.zeros((len(flat), 1), dtype=wide(flat), device=flat.device)
@@ -34,9 +34,22 @@ class WeightAverage:
         if rows is not None:
             going = going * torch.zeros_like(going).index_fill_(0, rows, 1.0)
         weight = torch.where(self.updates.squeeze(1) == 0, 1.0, 1 - self.decay) * going
-        self.flat.lerp_(flat.detach(), weight.unsqueeze(1).to(flat.dtype))
-        self.body.average(self.buffers, self._averaged(), weight)
+        column = weight.unsqueeze(1)
+        for average, current in self._numbers(flat.detach()):
+            if average.dtype == column.dtype:
+                average.lerp_(current, column)
+            else:  # the weight of a step is less than bfloat16 resolves
+                average.copy_(torch.lerp(average.to(column.dtype), current.to(column.dtype), column))
+        current = self._averaged()
+        for name, tensor in current.items():
+            if name not in self.buffers:  # made by a pass
+                self.buffers[name] = tensor.clone()
+        self.body.average(self.buffers, current, weight)
         self.updates.add_(going.unsqueeze(1))
+
+    def _numbers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Averages and weights, of every dtype."""
+        return [(part.numbers(self.flat), part.numbers(flat)) for part in self.sections] or [(self.flat, flat)]
 
     @contextmanager
     def swapped_in(self, flat: Tensor) -> Iterator[None]:
@@ -52,13 +65,15 @@ class WeightAverage:
     def _write(self, flat: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
         flat.detach().copy_(weights)
         for name, tensor in self._averaged().items():
-            tensor.copy_(buffers[name])
+            if name in buffers:
+                tensor.copy_(buffers[name])
 
     def adopt(self, flat: Tensor, rows: Bool[Tensor, " G"]) -> None:
         """Give some rows their averaged weights and buffers for good."""
         with torch.no_grad():
             flat[rows] = self.flat[rows]
-        self.body.merge(self._averaged(), self.buffers, rows)
+        current = self._averaged()
+        self.body.merge({name: current[name] for name in self.buffers}, self.buffers, rows)
 
     def select(self, rows: Bool[Tensor, " G"]) -> None:
         """Go on with some rows."""
@@ -72,7 +87,8 @@ class WeightAverage:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
         self.flat, self.updates = tensors["flat"], tensors["updates"]
-        self.buffers = {name: tensors[f"buffers/{name}"] for name in self.buffers}
+        stored = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
+        self.buffers = stored
 
 
 class GradientAverage:

@@ -117,6 +117,7 @@ def _ensemble(
             "the network. Is `build` the one that was trained, with the same parameters frozen?"
         )
     buffers = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
+    body.adopt(buffers)
     storage.check_match(source, buffers, {name: t.shape for name, t in body.state().items()})
     body.attach(flat, buffers)
     body.channels_last = False

@@ -41,7 +41,11 @@ class EarlyStopping:
         if bool(improved.any()):
             rows = self._rows(improved, flat)
             self.best_flat[rows] = flat.detach()[rows]
-            self.body.merge(self.best_state, self.body.state(), rows)
+            state = self.body.state()
+            for name, tensor in state.items():
+                if name not in self.best_state:  # made by a pass
+                    self.best_state[name] = tensor.clone()
+            self.body.merge(self.best_state, state, rows)
         if self.rule.patience is None:
             return active
         return active & self._rows(epoch - self.best_epoch < self.rule.patience, flat)
@@ -56,7 +60,8 @@ class EarlyStopping:
         rows = self._rows(self.best_epoch > 0, flat) & rows
         with torch.no_grad():
             flat[rows] = self.best_flat[rows]
-        self.body.merge(self.body.state(), self.best_state, rows)
+        state = self.body.state()
+        self.body.merge({name: state[name] for name in self.best_state}, self.best_state, rows)
 
     def select(self, rows: Bool[Tensor, " G"]) -> None:
         """Go on with these rows only."""
@@ -78,4 +83,5 @@ class EarlyStopping:
         """Restore what `tensors` returned."""
         self.best, self.best_epoch = tensors["best"].cpu(), tensors["best_epoch"].cpu()
         self.best_flat = tensors["best_flat"]
-        self.best_state = {name: tensors[f"best_state.{name}"] for name in self.best_state}
+        prefix = "best_state."
+        self.best_state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

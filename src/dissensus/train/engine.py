@@ -220,6 +220,7 @@ class Engine:
                 rows=rows,
                 replayed=flat is not None and self.replaying,
                 backend=backend,
+                shared=None if flat is None or state.shared is None else state.shared.flat,
             )
         if outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
@@ -247,7 +248,8 @@ class Engine:
         with torch.no_grad():
             # A sum is finite only if every entry is, and it is one number to read back.
             total = torch.where(state.active_runs(), parts.total, 0.0) if state.resting else parts.total
-            if not math.isfinite(float(total.sum() + grad.sum())):
+            shared = 0.0 if state.shared is None or state.shared.grad is None else state.shared.grad.sum()
+            if not math.isfinite(float(total.sum() + grad.sum() + shared)):
                 failed = ~state.finite_runs(parts.total, grad)
                 for run in failed.nonzero().flatten().tolist():
                     self.blame(run, state.steps, outputs, parts, grad)
@@ -291,7 +293,8 @@ class Engine:
         before = {name: tensor.clone() for name, tensor in frozen_buffers(body.state()).items()}
         outputs, parts, grad = self.raw_gradient(batch)
         state.backend = body.ran
-        body.merge(frozen_buffers(body.state()), before, ~state.active)
+        state_now = body.state()  # a first pass may have made buffers, which all members keep
+        body.merge({name: state_now[name] for name in before}, before, ~state.active)
         return outputs, parts, state.active_gradient(grad)
 
     def raw_gradient(self, batch: Batch) -> tuple[Tensor, LossParts, Float[Tensor, "G P"]]:
@@ -309,7 +312,11 @@ class Engine:
                 flat = state.flat.detach()[rows].requires_grad_()
             outputs = self.training_outputs(inputs, flat, rows)
             parts = self._losses(outputs, batch)
-            (grad,) = torch.autograd.grad(parts.total.sum(), flat)
+            if state.shared is None:
+                (grad,) = torch.autograd.grad(parts.total.sum(), flat)
+            else:
+                grad, shared = torch.autograd.grad(parts.total.sum(), (flat, state.shared.flat))
+                state.shared.take(shared)
             return outputs, parts, grad
         outputs, parts, grad = groups.gradient(
             state.flat,
@@ -368,6 +375,8 @@ class Engine:
         adds its gradient to those of the next one. Optimizers that the user brings are stepped by the host.
         """
         state, settings, sampled = self.state, self.state.settings, self.state.sampled_rows()
+        if state.shared is not None:
+            state.update_shared(self.optimizer, factor, examples, updates=updates)
         if state.accumulated is not None:
             state.accumulate(grad, examples)
             if not updates:
@@ -402,6 +411,8 @@ class Engine:
                 metric, parts = self.validator(self)
                 validation = {"": metric.view(state.runs, -1) if state.stopping.rule.per_member else metric, **parts}
                 state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
+                if state.shared is not None and state.stopping.best_epoch.tolist() == [state.epoch + 1]:
+                    state.shared.note_best()
         if state.freezing is not None:
             state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
         going = state.active_runs().cpu()

@@ -36,6 +36,7 @@ from dissensus.train.settings import (
     CheckpointSettings,
     Metric,
     OptimizerSettings,
+    SharedSettings,
     TargetSettings,
     UpdateSettings,
     ValidationSettings,
@@ -64,6 +65,9 @@ def fit(
     accumulate: int = 1,
     ema: float | None = None,
     recompute: bool = False,
+    shared_lr: float | None = None,
+    shared_clip_norm: float | None = None,
+    shared_gradient: Literal["mean", "sum"] = "mean",
     frozen: Iterable[int] = (),
     freeze: Convergence | None = None,
     unlabelled: Tensor | DataLike | None = None,
@@ -161,6 +165,13 @@ def fit(
             (activation checkpointing), with equal results. Members run in a loop then, and activations of one member
             exist at a time. Networks may checkpoint their own blocks by ``torch.utils.checkpoint`` with
             ``use_reentrant=False``, which is refused otherwise.
+        shared_lr: Learning rate of parameters that members share (``Ensemble(..., shared=...)``). The default is
+            ``lr``. Settings that lose their meaning where such parameters are trained are refused: ``frozen``,
+            ``freeze``, ``active_members``, ``sequential``, ``watch="member"``, numbers per member, ``recompute``,
+            ``"muon"`` and optimizers of your own. ``max_memory`` does not split such members into groups.
+        shared_clip_norm: Maximum norm of the gradient of what is shared. The default is ``clip_norm``.
+        shared_gradient: Gradient of what is shared: the ``"mean"`` over members of the gradients of their losses, as
+            in TabM, or the ``"sum"``, which is the gradient of the objective's total.
         frozen: Indices of members that are not trained. Their weights, optimizer state and batch-norm statistics do not
             change. Their outputs still count in the objective.
         freeze: Rule that freezes members once they have converged, at most one per epoch (see
@@ -313,6 +324,7 @@ def fit(
             epochs=checks.count("epochs", epochs),
             optimizer=settings,
             updates=UpdateSettings(accumulate, ema, recompute),
+            shared=SharedSettings(shared_lr, shared_clip_norm, shared_gradient),
             batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
             targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
             precision=PrecisionSettings(precision, channels_last, deterministic),

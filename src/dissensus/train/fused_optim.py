@@ -27,8 +27,11 @@ def kernels() -> Any:
 
 
 def takes(flat: Tensor) -> bool:
-    """Whether updates of these weights run as one kernel: float32 on a GPU, with Triton installed."""
-    fits = flat.is_cuda and flat.dtype == torch.float32 and len(flat) <= MOST_ROWS
+    """Whether updates of these weights run as one kernel: float32 on a GPU, with Triton installed.
+
+    Rows must follow each other, which those of a section of a wider matrix do not.
+    """
+    fits = flat.is_cuda and flat.dtype == torch.float32 and len(flat) <= MOST_ROWS and flat.is_contiguous()
     return fits and not _refused and kernels() is not None
 
 

@@ -71,10 +71,8 @@ class MemberGroups:
     @contextmanager
     def _buffers_restored(self) -> Iterator[None]:
         """Restore buffers after a block; the generators' states before it are kept for the second pass."""
-        buffers = {name: tensor.clone() for name, tensor in self.body.state().items()}
+        restore = self.body.snapshot()
         self._before = GlobalGenerators.now(self.device)
         yield
         self.draws |= self._before.drawn_from()
-        with torch.no_grad():
-            for name, tensor in self.body.state().items():
-                tensor.copy_(buffers[name])
+        restore()

@@ -71,7 +71,7 @@ def check_optimizer(make: MakeOptimizer, body: Body, flat: Tensor, *, stored: bo
     """
     name = optimizer_name(make)
     with generators_kept(flat.device), torch.no_grad():
-        parameters = {key: nn.Parameter(view.clone()) for key, view in body.views(flat.detach())[0].items()}
+        parameters = {key: nn.Parameter(view.clone()) for key, view in body.weights(flat.detach())[0].items()}
         with torch.enable_grad():
             optimizer = _made(make, parameters)
         if _needs_closure(optimizer):
@@ -134,7 +134,7 @@ class MemberOptimizers:
     def __init__(self, make: MakeOptimizer, body: Body, flat: Tensor, *, scheduled: bool) -> None:
         self.body, self.scheduled, self.name = body, scheduled, optimizer_name(make)
         self.parameters = [
-            {key: nn.Parameter(view) for key, view in views.items()} for views in body.views(flat.detach())
+            {key: nn.Parameter(view) for key, view in views.items()} for views in body.weights(flat.detach())
         ]
         self.optimizers = [_made(make, parameters) for parameters in self.parameters]
         self.initial_rates = [[_rate(group) for group in each.param_groups] for each in self.optimizers]
@@ -167,7 +167,7 @@ class MemberOptimizers:
                 continue
             parameters, optimizer = self.parameters[row], self.optimizers[row]
             for name, view in views.items():
-                parameters[name].grad = view
+                parameters[name].grad = view.to(parameters[name].dtype)
             if self.scheduled:
                 _set_rates(optimizer, self.initial_rates[row], times)
             with torch.enable_grad():  # as in a loop by hand; the step itself decides
@@ -193,7 +193,7 @@ class MemberOptimizers:
 
     def follow(self, flat: Tensor) -> None:
         """Go on with a new matrix that holds the weights of the same rows."""
-        for parameters, views in zip(self.parameters, self.body.views(flat.detach()), strict=True):
+        for parameters, views in zip(self.parameters, self.body.weights(flat.detach()), strict=True):
             for name, parameter in parameters.items():
                 parameter.data = views[name]
 

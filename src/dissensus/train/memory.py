@@ -90,14 +90,12 @@ def pass_bytes(body: Body, flat: Tensor, forward: MemberForward, known: Iterable
 @contextmanager
 def _buffers_restored(body: Body) -> Iterator[None]:
     """Restore modes and buffers after a block."""
-    buffers = {name: tensor.clone() for name, tensor in body.state().items()}
+    restore = body.snapshot()
     with settings_kept(body):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, tensor in body.state().items():
-                    tensor.copy_(buffers[name])
+            restore()
 
 
 def plan_members(

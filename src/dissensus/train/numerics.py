@@ -1,7 +1,7 @@
 """The precision of training, the memory layout of images, and whether every sum has a fixed order."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,24 +83,35 @@ class Numerics:
         return ", ".join(parts)
 
 
-def numerics(settings: PrecisionSettings, network: HasModules, dtype: torch.dtype, device: torch.device) -> Numerics:
-    """Decide what the settings leave open.
+def numerics(
+    settings: PrecisionSettings,
+    network: HasModules,
+    dtype: torch.dtype,
+    device: torch.device,
+    dtypes: Sequence[torch.dtype] = (),
+) -> Numerics:
+    """Decide what the settings leave open; ``dtypes`` are those of trained weights, where they have several.
 
     ``"auto"`` is bf16 where weights are float32, the GPU has bf16 matrix units (compute capability 8 or more) and the
-    network has a convolution or a linear layer at least 256 wide; otherwise it is the precision of the weights. Images
-    are stored channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
+    network has a convolution or a linear layer at least 256 wide; otherwise it is the precision of the weights. A
+    network whose trained weights have several dtypes casts by itself, and nothing is cast for it. Images are stored
+    channels last on a GPU where the precision is bf16 and the network has 2-D convolutions.
     """
     precision, channels_last = settings.precision, settings.channels_last
     if precision is torch.float16 or (isinstance(precision, str) and precision in ("fp16", "float16", "half")):
         checks.refuse("precision", "be 'bf16' or 'float32'", repr(precision), "fp16 needs loss scaling; bf16 does not.")
-    if dtype == torch.float16:
+    if torch.float16 in (dtype, *dtypes):
         fix = "fp16 needs loss scaling; bf16 does not. Use .float(), with precision='bf16' where it should be fast."
         checks.refuse("ensemble", "have weights in float32, float64 or bfloat16 to be trained", "float16", fix)
     checks.one_of("precision", precision, ("auto", "bf16", "tf32", "float32"))
-    weights = str(dtype).removeprefix("torch.")
+    weights = " and ".join(str(each).removeprefix("torch.") for each in dtypes or [dtype])
     if precision == "auto":
-        precision = "bf16" if dtype == torch.float32 and _has_matrix_units(device) and _gains(network) else weights
-    elif dtype != torch.float32:
+        precision = (
+            "bf16"
+            if not dtypes and dtype == torch.float32 and _has_matrix_units(device) and _gains(network)
+            else weights
+        )
+    elif dtypes or dtype != torch.float32:
         fix = "Use ensemble.float(), or leave `precision` out."
         checks.refuse("precision", f"be 'auto' for networks in {weights}", repr(precision), fix)
     elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():

@@ -1,7 +1,8 @@
 """Optimisers on the matrix of all weights, ``[M, P]``: one update for all members, each with its own hyperparameters.
 
-Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` on the device. A member whose ``active``
-entry is 0 is left exactly as it is: weights, moments and step count.
+Equal to ``torch.optim``'s to rounding. Hyperparameters are columns ``[M, 1]`` on the device, in float32 at least: an
+update of weights in bfloat16 is rounded where ``torch.optim`` rounds it. A member whose ``active`` entry is 0 is left
+exactly as it is: weights, moments and step count.
 """
 
 import math
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import dissensus.train.fused_optim as fused
 from dissensus import checks
+from dissensus.execution.weights import Section
 
 Column = Float[Tensor, "M 1"]
 Matrix = Float[Tensor, "M P"]
@@ -41,6 +43,8 @@ class OptimizerColumns:
     """1 for weights that decay and 0 for others, one row for all members or one each; None: all weights decay."""
     matrices: "MatrixColumns | None" = None
     """Where the matrices are that Muon orthogonalises; None for other optimisers."""
+    sections: tuple[Section, ...] = ()
+    """The columns of every dtype, where weights have several; each is updated in its own dtype."""
 
     def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
@@ -48,6 +52,11 @@ class OptimizerColumns:
         if self.decayed is not None and len(self.decayed) == 1:
             columns["decayed"] = self.decayed
         return replace(self, **columns)
+
+    def of_section(self, section: Section) -> "OptimizerColumns":
+        """The settings of the weights of one dtype."""
+        decayed = None if self.decayed is None else self.decayed[:, section.start : section.stop]
+        return replace(self, decayed=decayed, sections=())
 
     @property
     def decay(self) -> Float[Tensor, "M _"]:
@@ -136,6 +145,7 @@ def settings(
     nesterov: bool,
     decayed: Tensor | None = None,
     matrices: MatrixColumns | None = None,
+    sections: tuple[Section, ...] = (),
 ) -> OptimizerColumns:
     """Columns from lr, weight_decay, momentum (a number, or one per row), betas and eps."""
     momentum = column("momentum", hyper["momentum"], members, like)
@@ -152,6 +162,7 @@ def settings(
         decays=bool((decay != 0).any()),
         decayed=decayed,
         matrices=matrices,
+        sections=sections,
     )
 
 
@@ -171,13 +182,13 @@ def sgd(
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays:
-        grad = grad + settings.decay.to(flat.dtype) * flat
+        grad = _penalised(grad, settings, flat)
     if "velocity" in moments:
-        velocity, momentum = moments["velocity"], settings.momentum.to(flat.dtype)
-        moved = velocity * momentum + grad
+        velocity, momentum = moments["velocity"], settings.momentum
+        moved = (velocity * momentum).to(flat.dtype) + grad
         velocity.copy_(torch.where(active > 0, moved, velocity))
-        grad = grad + momentum * moved if settings.nesterov else moved
-    flat.sub_(grad * (settings.lr * active).to(flat.dtype))
+        grad = (grad + _factor(momentum, flat) * moved).to(flat.dtype) if settings.nesterov else moved
+    flat.sub_(grad * (_factor(settings.lr, flat) * active))
 
 
 def adam(
@@ -229,23 +240,41 @@ def _adam_step(
             return
     grad = _tamed(grad, settings, active, scale)
     if settings.decays and decoupled:
-        flat.mul_(shrink.to(flat.dtype))
+        flat.mul_(shrink)
     elif settings.decays:
-        grad = grad + settings.decay.to(flat.dtype) * flat
+        grad = _penalised(grad, settings, flat)
     if settings.everyone:
         mean.lerp_(grad, first)
         square.mul_(1 - second).addcmul_(grad, grad, value=second)
     else:
-        mean.lerp_(grad, (first * active).to(flat.dtype))
-        square.mul_((1 - second * active).to(flat.dtype)).addcmul_(grad * (second * active).to(flat.dtype), grad)
-    spread = square.sqrt().mul_(root.to(flat.dtype))
-    flat.addcdiv_(mean, spread.add_(settings.eps).mul_(slowness.to(flat.dtype)), value=-1)
+        _lerp(mean, grad, first * active)
+        square.mul_(1 - second * active).addcmul_(grad * (second * active), grad)
+    spread = square.sqrt().mul_(root).add_(settings.eps)
+    flat.addcdiv_(mean, spread.to(slowness.dtype).mul_(slowness), value=-1)
+
+
+def _penalised(grad: Matrix, settings: OptimizerColumns, flat: Matrix) -> Matrix:
+    """A gradient with that of weight decay as an L2 penalty."""
+    return (grad + _factor(settings.decay, flat) * flat).to(flat.dtype)
+
+
+def _factor(column: Tensor, flat: Matrix) -> Tensor:
+    """A factor as ``Tensor.add(..., alpha=factor)`` has it: on a CPU, torch rounds it to the dtype of the tensors."""
+    return column if column.dtype == flat.dtype or flat.is_cuda else column.to(flat.dtype).to(column.dtype)
+
+
+def _lerp(mean: Matrix, grad: Matrix, weight: Column) -> None:
+    """Move a mean towards a gradient; columns keep their precision where weights have a lower one."""
+    if mean.dtype == weight.dtype:
+        mean.lerp_(grad, weight)
+    else:
+        mean.copy_(torch.lerp(mean.to(weight.dtype), grad.to(weight.dtype), weight))
 
 
 def _tamed(grad: Matrix, settings: OptimizerColumns, active: Column, scale: Column | None) -> Matrix:
     """A gradient scaled row by row; of rows that rest, which may hold NaN, zero."""
     if scale is not None:
-        grad = grad * scale.to(grad.dtype)
+        grad = (grad * scale).to(grad.dtype)
     return grad if settings.everyone else torch.where(active > 0, grad, 0.0)
 
 
@@ -266,9 +295,9 @@ def lion(
     grad = _tamed(grad, settings, active, scale)
     direction = mean.lerp(grad, 1 - first).sign_()
     if settings.decays:
-        flat.mul_((1 - settings.lr * settings.decay * active).to(flat.dtype))
-    flat.sub_(direction.mul_((settings.lr * active).to(flat.dtype)))
-    mean.lerp_(grad, ((1 - second) * active).to(flat.dtype))
+        flat.mul_(1 - settings.lr * settings.decay * active)
+    flat.sub_(direction * (settings.lr * active))
+    _lerp(mean, grad, (1 - second) * active)
 
 
 def muon(
@@ -380,11 +409,27 @@ def apply(name: str, rows: UpdateRows, grad: Float[Tensor, "K P"], sampled: Tens
     updated = rows if sampled is None else rows.select(sampled)
     flat, moments, settings, active, clip_norm = updated
     scale = None if clip_norm is None else clip_scale(grad, clip_norm)
-    OPTIMIZERS[name](flat, grad, moments, settings, active.unsqueeze(1).to(settings.lr.dtype), scale)
+    column = active.unsqueeze(1).to(settings.lr.dtype)
+    if settings.sections:
+        _apply_by_dtype(name, updated, grad, column, scale)
+    else:
+        OPTIMIZERS[name](flat, grad, moments, settings, column, scale)
     if sampled is not None:
         rows.flat.index_copy_(0, sampled, flat)
         for key, tensor in moments.items():
             rows.moments[key].index_copy_(0, sampled, tensor)
+
+
+def _apply_by_dtype(name: str, rows: UpdateRows, grad: Matrix, active: Column, scale: Column | None) -> None:
+    """Update weights of several dtypes, each in its own."""
+    steps = rows.moments.get("steps")
+    before = None if steps is None else steps.clone()
+    for section in rows.settings.sections:
+        moments = {key: section.numbers(t) for key, t in rows.moments.items() if key != "steps"}
+        if steps is not None and before is not None:
+            moments["steps"] = steps.copy_(before)  # a step of all sections is one step
+        own = grad[:, section.start : section.stop].to(section.dtype)
+        OPTIMIZERS[name](section.numbers(rows.flat), own, moments, rows.settings.of_section(section), active, scale)
 
 
 def clip_scale(grad: Matrix, limit: Column) -> Column:

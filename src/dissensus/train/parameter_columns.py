@@ -35,6 +35,20 @@ def checked_no_decay(no_decay: object) -> tuple[str, ...] | bool:
     return tuple(no_decay)
 
 
+def shared_decay_mask(body: Body, row: Tensor, no_decay: tuple[str, ...] | bool) -> Float[Tensor, "1 P"] | None:
+    """As `decay_mask`, for the row of parameters that members share."""
+    if not no_decay:
+        return None
+    entries = (BIAS, NORM) if no_decay is True else no_decay
+    mask = torch.ones_like(row)
+    norms, params = _norm_parameters(body), body.shared_trainable()
+    with torch.no_grad():
+        for name, view in body.shared_views(mask).items():
+            if any(_matches(entry, name, id(params[name]) in norms) for entry in entries):
+                view.fill_(0)
+    return mask
+
+
 def decay_mask(body: Body, flat: Tensor, no_decay: tuple[str, ...] | bool) -> Float[Tensor, "#M P"] | None:
     """1 for weights that decay and 0 for those that do not; None where all decay.
 
@@ -52,6 +66,8 @@ def decay_mask(body: Body, flat: Tensor, no_decay: tuple[str, ...] | bool) -> Fl
                 matched.update(matching)
                 if matching:
                     view.fill_(0)
+    norms, shared = _norm_parameters(body), body.shared_trainable()
+    matched |= {e for e in entries for name, p in shared.items() if _matches(e, name, id(p) in norms)}
     for entry in entries if no_decay is not True else ():
         if entry not in matched:
             names = ", ".join(dict.fromkeys(name for views, _, _ in _rows(body, mask) for name in views))
@@ -61,10 +77,15 @@ def decay_mask(body: Body, flat: Tensor, no_decay: tuple[str, ...] | bool) -> Fl
 
 def _rows(body: Body, rows: Tensor) -> Iterator[tuple[dict[str, Tensor], dict[str, int], set[int]]]:
     """Of each row: its parameters as views, the identity of each by name, and identities of those of norm layers."""
-    norms = {id(p) for layer in body.modules() if _is_norm(layer) for p in layer.parameters(recurse=False)}
+    norms = _norm_parameters(body)
     tensors = body.tensors()
     for index, views in enumerate(body.views(rows)):
         yield views, {name: id(tensors[name if body.alike else f"{index}.{name}"]) for name in views}, norms
+
+
+def _norm_parameters(body: Body) -> set[int]:
+    """Identities of the parameters of norm layers."""
+    return {id(p) for layer in body.modules() if _is_norm(layer) for p in layer.parameters(recurse=False)}
 
 
 def _is_norm(layer: nn.Module) -> bool:
@@ -86,6 +107,10 @@ def matrix_columns(body: Body, flat: Tensor) -> MatrixColumns:
     if not body.alike:
         fix = "Pass a callable, which makes an optimizer for each member."
         checks.refuse("optimizer", "be another one than 'muon' for members of different architectures", "'muon'", fix)
+    if body.sections:
+        fix = "Use 'adamw', or pass a callable, which makes an optimizer for each member."
+        got = "'muon'"
+        checks.refuse("optimizer", "be another one than 'muon' for parameters of several dtypes", got, fix)
     tables = nn.Embedding | nn.EmbeddingBag
     embeddings = {id(p) for m in body.modules() if isinstance(m, tables) for p in m.parameters(recurse=False)}
     tensors = body.tensors()

@@ -25,7 +25,8 @@ from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
 from dissensus.execution import Backend, Body, Choices, StackedMembers
 from dissensus.execution.backends import checked
-from dissensus.execution.weights import check_one_dtype
+from dissensus.execution.sharing import Shared
+from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
 from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
 from dissensus.randomness import is_generator
@@ -61,7 +62,7 @@ from dissensus.train.history import OnProgress
 from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
 from dissensus.train.numerics import PrecisionSettings, numerics
-from dissensus.train.parameter_columns import decay_mask, matrix_columns
+from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
 from dissensus.train.probing import targets_of
 from dissensus.train.python_state import PythonState, global_generators
 from dissensus.train.sampling import MemberSampling
@@ -69,10 +70,12 @@ from dissensus.train.settings import (
     BatchSettings,
     CheckpointSettings,
     OptimizerSettings,
+    SharedSettings,
     TargetSettings,
     UpdateSettings,
     ValidationSettings,
 )
+from dissensus.train.shared_weights import SharedWeights
 from dissensus.train.state import RunSettings, TrainState
 from dissensus.train.trained_loss import Targets, check_weighted, trained_loss
 from dissensus.train.weighting import balanced_weights, weighted
@@ -91,6 +94,7 @@ class NewMembers:
     device: torch.device
     backend: str | Backend = "auto"
     output: OutputChoice | None = None
+    shared: Shared = None
 
     def __post_init__(self) -> None:
         checked(self.backend)
@@ -102,17 +106,25 @@ class NewMembers:
         members = runs[0].members
         build = functools.partial(self.build, **runs[0].build)
         try:
-            drawn = StackedMembers.of(network for seed in seeds for network in fresh_members(build, seed, members))
+            networks = (network for seed in seeds for network in fresh_members(build, seed, members))
+            drawn = StackedMembers.of(networks, self.shared, equal=len(seeds) > 1)
         except ValueError as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
-        check_one_dtype(drawn.trainable())
+        check_real(drawn.trainable())
         drawn.output = self.output
         body = drawn.subset([seeds.index(run.seed) * members + m for run in runs for m in range(members)])
         dtypes = {parameter.dtype for parameter in body.trainable().values()}
-        if dtype.is_floating_point and dtypes != {dtype}:
+        if dtype.is_floating_point and len(dtypes) == 1 and dtypes != {dtype}:
             body = body.to(dtype)
         body.request_backend(self.backend)
         return body.to(self.device)
+
+    def trains_shared(self, run: Run) -> bool:
+        """Whether members of a run share parameters that are trained, so that it trains apart from other runs."""
+        if self.shared is None:
+            return False
+        build = functools.partial(self.build, **run.build)
+        return bool(StackedMembers.of(fresh_members(build, run.seed, 1), self.shared).shared_trainable())
 
     def member_numbers(self, run: Run) -> list[int]:
         """The numbers of a run's members, by which what is drawn for them is keyed."""
@@ -124,7 +136,8 @@ class NewMembers:
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the initial weights besides seeds."""
-        return {"build": self.build, **({} if self.output is None else {"output": self.output})}
+        optional = {"output": self.output, "shared": self.shared}
+        return {"build": self.build, **{name: value for name, value in optional.items() if value is not None}}
 
 
 @dataclass(frozen=True)
@@ -179,6 +192,8 @@ class Recipe:
     epochs: int
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     updates: UpdateSettings = field(default_factory=UpdateSettings)
+    shared: SharedSettings = field(default_factory=SharedSettings)
+    """How parameters that members share are trained."""
     batches: BatchSettings = field(default_factory=BatchSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
@@ -233,12 +248,37 @@ class Recipe:
         check_weighted(objective, self.weights is not None)
         check_target_settings(objective, self.runs, self.data, self.targets)
         check_bootstrap(objective, self.batches.bootstrap)
+        if isinstance(self.initial, ExistingMembers) and self.initial.ensemble.body.shared_trainable():
+            self._check_shared()
         if self.unlabelled is not None:
             check_like(self.data, self.unlabelled)
         if self._pair is not None:
             check_split(self.validation, self._pair[1], self.runs, self.folds)
             for targets in targets_of(objective, self.runs, self._validation_pair, settings.metric, self.targets):
                 targets.check_all(self._pair[1])
+
+    def _check_shared(self) -> None:
+        """Refuse settings that lose their meaning when parameters that members share are trained."""
+        refused = {
+            "watch": "'member'" if self.validation_settings.watch == "member" else None,
+            "freeze": self.freeze,
+            "frozen": list(self.frozen) or None,
+            "active_members": self.active_members,
+            "recompute": self.updates.recompute or None,
+            "optimizer": "a callable" if self.optimizer.make else "'muon'" if self.optimizer.name == "muon" else None,
+        }
+        for name, value in refused.items():
+            if value is not None:
+                fix = "It would move, or keep, what belongs to all members. Freeze what is shared, or leave this out."
+                requirement = "be left out where members share parameters that are trained"
+                if name == "optimizer":
+                    requirement, fix = "be 'sgd', 'adam', 'adamw' or 'lion' where members share trained parameters", ""
+                checks.refuse(name, requirement, str(value), fix)
+        for run in self.runs:
+            for name, value in run.optimizer.items():
+                if value is not None and not isinstance(value, int | float):
+                    fix = "Pass one number; `shared_lr` is the learning rate of what is shared."
+                    checks.refuse(name, "be one number where members share parameters that are trained", "several", fix)
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -322,6 +362,9 @@ class Recipe:
             "accumulate": None if self.updates.accumulate == 1 else self.updates.accumulate,
             "ema": self.updates.ema,
             "recompute": self.updates.recompute or None,
+            "shared_lr": self.shared.lr,
+            "shared_clip_norm": self.shared.clip_norm,
+            "shared_gradient": None if self.shared.gradient == "mean" else self.shared.gradient,
         }
 
     def _source(self, name: str, data: Any, opaque: dict[str, list[str]], python: PythonState) -> object:
@@ -379,7 +422,9 @@ class Recipe:
         schedules.check(schedule, updates, self.epochs)
         body = self.initial.body(runs, self._input_dtype())
         feed = self._feed(runs, rows, targets, Conversion.of(body))
-        decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
+        decided = numerics(
+            self.precision, body, next(body.parameters()).dtype, device, [part.dtype for part in body.sections]
+        )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute = self.updates.recompute
         if choices is not None:
@@ -424,7 +469,8 @@ class Recipe:
                 objective, feed, validation_rows, targets, unsmoothed if self.targets.label_smoothing else losses
             ),
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
-            memory_limit=limit if len(runs) == 1 else None,
+            # Gradients of shared parameters come from all members together.
+            memory_limit=limit if len(runs) == 1 and state.shared is None else None,
             progress=progress,
             checkpointer=checkpointer,
             capture=graph_steps,
@@ -501,7 +547,7 @@ class Recipe:
         """The state of some runs before their first step."""
         members, seeds, device = runs[0].members, [run.seed for run in runs], self.initial.device
         flat = body.packed()
-        if self._pair is not None:
+        if self._pair is not None and not body.sections:
             check_dtype(self._pair[0], flat.dtype)
         columns = {
             name: [number for run in runs for number in optim.per_member(name, run.optimizer[name], members)]
@@ -530,12 +576,40 @@ class Recipe:
             optimizers=own,
             average=None if self.updates.ema is None else WeightAverage(self.updates.ema, body, flat),
             accumulated=GradientAverage(flat) if self.updates.accumulate > 1 else None,
+            shared=self._shared_weights(runs, body),
             active=_active(self.frozen, members, device).repeat(len(runs)),
             stopping=None if self.validation is None else EarlyStopping(body, flat, members, self.validation_settings),
             freezing=Freezing.of(self.freeze, members, self.active_members),
         )
         check_drawn(state)
         return state
+
+    def _shared_weights(self, runs: Sequence[Run], body: Body) -> SharedWeights | None:
+        """Trainable parameters that members share; None where there are none."""
+        if not body.shared_trainable():
+            return None
+        self._check_shared()
+        row, settings, (run,) = body.shared_packed(), self.optimizer, runs
+        hyper = {name: value for name, value in run.optimizer.items() if name != "clip_norm"}
+        if self.shared.lr is not None:
+            hyper["lr"] = self.shared.lr
+        columns = optim.settings(
+            {**hyper, "betas": settings.betas, "eps": settings.eps},
+            1,
+            row,
+            nesterov=bool(settings.nesterov),
+            decayed=shared_decay_mask(body, row, settings.no_decay),
+        )
+        clip_norm = run.optimizer.get("clip_norm") if self.shared.clip_norm is None else self.shared.clip_norm
+        return SharedWeights(
+            flat=row,
+            settings=columns,
+            moments=optim.initial_moments(str(settings.name), row, columns.momentum),
+            clip_norm=None if clip_norm is None else optim.column("clip_norm", clip_norm, 1, row),
+            scale=1 / run.members if self.shared.gradient == "mean" else 1.0,
+            ema=self.updates.ema,
+            accumulated=GradientAverage(row) if self.updates.accumulate > 1 else None,
+        )
 
     def _member_optimizers(self, body: Body, flat: Tensor) -> MemberOptimizers | None:
         """Optimizers that the user brings, one per row; None for a name."""
@@ -575,6 +649,7 @@ class Recipe:
             nesterov=bool(settings.nesterov),
             decayed=decay_mask(body, flat, settings.no_decay),
             matrices=matrix_columns(body, flat) if settings.name == "muon" else None,
+            sections=body.sections,
         )
         check_momentum(str(settings.name), optimizer.momentum)
         return optimizer
@@ -698,18 +773,19 @@ _interrupted: dict[str, str] = {}
 
 def initial_weights(body: Body) -> str:
     """A checksum of the weights before training; weights that an interrupted training has left stand for its own."""
-    weights = digest(*body.tensors().values())
+    weights = digest(*body.tensors().values(), *body.shared_tensors().values())
     return _interrupted.get(weights, weights)
 
 
 def note_interruption(body: Body, initial: str) -> None:
     """Note that a training which began with some weights was interrupted, so that it is resumed with its ensemble."""
-    _interrupted[digest(*body.tensors().values())] = initial
+    _interrupted[digest(*body.tensors().values(), *body.shared_tensors().values())] = initial
 
 
 def _frozen_parameters(body: Body) -> str:
     """A checksum of the parameters that training does not change."""
-    parameters = {name: t for name, t in body.tensors().items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    tensors = {**body.tensors(), **body.shared_tensors()}
+    parameters = {name: t for name, t in tensors.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
     return fingerprint(parameters)
 
 

@@ -26,6 +26,9 @@ def one_by_one(
     if ensemble.members < 2 or len(ensemble.body) != ensemble.members:
         got = "one member, or masks of one network"
         checks.refuse("sequential", "come with two members or more that are networks of their own", got)
+    if ensemble.body.shared_trainable():
+        fix = "Freeze what is shared."
+        checks.refuse("sequential", "be left out where members share parameters that are trained", "True", fix)
     refuse_iterator(recipe.data, "every member")
     stages: list[History] = []
     for member in range(ensemble.members):

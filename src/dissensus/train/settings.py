@@ -95,6 +95,25 @@ class UpdateSettings:
 
 
 @dataclass(frozen=True)
+class SharedSettings:
+    """How parameters that members share are trained."""
+
+    lr: float | None = None
+    """The learning rate; None: that of the members."""
+    clip_norm: float | None = None
+    """The largest norm of the gradient; None: that of the members."""
+    gradient: str = "mean"
+    """``"mean"`` or ``"sum"`` over members."""
+
+    def __post_init__(self) -> None:
+        checks.one_of("shared_gradient", self.gradient, ("mean", "sum"))
+        if self.lr is not None:
+            optim.checked_number("shared_lr", self.lr)
+        if self.clip_norm is not None:
+            checks.number("shared_clip_norm", self.clip_norm, 0, open_low=True)
+
+
+@dataclass(frozen=True)
 class BatchSettings:
     """How data becomes batches; the batch size is a setting of each run."""
 

@@ -23,6 +23,7 @@ from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
+from dissensus.train.shared_weights import SharedWeights
 from dissensus.train.weighting import CLASS_WEIGHTS
 
 
@@ -84,6 +85,8 @@ class TrainState:
     """The moving average of the weights."""
     accumulated: GradientAverage | None = None
     """Gradients of the batches since the last update; None where every batch has an update."""
+    shared: SharedWeights | None = None
+    """Trainable parameters that the members of a single run share."""
     stopping: EarlyStopping | None = None
     freezing: Freezing | None = None
     """Freezes members of a single run that have converged."""
@@ -165,19 +168,31 @@ class TrainState:
         """A block in which members have the weights to evaluate: averaged ones, or those of the optimizers' choice."""
         if self.optimizers is not None:
             self.optimizers.eval()
-        with nullcontext() if self.average is None else self.average.swapped_in(self.flat):
+        shared = nullcontext() if self.shared is None else self.shared.swapped_in()
+        with shared, nullcontext() if self.average is None else self.average.swapped_in(self.flat):
             yield
 
     def accumulate(self, grad: Float[Tensor, "G P"], examples: int) -> None:
         """Add the gradient of a batch to those since the last update, by its examples or their weight."""
         assert self.accumulated is not None
+        self.accumulated.add(grad, self._weight_of_batch(examples))
+
+    def _weight_of_batch(self, examples: int) -> Tensor | int:
+        """The number of examples of the latest batch, or their summed weight, one per row."""
         weight: Tensor | int = examples
         if self.step_weight is not None:
             own = self.step_weight if self.step_weight.ndim == 2 else self.step_weight.unsqueeze(1)
             # Masks of one network are not rows of their own.
             own = own if own.shape[1] in (1, self.members) else own.mean(1, keepdim=True)
             weight = own.expand(self.runs, self.members).flatten()
-        self.accumulated.add(grad, weight)
+        return weight
+
+    def update_shared(self, optimizer: str, factor: Tensor, examples: int, *, updates: bool) -> None:
+        """Update the parameters that members share, unless the run has stopped."""
+        assert self.shared is not None
+        weight = self._weight_of_batch(examples)
+        weight = weight.mean().reshape(1) if isinstance(weight, Tensor) else weight
+        self.shared.update(optimizer, factor, self.active_runs(), weight, updates=updates)
 
     def begin_epoch(self) -> None:
         """Copy the buffers and reset the sums."""
@@ -194,6 +209,8 @@ class TrainState:
     def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""
         largest = torch.linalg.vector_norm(grad.view(self.runs, -1), math.inf, 1)
+        if self.shared is not None and self.shared.grad is not None:
+            largest = torch.maximum(largest, torch.linalg.vector_norm(self.shared.grad, math.inf, 1))
         return (total.isfinite() & largest.isfinite()) | ~self.active_runs()
 
     def freeze(self, runs: Bool[Tensor, " R"]) -> None:
@@ -202,7 +219,7 @@ class TrainState:
         spoilt = {
             name: self.epoch_buffers[name]
             for name, tensor in buffers.items()
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+            if name in self.epoch_buffers and tensor.is_floating_point() and not bool(tensor.isfinite().all())
         }
         self.body.merge({name: buffers[name] for name in spoilt}, spoilt, rows)
         self.active.logical_and_(~rows)
@@ -221,6 +238,10 @@ class TrainState:
             self.optimizers.eval(rows.tolist())
         if self.average is not None:
             self.average.adopt(self.flat, rows)
+        if self.shared is not None:
+            rule = None if self.stopping is None else self.stopping
+            best = rule is not None and rule.rule.keep == "best" and bool((rule.best_epoch > 0).any())
+            self.shared.finish(best=best)
         if self.stopping is not None:
             self.stopping.restore(self.flat, rows)
             for place, best in enumerate(self.stopping.best_epochs(self.runs)):
@@ -269,6 +290,8 @@ class TrainState:
             self.body.attach(self.flat, {name.partition("/")[2]: t for name, t in self.finished.items()})
             self.finished = {}
         self.flat.requires_grad_(False)
+        if self.shared is not None:
+            self.shared.flat.requires_grad_(False)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold, as tensors."""
@@ -277,6 +300,7 @@ class TrainState:
             "optimizers": {} if self.optimizers is None else self.optimizers.tensors(),
             "average": {} if self.average is None else self.average.tensors(),
             "accumulated": {} if self.accumulated is None else self.accumulated.tensors(),
+            "shared": {} if self.shared is None else self.shared.tensors(),
             "buffers": self.body.state(),
             "epoch_buffers": self.epoch_buffers,
             "sums": self.sums,
@@ -341,6 +365,8 @@ class TrainState:
         for name, average in (("average", self.average), ("accumulated", self.accumulated)):
             if average is not None:
                 average.load(on_device[name])
+        if self.shared is not None:
+            self.shared.load(on_device["shared"])
         if self.stopping is not None:
             self.stopping.load(on_device["stopping"])
         if self.freezing is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion
 from dissensus.calls import NetworkInputs, OutputChoice, network_inputs
-from dissensus.ensemble import Ensemble
+from dissensus.ensemble import Ensemble, stored_tensors
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
@@ -154,7 +154,9 @@ class Sweep:
 
     def save(self, path: str | Path) -> None:
         """Save into a folder: safetensors weights and a JSON manifest; functions in the grid go by their names."""
-        tensors = {f"{i}/{name}": t for i, group in enumerate(self.groups) for name, t in group.body.tensors().items()}
+        tensors = {
+            f"{i}/{name}": t for i, group in enumerate(self.groups) for name, t in stored_tensors(group.body).items()
+        }
         details = {
             "points": self.points,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
@@ -167,6 +169,7 @@ class Sweep:
                     "backend": g.body.backend,
                     "on_all": g.on_all,
                     "output": g.body.output if isinstance(g.body.output, str | int) else None,
+                    **({"shared": shared} if (shared := list(g.body.shared_tensors())) else {}),
                 }
                 for g in self.groups
             ],
@@ -201,7 +204,8 @@ class Sweep:
         for i, entry in enumerate(entries):
             try:
                 with seeded(0):
-                    first = StackedMembers.of([builds[i]()])
+                    shared = entry.get("shared")
+                    first = StackedMembers.of([builds[i]()], None if shared is None else shared.__contains__)
             except TypeError as reason:
                 held = ", ".join(entry["build"]) or "nothing"
                 raise storage.StorageError(
@@ -210,8 +214,8 @@ class Sweep:
                 ) from reason
             body = first.subset([0] * (len(entry["runs"]) * entry["members"]))
             stored = {name.partition("/")[2]: t for name, t in tensors.items() if name.partition("/")[0] == str(i)}
-            storage.check_match(path, stored, {name: t.shape for name, t in body.tensors().items()})
-            for name, tensor in body.tensors().items():
+            storage.check_match(path, stored, {name: t.shape for name, t in stored_tensors(body).items()})
+            for name, tensor in stored_tensors(body).items():
                 tensor.data = stored[name]
             body.eval().request_backend(entry["backend"] if entry["backend"] in BACKENDS else "auto")
             body.output = entry.get("output") if output is None else output

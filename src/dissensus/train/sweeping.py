@@ -21,6 +21,7 @@ from dissensus.data.batches import Augments, DataLike, as_pair, end_to_end, fold
 from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
+from dissensus.execution.sharing import Shared
 from dissensus.randomness import seeded
 from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
 from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
@@ -38,6 +39,7 @@ from dissensus.train.settings import (
     CheckpointSettings,
     Metric,
     OptimizerSettings,
+    SharedSettings,
     TargetSettings,
     UpdateSettings,
     ValidationSettings,
@@ -98,6 +100,10 @@ def sweep(
     drop_last: bool = False,
     backend: str | Backend = "auto",
     output: OutputChoice | None = None,
+    shared: Shared = None,
+    shared_lr: float | None = None,
+    shared_clip_norm: float | None = None,
+    shared_gradient: Literal["mean", "sum"] = "mean",
     device: str | torch.device | None = None,
     max_memory: int | None = None,
     checkpoint: str | Path | None = None,
@@ -170,6 +176,12 @@ def sweep(
         drop_last: See `dissensus.fit`.
         backend: See `dissensus.Ensemble`.
         output: See `dissensus.Ensemble`.
+        shared: See `dissensus.Ensemble`. Frozen shared tensors are stored once for all runs that train together, so
+            ``build`` must return the same ones for every seed, such as those of one pretrained network. Runs whose
+            members share parameters that are trained are trained one after another.
+        shared_lr: See `dissensus.fit`.
+        shared_clip_norm: See `dissensus.fit`.
+        shared_gradient: See `dissensus.fit`.
         device: Device to train on. The default is the device of ``x``.
         max_memory: Maximum number of bytes that training may allocate. The default is 80 % of the free memory of a GPU,
             or half of the machine's memory. If not all runs fit, they are trained in parts, one after another. If not
@@ -217,7 +229,7 @@ def sweep(
         validation = [conversion.pair(fold) for fold in folds_of(validation)]
     held_out, validation_folds = held_out_of(validation, folds)
     where = place if device is None else checks.device("device", device)
-    initial = NewMembers(build, checks.computes("device", where), backend, output)
+    initial = NewMembers(build, checks.computes("device", where), backend, output, shared)
     recipe = Recipe(
         initial=initial,
         runs=runs_of(grid, build, objective, defaults, folds),
@@ -226,6 +238,7 @@ def sweep(
         epochs=checks.count("epochs", epochs),
         optimizer=settings,
         updates=UpdateSettings(accumulate, ema, recompute),
+        shared=SharedSettings(shared_lr, shared_clip_norm, shared_gradient),
         batches=BatchSettings(shuffle, drop_last, augment, unpack, steps_per_epoch, bootstrap),
         targets=TargetSettings.of(conversion, class_weights, label_smoothing, ignore_index, class_axis),
         precision=PrecisionSettings(precision, channels_last, deterministic),
@@ -336,7 +349,8 @@ def _planned(recipe: Recipe) -> list[list[int]]:
     parts: list[list[int]] = []
     for group in grouped(recipe.runs, recipe.training_sizes()):
         with advising(functools.partial(_out_of_memory, recipe, group[:1])):
-            at_once = _runs_at_once(recipe, group)
+            apart = isinstance(recipe.initial, NewMembers) and recipe.initial.trains_shared(recipe.runs[group[0]])
+            at_once = 1 if apart else _runs_at_once(recipe, group)
         parts += [group[i : i + at_once] for i in range(0, len(group), at_once)]
     if file is not None:
         write_record(file, {"format": FORMATS.newest, "fingerprint": fingerprint, "parts": parts})

@@ -1,0 +1,65 @@
+"""Which layers of a network get adapters, and how a layer is replaced."""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from dissensus import checks
+
+Targets = str | Sequence[str] | None
+"""Names of layers: patterns of whole names (``"encoder.*.query"``), or last parts of names as in peft (``"query"``)."""
+
+
+def adaptable(network: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Linear layers and 2-D convolutions by name, in the network's order.
+
+    Layers inside ``nn.MultiheadAttention`` are left out: it reads their weights and does not call them.
+    """
+    hidden = tuple(
+        f"{name}." if name else "" for name, m in network.named_modules() if isinstance(m, nn.MultiheadAttention)
+    )
+    return {
+        name: layer
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d) and not (hidden and name.startswith(hidden))
+    }
+
+
+def chosen(network: nn.Module, targets: Targets) -> dict[str, nn.Linear | nn.Conv2d]:
+    """The layers that ``targets`` names, or all of them. A target that matches nothing is refused."""
+    layers = adaptable(network)
+    if not layers:
+        fix = "nn.MultiheadAttention reads its weights itself; use attention made of nn.Linear layers."
+        checks.refuse("network", "have a linear layer or a 2-D convolution", type(network).__name__, fix)
+    if targets is None:
+        return layers
+    patterns = [targets] if isinstance(targets, str) else list(targets)
+    matches = {pattern: [name for name in layers if _matches(name, pattern)] for pattern in patterns}
+    for pattern, names in matches.items():
+        if not names:
+            fix = checks.nearest(pattern, sorted({name.rpartition(".")[2] for name in layers} | set(layers)), "")
+            checks.refuse("targets", "name linear layers or 2-D convolutions of the network", repr(pattern), fix)
+    named = {name for names in matches.values() for name in names}
+    return {name: layer for name, layer in layers.items() if name in named}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or name.endswith(f".{pattern}")
+
+
+def replaced(network: nn.Module, layers: dict[str, nn.Module]) -> nn.Module:
+    """The network with some layers replaced by name, at every place where they hang; a layer itself may be replaced."""
+    if "" in layers:
+        return layers[""]
+    old = {id(network.get_submodule(name)): layer for name, layer in layers.items()}
+    for module in list(network.modules()):
+        for key, child in list(module._modules.items()):
+            if child is not None and id(child) in old:
+                module._modules[key] = old[id(child)]
+    return network
+
+
+def mapped(network: nn.Module, kinds: type | tuple[type, ...], make: Callable[..., nn.Module]) -> nn.Module:
+    """The network with ``make(layer)`` in place of every layer of some types."""
+    return replaced(network, {name: make(m) for name, m in network.named_modules() if isinstance(m, kinds)})

@@ -1,0 +1,111 @@
+"""Low-rank adapters, W + (α/r)·B·A on frozen weights W (LoRA, Hu et al. 2022; as ensembles, Halbheer et al. 2024)."""
+
+import copy
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dissensus import checks
+from dissensus.adapters.layers import Targets, chosen, replaced
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer with a low-rank addition: y = W x + b + scale · B (A x)."""
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.up = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        nn.init.kaiming_uniform_(self.down, math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the layer, and of its addition."""
+        return self.base(x) + F.linear(F.linear(x, self.down), self.up) * self.scale
+
+    def merged(self) -> nn.Linear:
+        """An ordinary layer with the same outputs."""
+        layer = copy.deepcopy(self.base)
+        with torch.no_grad():
+            layer.weight += self.scale * (self.up @ self.down)
+        return layer
+
+
+class LoraConv2d(nn.Module):
+    """A frozen convolution with a low-rank addition: a convolution to ``rank`` channels, then one of size 1."""
+
+    def __init__(self, base: nn.Conv2d, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base, scale
+        self.down = nn.Parameter(base.weight.new_empty(rank, *base.weight.shape[1:]))
+        self.up = nn.Parameter(base.weight.new_zeros(base.out_channels, rank, 1, 1))
+        nn.init.kaiming_uniform_(self.down, math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the layer, and of its addition."""
+        return self.base(x) + F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale
+
+    def merged(self) -> nn.Conv2d:
+        """An ordinary layer with the same outputs."""
+        layer = copy.deepcopy(self.base)
+        with torch.no_grad():
+            layer.weight += self.scale * torch.einsum("or,r...->o...", self.up.flatten(1), self.down)
+        return layer
+
+
+def lora(
+    network: nn.Module,
+    rank: int = 8,
+    targets: Targets = None,
+    *,
+    alpha: float | None = None,
+    trained: Sequence[str] = (),
+) -> nn.Module:
+    """A copy of a network whose weights are frozen, with low-rank adapters on some layers.
+
+    ΔW = (α / r) · B A, with A ``[r, in]`` drawn as the weights of ``nn.Linear`` are, and B ``[out, r]`` zero: at first
+    the outputs are those of the network. Members of an ensemble draw different A, and so drift apart.
+
+    Args:
+        network: A trained network. It is copied.
+        rank: r.
+        targets: Names of linear layers and 2-D convolutions: patterns of whole names, or last parts of names, as
+            ``["query", "value"]`` in peft. The default is all of them. Layers inside ``nn.MultiheadAttention``, and
+            grouped convolutions, take no adapters.
+        alpha: α. The default is r, so that ΔW = B A.
+        trained: Patterns of names of parameters that are trained as they are, per member, such as ``"head.*"``.
+
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> adapted = lora(network, rank=2, trained=["2.*"], targets="0")
+    >>> [name for name, p in adapted.named_parameters() if p.requires_grad]
+    ['0.down', '0.up', '2.weight', '2.bias']
+    """
+    rank = checks.count("rank", rank)
+    alpha = float(rank) if alpha is None else checks.number("alpha", alpha, 0, open_low=True)
+    network = copy.deepcopy(network)
+    names = [name for name, _ in network.named_parameters()]
+    for pattern in trained:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            checks.refuse("trained", "match names of parameters", repr(pattern), checks.nearest(pattern, names, ""))
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
+    layers = chosen(network, targets)
+    kept = {name for name in layers if any(fnmatchcase(f"{name}.weight", pattern) for pattern in trained)}
+    adapted: dict[str, nn.Module] = {}
+    for name, layer in layers.items():
+        if name in kept:
+            continue  # it is trained as a whole
+        if isinstance(layer, nn.Linear):
+            adapted[name] = LoraLinear(layer, rank, alpha / rank)
+        elif layer.groups == 1:
+            adapted[name] = LoraConv2d(layer, rank, alpha / rank)
+        elif targets is not None:
+            got = f"{name!r} with {layer.groups} groups"
+            checks.refuse("targets", "name convolutions without groups", got, "Leave it out.")
+    if not adapted:
+        checks.refuse("targets", "leave a layer for adapters", "none: all of them are in `trained`, or have groups")
+    return replaced(network, adapted)

@@ -1,0 +1,142 @@
+"""Members that share weights up to scales of inputs and outputs: BatchEnsemble and TabM."""
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dissensus import checks
+from dissensus.adapters.layers import Targets, chosen, replaced
+
+SHARED = "*base.weight"
+"""Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
+
+Start = Literal["signs", "normal", "ones"]
+
+
+class ScaledLinear(nn.Module):
+    """A linear layer between scales: y = s ∘ (W (r ∘ x)) + b, so W ∘ (s rᵀ) is its weight."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.bias = base.bias
+        base.bias = None  # pyright: ignore[reportAttributeAccessIssue] (a layer without a bias has None)
+        self.base = base
+        self.scale_in = nn.Parameter(base.weight.new_ones(base.in_features))
+        self.scale_out = nn.Parameter(base.weight.new_ones(base.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the scaled layer."""
+        y = self.base(x * self.scale_in) * self.scale_out
+        return y if self.bias is None else y + self.bias
+
+    def merged(self) -> nn.Linear:
+        """An ordinary layer with the same outputs."""
+        layer = copy.deepcopy(self.base)
+        layer.bias = copy.deepcopy(self.bias)
+        with torch.no_grad():
+            layer.weight *= self.scale_out.unsqueeze(1) * self.scale_in
+        return layer
+
+
+class ScaledConv2d(nn.Module):
+    """A 2-D convolution between scales of its input and output channels."""
+
+    def __init__(self, base: nn.Conv2d) -> None:
+        super().__init__()
+        self.bias = base.bias
+        base.bias = None
+        self.base = base
+        self.scale_in = nn.Parameter(base.weight.new_ones(base.in_channels))
+        self.scale_out = nn.Parameter(base.weight.new_ones(base.out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the scaled layer."""
+        y = self.base(x * self.scale_in.view(-1, 1, 1)) * self.scale_out.view(-1, 1, 1)
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+
+    def merged(self) -> nn.Conv2d:
+        """An ordinary layer with the same outputs."""
+        layer = copy.deepcopy(self.base)
+        layer.bias = copy.deepcopy(self.bias)
+        into = self.scale_in.view(layer.groups, 1, -1).expand(-1, layer.out_channels // layer.groups, -1)
+        with torch.no_grad():
+            layer.weight *= (self.scale_out.unsqueeze(1) * into.flatten(0, 1)).view(*layer.weight.shape[:2], 1, 1)
+        return layer
+
+
+def batch_ensemble(
+    network: nn.Module, targets: Targets = None, *, start: Literal["signs", "normal"] = "signs"
+) -> nn.Module:
+    """A copy of a network whose layers are between scales of inputs and outputs (BatchEnsemble, Wen et al. 2020).
+
+    Member i has the weight W ∘ (s_i r_iᵀ) and its own bias. W is shared: ``Ensemble(..., shared=adapters.SHARED)``.
+
+    Args:
+        network: The network, new or trained. It is copied, so members start with the same weights W and biases.
+        targets: Names of layers, as for `lora`. The default is all linear layers and 2-D convolutions.
+        start: First values of scales: ``"signs"`` for −1 and +1 at random, ``"normal"`` for numbers around 1 with
+            standard deviation 0.5. The paper uses both.
+
+    >>> adapted = batch_ensemble(nn.Linear(4, 3))
+    >>> {name: tuple(p.shape) for name, p in adapted.named_parameters()}
+    {'bias': (3,), 'scale_in': (4,), 'scale_out': (3,), 'base.weight': (3, 4)}
+    """
+    checks.one_of("start", start, ("signs", "normal"))
+    network = copy.deepcopy(network)
+    adapted = {name: _scaled(layer) for name, layer in chosen(network, targets).items()}
+    for layer in adapted.values():
+        _draw(layer.scale_in, start)
+        _draw(layer.scale_out, start)
+    return replaced(network, dict(adapted))
+
+
+def tabm(network: nn.Module, *, start: Start = "signs", head: str | None = None) -> nn.Module:
+    """A copy of a network as a member of TabM (Gorishniy et al. 2025): scales begin with 1, but for the first ones.
+
+    All linear layers but the last have the weight W ∘ (s_i r_iᵀ) with a shared W, as in `batch_ensemble`. The last
+    layer is a member's own, with weights that it draws. All scales start with 1, except the input scale of the first
+    layer, which tells members apart. `fit` averages gradients of W over members, as TabM does. Use
+    ``Ensemble(..., shared=adapters.SHARED)``.
+
+    Args:
+        network: A network of linear layers, such as `dissensus.nets.mlp`. It is copied.
+        start: First values of the first scale: ``"signs"``, −1 and +1 at random, as TabM has it for plain features, or
+            ``"normal"``, standard normal numbers, as it has it for embedded features.
+        head: Name of the last layer. The default is the last linear layer.
+
+    >>> adapted = tabm(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> [name for name, _ in adapted.named_parameters()]
+    ['0.bias', '0.scale_in', '0.scale_out', '0.base.weight', '2.weight', '2.bias']
+    """
+    checks.one_of("start", start, ("signs", "normal"))
+    network = copy.deepcopy(network)
+    layers = {name: layer for name, layer in chosen(network, None).items() if isinstance(layer, nn.Linear)}
+    if len(layers) < 2:
+        checks.refuse(
+            "network", "have two linear layers or more", f"{len(layers)}", "TabM shares all but the last one."
+        )
+    head = list(layers)[-1] if head is None else head
+    if head not in layers:
+        checks.refuse("head", "name a linear layer", repr(head), checks.nearest(head, list(layers), ""))
+    layers.pop(head).reset_parameters()
+    adapted = {name: _scaled(layer) for name, layer in layers.items()}
+    first = next(iter(adapted.values())).scale_in
+    if start == "normal":
+        nn.init.normal_(first)
+    else:
+        _draw(first, "signs")
+    return replaced(network, dict(adapted))
+
+
+def _scaled(layer: nn.Linear | nn.Conv2d) -> ScaledLinear | ScaledConv2d:
+    return ScaledLinear(layer) if isinstance(layer, nn.Linear) else ScaledConv2d(layer)
+
+
+def _draw(scale: nn.Parameter, start: str) -> None:
+    with torch.no_grad():
+        if start == "signs":
+            scale.copy_(torch.randint(2, scale.shape, device=scale.device) * 2 - 1)
+        else:
+            nn.init.normal_(scale, 1.0, 0.5)

@@ -1,0 +1,80 @@
+"""Which tensors members share: stored once, ``[...]``, instead of once per member, ``[M, ...]``."""
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from dissensus import checks
+
+Shared = str | Sequence[str] | Callable[[str], bool] | None
+"""``"frozen"``, a pattern of names or several, a function of a name, or None."""
+
+FROZEN = "frozen"
+
+
+def shared_names(network: nn.Module, shared: Shared, names: Iterable[str]) -> frozenset[str]:
+    """The names among ``names``, those of a network's parameters and buffers, that members share.
+
+    With ``"frozen"`` these are the parameters that want no gradient, and the buffers of layers all of whose parameters
+    are frozen, such as the statistics of a frozen batch norm.
+    """
+    if shared is None:
+        return frozenset()
+    known = list(names)
+    if shared == FROZEN:
+        return _frozen(network, known)
+    if callable(shared):
+        chosen = [name for name in known if shared(name)]
+    else:
+        patterns = [shared] if isinstance(shared, str) else list(shared)
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                got = type(pattern).__name__
+                checks.refuse("shared", "be 'frozen', patterns of names, or a function of a name", got, error=TypeError)
+            if not any(fnmatchcase(name, pattern) for name in known):
+                fix = checks.nearest(pattern, known, "Names are those of named_parameters() of a member.")
+                checks.refuse("shared", "match names of parameters", repr(pattern), fix)
+        chosen = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not chosen:
+        checks.refuse("shared", "choose parameters", "a function that chooses none")
+    return _with_members(network, frozenset(chosen), known)
+
+
+def _frozen(network: nn.Module, known: Sequence[str]) -> frozenset[str]:
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    if not frozen:
+        fix = "Set requires_grad=False for what members share, or use adapters.lora."
+        checks.refuse("shared", "be 'frozen' for networks with frozen parameters", "a network without any", fix)
+    for path, module in network.named_modules():
+        own = [f"{path}.{key}".lstrip(".") for key, p in module._parameters.items() if p is not None]
+        if own and frozen.issuperset(own):
+            frozen |= {f"{path}.{key}".lstrip(".") for key, b in module._buffers.items() if b is not None}
+    return _with_members(network, frozenset(name for name in known if name in frozen), known)
+
+
+def _with_members(network: nn.Module, chosen: frozenset[str], known: Sequence[str]) -> frozenset[str]:
+    """The chosen names, if they leave a parameter for every member to have for itself."""
+    parameters = {name for name, _ in network.named_parameters()}
+    if not any(name in parameters and name not in chosen for name in known):
+        fix = "Members that share all parameters are one network."
+        checks.refuse("shared", "leave parameters that each member has for itself", "all of them", fix)
+    return chosen
+
+
+def equal_frozen(modules: Sequence[nn.Module]) -> list[str]:
+    """Names of what `shared_names` calls frozen in the first module, and what is equal in all of them."""
+    tensors = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in modules]
+    names = shared_names(modules[0], FROZEN, tensors[0])
+    equal = [
+        name
+        for name in tensors[0]
+        if name in names and all(name in own and torch.equal(own[name], tensors[0][name]) for own in tensors)
+    ]
+    if not equal:
+        fix = "Different trunks? Leave `shared` out."
+        checks.refuse(
+            "shared", "be 'frozen' for modules with equal frozen parameters", "modules that differ in all", fix
+        )
+    return equal

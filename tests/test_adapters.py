@@ -1,0 +1,170 @@
+"""Adapters against hand-written forms, and against peft on the same weights."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dissensus as ds
+from dissensus import adapters
+
+
+def network():
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def convolutions(groups=1):
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, padding="same", groups=groups),
+        nn.Flatten(),
+    ).double()
+
+
+def drawn(module):
+    """A network whose parameters are all away from their neutral values."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def test_lora_adds_a_product_of_rank_r():
+    base = network()
+    adapted = drawn(adapters.lora(base, rank=2, alpha=3.0))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    h = x
+    for layer in adapted:
+        if isinstance(layer, adapters.LoraLinear):
+            weight = layer.base.weight + 3.0 / 2 * layer.up @ layer.down
+            h = F.linear(h, weight, layer.base.bias)
+        else:
+            h = layer(h)
+    torch.testing.assert_close(adapted(x), h)
+
+
+def test_lora_starts_with_the_outputs_of_the_network_and_freezes_it():
+    base = network()
+    adapted = adapters.lora(base, rank=4)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    torch.testing.assert_close(adapted(x), base(x), rtol=0, atol=0)
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert trained == {f"{i}.{part}" for i in (0, 2, 4) for part in ("down", "up")}
+    assert all(p.requires_grad for p in base.parameters()), "the network itself is not touched"
+    bound = 1 / math.sqrt(7)
+    assert 0.5 * bound < adapted[2].down.abs().max() <= bound
+
+
+@pytest.mark.parametrize("make", [adapters.lora, adapters.batch_ensemble, adapters.tabm])
+def test_a_merged_network_is_ordinary_and_has_the_same_outputs(make):
+    adapted = drawn(make(network()))
+    merged = adapters.merge(adapted)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    torch.testing.assert_close(merged(x), adapted(x))
+    assert [type(layer) for layer in merged] == [type(layer) for layer in network()]
+    assert all(p.requires_grad for p in merged.parameters())
+    assert sum(p.numel() for p in merged.parameters()) == sum(p.numel() for p in network().parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "groups"), [(adapters.lora, 1), (adapters.batch_ensemble, 1), (adapters.batch_ensemble, 2)]
+)
+def test_convolutions(make, groups):
+    adapted = drawn(make(convolutions(groups)))
+    x = torch.randn(3, 2, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(adapters.merge(adapted)(x), adapted(x))
+    assert not any(isinstance(layer, nn.Conv2d) for layer in adapted)
+
+
+def test_batch_ensemble_scales_inputs_and_outputs():
+    adapted = drawn(adapters.batch_ensemble(network()))
+    layer = adapted[2]
+    x = torch.randn(4, 7, dtype=torch.float64)
+    weight = layer.base.weight * torch.outer(layer.scale_out, layer.scale_in)
+    torch.testing.assert_close(layer(x), F.linear(x, weight, layer.bias))
+
+
+def test_first_values_of_scales():
+    base = network()
+    signs = adapters.batch_ensemble(base)
+    for layer in signs:
+        if isinstance(layer, adapters.ScaledLinear):
+            assert set(layer.scale_in.tolist()) <= {-1.0, 1.0}
+    wide = adapters.batch_ensemble(nn.Linear(4000, 2), start="normal")
+    assert wide.scale_in.mean().item() == pytest.approx(1.0, abs=0.05)
+    assert wide.scale_in.std().item() == pytest.approx(0.5, abs=0.05)
+    member = adapters.tabm(base)
+    assert set(member[0].scale_in.tolist()) <= {-1.0, 1.0}
+    assert all(bool((s == 1).all()) for s in (member[0].scale_out, member[2].scale_in, member[2].scale_out))
+    assert isinstance(member[4], nn.Linear)
+    assert not torch.equal(member[4].weight, base[4].weight), "the last layer is drawn anew"
+    torch.testing.assert_close(member[0].base.weight, base[0].weight)
+
+
+def test_targets_are_names_or_last_parts_of_names():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.value, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.out(self.query(x) * self.value(x))
+
+    model = nn.Sequential(Attention(), Attention())
+    adapted = adapters.lora(model, 2, targets=["query", "1.value"])
+    kinds = {name: type(m).__name__ for name, m in adapted.named_modules() if name.count(".") == 1}
+    assert kinds["0.query"] == kinds["1.query"] == kinds["1.value"] == "LoraLinear"
+    assert kinds["0.value"] == kinds["0.out"] == "Linear"
+    with pytest.raises(ValueError, match="`targets` must name linear layers.*'querry'. Did you mean 'query'"):
+        adapters.lora(model, 2, targets=["querry"])
+
+
+def test_layers_that_hang_in_two_places_stay_one_layer():
+    layer = nn.Linear(4, 4)
+    adapted = adapters.lora(nn.Sequential(layer, nn.ReLU(), layer), 2)
+    assert adapted[0] is adapted[2]
+
+
+def test_what_cannot_be_adapted_is_refused():
+    with pytest.raises(ValueError, match="`network` must have a linear layer"):
+        adapters.lora(nn.ReLU())
+    with pytest.raises(ValueError, match="MultiheadAttention"):
+        adapters.lora(nn.MultiheadAttention(4, 2))
+    with pytest.raises(ValueError, match="`trained` must match names of parameters; got 'hed"):
+        adapters.lora(network(), trained=["hed.*"])
+    with pytest.raises(ValueError, match="without groups; got '2' with 2 groups"):
+        adapters.lora(convolutions(2), targets=["2"])
+    with pytest.raises(ValueError, match="two linear layers or more"):
+        adapters.tabm(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="`network` must have adapters"):
+        adapters.merge(network())
+
+
+def test_lora_is_that_of_peft():
+    peft = pytest.importorskip("peft")
+    base = nn.Sequential()
+    base.first, base.act, base.last = nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["first", "last"])
+    theirs = peft.get_peft_model(copy.deepcopy(base), config)
+    ours = adapters.lora(base, 3, ["first", "last"], alpha=6)
+    for name in ("first", "last"):
+        layer, other = getattr(ours, name), getattr(theirs.base_model.model, name)
+        with torch.no_grad():
+            other.lora_A["default"].weight.copy_(layer.down)
+            layer.up.normal_()
+            other.lora_B["default"].weight.copy_(layer.up)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(adapters.merge(ours)(x), theirs.merge_and_unload()(x))
+
+
+def test_members_draw_their_own_adapters():
+    base = network()
+    ens = ds.Ensemble(lambda: adapters.lora(base, 2), members=3)
+    first, second = ens.member(0), ens.member(1)
+    assert not torch.equal(first[0].down, second[0].down)
+    torch.testing.assert_close(first[0].base.weight, second[0].base.weight, rtol=0, atol=0)

@@ -1,0 +1,519 @@
+"""Members that share tensors: stored once, computed once where that is possible, trained as separate networks are."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import dissensus as ds
+from dissensus import adapters
+
+independent = partial(ds.objectives.independent, loss="cross_entropy")
+M = 3
+
+
+def pretrained():
+    torch.manual_seed(7)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+    ).double()
+
+
+BASE = pretrained()
+
+
+def with_lora():
+    return adapters.lora(BASE, rank=2, targets=["0", "3"], trained=["5.*"])
+
+
+def with_head():
+    network = copy.deepcopy(BASE).requires_grad_(False)
+    network[5] = nn.Linear(6, 3).double()
+    return network
+
+
+BUILDS = {"lora": with_lora, "head": with_head}
+every_build = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+every_backend = pytest.mark.parametrize("backend", ["loop", "vmap", "streams", "auto"])
+
+
+def data(n=24):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (n,), generator=generator)
+
+
+def in_evaluation(network):
+    """A separate network in training, whose frozen batch norm does not move, as a shared one does not."""
+    network.train()
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm1d) and not layer.weight.requires_grad:
+            layer.eval()
+    return network
+
+
+def separate(network, steps=20, lr=0.05, batch=8):
+    x, y = data()
+    in_evaluation(network)
+    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr, weight_decay=0.0)
+    batches = list(zip(x.split(batch), y.split(batch), strict=True))
+    for step in range(steps):
+        part, target = batches[step % len(batches)]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(part), target).backward()
+        optimizer.step()
+    return network
+
+
+@every_build
+@every_backend
+def test_training_is_that_of_separate_networks(build, backend):
+    ens = ds.Ensemble(build, M, backend=backend, shared="frozen")
+    expected = [separate(ens.member(i), steps=21) for i in range(M)]
+    ds.fit(ens, data(), independent, epochs=7, batch_size=8, lr=0.05, shuffle=False)
+    for i, network in enumerate(expected):
+        actual = dict(ens.member(i).state_dict())
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(actual[name], tensor, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@every_build
+def test_shared_tensors_are_stored_once(build):
+    ens = ds.Ensemble(build, M, shared="frozen")
+    frozen = [name for name, p in build().named_parameters() if not p.requires_grad]
+    assert set(frozen) <= set(ens.shared)
+    assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= set(ens.shared)
+    sizes = {name.removeprefix("body.network."): tuple(p.shape) for name, p in ens.named_parameters()}
+    member = build()
+    for name, p in member.named_parameters():
+        assert sizes[name] == (tuple(p.shape) if name in frozen else (M, *p.shape)), name
+
+
+@every_backend
+def test_outputs_are_those_of_members(backend):
+    ens = ds.Ensemble(with_lora, M, backend=backend, shared="frozen").eval()
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    x, _ = data()
+    expected = torch.stack([ens.member(i)(x) for i in range(M)])
+    torch.testing.assert_close(ens(x), expected)
+    own = torch.randn(M, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(ens(own, per_member=True), torch.stack([ens.member(i)(own[i]) for i in range(M)]))
+
+
+def test_what_members_have_in_common_is_computed_once():
+    sizes = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            sizes.append(torch._C._functorch.is_batchedtensor(y))
+            return y
+
+    def build():
+        return nn.Sequential(Counting(4, 5).requires_grad_(False), nn.Tanh(), Counting(5, 2))
+
+    ens = ds.Ensemble(build, M, backend="vmap", shared="frozen")
+    ens(torch.randn(6, 4))
+    assert sizes[-2:] == [False, True], "one product for the shared layer, M for the others"
+
+
+def test_layers_with_shared_buffers_stay_in_evaluation_mode():
+    ens = ds.Ensemble(with_head, M, shared="frozen").train()
+    before = ens.state_dict()["body.network.1.running_mean"].clone()
+    ens(data()[0])
+    assert ens.training
+    torch.testing.assert_close(ens.state_dict()["body.network.1.running_mean"], before, rtol=0, atol=0)
+    assert ens.eval().train().body.network[3].training
+
+
+def test_batch_norm_behind_members_keeps_its_own_statistics():
+    def build():
+        network = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+        network[1].weight.requires_grad_(False)
+        network[1].bias.requires_grad_(False)
+        return network
+
+    ens = ds.Ensemble(build, M, shared=["1.weight", "1.bias"])
+    assert ens.shared == ["1.weight", "1.bias"]
+    ens.train()(data()[0])
+    means = ens.state_dict()["body.network.1.running_mean"]
+    assert means.shape == (M, 5)
+    assert not torch.equal(means[0], means[1])
+
+
+@every_build
+def test_save_and_load_hold_shared_tensors_once(build, tmp_path):
+    ens = ds.Ensemble(build, M, shared="frozen")
+    ds.fit(ens, data(), independent, epochs=1, batch_size=8)
+    ens.save(tmp_path / "e")
+    again = ds.Ensemble.load(tmp_path / "e", build)
+    assert again.shared == ens.shared
+    torch.testing.assert_close(again.predict(data()[0]), ens.predict(data()[0]), rtol=0, atol=0)
+    from safetensors import safe_open
+
+    (file,) = (tmp_path / "e").glob("*.safetensors")
+    with safe_open(file, "pt") as stored:
+        assert tuple(stored.get_slice(ens.shared[0]).get_shape()) == tuple(
+            dict(build().named_parameters())[ens.shared[0]].shape
+        )
+
+
+def test_subset_soup_copy_and_pickle():
+    import pickle
+
+    ens = ds.Ensemble(with_lora, M, shared="frozen").eval()
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    x, _ = data()
+    torch.testing.assert_close(ens.subset([2, 0])(x), ens(x)[[2, 0]])
+    soup = ens.soup()
+    torch.testing.assert_close(soup[0].base.weight, BASE[0].weight)
+    torch.testing.assert_close(soup[0].up, torch.stack([ens.member(i)[0].up for i in range(M)]).mean(0))
+    for other in (copy.deepcopy(ens), pickle.loads(pickle.dumps(ens))):
+        assert other.shared == ens.shared
+        torch.testing.assert_close(other(x), ens(x))
+    changed = ens.subset([0])
+    with torch.no_grad():
+        dict(changed.body.shared_tensors())["0.base.weight"].zero_()
+    assert ens.body.shared_tensors()["0.base.weight"].abs().sum() > 0, "a copy"
+
+
+def test_a_sweep_stores_shared_tensors_once_for_all_runs(tmp_path):
+    build = with_lora
+    result = ds.sweep(
+        build,
+        data(),
+        independent,
+        grid={"lr": [0.01, 0.05], "seed": [0, 1]},
+        members=2,
+        epochs=3,
+        batch_size=8,
+        shuffle=False,
+        shared="frozen",
+    )
+    (group,) = result.groups
+    assert group.body.shared_tensors()["0.base.weight"].shape == (8, 4)
+    alone = ds.Ensemble(build, 2, seed=1, shared="frozen")
+    ds.fit(alone, data(), independent, epochs=3, batch_size=8, lr=0.05, shuffle=False, seed=1)
+    torch.testing.assert_close(result.run(3).predict(data()[0]), alone.predict(data()[0]))
+    result.save(tmp_path / "s")
+    again = ds.Sweep.load(tmp_path / "s", build)
+    torch.testing.assert_close(again.outputs(data()[0]), result.outputs(data()[0]))
+
+    def differing():
+        return nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)).double()
+
+    with pytest.raises(ValueError, match="'0.weight', which members share, differs in member"):
+        ds.sweep(differing, data(), independent, grid={"seed": [0, 1]}, members=2, epochs=1, shared="frozen")
+
+
+def test_checkpoints_know_the_shared_weights(tmp_path):
+    options = {"epochs": 4, "batch_size": 8, "lr": 0.05}
+    whole = ds.Ensemble(with_lora, M, shared="frozen")
+    ds.fit(whole, data(), independent, **options)
+
+    class Interrupt(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise Interrupt
+
+    ens = ds.Ensemble(with_lora, M, shared="frozen")
+    with pytest.raises(Interrupt):
+        ds.fit(ens, data(), independent, checkpoint=tmp_path, progress=stop, **options)
+    other = ds.Ensemble(with_lora, M, shared="frozen")
+    with torch.no_grad():
+        other.body.shared_tensors()["0.base.weight"].add_(1.0)
+    with pytest.raises((ValueError, ds.StorageError), match="frozen parameters|initial weights"):
+        ds.fit(other, data(), independent, checkpoint=tmp_path, resume=True, **options)
+    resumed = ds.Ensemble(with_lora, M, shared="frozen")
+    ds.fit(resumed, data(), independent, checkpoint=tmp_path, resume=True, **options)
+    torch.testing.assert_close(resumed.predict(data()[0]), whole.predict(data()[0]), rtol=0, atol=0)
+
+
+def test_frozen_tensors_that_modules_have_in_common_are_found():
+    modules = [with_head() for _ in range(3)]
+    ens = ds.Ensemble.from_modules(modules, shared="frozen")
+    assert "0.weight" in ens.shared
+    assert "5.weight" not in ens.shared
+    x, _ = data()
+    torch.testing.assert_close(ens.eval()(x), torch.stack([m.eval()(x) for m in modules]))
+    with torch.no_grad():
+        modules[1][0].weight.add_(1.0)
+    partly = ds.Ensemble.from_modules(modules, shared="frozen")
+    assert "0.weight" not in partly.shared
+    assert "0.bias" in partly.shared
+    torch.testing.assert_close(partly.eval()(x), torch.stack([m.eval()(x) for m in modules]))
+    with pytest.raises(ValueError, match="'0.weight', which members share, differs in member 1"):
+        ds.Ensemble.from_modules(modules, shared=["0.*"])
+
+
+@pytest.mark.parametrize(
+    ("build", "shared", "message"),
+    [
+        (lambda: nn.Linear(4, 3), "frozen", "'frozen' for networks with frozen parameters; got a network without"),
+        (lambda: nn.Linear(4, 3), "*", "leave parameters that each member has for itself; got all of them"),
+        (with_head, "encoder.*", "match names of parameters; got 'encoder"),
+        (with_head, lambda name: False, "choose parameters; got a function that chooses none"),
+    ],
+)
+def test_wrong_choices_are_refused(build, shared, message):
+    with pytest.raises(ValueError, match=f"`shared` must.*{message}"):
+        ds.Ensemble(build, M, shared=shared)
+
+
+def test_attacks_audits_and_twins_take_members_that_share():
+    ens = ds.Ensemble(with_lora, M, shared="frozen")
+    x, y = data()
+    history = ds.fit(
+        ens, (x, y), partial(ds.objectives.augmented, loss="cross_entropy", pool="score", beta=0.5), epochs=2, twin=True
+    )
+    assert history.twin.shared == ens.shared
+    attacked = ds.attacks.fgsm(ens.eval(), x, y, epsilon=0.1, box=(-5.0, 5.0))
+    assert attacked.inputs.shape == x.shape
+    assert ds.audit_estimator(ens, x, y, task="classification").verdict
+
+
+def test_building_does_not_keep_what_members_share():
+    import gc
+    import weakref
+
+    trunks = []
+
+    def build():
+        network = with_head()
+        trunks.append(weakref.ref(network[0].weight))
+        return network
+
+    ens = ds.Ensemble(build, 6, shared="frozen")
+    gc.collect()
+    assert sum(trunk() is not None for trunk in trunks) == 1
+    assert len(ens) == 6
+
+
+# --- parameters that are shared and trained ---------------------------------------------------------------------------
+
+
+def plain():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+PLAIN = plain()
+SCALED = {
+    "batch_ensemble": lambda: adapters.batch_ensemble(PLAIN, start="normal"),
+    "tabm": lambda: adapters.tabm(PLAIN),
+}
+every_scaled = pytest.mark.parametrize("build", SCALED.values(), ids=SCALED)
+
+
+def by_hand(ens, *, steps, lr=0.05, shared_lr=None, gradient="mean", batch=8, optimizer=torch.optim.AdamW, **options):
+    """Separate networks that hold the same shared parameters; their gradients are averaged or summed."""
+    members = [ens.member(i).train() for i in range(len(ens))]
+    names = ens.shared
+    for network in members[1:]:  # the very same tensors
+        for name in names:
+            path, _, key = name.rpartition(".")
+            setattr(network.get_submodule(path), key, members[0].get_parameter(name))
+    shared = [members[0].get_parameter(name) for name in names]
+    held = {id(p) for p in shared}
+    own = [[p for p in network.parameters() if id(p) not in held] for network in members]
+    optimizers = [optimizer(parameters, lr, **options) for parameters in own]
+    common = optimizer(shared, lr if shared_lr is None else shared_lr, **options)
+    x, y = data()
+    batches = list(zip(x.split(batch), y.split(batch), strict=True))
+    for step in range(steps):
+        part, target = batches[step % len(batches)]
+        for each in (*optimizers, common):
+            each.zero_grad()
+        for network in members:
+            nn.functional.cross_entropy(network(part), target).backward()
+        if gradient == "mean":
+            for parameter in shared:
+                parameter.grad /= len(members)
+        for each in (*optimizers, common):
+            each.step()
+    return members
+
+
+def assert_equal_members(ens, members):
+    for i, network in enumerate(members):
+        actual = dict(ens.member(i).named_parameters())
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(actual[name], parameter, rtol=1e-8, atol=1e-10, msg=f"{i}: {name}")
+
+
+OPTIONS = {"epochs": 7, "batch_size": 8, "lr": 0.05, "shuffle": False}
+
+
+@every_scaled
+@pytest.mark.parametrize("backend", ["loop", "vmap", "auto"])
+def test_shared_parameters_are_trained_by_the_mean_of_their_gradients(build, backend):
+    ens = ds.Ensemble(build, M, backend=backend, shared=adapters.SHARED)
+    expected = by_hand(ens, steps=21, weight_decay=0.0)
+    ds.fit(ens, data(), independent, **OPTIONS)
+    assert_equal_members(ens, expected)
+    assert all(p.requires_grad and p.grad_fn is None for p in ens.parameters())
+
+
+def test_their_gradient_may_be_the_sum_with_a_learning_rate_of_their_own():
+    ens = ds.Ensemble(SCALED["tabm"], M, shared=adapters.SHARED)
+    expected = by_hand(ens, steps=21, shared_lr=0.01, gradient="sum", optimizer=torch.optim.SGD, momentum=0.9)
+    ds.fit(ens, data(), independent, **OPTIONS, optimizer="sgd", momentum=0.9, shared_lr=0.01, shared_gradient="sum")
+    assert_equal_members(ens, expected)
+
+
+def test_weight_decay_and_no_decay_reach_shared_parameters():
+    ens = ds.Ensemble(SCALED["batch_ensemble"], M, shared=adapters.SHARED)
+    plainly = by_hand(ens, steps=21, weight_decay=0.3)
+    other = copy.deepcopy(ens)
+    ds.fit(ens, data(), independent, **OPTIONS, weight_decay=0.3)
+    assert_equal_members(ens, plainly)
+    ds.fit(other, data(), independent, **OPTIONS, weight_decay=0.3, no_decay=["*base.weight"])
+    assert other.member(0)[0].base.weight.norm() > ens.member(0)[0].base.weight.norm()
+
+
+def test_clipping_is_apart_for_members_and_for_what_they_share():
+    ens = ds.Ensemble(SCALED["tabm"], M, shared=adapters.SHARED)
+    before = ens.body.shared_tensors()["0.base.weight"].detach().clone()
+    ds.fit(ens, data(), independent, epochs=1, batch_size=24, lr=1.0, optimizer="sgd", shared_clip_norm=1e-3)
+    moved = torch.cat([(ens.body.shared_tensors()[n] - p).flatten() for n, p in {"0.base.weight": before}.items()])
+    assert 0 < moved.detach().norm() <= 1.001e-3
+
+
+@every_scaled
+def test_accumulated_batches_are_a_large_batch(build):
+    large, small = (ds.Ensemble(build, M, shared=adapters.SHARED) for _ in range(2))
+    ds.fit(large, data(), independent, epochs=3, batch_size=12, lr=0.05, shuffle=False)
+    ds.fit(small, data(), independent, epochs=3, batch_size=4, accumulate=3, lr=0.05, shuffle=False)
+    assert_equal_members(small, [large.member(i) for i in range(M)])
+
+
+def test_averages_and_best_epochs_hold_shared_parameters():
+    build = SCALED["tabm"]
+    validation = (torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,)))
+    kept = {}
+    for ema in (None, 0.6):
+        ens = ds.Ensemble(build, M, shared=adapters.SHARED)
+        history = ds.fit(
+            ens, data(), independent, epochs=12, batch_size=8, lr=0.2, shuffle=False, validation=validation, ema=ema
+        )
+        best = ds.objectives.joint(ens.predict(validation[0]), validation[1], loss="cross_entropy", pool="probability")
+        assert float(best.parts["ensemble"]) == pytest.approx(min(history.column("validation")), rel=1e-9)
+        assert history.best_epoch < 12, "the last epoch is not the best, or this shows nothing"
+        kept[ema] = history.column("validation")
+    assert kept[None] != kept[0.6]
+
+
+def test_training_resumes_with_shared_parameters(tmp_path):
+    build = SCALED["batch_ensemble"]
+    options = {"epochs": 4, "batch_size": 8, "lr": 0.05, "accumulate": 2, "ema": 0.9, "validation": 0.25}
+    whole = ds.Ensemble(build, M, shared=adapters.SHARED)
+    ds.fit(whole, data(), independent, **options)
+
+    class Interrupt(Exception):
+        pass
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise Interrupt
+
+    with pytest.raises(Interrupt):
+        ds.fit(
+            ds.Ensemble(build, M, shared=adapters.SHARED),
+            data(),
+            independent,
+            checkpoint=tmp_path,
+            progress=stop,
+            **options,
+        )
+    other = ds.Ensemble(build, M, shared=adapters.SHARED)
+    with pytest.raises((ValueError, ds.StorageError), match="shared_lr"):
+        ds.fit(other, data(), independent, checkpoint=tmp_path, resume=True, shared_lr=0.01, **options)
+    resumed = ds.Ensemble(build, M, shared=adapters.SHARED)
+    ds.fit(resumed, data(), independent, checkpoint=tmp_path, resume=True, **options)
+    torch.testing.assert_close(resumed.predict(data()[0]), whole.predict(data()[0]), rtol=0, atol=0)
+
+
+def test_a_sweep_over_members_that_train_what_they_share_equals_its_fits():
+    build = SCALED["tabm"]
+    objective = partial(ds.objectives.augmented, loss="cross_entropy", pool="probability")
+    grid = {"beta": [0.0, 0.6], "seed": [0, 1]}
+    result = ds.sweep(build, data(), objective, grid=grid, members=2, shared=adapters.SHARED, **OPTIONS)
+    for run, point in enumerate(result.points):
+        alone = ds.Ensemble(build, 2, seed=point["seed"], shared=adapters.SHARED)
+        ds.fit(alone, data(), partial(objective, beta=point["beta"]), **OPTIONS, seed=point["seed"])
+        assert_equal_members(result.run(run), [alone.member(i) for i in range(2)])
+
+
+def test_a_training_that_diverges_keeps_the_shared_parameters_from_before():
+    ens = ds.Ensemble(SCALED["tabm"], M, shared=adapters.SHARED)
+    x, y = data()
+    with pytest.raises(ds.TrainingDiverged):
+        ds.fit(
+            ens,
+            (x * 1e160, y),
+            partial(ds.objectives.independent, loss=lambda f, y: (f**2).sum(-1) ** 4),
+            epochs=3,
+            lr=1e30,
+            optimizer="sgd",
+        )
+    assert all(bool(p.isfinite().all()) for p in ens.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"watch": "member", "validation": 0.25}, "`watch` must be left out where members share"),
+        ({"frozen": [0]}, "`frozen` must be left out where members share"),
+        ({"active_members": 2}, "`active_members` must be left out"),
+        ({"sequential": True}, "`sequential` must be left out"),
+        ({"recompute": True}, "`recompute` must be left out"),
+        ({"lr": [0.1, 0.1, 0.1]}, "`lr` must be one number where members share"),
+        ({"optimizer": "muon"}, "`optimizer` must be 'sgd', 'adam', 'adamw' or 'lion'"),
+        ({"optimizer": torch.optim.NAdam}, "`optimizer` must be 'sgd'"),
+        ({"shared_gradient": "max"}, "`shared_gradient` must be"),
+        ({"shared_lr": -1.0}, "`shared_lr` must be"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(options, message, unchecked):
+    ens = ds.Ensemble(SCALED["tabm"], M, shared=adapters.SHARED)
+    before = {name: p.detach().clone() for name, p in ens.named_parameters()}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ds.fit(ens, data(), independent, **{"epochs": 1, **options})
+    for name, p in ens.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], rtol=0, atol=0)
+
+
+def test_tabm_is_that_of_its_package():
+    package = pytest.importorskip("tabm")
+    theirs = package.TabM.make(n_num_features=4, d_out=3, k=M, n_blocks=2, d_block=8, dropout=0.0).double()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    base = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    ens = ds.Ensemble(lambda: adapters.tabm(base), M, shared=adapters.SHARED)
+    parts = {"weight": "base.weight", "r": "scale_in", "s": "scale_out", "bias": "bias"}
+    tensors = {**ens.body.tensors(), **ens.body.shared_tensors()}
+    with torch.no_grad():
+        for block, layer in enumerate((0, 2)):
+            for part, name in parts.items():
+                tensors[f"{layer}.{name}"].copy_(getattr(theirs.backbone.blocks[block][0], part))
+        tensors["4.weight"].copy_(theirs.output.weight.mT)
+        tensors["4.bias"].copy_(theirs.output.bias)
+    x, y = data()
+    torch.testing.assert_close(ens(x), theirs(x).transpose(0, 1))
+    # Its loss is the mean over members: gradients of what is shared are those of fit, the others are M times as small.
+    nn.functional.cross_entropy(theirs(x).flatten(0, 1), y.repeat_interleave(M)).backward()
+    before = tensors["0.base.weight"].detach().clone()
+    ds.fit(ens, (x, y), independent, epochs=1, batch_size=24, lr=0.1, optimizer="sgd")
+    moved = before - ens.body.shared_tensors()["0.base.weight"]
+    torch.testing.assert_close(moved.detach(), 0.1 * theirs.backbone.blocks[0][0].weight.grad)
