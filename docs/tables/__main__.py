@@ -20,6 +20,7 @@ import models
 import readme
 import reliability
 import robustness
+import sharing
 import speed
 import training
 from layout import ROOT
@@ -33,6 +34,7 @@ PAGES: dict[str, ModuleType] = {
     "docs/models.md": models,
     "docs/reliability.md": reliability,
     "docs/robustness.md": robustness,
+    "docs/sharing.md": sharing,
     "docs/speed.md": speed,
     "docs/training.md": training,
 }
