@@ -389,6 +389,18 @@ def settings_of(loss: str | PerExampleLoss) -> dict[str, Any]:
     return {} if isinstance(loss, str) else _unwrapped(loss)[1]
 
 
+def outputs_per_target(loss: str | PerExampleLoss) -> int:
+    """Outputs that a network needs for every target: a mean and a log-variance, a quantile per level, or one.
+
+    >>> outputs_per_target("gaussian_nll"), outputs_per_target(functools.partial(quantile, levels=(0.1, 0.9)))
+    (2, 2)
+    """
+    entry = known(loss)
+    if entry is not None and entry.takes == "quantiles":
+        return len(settings_of(loss).get("levels", QUANTILE_LEVELS))
+    return 2 if entry is not None and entry.takes == "gaussian" else 1
+
+
 def text_of(loss: str | PerExampleLoss) -> str:
     """A loss as messages name it.
 
@@ -466,8 +478,7 @@ def check_targets(loss: str | PerExampleLoss, targets: Tensor, width: int | None
 
 def _check_parts(loss: str | PerExampleLoss, targets: Tensor, width: int, name: str) -> None:
     """Refuse targets whose number does not go with outputs of several numbers per target."""
-    levels = settings_of(loss).get("levels", QUANTILE_LEVELS)
-    parts = 2 if name_of(loss) == "gaussian_nll" else len(levels)
+    parts = outputs_per_target(loss)
     meaning = "a mean and a log-variance" if name_of(loss) == "gaussian_nll" else f"{parts} quantiles"
     if targets.ndim > 2:
         return  # dense, with its targets at another axis
