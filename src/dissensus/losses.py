@@ -88,18 +88,23 @@ def tell_of_mean(loss: str | PerExampleLoss | None, width: int) -> None:
 
 @arguments.arrays
 def gaussian_moments(
-    outputs: Float[Tensor, "*S B C"], floor: float = VARIANCE_FLOOR
-) -> tuple[Float[Tensor, "*S B D"], Float[Tensor, "*S B D"]]:
+    outputs: Float[Tensor, "*S"], floor: float = VARIANCE_FLOOR, *, class_axis: int | None = None
+) -> tuple[Float[Tensor, "*T"], Float[Tensor, "*T"]]:
     """Mean and variance, each ``[..., D]``, of outputs ``[..., 2D]``: D means, then D logarithms of variances s.
 
     The variance is exp(s) + ``floor``. It is infinite where exp(s) is beyond the largest number, from s = 89 on in
-    float32; `gaussian_nll` uses its logarithm, which is finite there.
+    float32; `gaussian_nll` uses its logarithm, which is finite there. The last axis holds the outputs. For dense ones,
+    ``[M, B, 2D, *S]``, pass ``class_axis=2``.
 
     >>> gaussian_moments(torch.tensor([[1.0, 0.0]]), floor=0.5)
     (tensor([[1.]]), tensor([[1.5000]]))
     """
     _check_floor(floor)
-    mean, log_variance = _halves(checks.full_precision(outputs))
+    if class_axis is None and not 2 <= outputs.ndim <= 4:
+        fix = "One prediction per pixel? Use class_axis=2." if outputs.ndim > 4 else ""
+        checks.refuse("outputs", "have shape [B, 2D] or [M, B, 2D]", checks.shape_text(outputs.shape), fix)
+    axis = -1 if class_axis is None else dense.axis_of(outputs, class_axis)
+    mean, log_variance = _halves(checks.full_precision(outputs), axis)
     return mean, log_variance.exp() + floor
 
 
@@ -132,10 +137,10 @@ def _check_floor(floor: float) -> None:
     checks.number("floor", floor, 0, open_low=True)
 
 
-def _halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    if outputs.ndim < 1 or outputs.shape[-1] % 2 or not outputs.shape[-1]:
+def _halves(outputs: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    if outputs.shape[axis] % 2 or not outputs.shape[axis]:
         _refuse_width(outputs.shape, "two outputs per target: D means, then D log-variances")
-    mean, log_variance = outputs.chunk(2, -1)
+    mean, log_variance = outputs.chunk(2, axis)
     return mean, log_variance
 
 

@@ -60,7 +60,7 @@ def mean_label_probability(logits: Float[Tensor, "M B C *S"], weights: Weights =
     """Log-odds of the mean probability of each label, p̄ = Σ_j w_j sigmoid(f_j), for labels that do not exclude others.
 
     The pool ``"probability"`` of the loss `dissensus.losses.bce`. Its sigmoid is p̄. Computed in log space: finite for
-    logits of ±1e4. One member, or identical members, give their logits.
+    logits of ±1e4. One member, or identical members, give their logits. NaN gives NaN at its own label.
 
     >>> mean_label_probability(torch.tensor([[[0.0]], [[100.0]]])).sigmoid()
     tensor([[0.7500]])
