@@ -456,7 +456,10 @@ def functions(y, reals, signs):
             lambda f: ds.metrics.crps_quantiles(last(pooled(f), 1), reals[:, 0], levels=(0.1, 0.3, 0.6, 0.9)),
             EXAMPLE,
         ),
-        "metrics.regression": (lambda f: round(ds.metrics.regression(pooled(f), reals, repeats=0).mae.value, 9), REFUSED),
+        "metrics.regression": (
+            lambda f: round(ds.metrics.regression(pooled(f), reals, repeats=0).mae.value, 9),
+            REFUSED,
+        ),
         "metrics.mean_interval": (lambda f: round(ds.metrics.mean_interval(pooled(f), repeats=0).value, 9), REFUSED),
         "metrics.prediction_intervals": (
             lambda f: round(

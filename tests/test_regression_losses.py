@@ -349,8 +349,13 @@ def test_dense_predictions():
     probs = ds.pooling.probabilities(outputs)
     torch.testing.assert_close(probs.sum(1), torch.ones(2, 3, 5, dtype=torch.float64))
     torch.testing.assert_close(probs.movedim(1, -1), ds.pooling.probabilities(flat, class_axis=-1))
-    moments = ds.pooling.moment_matched(outputs[:, :, :2], outputs[:, :, 2:].exp())
-    assert moments.mean.shape == (2, 2, 3, 5)
+    moments = ds.losses.gaussian_moments(outputs, class_axis=2)
+    for part, expected in zip(moments, ds.losses.gaussian_moments(flat.flatten(1, -2)), strict=True):
+        torch.testing.assert_close(part.movedim(2, -1).flatten(1, -2), expected)
+    pooled = ds.pooling.moment_matched(*moments)
+    assert pooled.mean.shape == (2, 2, 3, 5)
+    with pytest.raises(ValueError, match=r"have shape \[B, 2D\] or \[M, B, 2D\].*Use class_axis=2"):
+        ds.losses.gaussian_moments(outputs)
 
 
 @every_case
@@ -387,7 +392,7 @@ REFUSALS = {
     "odd width of moments": (lambda: ds.losses.gaussian_moments(Z(3, 1)), "two outputs per target"),
     "one output per target": (
         lambda: decomposed(Z(2, 3, 2), Z(3, 2), "gaussian_nll", "probability"),
-        r"`targets` must go with the 2 outputs of the network under the loss 'gaussian_nll'.*The network needs 4 outputs",
+        r"must go with the 2 outputs of the network under the loss 'gaussian_nll'.*The network needs 4 outputs",
     ),
     "targets of gaussians": (
         lambda: ds.losses.gaussian_nll(Z(3, 2), Z(3, 2)),
@@ -417,7 +422,7 @@ REFUSALS = {
     "negative counts": (lambda: decomposed(Z(2, 3, 1), -torch.ones(3), "poisson", "probability"), "at least 0; got -1"),
     "score of gaussians": (
         lambda: decomposed(Z(2, 3, 2), Z(3), "gaussian_nll", "score"),
-        "`pool` must be 'probability' for loss 'gaussian_nll', which takes gaussian; got 'score'. The loss is not convex",
+        "be 'probability' for loss 'gaussian_nll', which takes gaussian; got 'score'. The loss is not convex",
     ),
     "votes of labels": (lambda: decomposed(Z(2, 3, 2), Z(3, 2), "bce", "vote"), "be 'probability' or 'score'"),
     "probability of quantiles": (
@@ -540,8 +545,6 @@ def test_labels_are_bernoulli_variables():
 
 # --- properties -------------------------------------------------------------------------------------------------------
 
-numbers = st.floats(-30, 30, allow_nan=False, width=32)
-
 
 @st.composite
 def ensembles(draw_from):
@@ -642,10 +645,7 @@ def test_dropped_learners(case, per):
     result = ds.objectives.learner_dropout(case.outputs, case.targets, drop=0.4, per=per, draw=5, **case.both)
     y = case.targets.numpy()
     pairs = np.array(
-        [
-            oracles.over_batch(case.outputs[[a, b]].numpy(), y, **case.oracle)[0]
-            for a, b in [(0, 1), (0, 2), (1, 2)]
-        ]
+        [oracles.over_batch(case.outputs[[a, b]].numpy(), y, **case.oracle)[0] for a, b in [(0, 1), (0, 2), (1, 2)]]
     )
     close(result.total, 2 * float(result.parts["kept_ensemble"]))
     if per == "batch":
@@ -803,9 +803,7 @@ def test_validation_losses_are_those_of_the_pooled_prediction(name):
     settings = {"levels": LEVELS} if name == "quantile" else {}
     ensemble, individual, _ = (
         float(part.mean())
-        for part in oracles.over_batch(
-            outputs.double().numpy(), y[16:].numpy(), loss=name, pool=pool, **settings
-        )
+        for part in oracles.over_batch(outputs.double().numpy(), y[16:].numpy(), loss=name, pool=pool, **settings)
     )
     last = history.epochs[-1]
     assert last["validation"] == pytest.approx(ensemble, rel=1e-8)
@@ -883,7 +881,9 @@ def test_settings_of_classes_are_refused(name):
         "label_smoothing": 0.1,
         "ignore_index": -100,
     }.items():
-        with pytest.raises((ValueError, TypeError), match=rf"`{setting}` must come with a loss of class labels.*{name}"):
+        with pytest.raises(
+            (ValueError, TypeError), match=rf"`{setting}` must come with a loss of class labels.*{name}"
+        ):
             ds.fit(ens, (X, y), objective, epochs=1, batch_size=8, lr=0.01, **{setting: value})
 
 

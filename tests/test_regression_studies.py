@@ -89,7 +89,12 @@ def test_a_study_of_a_regression_runs_and_measures(tmp_path, loss, pool, names):
         ("gaussian_nll", "probability", "accuracy", "the measure 'accuracy' takes outputs for a loss of logits"),
         ("gaussian_nll", "probability", "relative_diversity", "'relative_diversity' is a ratio of losses"),
         ("gaussian_nll", "probability", "codependence_0.2", "'codependence_0.2' is a ratio of losses"),
-        ("squared_error", "score", "interval_width", "'interval_width' takes outputs for a loss of gaussian or quantiles"),
+        (
+            "squared_error",
+            "score",
+            "interval_width",
+            "'interval_width' takes outputs for a loss of gaussian or quantiles",
+        ),
         ("gaussian_nll", "score", "error", "`pool` must be 'probability' for loss 'gaussian_nll'"),
     ],
 )

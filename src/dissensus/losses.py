@@ -299,11 +299,11 @@ def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tenso
 
 @arguments.arrays
 def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """Poisson negative log-likelihood without its constant log y!, exp(f) − y f, summed over outputs. Takes ``log_rate``.
+    """Poisson negative log-likelihood without its constant log y!: exp(f) − y f. Takes ``log_rate``.
 
-    Without the constant it may be negative. The pool ``"probability"`` is the mixture of members' distributions of all
-    counts of an example together, ``"score"`` averages logarithms of rates. Rates overflow to infinity, not to NaN, from
-    f = 89 on in float32. A rate of zero, f = −∞, is certain of a count of zero.
+    Summed over outputs. Without the constant it may be negative. The pool ``"probability"`` is the mixture of members'
+    distributions of all counts of an example together, ``"score"`` averages logarithms of rates. Rates overflow to
+    infinity, not to NaN, from f = 89 on in float32. A rate of zero, f = −∞, is certain of a count of zero.
 
     >>> poisson(torch.tensor([[0.0]]), torch.tensor([3.0]))
     tensor([1.])
