@@ -122,6 +122,19 @@ def test_one_target_may_be_a_vector(case):
     assert all(torch.equal(a, b) for a, b in zip(column, vector, strict=True))
 
 
+def test_the_first_pool_of_a_loss_is_its_default():
+    """Training watches the loss of this pool where the objective names none."""
+    first = {name: entry.pools[0] for name, entry in losses.LOSSES.items()}
+    assert {name for name, pool in first.items() if pool == "probability"} == {
+        "gaussian_nll",
+        "bce",
+        "cross_entropy",
+        "brier",
+        "zero_one",
+    }
+    assert first["poisson"] == "score", "as in 0.1"
+
+
 def test_losses_agree_with_torch_where_they_coincide():
     mean, log_variance = draw(B, 2, seed=1), draw(B, 2, seed=2)
     targets = draw(B, 2, seed=3)
@@ -701,6 +714,22 @@ def trained_on_mse(width):
     ds.fit(ens, (x, y), partial(ds.objectives.independent, loss="mse"), epochs=1, batch_size=6, lr=0.01)
 
 
+def swept_on_mse(width):
+    """Runs and members in one pass, in which values of outputs cannot be read."""
+    x, y = draw(12, 3).float(), draw(12, width, seed=1).float()
+    ds.sweep(
+        lambda: ds.nets.mlp(3, width, (4,)),
+        (x, y),
+        partial(ds.objectives.augmented, loss="mse", pool="score"),
+        members=2,
+        grid={"beta": [0.0, 0.5]},
+        epochs=1,
+        batch_size=6,
+        lr=0.01,
+        backend="vmap",
+    )
+
+
 OUTPUTS = draw(2, 4, 3)
 WARNS = {
     "the function": lambda width: ds.losses.mse(OUTPUTS[0, :, :width], OUTPUTS[1, :, :width]),
@@ -712,6 +741,7 @@ WARNS = {
         OUTPUTS[..., :width], OUTPUTS[0, :, :width], loss="mse", pool="score", drop=0.5
     ),
     "a training": trained_on_mse,
+    "a sweep": swept_on_mse,
 }
 
 
@@ -855,6 +885,37 @@ def test_sweeps_train_as_fits(name):
         ens = ds.Ensemble(lambda: network(width).double(), members=M, seed=point["seed"])
         ds.fit(ens, (X, y), partial(objective, beta=point["beta"]), seed=point["seed"], **options)
         torch.testing.assert_close(swept.run(number).eval().predict(X), ens.eval().predict(X), rtol=1e-8, atol=1e-9)
+
+
+def test_sweeps_over_losses_name_them_in_files(tmp_path):
+    y = TRAININGS["gaussian_nll"][2][:, :1]
+    wide = partial(ds.losses.gaussian_nll, floor=0.1)
+    pair = partial(ds.losses.quantile, levels=(0.1, 0.9))
+    build = partial(network, 2)
+    grid = {"loss": ["gaussian_nll", wide, pair]}
+    swept = ds.sweep(
+        build, (X.float(), y.float()), ds.objectives.independent, members=2, grid=grid, epochs=1, batch_size=8, lr=0.01
+    )
+    assert [outcome.status for outcome in swept.outcomes] == ["done"] * 3
+    swept.save(tmp_path / "sweep")
+    loaded = ds.Sweep.load(tmp_path / "sweep", build)
+    texts = ["gaussian_nll", "gaussian_nll(floor=0.1)", "quantile(levels=(0.1, 0.9))"]
+    assert [point["loss"] for point in loaded.points] == texts
+
+
+def test_checkpoints_belong_to_one_setting_of_a_loss(tmp_path):
+    y = TRAININGS["quantile"][2][:, :1]
+
+    def trained(levels, resume):
+        ens = ds.Ensemble(partial(network, 2), members=2, seed=0)
+        objective = partial(ds.objectives.independent, loss=partial(ds.losses.quantile, levels=levels))
+        options = {"epochs": 2, "batch_size": 8, "lr": 0.01, "checkpoint": tmp_path, "resume": resume}
+        return ds.fit(ens, (X.float(), y.float()), objective, **options)
+
+    first = trained((0.1, 0.9), resume=False)
+    assert trained((0.1, 0.9), resume=True).epochs == first.epochs
+    with pytest.raises(ds.storage.StorageError, match="belongs to another training: 'objective' differ"):
+        trained((0.2, 0.9), resume=True)
 
 
 def test_twins_of_a_gaussian_regression_are_trained_alone():
