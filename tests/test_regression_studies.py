@@ -103,6 +103,17 @@ def test_measures_that_a_loss_does_not_have_are_refused_before_training(tmp_path
         runner.run(study(tmp_path, loss, pool, sorted({name, "error"})), "smoke", root=tmp_path / "runs")
 
 
+def test_class_labels_are_no_values_and_no_labels_of_their_own(tmp_path):
+    for loss, pool in (("gaussian_nll", "probability"), ("bce", "probability"), ("quantile", "score")):
+        (tmp_path / loss).mkdir()
+        file = study(tmp_path / loss, loss, pool, ["error"])
+        file.write_text(file.read_text().replace("made-table", "digits"))
+        with pytest.raises(
+            SpecError, match=f"'objective.loss' is '{loss}', but digits has class labels.*cross_entropy"
+        ):
+            runner.run(file, "smoke", root=tmp_path / "runs")
+
+
 def test_own_measures_take_any_outputs():
     own = {**measures.MEASURES, "accuracy": lambda outputs, targets, loss, pool: 0.5}
     assert measures.unfit("accuracy", "gaussian_nll")
