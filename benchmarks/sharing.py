@@ -2,8 +2,8 @@
 
 Ways: full copies; LoRA (rank 8 on query and value) and heads on a frozen network; BatchEnsemble, which trains what is
 shared. Memory counts weights, gradients and the two moments of Adam; activations are what autograd keeps for a step.
-Both are multiples of those of one network. A step is that of `dissensus.fit`: forward pass, objective, backward pass and
-AdamW. Times are medians of rounds in one process, and ratios are taken to one network in the same process.
+Both are multiples of those of one network. A step is that of `dissensus.fit`: forward pass, objective, backward pass
+and AdamW. Times are medians of rounds in one process, and ratios are taken to one network in the same process.
 
 Usage: python benchmarks/sharing.py [--rounds 5] [--members 1 5 20] [--json FILE]
 """
@@ -53,9 +53,10 @@ def with_head(network: nn.Module) -> nn.Module:
 def ensemble(way: str, build: Callable[[], nn.Module], members: int) -> ds.Ensemble:
     """Members made in one of the ways."""
     base = build()
+    attention = [name for name, _ in base.named_modules() if name.endswith(("query", "value", "q_proj", "v_proj"))]
     make: dict[str, tuple[Callable[[], nn.Module], Any]] = {
         "full copies": (build, None),
-        "LoRA": (lambda: ds.adapters.lora(base, 8, ["query", "value"], trained=["classifier.*"]), "frozen"),
+        "LoRA": (lambda: ds.adapters.lora(base, 8, attention, trained=["classifier.*"]), "frozen"),
         "heads": (lambda: with_head(build()), "frozen"),
         "BatchEnsemble": (lambda: ds.adapters.batch_ensemble(base), ds.adapters.SHARED),
     }

@@ -168,3 +168,14 @@ def test_members_draw_their_own_adapters():
     first, second = ens.member(0), ens.member(1)
     assert not torch.equal(first[0].down, second[0].down)
     torch.testing.assert_close(first[0].base.weight, second[0].base.weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [adapters.lora, adapters.batch_ensemble])
+def test_foreign_code_may_ask_layers_for_what_they_are(make):
+    adapted = drawn(make(network()))
+    layer, merged = adapted[2], adapters.merge(adapted)[2]
+    assert (layer.in_features, layer.out_features, layer.weight.dtype) == (7, 6, torch.float64)
+    torch.testing.assert_close(layer.weight, merged.weight)
+    torch.testing.assert_close(layer.bias, merged.bias)
+    with pytest.raises(AttributeError, match="nonsense"):
+        layer.nonsense  # noqa: B018

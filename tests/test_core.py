@@ -240,6 +240,14 @@ NOT_OF_OUTPUTS = {
         "at_label",
         "as_values",
         "batch_mean",
+        "check_levels",
+        "function_of",
+        "known",
+        "name_of",
+        "outputs_per_target",
+        "settings_of",
+        "tell_of_mean",
+        "text_of",
         "class_example_weights",
         "smoothed",
         "weighted_targets",
@@ -290,6 +298,24 @@ def pair(f):
     return f[:, :, :2]  # for what takes two classes alone; the rest of the axes stay
 
 
+def pair_of(targets):
+    return targets[:, :2]
+
+
+def gaussians(f):
+    """Outputs as means and variances of two targets, of arrays as well."""
+    return pair(f), abs(f[:, :, 2:])
+
+
+def last(values, axis):
+    """The axis of targets last, as joint likelihoods have it."""
+    return values.movedim(axis, -1) if isinstance(values, torch.Tensor) else np.moveaxis(values, axis, -1)
+
+
+def pooled(f):
+    return ds.pooling.mean_output(f)
+
+
 def bound_function(module, name, **options):
     return lambda f: getattr(module, name)(f, **options)
 
@@ -312,7 +338,21 @@ def functions(y, reals, signs):
         "pooling.mean_probability": (bound_function(ds.pooling, "mean_probability", weights=WEIGHTS), EXAMPLE),
         "pooling.mean_score": (bound_function(ds.pooling, "mean_score", weights=WEIGHTS), EXAMPLE),
         "pooling.vote_share": (bound_function(ds.pooling, "vote_share", weights=WEIGHTS), EXAMPLE),
+        "pooling.probabilities": (bound_function(ds.pooling, "probabilities", weights=WEIGHTS), EXAMPLE),
+        "pooling.mean_label_probability": (
+            lambda f: ds.pooling.mean_label_probability(f, WEIGHTS).sum(1),  # NaN at its own label alone
+            EXAMPLE,
+        ),
+        "pooling.moment_matched": (
+            lambda f: torch.stack(ds.pooling.moment_matched(*gaussians(f), WEIGHTS)).sum((0, 2)),
+            EXAMPLE,
+        ),
         "losses.mse": (targeted(ds.losses, "mse", reals), EXAMPLE),
+        "losses.squared_error": (targeted(ds.losses, "squared_error", reals), EXAMPLE),
+        "losses.gaussian_nll": (targeted(ds.losses, "gaussian_nll", pair_of(reals)), EXAMPLE),
+        "losses.gaussian_moments": (lambda f: sum(ds.losses.gaussian_moments(f)).sum(-1), EXAMPLE),
+        "losses.quantile": (targeted(ds.losses, "quantile", pair_of(reals), levels=(0.2, 0.8)), EXAMPLE),
+        "losses.bce": (targeted(ds.losses, "bce", (signs + 1) / 2), EXAMPLE),
         "losses.cross_entropy": (targeted(ds.losses, "cross_entropy", y), EXAMPLE),
         "losses.brier": (targeted(ds.losses, "brier", y), EXAMPLE),
         "losses.zero_one": (targeted(ds.losses, "zero_one", y), EXAMPLE),
@@ -387,6 +427,70 @@ def functions(y, reals, signs):
         "metrics.worst_group": (lambda f: ds.metrics.worst_group(ds.pooling.mean_score(f), y, y), REFUSED),
         "metrics.temper": (targeted(ds.metrics, "temper", y), REFUSED),
         "metrics.temperature": (lambda f: ds.metrics.temperature(f.mean(0), y), REFUSED),
+        "metrics.crps_ensemble": (lambda f: ds.metrics.crps_ensemble(f, reals).sum(1), EXAMPLE),
+        "metrics.crps_mixture": (
+            lambda f: ds.metrics.crps_mixture(*gaussians(f), pair_of(reals), weights=WEIGHTS).sum(1),
+            EXAMPLE,
+        ),
+        "metrics.nll_mixture": (
+            lambda f: ds.metrics.nll_mixture(
+                *(last(part, 2) for part in gaussians(f)), last(pair_of(reals), 1), weights=WEIGHTS
+            ),
+            EXAMPLE,
+        ),
+        "metrics.pit": (
+            lambda f: ds.metrics.pit(*gaussians(f), pair_of(reals), weights=WEIGHTS).sum(1),
+            EXAMPLE,
+        ),
+        "metrics.crps_gaussian": (
+            lambda f: ds.metrics.crps_gaussian(*map(pooled, gaussians(f)), pair_of(reals)).sum(1),
+            EXAMPLE,
+        ),
+        "metrics.nll_gaussian": (
+            lambda f: ds.metrics.nll_gaussian(
+                *(last(pooled(part), 1) for part in gaussians(f)), last(pair_of(reals), 1)
+            ),
+            EXAMPLE,
+        ),
+        "metrics.winkler": (
+            lambda f: ds.metrics.winkler(pooled(f) - 1, pooled(f) + 1, reals, level=0.8).sum(1),
+            EXAMPLE,
+        ),
+        "metrics.pinball": (
+            lambda f: ds.metrics.pinball(last(pooled(f), 1), reals[:, 0], levels=(0.1, 0.3, 0.6, 0.9)).sum(-1),
+            EXAMPLE,
+        ),
+        "metrics.crps_quantiles": (
+            lambda f: ds.metrics.crps_quantiles(last(pooled(f), 1), reals[:, 0], levels=(0.1, 0.3, 0.6, 0.9)),
+            EXAMPLE,
+        ),
+        "metrics.regression": (
+            lambda f: round(ds.metrics.regression(pooled(f), reals, repeats=0).mae.value, 9),
+            REFUSED,
+        ),
+        "metrics.mean_interval": (lambda f: round(ds.metrics.mean_interval(pooled(f), repeats=0).value, 9), REFUSED),
+        "metrics.prediction_intervals": (
+            lambda f: round(
+                ds.metrics.prediction_intervals(pooled(f) - 1, pooled(f) + 1, reals, level=0.8, repeats=0).score.value,
+                9,
+            ),
+            REFUSED,
+        ),
+        "metrics.distribution_calibration": (
+            lambda f: round(
+                ds.metrics.distribution_calibration(pooled(f).sigmoid(), repeats=0).error.value,
+                9,
+            ),
+            REFUSED,
+        ),
+        "metrics.variance_temperature": (
+            lambda f: round(ds.metrics.variance_temperature(*map(pooled, gaussians(f)), pair_of(reals)), 9),
+            REFUSED,
+        ),
+        "metrics.temper_variance": (
+            lambda f: round(ds.metrics.temper_variance(*gaussians(f), pair_of(reals)).temperature, 9),
+            REFUSED,
+        ),
         "metrics.disagreement_indicator": (ds.metrics.disagreement_indicator, REFUSED),
         "metrics.pair_disagreement": (ds.metrics.pair_disagreement, REFUSED),
         "metrics.high_loss": (targeted(ds.metrics, "high_loss", y), REFUSED),

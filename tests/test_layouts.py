@@ -270,7 +270,16 @@ def table():
             lambda f, v, w: ds.pooling.mixture_quantile(f, v, 0.3, w),
             (LOGITS, PROBS, WEIGHTS),
         ),
+        "pooling.probabilities": (ds.pooling.probabilities, (LOGITS, WEIGHTS)),
+        "pooling.mean_label_probability": (ds.pooling.mean_label_probability, (LOGITS, WEIGHTS)),
+        "pooling.moment_matched": (ds.pooling.moment_matched, (LOGITS, OTHERS.abs(), WEIGHTS)),
         # losses
+        "losses.squared_error": (with_gradient(ds.losses.squared_error), (LOGITS, REALS)),
+        "losses.gaussian_nll": (with_gradient(ds.losses.gaussian_nll), (LOGITS, REALS[:, :2])),
+        "losses.gaussian_moments": (ds.losses.gaussian_moments, (LOGITS,)),
+        "losses.gaussian_moments, dense": (partial(ds.losses.gaussian_moments, class_axis=2), (DENSE,)),
+        "losses.quantile": (with_gradient(ds.losses.quantile, levels=(0.2, 0.8)), (LOGITS, REALS[:, :2])),
+        "losses.bce": (with_gradient(ds.losses.bce), (LOGITS, SOFT)),
         "losses.mse": (with_gradient(ds.losses.mse), (LOGITS, REALS)),
         "losses.cross_entropy": (with_gradient(ds.losses.cross_entropy), (LOGITS, LABELS)),
         "losses.cross_entropy, soft": (with_gradient(ds.losses.cross_entropy), (LOGITS, SOFT)),
@@ -379,6 +388,32 @@ def table():
         "metrics.pair_disagreement": (ds.metrics.pair_disagreement, (LOGITS,)),
         "metrics.high_loss": (partial(ds.metrics.high_loss, share=0.3), (LOGITS, LABELS)),
         "metrics.premise": (partial(ds.metrics.premise, share=0.3), (LOGITS, LABELS, OTHERS)),
+        **{
+            f"metrics.{name}": (getattr(ds.metrics, name), (LOGITS, OTHERS.abs(), REALS))
+            for name in ("crps_mixture", "nll_mixture", "pit", "temper_variance")
+        },
+        **{
+            f"metrics.{name}": (getattr(ds.metrics, name), (LOGITS[0], OTHERS[0].abs(), REALS))
+            for name in ("crps_gaussian", "nll_gaussian", "variance_temperature")
+        },
+        "metrics.crps_ensemble": (ds.metrics.crps_ensemble, (LOGITS, REALS)),
+        "metrics.TemperedVariance.members": (ds.metrics.TemperedVariance(2.0).members, (LOGITS, OTHERS.abs())),
+        "metrics.pinball": (partial(ds.metrics.pinball, levels=(0.1, 0.3, 0.6, 0.9)), (LOGITS[0], REALS[:, 0])),
+        "metrics.crps_quantiles": (
+            partial(ds.metrics.crps_quantiles, levels=(0.1, 0.3, 0.6, 0.9)),
+            (LOGITS[0], REALS[:, 0]),
+        ),
+        "metrics.winkler": (
+            partial(ds.metrics.winkler, level=0.8),
+            (LOGITS[0], LOGITS[0] + OTHERS[0].abs(), REALS),
+        ),
+        "metrics.prediction_intervals": (
+            partial(ds.metrics.prediction_intervals, level=0.8, repeats=20),
+            (LOGITS[0], LOGITS[0] + OTHERS[0].abs(), REALS),
+        ),
+        "metrics.distribution_calibration": (partial(ds.metrics.distribution_calibration, repeats=20), (SOFT,)),
+        "metrics.mean_interval": (partial(ds.metrics.mean_interval, repeats=20), (REALS,)),
+        "metrics.regression": (partial(ds.metrics.regression, repeats=20), (LOGITS[0], REALS)),
         "metrics.ood_coverage": (
             lambda d, a, b, c: ds.metrics.ood_coverage(d, a, b, radius=1.0, from_ood=c),
             (LOGITS[0].abs(), LABELS > 0, LABELS[:C] > 1, LABELS > 1),
@@ -496,6 +531,7 @@ def table():
         ),
         "SharedTrunk.forward": (lambda x: trunk()(x), (IMAGES,)),
         "SharedTrunk.features": (lambda x: trunk().features(x), (IMAGES,)),
+        "trunk.output_at": (lambda x: ds.trunk.output_at(network(cnn), "0", x), (IMAGES,)),
         "trunk.last_layers": (lambda x: ds.trunk.last_layers(network(cnn), 2, members=2).eval()(x), (IMAGES,)),
         **{f"nets.{name}": (lambda x, b=build: network(b)(x), (IMAGES[:2],)) for name, build in NETS.items()},
         "nets.mlp": (lambda x: network(mlp)(x), (ROWS,)),
@@ -1066,7 +1102,19 @@ LEFT_OUT = {
     "dropout.counter_names": "looks at names, dtypes and shapes",
     "data.Split.check": "returns nothing; Split.rows is in the table",
     "fingerprint.array_digest": "takes a NumPy array; test_fingerprint has its layouts",
-    "losses.check_trainable": "takes a loss",
+    **{
+        f"losses.{name}": "takes a loss"
+        for name in (
+            "check_trainable",
+            "function_of",
+            "known",
+            "name_of",
+            "outputs_per_target",
+            "settings_of",
+            "tell_of_mean",
+            "text_of",
+        )
+    },
     "objectives.declaration": "takes an objective",
     "randomness.generator_state": "takes a generator",
     "randomness.set_generator_state": "takes a generator and its own state",

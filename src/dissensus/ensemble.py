@@ -22,6 +22,7 @@ from dissensus.execution import (
     Backend,
     Body,
     Choice,
+    DifferentMembers,
     MixedMembers,
     StackedMembers,
     are_passes_replayed,
@@ -110,7 +111,7 @@ class Ensemble(nn.Module):
         try:
             self.body: Body = StackedMembers.of(fresh_members(build, seed, members), shared)
             self.body.output = output
-        except ValueError as reason:
+        except DifferentMembers as reason:
             raise ValueError(
                 f"`build` must return the same architecture at every call: {reason}. "
                 "Different architectures? Use Ensemble.from_modules."
@@ -498,7 +499,7 @@ def _body_of(modules: Sequence[nn.Module]) -> Body:
     """Copies of modules, stacked where they have one architecture."""
     try:
         return StackedMembers.of(copy.deepcopy(module) for module in modules)
-    except ValueError:
+    except DifferentMembers:
         return MixedMembers([copy.deepcopy(module) for module in modules])
 
 

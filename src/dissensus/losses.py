@@ -88,18 +88,23 @@ def tell_of_mean(loss: str | PerExampleLoss | None, width: int) -> None:
 
 @arguments.arrays
 def gaussian_moments(
-    outputs: Float[Tensor, "*S B C"], floor: float = VARIANCE_FLOOR
-) -> tuple[Float[Tensor, "*S B D"], Float[Tensor, "*S B D"]]:
+    outputs: Float[Tensor, "*S"], floor: float = VARIANCE_FLOOR, *, class_axis: int | None = None
+) -> tuple[Float[Tensor, "*T"], Float[Tensor, "*T"]]:
     """Mean and variance, each ``[..., D]``, of outputs ``[..., 2D]``: D means, then D logarithms of variances s.
 
     The variance is exp(s) + ``floor``. It is infinite where exp(s) is beyond the largest number, from s = 89 on in
-    float32; `gaussian_nll` uses its logarithm, which is finite there.
+    float32; `gaussian_nll` uses its logarithm, which is finite there. The last axis holds the outputs. For dense ones,
+    ``[M, B, 2D, *S]``, pass ``class_axis=2``.
 
     >>> gaussian_moments(torch.tensor([[1.0, 0.0]]), floor=0.5)
     (tensor([[1.]]), tensor([[1.5000]]))
     """
     _check_floor(floor)
-    mean, log_variance = _halves(checks.full_precision(outputs))
+    if class_axis is None and not 2 <= outputs.ndim <= 4:
+        fix = "One prediction per pixel? Use class_axis=2." if outputs.ndim > 4 else ""
+        checks.refuse("outputs", "have shape [B, 2D] or [M, B, 2D]", checks.shape_text(outputs.shape), fix)
+    axis = -1 if class_axis is None else dense.axis_of(outputs, class_axis)
+    mean, log_variance = _halves(checks.full_precision(outputs), axis)
     return mean, log_variance.exp() + floor
 
 
@@ -132,10 +137,10 @@ def _check_floor(floor: float) -> None:
     checks.number("floor", floor, 0, open_low=True)
 
 
-def _halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    if outputs.ndim < 1 or outputs.shape[-1] % 2 or not outputs.shape[-1]:
+def _halves(outputs: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    if outputs.shape[axis] % 2 or not outputs.shape[axis]:
         _refuse_width(outputs.shape, "two outputs per target: D means, then D log-variances")
-    mean, log_variance = outputs.chunk(2, -1)
+    mean, log_variance = outputs.chunk(2, axis)
     return mean, log_variance
 
 
@@ -294,13 +299,18 @@ def exponential(margin: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tenso
 
 @arguments.arrays
 def poisson(log_rate: Float[Tensor, "*S B C"], targets: Tensor) -> Float[Tensor, "*S B"]:
-    """Poisson negative log-likelihood without its constant, exp(f) − y f. Takes ``log_rate``.
+    """Poisson negative log-likelihood without its constant log y!: exp(f) − y f. Takes ``log_rate``.
+
+    Summed over outputs. Without the constant it may be negative. The pool ``"probability"`` is the mixture of members'
+    distributions of all counts of an example together, ``"score"`` averages logarithms of rates. Rates overflow to
+    infinity, not to NaN, from f = 89 on in float32. A rate of zero, f = −∞, is certain of a count of zero.
 
     >>> poisson(torch.tensor([[0.0]]), torch.tensor([3.0]))
     tensor([1.])
     """
     log_rate = _checked(log_rate, "log_rate")
-    return (log_rate.exp() - as_values(log_rate, targets) * log_rate).sum(-1)
+    counts = as_values(log_rate, targets)
+    return (log_rate.exp() - torch.where(counts == 0, 0.0, counts * log_rate)).sum(-1)  # 0 · log 0 is 0
 
 
 def _checked(outputs: Tensor, name: str, leading: int = 2) -> Tensor:
@@ -384,6 +394,18 @@ def settings_of(loss: str | PerExampleLoss) -> dict[str, Any]:
     return {} if isinstance(loss, str) else _unwrapped(loss)[1]
 
 
+def outputs_per_target(loss: str | PerExampleLoss) -> int:
+    """Outputs that a network needs for every target: a mean and a log-variance, a quantile per level, or one.
+
+    >>> outputs_per_target("gaussian_nll"), outputs_per_target(functools.partial(quantile, levels=(0.1, 0.9)))
+    (2, 2)
+    """
+    entry = known(loss)
+    if entry is not None and entry.takes == "quantiles":
+        return len(settings_of(loss).get("levels", QUANTILE_LEVELS))
+    return 2 if entry is not None and entry.takes == "gaussian" else 1
+
+
 def text_of(loss: str | PerExampleLoss) -> str:
     """A loss as messages name it.
 
@@ -461,8 +483,7 @@ def check_targets(loss: str | PerExampleLoss, targets: Tensor, width: int | None
 
 def _check_parts(loss: str | PerExampleLoss, targets: Tensor, width: int, name: str) -> None:
     """Refuse targets whose number does not go with outputs of several numbers per target."""
-    levels = settings_of(loss).get("levels", QUANTILE_LEVELS)
-    parts = 2 if name_of(loss) == "gaussian_nll" else len(levels)
+    parts = outputs_per_target(loss)
     meaning = "a mean and a log-variance" if name_of(loss) == "gaussian_nll" else f"{parts} quantiles"
     if targets.ndim > 2:
         return  # dense, with its targets at another axis

@@ -62,7 +62,7 @@ def mean_label_probability(logits: Float[Tensor, "M B C *S"], weights: Weights =
     """Log-odds of the mean probability of each label, p̄ = Σ_j w_j sigmoid(f_j), for labels that do not exclude others.
 
     The pool ``"probability"`` of the loss `dissensus.losses.bce`. Its sigmoid is p̄. Computed in log space: finite for
-    logits of ±1e4. One member, or identical members, give their logits.
+    logits of ±1e4. One member, or identical members, give their logits. NaN gives NaN at its own label.
 
     >>> mean_label_probability(torch.tensor([[[0.0]], [[100.0]]])).sigmoid()
     tensor([[0.7500]])
@@ -94,6 +94,8 @@ def moment_matched(mean: Float[Tensor, "M *S"], variance: Float[Tensor, "M *S"],
     >>> moment_matched(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[0.5]], [[1.5]]]))
     Moments(mean=tensor([[2.]]), aleatoric=tensor([[1.]]), epistemic=tensor([[1.]]))
     """
+    _check_members(mean, "mean")
+    _check_members(variance, "variance")
     if mean.shape != variance.shape:
         got = checks.shape_text(variance.shape)
         fix = "Use moment_matched(*losses.gaussian_moments(outputs))."
@@ -146,6 +148,7 @@ def _lower_quantile(mean: Tensor, variance: Tensor, level: float, weights: Weigh
 
 def pooled_log_probs(member_log_probs: Float[Tensor, "M ..."], weights: Weights = None) -> Float[Tensor, "..."]:
     """Log of the weighted mean of ``exp(member_log_probs)`` over the first axis."""
+    _check_members(member_log_probs, "logits")
     member_log_probs = checks.full_precision(member_log_probs)
     members = member_log_probs.shape[0]
     if weights is None:
@@ -179,6 +182,7 @@ def mean_output(outputs: Float[Tensor, "M *S"], weights: Weights = None) -> Floa
     >>> mean_output(torch.tensor([[[1.0]], [[3.0]]]), weights=[0.25, 0.75])
     tensor([[2.5000]])
     """
+    _check_members(outputs, "outputs")
     outputs = checks.full_precision(outputs)
     if weights is None:
         return outputs.mean(0)
@@ -236,6 +240,14 @@ def absent_detached(outputs: Float[Tensor, "M *S"], weights: Weights) -> Float[T
         return outputs
     weights = checks.member_weights(weights, outputs.shape[0], outputs)
     return torch.where(_as_column(weights, outputs) == 0, outputs.detach(), outputs)
+
+
+def _check_members(outputs: Tensor, name: str) -> None:
+    """Refuse outputs without members, whose mean would be NaN, and whole numbers."""
+    if outputs.ndim < 1 or not len(outputs):
+        checks.refuse(name, "hold at least one member", checks.shape_text(outputs.shape))
+    if not outputs.is_floating_point():
+        checks.refuse(name, "be floating point", str(outputs.dtype), f"Use {name}.float().", TypeError)
 
 
 def _as_column(weights: Float[Tensor, " M"], outputs: Tensor) -> Tensor:

@@ -2,10 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
 from dissensus import checks
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter. Attributes that it does not have are those of the layer inside, ``base``.
+
+    Foreign code may ask a layer for its ``weight``, its dtype or its sizes. ``weight`` is that of an ordinary layer with
+    the same outputs.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "base" not in self._modules:
+                raise
+            return getattr(self._modules["base"], name)
+
 
 Targets = str | Sequence[str] | None
 """Names of layers: patterns of whole names (``"encoder.*.query"``), or last parts of names as in peft (``"query"``)."""

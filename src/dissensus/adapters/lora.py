@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dissensus import checks
-from dissensus.adapters.layers import Targets, chosen, replaced
+from dissensus.adapters.layers import Adapted, Targets, chosen, replaced
 
 
-class LoraLinear(nn.Module):
+class LoraLinear(Adapted):
     """A frozen linear layer with a low-rank addition: y = W x + b + scale · B (A x)."""
+
+    base: nn.Linear
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
@@ -27,16 +29,23 @@ class LoraLinear(nn.Module):
         """Outputs of the layer, and of its addition."""
         return self.base(x) + F.linear(F.linear(x, self.down), self.up) * self.scale
 
+    @property
+    def weight(self) -> Tensor:
+        """W + scale · B A."""
+        return self.base.weight + self.scale * (self.up @ self.down)
+
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
         layer = copy.deepcopy(self.base)
         with torch.no_grad():
-            layer.weight += self.scale * (self.up @ self.down)
+            layer.weight.copy_(self.weight)
         return layer
 
 
-class LoraConv2d(nn.Module):
+class LoraConv2d(Adapted):
     """A frozen convolution with a low-rank addition: a convolution to ``rank`` channels, then one of size 1."""
+
+    base: nn.Conv2d
 
     def __init__(self, base: nn.Conv2d, rank: int, scale: float) -> None:
         super().__init__()
@@ -49,11 +58,16 @@ class LoraConv2d(nn.Module):
         """Outputs of the layer, and of its addition."""
         return self.base(x) + F.conv2d(self.base._conv_forward(x, self.down, None), self.up) * self.scale
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight of a convolution with the same outputs."""
+        return self.base.weight + self.scale * torch.einsum("or,r...->o...", self.up.flatten(1), self.down)
+
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
         layer = copy.deepcopy(self.base)
         with torch.no_grad():
-            layer.weight += self.scale * torch.einsum("or,r...->o...", self.up.flatten(1), self.down)
+            layer.weight.copy_(self.weight)
         return layer
 
 

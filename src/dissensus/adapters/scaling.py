@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus import checks
-from dissensus.adapters.layers import Targets, chosen, replaced
+from dissensus.adapters.layers import Adapted, Targets, chosen, replaced
 
 SHARED = "*base.weight"
 """Pattern of the weights that members of `batch_ensemble` and `tabm` share, for ``Ensemble(..., shared=SHARED)``."""
@@ -15,8 +15,10 @@ SHARED = "*base.weight"
 Start = Literal["signs", "normal", "ones"]
 
 
-class ScaledLinear(nn.Module):
+class ScaledLinear(Adapted):
     """A linear layer between scales: y = s ∘ (W (r ∘ x)) + b, so W ∘ (s rᵀ) is its weight."""
+
+    base: nn.Linear
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -31,17 +33,24 @@ class ScaledLinear(nn.Module):
         y = self.base(x * self.scale_in) * self.scale_out
         return y if self.bias is None else y + self.bias
 
+    @property
+    def weight(self) -> Tensor:
+        """W ∘ (s rᵀ)."""
+        return self.base.weight * (self.scale_out.unsqueeze(1) * self.scale_in)
+
     def merged(self) -> nn.Linear:
         """An ordinary layer with the same outputs."""
         layer = copy.deepcopy(self.base)
         layer.bias = copy.deepcopy(self.bias)
         with torch.no_grad():
-            layer.weight *= self.scale_out.unsqueeze(1) * self.scale_in
+            layer.weight.copy_(self.weight)
         return layer
 
 
-class ScaledConv2d(nn.Module):
+class ScaledConv2d(Adapted):
     """A 2-D convolution between scales of its input and output channels."""
+
+    base: nn.Conv2d
 
     def __init__(self, base: nn.Conv2d) -> None:
         super().__init__()
@@ -56,13 +65,19 @@ class ScaledConv2d(nn.Module):
         y = self.base(x * self.scale_in.view(-1, 1, 1)) * self.scale_out.view(-1, 1, 1)
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight of a convolution with the same outputs."""
+        base = self.base
+        into = self.scale_in.view(base.groups, 1, -1).expand(-1, base.out_channels // base.groups, -1)
+        return base.weight * (self.scale_out.unsqueeze(1) * into.flatten(0, 1)).view(*base.weight.shape[:2], 1, 1)
+
     def merged(self) -> nn.Conv2d:
         """An ordinary layer with the same outputs."""
         layer = copy.deepcopy(self.base)
         layer.bias = copy.deepcopy(self.bias)
-        into = self.scale_in.view(layer.groups, 1, -1).expand(-1, layer.out_channels // layer.groups, -1)
         with torch.no_grad():
-            layer.weight *= (self.scale_out.unsqueeze(1) * into.flatten(0, 1)).view(*layer.weight.shape[:2], 1, 1)
+            layer.weight.copy_(self.weight)
         return layer
 
 

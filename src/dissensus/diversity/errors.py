@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dissensus import arguments, checks, losses
 from dissensus.axes import Decomposition, PerExampleLoss, Pool
-from dissensus.diversity.decomposition import decompose, member_and_ensemble_loss
+from dissensus.diversity.decomposition import check_pool, decompose, member_and_ensemble_loss
 
 
 @arguments.positions("outputs")
@@ -94,12 +94,12 @@ def relative_diversity(
 ) -> Float[Tensor, ""]:
     """DIV/ERR over all examples. Compare it to M − 1 (see `error_covariance`), not to a fixed number.
 
-    The loss must not be negative: ``gaussian_nll`` is refused.
+    The loss must not be negative: ``gaussian_nll`` and ``poisson`` are refused.
 
     >>> relative_diversity(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.5]), loss="squared_error", pool="score")
     tensor(4.)
     """
-    _check_ratio(loss)
+    check_ratio(loss)
     parts = decompose(outputs, targets, loss=loss, pool=pool)
     return parts.diversity.mean() / parts.ensemble.mean()
 
@@ -132,13 +132,14 @@ def dominance(
 ) -> Float[Tensor, ""]:
     """Spread of members' losses: their standard deviation divided by their mean. 0 if all are equal.
 
-    NaN if an output is NaN. The loss must not be negative: ``gaussian_nll`` is refused.
+    NaN if an output is NaN. The loss must not be negative: ``gaussian_nll`` and ``poisson`` are refused.
 
     >>> dominance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([2.0]), loss="squared_error", pool="score")
     tensor(0.)
     """
     checks.member_outputs(outputs)
-    _check_ratio(loss)
+    check_pool(loss, pool)
+    check_ratio(loss)
     outputs = checks.full_precision(outputs)
     member, _ = member_and_ensemble_loss(outputs, targets, loss=loss, pool=pool, weights=None)
     member_loss = member.mean(-1)
@@ -147,8 +148,9 @@ def dominance(
     return torch.where(mean <= 0, 0.0, spread / mean.clamp_min(torch.finfo(mean.dtype).tiny))
 
 
-def _check_ratio(loss: str | PerExampleLoss) -> None:
+def check_ratio(loss: str | PerExampleLoss) -> None:
     """Refuse a loss that may be negative, of which ratios mean nothing."""
-    if losses.name_of(loss) == "gaussian_nll":
-        got = "'gaussian_nll', the logarithm of a density"
+    known = losses.known(loss)
+    if known is not None and known.density:
+        got = f"{losses.text_of(loss)}, the logarithm of a density up to a constant"
         checks.refuse("loss", "be at least zero for a ratio of losses", got, "Use decompose, which subtracts them.")

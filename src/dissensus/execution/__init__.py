@@ -11,7 +11,7 @@ from dissensus.execution.compiled import original
 from dissensus.execution.kept import settings_kept
 from dissensus.execution.mixed import MixedMembers
 from dissensus.execution.skeleton import Unsupported
-from dissensus.execution.stacked import StackedMembers
+from dissensus.execution.stacked import DifferentMembers, StackedMembers
 
 __all__ = [
     "BACKENDS",
@@ -19,6 +19,7 @@ __all__ = [
     "Body",
     "Choice",
     "Choices",
+    "DifferentMembers",
     "MixedMembers",
     "StackedMembers",
     "Unsupported",

@@ -32,6 +32,10 @@ from dissensus.randomness import generators_kept
 log = logging.getLogger("dissensus")
 
 
+class DifferentMembers(ValueError):
+    """Networks that cannot be stacked, because they differ; the message says where."""
+
+
 class MembersPass(NamedTuple):
     """What one pass of members takes."""
 
@@ -71,7 +75,7 @@ class StackedMembers(nn.Module):
 
     @classmethod
     def of(cls, networks: Iterable[nn.Module], shared: Shared = None, *, equal: bool = False) -> "StackedMembers":
-        """Stack networks; a `ValueError` names the first member and tensor that differ.
+        """Stack networks; `DifferentMembers` names the first member and tensor that differ.
 
         Shared tensors are those of the first network. ``equal``: those of the others must be equal to them.
         """
@@ -95,21 +99,21 @@ class StackedMembers(nn.Module):
             _check_same(index, {name: [tensor] for name, tensor in common.items()}, others)
             differing = [name for name in others if equal and not torch.equal(common[name], others[name])]
             if differing:
-                raise ValueError(f"tensor {differing[0]!r}, which members share, differs in member {index}")
+                raise DifferentMembers(f"tensor {differing[0]!r}, which members share, differs in member {index}")
             _check_same(index, stacks, tensors)
             differing = sorted(set(signature(network)) ^ set(settings))
             if differing:
                 name, what, _ = differing[0]
                 where = f"layer {name!r}" if name else "the network"
-                raise ValueError(f"{what} of {where} differs in member {index} (a tensor? make it a buffer)")
+                raise DifferentMembers(f"{what} of {where} differs in member {index} (a tensor? make it a buffer)")
             name = other_class(first, network)
             if name is not None:
                 where = f"layer {name!r}" if name else "the network"
-                raise ValueError(f"the code of the class of {where} differs in member {index}")
+                raise DifferentMembers(f"the code of the class of {where} differs in member {index}")
             for name, tensor in tensors.items():
                 stacks[name].append(tensor.detach())
         if first is None:
-            raise ValueError("an ensemble needs at least one member")
+            raise DifferentMembers("an ensemble needs at least one member")
         body = cls(_attached(first, {name: torch.stack(tensors) for name, tensors in stacks.items()}), shared=names)
         return body.train(first.training)
 
@@ -523,10 +527,10 @@ def _check_same(index: int, stacks: dict[str, list[Tensor]], tensors: Tensors) -
     for name in [*stacks, *tensors]:
         if name not in tensors or name not in stacks:
             where = "member 0" if name not in stacks else f"member {index}"
-            raise ValueError(f"tensor {name!r} is missing in {where}")
+            raise DifferentMembers(f"tensor {name!r} is missing in {where}")
         first, tensor = stacks[name][0], tensors[name]
         if first.shape != tensor.shape or first.dtype != tensor.dtype:
-            raise ValueError(
+            raise DifferentMembers(
                 f"tensor {name!r} is {list(tensor.shape)} {tensor.dtype} in member {index}"
                 f" and {list(first.shape)} {first.dtype} in member 0"
             )

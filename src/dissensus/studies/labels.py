@@ -27,6 +27,10 @@ MEASURES = {
     "disagreement_high_loss": "disagreement, high-loss examples",
     "disagreement_low_loss": "disagreement, other training examples",
     "outside_share": "share of high-loss examples that are OOD",
+    "crps": "CRPS",
+    "rmse": "RMSE",
+    "interval_coverage": "coverage of 90% intervals",
+    "interval_width": "width of 90% intervals",
     "features_similarity": "similarity of members' features (CKA)",
 }
 SCORES = {"predictive_diversity": "PDS", "model_average": "BMA", "nonmaximal_volume": "ED"}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ from dissensus.studies.results import Measure
 
 OutputMeasure = Callable[[Tensor, Tensor, str, Pool], float]
 """``(outputs [M, N, C], targets, loss, pool) -> number``."""
+
+
+LEVEL = 0.9
+"""Level of the prediction intervals whose coverage and width are measured: that of the outer default quantiles."""
 
 
 def error(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
@@ -43,7 +48,16 @@ def relative_diversity(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) 
 
 
 def constant_bias(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
-    """Share of diversity that vanishes when members' constant biases are taken away."""
+    """Share of diversity that vanishes when members' constant biases are taken away.
+
+    Of Gaussians these are biases of the means; of counts and labels pooled by probability, those of rates and
+    probabilities.
+    """
+    takes = losses.named(loss).takes
+    if takes == "gaussian":
+        return float(bias_share(losses.gaussian_moments(outputs)[0]))
+    if pool == "probability" and takes in ("log_rate", "label_logits"):
+        return float(bias_share(outputs.exp() if takes == "log_rate" else outputs.sigmoid()))
     return float(bias_share(outputs, pool="probability" if pool == "probability" else "score"))
 
 
@@ -99,9 +113,58 @@ def log_nonmaximal_volume(outputs: Tensor, targets: Tensor, loss: str, pool: Poo
     return float(diversity_of.nonmaximal_volume(outputs, targets, log=True).double().median())
 
 
-def nll(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
-    """The ensemble's negative log-likelihood."""
-    return error(outputs, targets, "cross_entropy", pool)
+def nll(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:
+    """The ensemble's negative log-likelihood: of the mixture for Gaussians, of the class for classifiers."""
+    return error(outputs, targets, "gaussian_nll" if losses.named(loss).takes == "gaussian" else "cross_entropy", pool)
+
+
+def crps(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """The continuous ranked probability score of the ensemble, averaged over targets.
+
+    Of the mixture for Gaussians; of the mean quantiles, by their levels; of the members as a sample for values.
+    """
+    takes = losses.named(loss).takes
+    targets = targets.unsqueeze(-1) if targets.ndim == 1 else targets
+    if takes == "gaussian":
+        return float(metrics.crps_mixture(*losses.gaussian_moments(outputs), targets).mean())
+    if takes == "quantiles":
+        levels = losses.QUANTILE_LEVELS
+        return float(metrics.crps_quantiles(_quantiles(outputs), targets, levels=levels).mean())
+    return float(metrics.crps_ensemble(outputs, targets).mean())
+
+
+def rmse(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Root of the mean squared error of the mean prediction, averaged over targets."""
+    means = losses.gaussian_moments(outputs)[0] if losses.named(loss).takes == "gaussian" else outputs
+    return metrics.regression(pooling.mean_output(means), targets, repeats=0).rmse.value
+
+
+def interval_coverage(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Share of targets within the ensemble's prediction intervals of 90 %."""
+    low, high = _intervals(outputs, loss)
+    targets = targets.unsqueeze(-1) if targets.ndim == 1 else targets
+    return float(((low <= targets) & (targets <= high)).double().mean())
+
+
+def interval_width(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
+    """Mean width of the ensemble's prediction intervals of 90 %."""
+    low, high = _intervals(outputs, loss)
+    return float((high - low).double().mean())
+
+
+def _intervals(outputs: Tensor, loss: str) -> tuple[Tensor, Tensor]:
+    """Ends ``[N, D]`` of central intervals: of the Gaussian with the mixture's moments, or between outer quantiles."""
+    if losses.named(loss).takes == "quantiles":
+        quantiles = _quantiles(outputs)
+        return quantiles[..., 0], quantiles[..., -1]
+    mean, aleatoric, epistemic = pooling.moment_matched(*losses.gaussian_moments(outputs))
+    reach = NormalDist().inv_cdf((1 + LEVEL) / 2) * (aleatoric + epistemic).sqrt()
+    return mean - reach, mean + reach
+
+
+def _quantiles(outputs: Tensor) -> Tensor:
+    """Mean quantiles in order, ``[N, D, Q]``."""
+    return pooling.mean_output(outputs).unflatten(-1, (-1, len(losses.QUANTILE_LEVELS))).sort(-1).values
 
 
 def brier(outputs: Tensor, targets: Tensor, loss: str, pool: Pool) -> float:  # noqa: ARG001
@@ -147,8 +210,25 @@ MEASURES: dict[str, OutputMeasure] = {
     "normalised_disagreement": normalised_disagreement,
     "pairwise_disagreement": pairwise_disagreement,
     "ece": ece,
+    "crps": crps,
+    "rmse": rmse,
+    "interval_coverage": interval_coverage,
+    "interval_width": interval_width,
 }
 """Measures by name; beside them, ``"codependence_SHARE"``."""
+_CLASSES: tuple[losses.Kind, ...] = ("logits",)
+TAKES: Mapping[str, tuple[losses.Kind, ...]] = {
+    **dict.fromkeys(("accuracy", "accuracy_top5", "member_accuracy", "worst_member_accuracy"), _CLASSES),
+    **dict.fromkeys(("error_rate", "member_error_rate", "worst_member_error_rate"), _CLASSES),
+    **dict.fromkeys(("nonmaximal_volume", "log_nonmaximal_volume", "brier", "ece"), _CLASSES),
+    **dict.fromkeys(("normalised_disagreement", "pairwise_disagreement"), _CLASSES),
+    "nll": ("logits", "gaussian"),
+    "crps": ("values", "gaussian", "quantiles"),
+    "rmse": ("values", "gaussian"),
+    "interval_coverage": ("gaussian", "quantiles"),
+    "interval_width": ("gaussian", "quantiles"),
+}
+"""Kinds of outputs that a measure takes; the others take any."""
 TRAIN_MEASURES = ("gap", "train_error")
 """Measures that need the ensemble's error on training data."""
 
@@ -170,6 +250,24 @@ def codependence_at(drop: float, outputs: Tensor, targets: Tensor, loss: str, po
     """Relative rise of the ensemble's loss when a share of members is dropped at random."""
     rise = codependence(outputs, targets, loss=loss, pool=pool, drop=drop)
     return float(rise.mean()) / error(outputs, targets, loss, pool)
+
+
+def unfit(name: str, loss: str, measures: Mapping[str, OutputMeasure] = MEASURES) -> str:
+    """Why a measure cannot be taken of outputs that a loss takes; empty where it can. Own measures take any.
+
+    >>> unfit("accuracy", "gaussian_nll")
+    "the measure 'accuracy' takes outputs for a loss of logits, not for 'gaussian_nll'"
+    >>> unfit("relative_diversity", "gaussian_nll")
+    "the measure 'relative_diversity' is a ratio of losses, and 'gaussian_nll' may be negative"
+    """
+    entry, is_drop = losses.named(loss), Measure.parse(name).kind == "codependence"
+    if not is_drop and measures.get(name) is not MEASURES.get(name):
+        return ""
+    if name in TAKES and entry.takes not in TAKES[name]:
+        return f"the measure {name!r} takes outputs for a loss of {' or '.join(TAKES[name])}, not for {loss!r}"
+    if entry.density and (is_drop or name == "relative_diversity"):
+        return f"the measure {name!r} is a ratio of losses, and {loss!r} may be negative"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import inspect
 import typing
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -192,6 +193,8 @@ def hyperparameter_types(objective: str) -> dict[str, Any]:
 def build_of(spec: Spec, data: AnyData) -> Callable[..., nn.Module]:
     """The function that builds a member for some data; a grid may vary its keywords."""
     assert spec.members is not None
+    if spec.objective is not None and isinstance(data, StudyData):
+        data = replace(data, outputs=data.outputs * losses.outputs_per_target(spec.objective.loss))
     if "network" in spec.grid:
         return partial(_named, data)
     return maker(spec.members.network, data, spec.members.options)
@@ -214,7 +217,7 @@ def check_task(spec: Spec, data: AnyData) -> None:
     assert spec.objective is not None
     labelled = isinstance(data, StreamedImages) or not data.train[1].is_floating_point()
     loss, takes = spec.objective.loss, losses.named(spec.objective.loss).takes
-    if takes in (("values", "gaussian", "quantiles") if labelled else ("logits",)):
+    if takes in (("values", "gaussian", "quantiles", "label_logits") if labelled else ("logits",)):
         have, fix = ("class labels", "cross_entropy") if labelled else ("values", "squared_error")
         raise SpecError(
             f"{spec.name}: key 'objective.loss' is {loss!r}, but {data.name} has {have}; use a loss such as {fix!r}."

@@ -23,7 +23,7 @@ from dissensus.data.recognition import data_fingerprint
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.data.unlabelled import Batches, WithUnlabelled, with_unlabelled
 from dissensus.ensemble import Ensemble, fresh_members
-from dissensus.execution import Backend, Body, Choices, StackedMembers
+from dissensus.execution import Backend, Body, Choices, DifferentMembers, StackedMembers
 from dissensus.execution.backends import checked
 from dissensus.execution.sharing import Shared
 from dissensus.execution.weights import check_real
@@ -108,7 +108,7 @@ class NewMembers:
         try:
             networks = (network for seed in seeds for network in fresh_members(build, seed, members))
             drawn = StackedMembers.of(networks, self.shared, equal=len(seeds) > 1)
-        except ValueError as reason:
+        except DifferentMembers as reason:
             raise ValueError(f"`build` must return the same architecture at every call: {reason}.") from reason
         check_real(drawn.trainable())
         drawn.output = self.output

@@ -174,7 +174,7 @@ class Sweep:
                 for g in self.groups
             ],
         }
-        named = json.loads(json.dumps(details, default=lambda value: getattr(value, "__qualname__", repr(value))))
+        named = json.loads(json.dumps(details, default=_name))
         storage.write_folder(path, KIND, tensors, named, FORMATS)
 
     @classmethod
@@ -223,3 +223,15 @@ class Sweep:
             groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"], on_all))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
         return cls(manifest["points"], outcomes, groups)
+
+
+def _name(value: Any) -> str:
+    """A function of the grid by its name, with what a partial sets.
+
+    >>> _name(functools.partial(max, default=0))
+    'max(default=0)'
+    """
+    if isinstance(value, functools.partial):
+        settings = [*map(repr, value.args), *(f"{key}={setting!r}" for key, setting in value.keywords.items())]
+        return f"{_name(value.func)}({', '.join(settings)})"
+    return getattr(value, "__qualname__", repr(value))

@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 
 from dissensus import checks, objectives
+from dissensus.losses import LOSSES
 from dissensus.studies.datasets import is_split_by_seed
-from dissensus.studies.measures import OutputMeasure
+from dissensus.studies.measures import OutputMeasure, unfit
 from dissensus.studies.registry import HEADS, METHOD_SETTINGS, METHODS, NETWORKS, WRAPPED, options_of
 from dissensus.studies.spec import Spec, on_data
 
@@ -44,13 +45,16 @@ def _missing_backbone(spec: Spec) -> list[str]:
 
 
 def missing_measures(spec: Spec, has_measure: HasMeasure, measures: Mapping[str, OutputMeasure]) -> list[str]:
-    """The first two measures that cannot be taken."""
-    names = [name for data in ("", *spec.data) for name in on_data(spec, data).evaluation.measures]
-    return [
+    """The first two measures that nothing is called, or that cannot be taken of outputs for the study's loss."""
+    names = list(dict.fromkeys(n for data in ("", *spec.data) for n in on_data(spec, data).evaluation.measures))
+    lacks = [
         f"no measure of 'evaluation.measures' is called {name!r}{_hint(name, measures)}"
-        for name in dict.fromkeys(names)
+        for name in names
         if not has_measure(name, measures)
-    ][:2]
+    ]
+    if spec.objective is not None and spec.objective.loss in LOSSES:
+        lacks += filter(None, (unfit(name, spec.objective.loss, measures) for name in names))
+    return lacks[:2]
 
 
 def missing_curves(spec: Spec, is_curve_measure: Callable[[str], bool]) -> list[str]:

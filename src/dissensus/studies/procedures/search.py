@@ -148,6 +148,10 @@ def _train(
 
 
 def _finite(results: list[Trial]) -> list[Trial]:
-    """Trials that diverged get ten times the worst value of those that did not."""
+    """Trials that diverged get ten times the worst value of those that did not; losses of densities may be negative.
+
+    >>> [trial["value"] for trial in _finite([{"value": -2.0}, {"value": float("inf")}])]
+    [-2.0, 16.0]
+    """
     worst = max((trial["value"] for trial in results if trial["value"] < float("inf")), default=1e6)
-    return [trial if trial["value"] < float("inf") else {**trial, "value": 10 * worst} for trial in results]
+    return [trial if trial["value"] < float("inf") else {**trial, "value": worst + 9 * abs(worst)} for trial in results]
