@@ -25,7 +25,7 @@ from dissensus.auditing import Audit, audit, audit_estimator
 from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.storage import StorageError
-from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
+from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, callbacks, fit, sweep
 from dissensus.trunk import SharedTrunk
 
 __version__ = "0.2.0.dev0"
@@ -46,6 +46,7 @@ __all__ = [
     "audit",
     "audit_estimator",
     "auditing",
+    "callbacks",
     "data",
     "dense",
     "diversity",
