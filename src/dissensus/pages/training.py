@@ -64,33 +64,41 @@ def _options(epochs: Sequence[int], dash: Any) -> dict[str, Any]:
     return {"linestyle": dash, "marker": "o" if len(epochs) <= _MOST_MARKED else "", "markersize": 3.5}
 
 
+def _broken(curves: LearningCurves, values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Epochs and numbers of a line that breaks off where the training of another member begins."""
+    x: list[float] = []
+    y: list[float] = []
+    for place, value in enumerate(values):
+        if place and place in curves.starts:
+            x, y = [*x, place + 0.5], [*y, math.nan]
+        x, y = [*x, place + 1], [*y, value]
+    return x, y
+
+
 def _draw_losses(axes: Any, curves: LearningCurves, dash: Any) -> None:
-    epochs = range(1, len(curves.loss) + 1)
-    options = _options(epochs, dash)
-    several = [(epoch, values) for epoch, values in zip(epochs, curves.members, strict=True) if len(values) > 1]
-    if several:
-        x = [epoch for epoch, _ in several]
-        means = [sum(values) / len(values) for _, values in several]
-        low, high = [min(values) for _, values in several], [max(values) for _, values in several]
-        faint = 0.2 if not curves.name else 0.1
-        axes.fill_between(x, low, high, color=COLOURS[4], alpha=faint, linewidth=0, label=_named(curves, "members"))
+    options = _options(range(len(curves.loss)), dash)
+    if any(len(values) > 1 for values in curves.members):
+        known = [values if len(values) > 1 else [math.nan] for values in curves.members]
+        x, low = _broken(curves, [min(values) for values in known])
+        _, high = _broken(curves, [max(values) for values in known])
+        _, means = _broken(curves, [sum(values) / len(values) for values in known])
+        label = None if curves.name else "from best to worst member"
+        axes.fill_between(x, low, high, color=COLOURS[4], alpha=0.1 if curves.name else 0.2, linewidth=0, label=label)
         axes.plot(x, means, color=COLOURS[4], label=_named(curves, "mean of members"), **options)
-    axes.plot(epochs, curves.loss, color=COLOURS[0], label=_named(curves, "objective"), **options)
+    axes.plot(*_broken(curves, curves.loss), color=COLOURS[0], label=_named(curves, "objective"), **options)
 
 
 def _draw_validation(axes: Any, curves: LearningCurves, dash: Any) -> None:
-    epochs = range(1, len(curves.loss) + 1)
     watched = max(map(len, curves.validation), default=0)
     for member, colour in zip(range(watched), cycle(COLOURS[1:]), strict=False):
-        x = [epoch for epoch, values in zip(epochs, curves.validation, strict=True) if len(values) > member]
-        y = [values[member] for values in curves.validation if len(values) > member]
+        x, y = _broken(curves, [v[member] if len(v) > member else math.nan for v in curves.validation])
         name = "watched" if watched == 1 else f"member {member}"
         label = _named(curves, name) if watched <= len(COLOURS) else None
-        axes.plot(x, y, color=colour, label=label, **_options(x, dash))
+        axes.plot(x, y, color=colour, label=label, **_options(range(len(curves.loss)), dash))
     if curves.marks:
         x, y = zip(*curves.marks, strict=True)
         style = {"s": 70, "facecolors": "none", "edgecolors": INK, "linewidths": 1.5, "zorder": 3}
-        axes.scatter(x, y, label=_named(curves, "kept"), **style)
+        axes.scatter(x, y, label=None if curves.name else "kept", **style)
 
 
 def _drawn(curves: LearningCurves, title: str) -> list[float]:
@@ -127,19 +135,27 @@ def sweep_lines(
 ) -> Any:
     """The mean of every line with bars of one standard error, and the single runs behind it as points."""
     names = [line.name for line in lines if line.name]
+    from matplotlib.transforms import ScaledTranslation
+
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in x)
     places = list(x) if numeric else list(range(len(x)))
     figure = blank_figure(5.8, 3.9 + legend_height(names))
     axes = figure.subplots()
-    for line, colour, dash, marker in zip(lines, cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False):
+    has_bars = any(len(values) > 1 for line in lines for values in line.values)
+    styles = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+    for number, (line, (colour, dash, marker)) in enumerate(zip(lines, styles, strict=False)):
+        # Bars stand a few points apart, so that those at one value do not hide each other.
+        shift = min(3.0, 18.0 / len(lines)) * (number - (len(lines) - 1) / 2) if has_bars else 0.0
+        aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
         shown = [(place, values) for place, values in zip(places, line.values, strict=True) if values]
         means = [sum(values) / len(values) for _, values in shown]
         errors = [standard_error(values) for _, values in shown]
         several = any(len(values) > 1 for _, values in shown)
         if several:
             points = [(place, value) for place, values in shown for value in values]
-            axes.scatter(*zip(*points, strict=True), s=10, color=colour, alpha=0.35, linewidths=0)
-        axes.errorbar(
+            dots = axes.scatter(*zip(*points, strict=True), s=14, color=colour, alpha=0.35, linewidths=0)
+            dots.set_offset_transform(aside)
+        bars = axes.errorbar(
             [place for place, _ in shown],
             means,
             yerr=errors if several else None,
@@ -150,12 +166,16 @@ def sweep_lines(
             capsize=3,
             label=line.name or None,
         )
+        for artist in bars.get_children():  # after the fact, since axes take no limits from what is moved
+            artist.set_transform(aside)
     _scale(axes.set_xscale, places if numeric else [], _WIDE_SETTINGS, None)
     every = [value for line in lines for values in line.values for value in values]
     _scale(axes.set_yscale, every, _WIDE, log)
     if numeric and axes.get_xscale() == "log":
         axes.set_xticks(places, [f"{value:g}" for value in places])
         axes.set_xticks([], minor=True)
+    elif numeric and all(isinstance(value, int) for value in x):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     elif not numeric:
         rotation = 0 if sum(len(str(value)) for value in x) < 40 else 30
         side = "center" if not rotation else "right"

@@ -116,8 +116,7 @@ class _Log:
                     self._refuse("another training's")
                 kept.append(row)
         self.rows = [*kept, *before.values()]
-        self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        if self.rows != old or (self.overwrite and self.path.exists()):
+        if self.rows or self.path.exists():
             self._rewrite()
         self.overwrite = False  # which concerns what was there before the first training
 
@@ -150,11 +149,14 @@ class _Log:
         return rows
 
     def _rewrite(self) -> None:
+        """Make the file hold the rows; one that does so already, without a line that was cut off, is left alone."""
         rows = self.rows or []
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
         lines = [self.form.line(row, self.columns) for row in rows]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_output(self.path, "".join([self.form.head(self.columns) if rows else "", *lines]).encode())
+        content = "".join([self.form.head(self.columns) if rows else "", *lines]).encode()
+        if not self.path.exists() or self.path.read_bytes() != content:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_output(self.path, content)
 
     def _refuse(self, got: str) -> NoReturn:
         fix = "Give another path, or overwrite=True. To go on with it, resume its training."
