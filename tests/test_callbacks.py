@@ -753,7 +753,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most():
 
 
 def test_prints_go_to_a_file_that_stdout_is(terminal, capsys):
-    drawn = terminal()
+    terminal()
     fit(progress=True, callbacks=[lambda entry: print("epoch", entry["epoch"])])
     assert capsys.readouterr().out == "".join(f"epoch {epoch}\n" for epoch in range(1, 6))
 
