@@ -28,7 +28,7 @@ from dissensus.axes import Decomposition, LossParts
 from dissensus.ensemble import Ensemble
 from dissensus.predictive import Predictive, predictive
 from dissensus.storage import StorageError
-from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, fit, sweep
+from dissensus.train import History, OutOfMemory, Progress, Sweep, TrainingDiverged, callbacks, fit, sweep
 from dissensus.trunk import SharedTrunk
 
 __version__ = "0.2.0.dev0"
@@ -51,6 +51,7 @@ __all__ = [
     "audit",
     "audit_estimator",
     "auditing",
+    "callbacks",
     "conformal",
     "data",
     "dense",

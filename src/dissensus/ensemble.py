@@ -22,6 +22,7 @@ from dissensus.execution import (
     Backend,
     Body,
     Choice,
+    Choices,
     DifferentMembers,
     MixedMembers,
     StackedMembers,
@@ -35,7 +36,7 @@ from dissensus.execution.graphs import capture_on, on
 from dissensus.execution.inference import Inputs
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import FROZEN, Shared, equal_frozen
-from dissensus.randomness import Use, derived_seed, seeded
+from dissensus.randomness import Use, derived_seed, drawn_seed, seeded
 
 Build = Callable[[], nn.Module]
 KIND = "dissensus.ensemble"
@@ -71,6 +72,8 @@ class Ensemble(nn.Module):
             dictionaries of them, with the batch as first axis.
         members: M.
         seed: Determines every member's initial weights, and dropout outside of `fit`. Member i's do not depend on M.
+            None draws the seed from torch's global generator, so that ``torch.manual_seed`` determines it, and two
+            ensembles in a row differ. ``ens.seed`` is the seed that was drawn.
         backend: ``"loop"`` runs members in turn, ``"vmap"`` all at once, ``"batched"`` chains of linear layers as
             batched products, ``"streams"`` side by side on a GPU, each on a CUDA stream (elsewhere in turn); ``"auto"``
             measures on the first batch, remembers, and tells in `choices`. A `dissensus.execution.Backend` of your own
@@ -96,7 +99,7 @@ class Ensemble(nn.Module):
         self,
         build: Build,
         members: int = 5,
-        seed: int = 0,
+        seed: int | None = 0,
         backend: str | Backend = "auto",
         *,
         output: OutputChoice | None = None,
@@ -105,7 +108,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self._beside = _Beside()
         members = checks.count("members", members)
-        self.seed = seed = checks.count("seed", seed, 0)
+        self.seed = seed = _seed(seed)
         check_output_choice(output)
         self.member_ids = list(range(members))
         try:
@@ -130,7 +133,7 @@ class Ensemble(nn.Module):
         cls,
         modules: Iterable[nn.Module],
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         backend: str | Backend = "auto",
         output: OutputChoice | None = None,
         shared: Shared = None,
@@ -156,6 +159,7 @@ class Ensemble(nn.Module):
             chosen = equal_frozen(modules) if shared == FROZEN else shared
             body = StackedMembers.of((copy.deepcopy(module) for module in modules), chosen, equal=True)
         body.output = output
+        seed = _seed(seed)
         body.set_keys([(seed, member) for member in range(len(modules))])
         return cls.around(body, seed, list(range(len(modules))), backend)
 
@@ -182,6 +186,33 @@ class Ensemble(nn.Module):
     def __len__(self) -> int:
         return len(self.member_ids)
 
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Ensemble": ...
+
+    def __getitem__(self, index: int | slice) -> "nn.Module | Ensemble":
+        """A copy of one member as an ordinary module (`member`), or of several as an ensemble (`subset`).
+
+        >>> ens = Ensemble(lambda: nn.Linear(3, 2), members=5)
+        >>> ens[-1], len(ens[1:3])
+        (Linear(in_features=3, out_features=2, bias=True), 2)
+        """
+        if isinstance(index, slice):
+            chosen = range(self.members)[index]
+            if not chosen:
+                checks.refuse("index", "select at least one member", f"{index} of {self.members} members")
+            return self.subset(chosen)
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            fix = "Several members? Use ens.subset([0, 2])."
+            checks.refuse("index", "be a whole number or a slice", repr(index), fix, TypeError)
+        return self.member(index)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        """Copies of the members, one after the other, as ordinary modules."""
+        return (self.member(index) for index in range(self.members))
+
     @property
     def members(self) -> int:
         """M."""
@@ -189,8 +220,15 @@ class Ensemble(nn.Module):
 
     @property
     def backend(self) -> str:
-        """The name of the requested backend."""
+        """The name of the requested backend. Setting it takes effect at the next pass; ``"auto"`` measures anew."""
         return self.body.backend
+
+    @backend.setter
+    def backend(self, backend: str | Backend) -> None:
+        if not isinstance(self.body, StackedMembers) and checked(backend) not in ("auto", "loop"):
+            checks.refuse("backend", "be 'auto' or 'loop' for members of different architectures", repr(backend))
+        self._set_backend(backend)
+        self.body.choices = Choices()  # a new one, because ensembles of one sweep share theirs
 
     @property
     def output(self) -> OutputChoice | None:
@@ -258,8 +296,8 @@ class Ensemble(nn.Module):
         self._beside.in_bag = in_bag
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a twin does not become a submodule, which is what `nn.Module` makes of every module."""
-        if name in ("twin", "in_bag"):
+        """Set an attribute; properties do not become submodules, which is what `nn.Module` makes of every module."""
+        if name in ("twin", "in_bag", "backend"):
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -501,6 +539,11 @@ def _body_of(modules: Sequence[nn.Module]) -> Body:
         return StackedMembers.of(copy.deepcopy(module) for module in modules)
     except DifferentMembers:
         return MixedMembers([copy.deepcopy(module) for module in modules])
+
+
+def _seed(seed: int | None) -> int:
+    """A seed as it is, or drawn from torch's global generator."""
+    return drawn_seed() if seed is None else checks.count("seed", seed, 0)
 
 
 def fresh_members(build: Build, seed: int, members: int) -> Iterator[nn.Module]:

@@ -66,6 +66,17 @@ def derived_seed(seed: int, use: Use, *numbers: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def drawn_seed() -> int:
+    """A seed of 32 bits from torch's global generator, which moves on: the next one is another.
+
+    >>> _ = torch.manual_seed(0)
+    >>> first = drawn_seed()
+    >>> first == drawn_seed(), first == (torch.manual_seed(0), drawn_seed())[1]
+    (False, True)
+    """
+    return int(torch.randint(2**32, (), generator=torch.default_generator, device="cpu"))
+
+
 def encoded(*words: int | str) -> bytes:
     """Words as bytes. Different lists of words have different bytes.
 

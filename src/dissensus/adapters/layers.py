@@ -12,8 +12,8 @@ from dissensus import checks
 class Adapted(nn.Module):
     """A layer with an adapter. Attributes that it does not have are those of the layer inside, ``base``.
 
-    Foreign code may ask a layer for its ``weight``, its dtype or its sizes. ``weight`` is that of an ordinary layer with
-    the same outputs.
+    Foreign code may ask a layer for its ``weight``, its dtype or its sizes. ``weight`` is that of an ordinary layer
+    with the same outputs.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from dissensus import calls, checks
@@ -645,7 +645,9 @@ def is_source(data: Any) -> bool:
     """
     if isinstance(data, Dataset | DataLoader):
         return as_pair(data) is None
-    return isinstance(data, Iterable) and not isinstance(data, tuple | list | str | bytes | Tensor | Mapping)
+    return isinstance(data, Iterable) and not isinstance(
+        data, tuple | list | str | bytes | Tensor | Mapping | nn.Module
+    )
 
 
 def check_source(data: Any, name: str = "data") -> Dataset[Any] | DataLoader[Any] | Iterable[Any]:
@@ -654,7 +656,7 @@ def check_source(data: Any, name: str = "data") -> Dataset[Any] | DataLoader[Any
         got, fix = type(data).__name__, 'As in (frame[["age", "height"]], frame["label"]).'
         checks.refuse(name, "be (inputs, targets)", f"one {got}", fix, TypeError)
     if isinstance(data, Dataset | DataLoader) or (
-        isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | Mapping)
+        isinstance(data, Iterable) and not isinstance(data, str | bytes | Tensor | Mapping | nn.Module)
     ):
         return data
     requirement = "be (inputs, targets), a Dataset, a DataLoader or an iterable of batches"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from dissensus import calls, checks, storage
@@ -77,7 +77,7 @@ def input_batches(
         collate = getattr(data, "collate", None)
         # With a separate generator, since a loader draws a seed from the global one.
         data = DataLoader(data, batch_size, generator=torch.Generator(), collate_fn=collate)
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+    if isinstance(data, str | bytes | nn.Module) or not isinstance(data, Iterable):
         requirement = "be a tensor, (x, y), a Dataset, a DataLoader or an iterable of batches"
         checks.refuse("data", requirement, type(data).__name__, error=TypeError)
     if not targets and isinstance(data, DataLoader):

@@ -1,23 +1,26 @@
 """Training: one stacked computation for all members."""
 
 from dissensus.execution.out_of_memory import OutOfMemory
-from dissensus.train import schedules
+from dissensus.train import callbacks, schedules
 from dissensus.train.adversary import AdversarialTraining
 from dissensus.train.convergence import Convergence
 from dissensus.train.fitting import fit
 from dissensus.train.history import History, Progress, TrainingDiverged
 from dissensus.train.hyperparameters import drawn_hyperparameters, low_confidence, scale_weights
+from dissensus.train.selection import Best
 from dissensus.train.sweep_result import Sweep
 from dissensus.train.sweeping import sweep
 
 __all__ = [
     "AdversarialTraining",
+    "Best",
     "Convergence",
     "History",
     "OutOfMemory",
     "Progress",
     "Sweep",
     "TrainingDiverged",
+    "callbacks",
     "drawn_hyperparameters",
     "fit",
     "low_confidence",

@@ -251,6 +251,7 @@ def train(engine: Engine) -> None:
         if isinstance(engine.checkpointer, Checkpointer):
             _train_with_checkpoints(engine, engine.checkpointer)
         else:
+            engine.start(resumed=False)
             engine.train()
 
 
@@ -299,7 +300,9 @@ def _train_with_checkpoints(engine: Engine, checkpointer: Checkpointer) -> None:
         source = _read_on(engine)
         if source is not None:
             source.at_pass = engine.state.python_tensors
-        if not checkpointer.restore(engine):
+        resumed = checkpointer.restore(engine)
+        engine.start(resumed=resumed)
+        if not resumed:
             checkpointer.write(engine)  # so that there is always a beginning to go back to
         engine.body.choices.keep_in(checkpointer.choices, engine.body.identity())
         engine.train()

@@ -26,6 +26,7 @@ from dissensus.objectives.declaration import (
     unwrapped,
 )
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.bar import check_progress
 from dissensus.train.grid import Run
 from dissensus.train.settings import (
     BatchSettings,
@@ -86,8 +87,7 @@ def _is_given(numbers: Any) -> bool:
 
 def check_resume(resume: bool, checkpoint: object, seconds: float | None, progress: object) -> None:
     """Refuse to resume without a folder of checkpoints, and what cannot be called while it trains."""
-    if progress is not None:
-        checks.function("progress", progress, "of one argument, a Progress")
+    check_progress(progress)
     if seconds is not None:
         checks.number("checkpoint_seconds", seconds, 0)
     if checks.flag("resume", resume) and checkpoint is None:

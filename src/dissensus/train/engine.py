@@ -30,6 +30,7 @@ from dissensus.train.convergence import frozen_buffers
 from dissensus.train.diagnosis import check_names, culprit
 from dissensus.train.history import Failure, History, OnProgress, Progress, entry
 from dissensus.train.inputs import StepInput, step_inputs
+from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Numerics
 from dissensus.train.python_state import unchanged
 from dissensus.train.running_means import WEIGHT
@@ -98,7 +99,10 @@ class Engine:
     """Attacks the batches of one run."""
     memory_limit: memory.MemoryLimit | None = None
     """Plans how many members of one run train at once, on the first batch; None: all of them."""
+    seeds: Sequence[int] = ()
+    """The seed of every run, for its history."""
     progress: OnProgress | None = None
+    callbacks: Callbacks | None = None
     checkpointer: CheckpointWriter | None = None
     """Called between steps."""
     capture: InitVar[Callable[["Engine"], CapturedSteps | None] | None] = None
@@ -109,6 +113,8 @@ class Engine:
 
     def __post_init__(self, capture: Callable[["Engine"], CapturedSteps | None] | None) -> None:
         self.captured = None if capture is None else capture(self)
+        if self.callbacks is not None and self.callbacks.see_steps:
+            self.state.latest = {}
 
     @property
     def body(self) -> Body:
@@ -129,6 +135,11 @@ class Engine:
     def replaying(self) -> bool:
         """Whether steps are, or are going to be, replayed from graphs."""
         return self.captured is not None and not self.captured.given_up
+
+    def start(self, *, resumed: bool) -> None:
+        """Tell callbacks that training begins, or goes on from a checkpoint; they may refuse it."""
+        if self.callbacks is not None:
+            self.callbacks.start(resumed, self.state.histories)
 
     def train(self) -> None:
         """Train until every run is done; the body then has the trained weights, or the best ones of validation."""
@@ -156,10 +167,15 @@ class Engine:
             state.examples += examples
             state.in_epoch += 1
             state.steps += 1
+            if state.latest is not None and self.captured is not None and self.replaying:
+                self.captured.tell(self)  # a run that has just failed has no numbers to report
             if state.all_failed:
                 self._retire(torch.ones(state.runs, dtype=torch.bool))
                 return
             self._report(last=False)
+            if state.latest is not None and self._notify_step(state.latest, examples, factors[state.in_epoch - 1]):
+                self._retire(torch.ones(state.runs, dtype=torch.bool))
+                return
             if self.checkpointer is not None:
                 self.checkpointer(self)
         self._end_epoch(float(factors[-1]))
@@ -415,12 +431,15 @@ class Engine:
                     state.shared.note_best()
         if state.freezing is not None:
             state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
-        going = state.active_runs().cpu()
         rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
-            if run not in state.failures:
+            if run not in state.failures and run not in state.stops:
                 record = entry(place, state.epoch + 1, rates, means, validation, state.elapsed)
                 state.histories[run].append(record)
+                by = None if self.callbacks is None else self.callbacks.epoch(run, record)
+                if by is not None:
+                    state.stop(place, by)
+        going = state.active_runs().cpu()
         self._report(last=True)
         state.epoch, state.in_epoch = state.epoch + 1, 0
         if not bool(going.all()):
@@ -429,6 +448,34 @@ class Engine:
         if resting != state.resting and self.captured is not None:
             self.captured.forget()
         state.resting = resting
+
+    def _notify_step(self, latest: Mapping[str, Tensor], examples: int, factor: Tensor) -> bool:
+        """Give callbacks the numbers of the latest step; return whether they have stopped the last run in training.
+
+        A run that is stopped among others rests until the end of the epoch: a feed serves the same runs for a whole
+        epoch.
+        """
+        state = self.state
+        assert self.callbacks is not None
+        means = {name: mean.tolist() for name, mean in running_means.averages(latest, examples).items()}
+        rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
+        stopped = False
+        for place, run in enumerate(state.run_ids):
+            if run in state.failures or run in state.stops:
+                continue
+            numbers = entry(place, state.epoch + 1, rates, means, {}, state.elapsed)
+            by = self.callbacks.step(run, {"step": state.steps, **numbers})
+            if by is not None:
+                state.stop(place, by)
+                stopped = True
+        if not stopped:
+            return False
+        if not bool(state.active.any()):
+            return True
+        if not state.resting and self.captured is not None:
+            self.captured.forget()  # graphs of steps in which no row rests would change the buffers of those that do
+        state.resting = True
+        return False
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside and go on with the others."""
@@ -508,12 +555,16 @@ class Engine:
     def history(self, run: int) -> History:
         """The record of a run."""
         state, epochs = self.state, self.state.histories[run]
-        failure = state.failures.get(run)
+        failure, stop = state.failures.get(run), state.stops.get(run)
+        early = failure is None and len(epochs) < self.epochs
+        steps = stop.step if stop else len(epochs) * len(self.feed)
         return History(
             epochs=epochs,
-            steps=failure.step if failure else len(epochs) * len(self.feed),
+            steps=failure.step if failure else steps,
             seconds=epochs[-1]["seconds"] if epochs else 0.0,
-            stopped_early=failure is None and len(epochs) < self.epochs,
+            stopped_early=early,
+            stopped_by=stop.callback if stop and early else None,
+            seed=self.seeds[run] if self.seeds else None,
             best_epoch=state.best_epochs.get(run),
             frozen_at=None if state.freezing is None else state.freezing.epochs(),
             backend=state.backend,

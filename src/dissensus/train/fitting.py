@@ -20,7 +20,9 @@ from dissensus.data.batches import Augments, DataLike, as_pair, bootstrap_counts
 from dissensus.data.splits import Split, held_out_rows
 from dissensus.ensemble import Ensemble
 from dissensus.execution import original, settings_kept
+from dissensus.randomness import drawn_seed
 from dissensus.train.adversary import AdversarialTraining
+from dissensus.train.bar import displayed
 from dissensus.train.checkpoint import reserved, train
 from dissensus.train.compatibility import check_objective, check_resume, tell_of_split
 from dissensus.train.convergence import Convergence
@@ -28,6 +30,7 @@ from dissensus.train.equal_start import tell_of_equal_start
 from dissensus.train.grid import Run
 from dissensus.train.history import History, OnProgress, TrainingDiverged
 from dissensus.train.member_optimizers import MakeOptimizer
+from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.recipe import ExistingMembers, HeldOut, Recipe, initial_weights, note_interruption
 from dissensus.train.sequential import one_by_one
@@ -100,8 +103,9 @@ def fit(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float | None = None,
-    progress: OnProgress | None = None,
-    seed: int = 0,
+    progress: bool | OnProgress | None = None,
+    callbacks: Iterable[Any] | None = None,
+    seed: int | None = 0,
     split_seed: int | None = None,
     twin: bool | Objective = False,
 ) -> History:
@@ -263,9 +267,29 @@ def fit(
             beginning if there is none.
         checkpoint_seconds: Seconds between checkpoints. The default is ten, or more if writing would take over 2 % of
             the time.
-        progress: Function that is called with a `Progress` about ten times a second and at the end of every epoch.
+        progress: True draws a bar on stderr, with rich if it is installed, and leaves a summary in one line. If stderr
+            is no terminal, that line is all. Or a function that is called with a `Progress` about ten times a second
+            and at the end of every epoch.
+        callbacks: List of objects with a method ``on_epoch(entry)``, ``on_step(entry)`` or both, or of functions, which
+            stand for ``on_epoch``. `dissensus.callbacks` has ready ones.
+
+            ``on_epoch`` gets a copy of every entry of the history, validation included, after each epoch. ``on_step``
+            gets ``epoch``, ``step`` (which counts from 1 over all epochs), ``lr``, the loss and the parts of that
+            batch, and ``seconds``. On a GPU, where steps are replayed without waiting for their results, ``on_step``
+            makes the host wait for every step. Entries have ``member`` if ``sequential`` is set, and ``twin`` (False,
+            then True) with ``twin``.
+
+            A callback that returns True stops the training: after this epoch, or at once after this step, whose epoch
+            then has no entry. The weights are those of the best epoch if there is validation data and ``keep="best"``,
+            else the last ones, and ``stopped_by`` of the history is the name of the callback. With ``sequential`` it
+            stops the training of that member, and of a twin that of the twin. An error in a callback ends the training
+            as Ctrl-C does: the ensemble has the weights so far (the best, if validated), checkpoints stay as they are.
+            A resumed training calls ``on_epoch`` again for epochs after its checkpoint. Callbacks are no setting that
+            checkpoints are known by.
         seed: Seed of data order, dropout (layers, ``F.dropout``, stochastic depth) and augmentation. Other random
             numbers that a network's own code or a data set draws (``torch.randn``) come from torch's global generator.
+            None draws the seed from that generator, so that ``torch.manual_seed`` determines it. ``seed`` of the
+            history has it.
         split_seed: Seed of the validation split. The default is ``seed``.
         twin: Whether to train an independent twin as well, as a reference for an audit. The twin starts from a copy of
             the members as they are before training. It is trained with the same loss, data order, seeds and settings,
@@ -289,13 +313,14 @@ def fit(
     """
     check_objective(objective)
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
-    seed = checks.count("seed", seed, 0)
+    listeners = Callbacks.of(callbacks)
+    seed = drawn_seed() if seed is None else checks.count("seed", seed, 0)
     if split_seed is not None and isinstance(validation, Split) and validation.seed is not None:
         checks.refuse("split_seed", "be None where the split has a seed", split_seed, "Leave one of them out.")
     split_seed = seed if split_seed is None else checks.count("split_seed", split_seed, 0)
     frozen = checks.listed("frozen", frozen)
     checks.flag("sequential", sequential)
-    with _as_ensemble(ensemble) as members:
+    with displayed(progress) as display, _as_ensemble(ensemble) as members:
         checks.computes("ensemble", members.device)
         of_twin = twin_objective(twin, members, objective)
         conversion = Conversion.of(members)
@@ -345,15 +370,26 @@ def fit(
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
         tell_of_equal_start(members.body, recipe, sequential=sequential)
-        reference = Twin.of(recipe, progress, sequential=sequential)
-        progress = progress if reference is None else reference.siblings_progress
+        reference = Twin.of(recipe, display.progress, listeners, sequential=sequential)
+        on_progress = display.progress if reference is None else reference.siblings_progress
+        if reference is not None and listeners is not None:
+            listeners = listeners.at(twin=False)
         with _interruption_noted(members, recipe.checkpoint):
             if sequential:
-                history = one_by_one(train_recipe, recipe, progress)
+                history = one_by_one(train_recipe, recipe, on_progress, listeners)
             else:
-                history = train_recipe(recipe, progress, reference)
+                history = train_recipe(recipe, on_progress, reference, listeners)
             members.in_bag = _in_bag(recipe, data, rows)
-            return history if reference is None else reference.train(train_recipe, members, history)
+            history = history if reference is None else reference.train(train_recipe, members, history)
+        display.summary = _summary(history)
+        return history
+
+
+def _summary(history: History) -> str:
+    """What a bar leaves behind: how the training ended, and its last losses."""
+    last = history.epochs[-1] if history.epochs else {}
+    numbers = [f"{name} {last[name]:.4g}" for name in ("loss", "validation") if isinstance(last.get(name), float)]
+    return f"trained: {history}" + (f"; {', '.join(numbers)} at the end" if numbers else "")
 
 
 def _in_bag(recipe: Recipe, data: DataLike, rows: tuple[Tensor, Tensor] | None) -> Tensor | Literal["all"] | None:
@@ -386,13 +422,18 @@ def _interruption_noted(ensemble: Ensemble, checkpoint: CheckpointSettings | Non
         raise
 
 
-def train_recipe(recipe: Recipe, progress: OnProgress | None = None, twin: Twin | None = None) -> History:
+def train_recipe(
+    recipe: Recipe,
+    progress: OnProgress | None = None,
+    twin: Twin | None = None,
+    callbacks: Callbacks | None = None,
+) -> History:
     """Train the ensemble of a recipe in place; a twin that is trained afterwards is stored with the checkpoints."""
     assert isinstance(recipe.initial, ExistingMembers)
     ensemble = recipe.initial.ensemble
     with settings_kept(ensemble):
         tell_of_split(ensemble.body, recipe.objective)
-        engine = recipe.engine(progress=progress, checkpoint=recipe.checkpoint)
+        engine = recipe.engine(progress=progress, callbacks=callbacks, checkpoint=recipe.checkpoint)
         with reserved(recipe.checkpoint):
             if twin is not None:
                 twin.keep(engine.checkpointer)

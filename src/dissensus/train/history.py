@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dissensus import checks
 from dissensus.ensemble import Ensemble
+from dissensus.pages.training import LearningCurves, learning_curves
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class History:
     steps: int = 0
     seconds: float = 0.0
     stopped_early: bool = False
+    stopped_by: str | None = None
+    """The name of the callback that has stopped the training before its last epoch; None where none has."""
+    seed: int | None = None
+    """The seed of the training, also where it was drawn from torch's generator (``seed=None``)."""
     best_epoch: int | list[int | None] | None = None
     """The epoch whose weights were kept, for the ensemble or per member; None without validation data, or where no
     epoch had a finite metric."""
@@ -123,13 +129,99 @@ class History:
         record = {name: value for name, value in vars(self).items() if name not in ("twin", "twin_history")}
         return record if self.twin_history is None else {**record, "twin_history": self.twin_history._record()}
 
+    def frame(self) -> Any:
+        """One row per epoch as a pandas frame; lists have one column per member, such as ``member_loss.0``.
+
+        With a twin, its epochs follow those of the ensemble, and the column ``twin`` tells them apart.
+
+        >>> History([{"epoch": 1, "loss": 0.5, "member_loss": [0.4, 0.6]}]).frame().to_dict("records")
+        [{'epoch': 1, 'loss': 0.5, 'member_loss.0': 0.4, 'member_loss.1': 0.6}]
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("a frame needs pandas: pip install 'dissensus[data]'") from None
+        entries = self.epochs
+        if self.twin_history is not None:
+            own = [{**entry, "twin": False} for entry in self.epochs]
+            entries = own + [{**entry, "twin": True} for entry in self.twin_history.epochs]
+        return pandas.DataFrame([flattened(entry) for entry in entries])
+
+    def plot(self, *, log: bool | None = None) -> Any:
+        """The losses over the epochs as a matplotlib figure: ``history.plot().savefig("history.png")``.
+
+        The first panel has the training loss, and the mean of the members' losses with a band from the best to the
+        worst member. The second has what is watched on validation data, with one line per member if each is watched,
+        and a mark at the epoch whose weights were kept. A twin is drawn in dashes.
+
+        Args:
+            log: Whether the axes of losses are logarithmic. By default, they are if all numbers are above zero and the
+                largest is at least ten times the smallest.
+        """
+        if log is not None:
+            checks.flag("log", log)
+        if not self.epochs:
+            checks.refuse("history", "hold an epoch to draw", "none")
+        curves = [_curves(self.epochs, self.best_epoch, "")]
+        if self.twin_history is not None and self.twin_history.epochs:
+            curves.append(_curves(self.twin_history.epochs, self.twin_history.best_epoch, "twin"))
+        return learning_curves(curves, log)
+
     def __str__(self) -> str:
-        stopped = ", stopped early" if self.stopped_early else ""
+        by = "" if self.stopped_by is None else f" by {self.stopped_by}"
+        stopped = f", stopped early{by}" if self.stopped_early else ""
         best = "" if self.best_epoch is None else f", best epoch {self.best_epoch}"
         ends = ["never" if epoch is None else str(epoch) for epoch in self.frozen_at or []]
         frozen = f", members frozen at epochs {', '.join(ends)}" if ends else ""
         twin = "" if self.twin_history is None else f"; twin: {self.twin_history}"
         return f"{len(self.epochs)} epochs, {self.steps} steps, {self.seconds:.3g} s{stopped}{best}{frozen}{twin}"
+
+
+def _curves(epochs: Sequence[Mapping[str, Any]], best: int | list[int | None] | None, name: str) -> LearningCurves:
+    """What is drawn of a history; epochs of members that were trained in turn follow each other."""
+    starts = [0, *(i for i in range(1, len(epochs)) if epochs[i]["epoch"] <= epochs[i - 1]["epoch"])]
+    watched = [_numbers(entry.get("validation")) for entry in epochs]
+    of_each = best if isinstance(best, list) else [best]
+    in_turn = len(starts) > 1
+    marks = [
+        (start + epoch, watched[start + epoch - 1][0 if in_turn or len(of_each) == 1 else place])
+        for place, (epoch, start) in enumerate(zip(of_each, starts if in_turn else [0] * len(of_each), strict=False))
+        if epoch is not None and watched[start + epoch - 1]
+    ]
+    return LearningCurves(
+        name=name,
+        loss=[entry["loss"] for entry in epochs],
+        members=[_numbers(entry.get("member_loss")) for entry in epochs],
+        validation=watched,
+        marks=marks,
+        starts=starts,
+    )
+
+
+def _numbers(value: Any) -> list[float]:
+    """A number, several or none, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def flattened(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry without lists and dictionaries inside: their values get names with dots.
+
+    Values that are no numbers, texts or None, such as functions in the grid of a sweep, become their names.
+
+    >>> flattened({"run": 2, "point": {"beta": 0.5}, "epoch": 1, "member_loss": [0.25, 0.5]})
+    {'run': 2, 'point.beta': 0.5, 'epoch': 1, 'member_loss.0': 0.25, 'member_loss.1': 0.5}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            flat |= flattened({f"{name}.{key}": inner for key, inner in value.items()})
+        elif isinstance(value, list | tuple):
+            flat |= flattened({f"{name}.{place}": inner for place, inner in enumerate(value)})
+        elif isinstance(value, bool | int | float | str | None):
+            flat[name] = value
+        else:
+            flat[name] = getattr(value, "__qualname__", None) or str(value)
+    return flat
 
 
 def entry(

@@ -61,6 +61,7 @@ from dissensus.train.grid import Run, draw_keys
 from dissensus.train.history import OnProgress
 from dissensus.train.member_optimizers import MemberOptimizers, check_optimizer
 from dissensus.train.memory import MemoryLimit
+from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import PrecisionSettings, numerics
 from dissensus.train.parameter_columns import decay_mask, matrix_columns, shared_decay_mask
 from dissensus.train.probing import targets_of
@@ -397,6 +398,7 @@ class Recipe:
         numbers: Sequence[int] = (0,),
         *,
         progress: OnProgress | None = None,
+        callbacks: Callbacks | None = None,
         checkpoint: CheckpointSettings | None = None,
         choices: Choices | None = None,
     ) -> Engine:
@@ -405,6 +407,7 @@ class Recipe:
         Args:
             numbers: The runs, by number.
             progress: Called while it trains.
+            callbacks: Called at the end of epochs and steps.
             checkpoint: Where checkpoints of these runs go.
             choices: Backends chosen so far, by runs of the same shape.
         """
@@ -471,7 +474,9 @@ class Recipe:
             adversary=None if self.adversarial is None else Adversary(self.adversarial, runs[0].seed, device),
             # Gradients of shared parameters come from all members together.
             memory_limit=limit if len(runs) == 1 and state.shared is None else None,
+            seeds=[run.seed for run in runs],
             progress=progress,
+            callbacks=callbacks,
             checkpointer=checkpointer,
             capture=graph_steps,
         )

@@ -12,13 +12,17 @@ from dissensus.data.batches import refuse_iterator
 from dissensus.ensemble import Ensemble
 from dissensus.objectives import independent
 from dissensus.train.history import History, OnProgress, share_of
+from dissensus.train.notification import Callbacks
 from dissensus.train.recipe import ExistingMembers, Recipe
 
 
 def one_by_one(
-    train: Callable[[Recipe, OnProgress | None], History], recipe: Recipe, progress: OnProgress | None
+    train: Callable[..., History], recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None = None
 ) -> History:
-    """Train each member in turn, beside the frozen earlier ones; return the histories of all, concatenated."""
+    """Train each member in turn, beside the frozen earlier ones; return the histories of all, concatenated.
+
+    Entries that callbacks get name the ``member``; a callback that stops training stops that of this member.
+    """
     assert isinstance(recipe.initial, ExistingMembers)
     ensemble = recipe.initial.ensemble
     if recipe.frozen or recipe.active_members is not None or recipe.freeze is not None:
@@ -36,7 +40,8 @@ def one_by_one(
         subset.twin = ensemble.twin
         share = None if progress is None else share_of(progress, member, 1, ensemble.members)
         try:
-            stages.append(train(_stage(recipe, subset), share))
+            own = None if callbacks is None else callbacks.at(member=member)
+            stages.append(train(_stage(recipe, subset), share, callbacks=own))
         finally:
             ensemble.body.copy_member(member, subset.body)
             ensemble.twin = subset.twin  # None once a stage has begun to train
@@ -78,6 +83,8 @@ def _joined(stages: list[History]) -> History:
         steps=sum(stage.steps for stage in stages),
         seconds=sum(stage.seconds for stage in stages),
         stopped_early=any(stage.stopped_early for stage in stages),
+        stopped_by=next((stage.stopped_by for stage in stages if stage.stopped_by is not None), None),
+        seed=last.seed,
         best_epoch=best if len(best) == len(stages) else None,
         backend=last.backend,
         precision=last.precision,

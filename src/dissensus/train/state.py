@@ -21,6 +21,7 @@ from dissensus.train.early_stopping import EarlyStopping
 from dissensus.train.history import Failure
 from dissensus.train.member_optimizers import MemberOptimizers
 from dissensus.train.memory import MemoryPlan
+from dissensus.train.notification import Stop
 from dissensus.train.python_state import PythonState
 from dissensus.train.sampling import MemberSampling
 from dissensus.train.shared_weights import SharedWeights
@@ -101,12 +102,16 @@ class TrainState:
     """Examples of this epoch so far."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     """Sums of every loss over the examples of this epoch, ``[R]`` or ``[R, M]``."""
+    latest: dict[str, Tensor] | None = None
+    """The same sums of the latest step alone; None where nobody reads them."""
     epoch_buffers: dict[str, Tensor] = field(default_factory=dict)
     """Copies of the buffers from the beginning of the epoch."""
     finished: dict[str, Tensor] = field(default_factory=dict)
     """Weights and buffers of runs that are done, with rows for all runs; empty while all runs train."""
     histories: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
+    stops: dict[int, Stop] = field(default_factory=dict)
+    """Runs that callbacks have stopped."""
     best_epochs: dict[int, Any] = field(default_factory=dict)
     plan: MemoryPlan | None = None
     """How many members run at once; made before the first step."""
@@ -205,6 +210,10 @@ class TrainState:
         """Add a step's losses to the sums of the epoch; the total counts as a mean over members."""
         mean = LossParts(parts.total / self.members_summed, parts.parts)
         running_means.add(self.sums, mean, examples, self.settings.sampling, self.sampled, self.step_weight)
+        if self.latest is not None:
+            for total in self.latest.values():  # in place, because a graph may hold this step
+                total.zero_()
+            running_means.add(self.latest, mean, examples, self.settings.sampling, self.sampled, self.step_weight)
 
     def finite_runs(self, total: Float[Tensor, " R"], grad: Tensor) -> Bool[Tensor, " R"]:
         """Runs that may go on: total and gradient are finite, or all rows rest. Nothing is read back to the host."""
@@ -224,6 +233,11 @@ class TrainState:
         self.body.merge({name: buffers[name] for name in spoilt}, spoilt, rows)
         self.active.logical_and_(~rows)
         self.resting, self.all_failed = True, not bool(self.active.any())
+
+    def stop(self, place: int, callback: str) -> None:
+        """Stop a run at the wish of a callback; its weights do not change from now on."""
+        self.stops[self.run_ids[place]] = Stop(callback, self.steps)
+        self.active[place * self.members : (place + 1) * self.members] = False
 
     def active_gradient(self, grad: Tensor) -> Tensor:
         """A gradient with zeros for rows that rest."""
@@ -280,6 +294,7 @@ class TrainState:
         self.settings = self.settings.select(runs, rows)
         self.run_ids = [run for run, selected in zip(self.run_ids, runs.tolist(), strict=True) if selected]
         self.sums = {}
+        self.latest = None if self.latest is None else {}
         if self.stopping is not None:
             self.stopping.select(rows)
 
@@ -334,6 +349,7 @@ class TrainState:
             "seconds": self.elapsed,
             "best_epochs": list(self.best_epochs.items()),
             "histories": list(self.histories.items()),
+            "stops": [(run, *stop) for run, stop in self.stops.items()],
             "failures": [(run, vars(failure)) for run, failure in self.failures.items()],
             "backend": self.backend,
             "members_at_once": self.members_at_once if self.plan is None else self.plan.at_once,
@@ -376,6 +392,7 @@ class TrainState:
         self.examples, self.seconds, self.started = facts["examples"], facts["seconds"], time.perf_counter()
         self.best_epochs, self.histories = dict(facts["best_epochs"]), dict(facts["histories"])
         self.failures = {run: Failure(**failure) for run, failure in facts["failures"]}
+        self.stops = {run: Stop(*stop) for run, *stop in facts.get("stops", ())}
         self.backend, self.members_at_once = facts["backend"], facts["members_at_once"]
 
 

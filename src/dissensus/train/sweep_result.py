@@ -2,10 +2,11 @@
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,12 @@ from dissensus.ensemble import Ensemble, stored_tensors
 from dissensus.execution import BACKENDS, Body, StackedMembers
 from dissensus.execution.inference import prediction_out_of_memory
 from dissensus.execution.out_of_memory import advising
+from dissensus.pages.training import sweep_lines
 from dissensus.randomness import seeded
 from dissensus.train.evaluation import evaluation_batch
+from dissensus.train.grid import FOLD, SEEDS
 from dissensus.train.history import History
+from dissensus.train.selection import Best, averaged_names, best_group, checked_mode, lines_over, values_of
 
 KIND = "dissensus.sweep"
 FORMATS = storage.Formats(newest=1)
@@ -55,6 +59,8 @@ class Sweep:
     points: list[dict[str, Any]]
     outcomes: list[Outcome]
     groups: list[Group]
+    mode: Literal["min", "max"] = "min"
+    """Whether a lower or a higher ``validation`` is better."""
 
     def __len__(self) -> int:
         return len(self.points)
@@ -116,6 +122,94 @@ class Sweep:
             **{f"final_{name}" if name in self.points[index] else name: value for name, value in numbers.items()},
         }
 
+    def best(
+        self,
+        metric: str = "validation",
+        *,
+        mode: Literal["min", "max"] | None = None,
+        over: str | Iterable[str] = (),
+    ) -> Best:
+        """The best run: its number, its point, the metric and its ensemble. Of equals it is the first.
+
+        Runs that failed, and runs whose metric is NaN, are left out. The best of many runs is partly luck: its metric
+        flatters it, the more so the more seeds there are. ``over="seed"`` compares points by their means over seeds
+        instead. A point with a run that failed is then left out as a whole.
+
+        Args:
+            metric: A column of `table` with numbers, such as ``"validation"`` or ``"validation_accuracy"``.
+            mode: Whether a lower (``"min"``) or a higher (``"max"``) metric is better. For ``validation`` it is that of
+                the sweep, for ``loss`` it is ``"min"``. Required for other metrics.
+            over: Names of the grid to average over, such as ``"seed"`` or ``["seed", "fold"]``.
+
+        >>> import dissensus as ds
+        >>> x, y = torch.randn(64, 3), torch.randn(64, 1)
+        >>> build = functools.partial(ds.nets.mlp, 3, 1, (8,))
+        >>> objective = functools.partial(ds.objectives.independent, loss="squared_error")
+        >>> swept = ds.sweep(build, (x, y), objective, grid={"lr": [1e-9, 1e-2], "seed": [0, 1]}, epochs=3)
+        >>> best = swept.best("loss", over="seed")
+        >>> best.point, best.runs, len(best.ensemble)
+        ({'lr': 0.01}, [2, 3], 5)
+        """
+        values, rule, names = self._compared(metric, mode, over)
+        point, runs, mean, error = best_group(self.points, values, rule, names)
+        run, *_ = best_group([self.points[run] for run in runs], [values[run] for run in runs], rule, [])[1]
+        return Best(runs[run], point, mean, error, runs, self.run(runs[run]))
+
+    def plot(
+        self,
+        x: str | None = None,
+        metric: str = "validation",
+        *,
+        over: str | Iterable[str] | None = None,
+        log: bool | None = None,
+    ) -> Any:
+        """A metric against a setting of the grid as a matplotlib figure, with one line per combination of the others.
+
+        Lines join the means over seeds. Bars are one standard error to either side, and points are single runs. Failed
+        runs are left out, and the figure says how many.
+
+        Args:
+            x: A name of the grid. The default is the first one that varies and is not averaged over.
+            metric: A column of `table` with numbers.
+            over: Names of the grid to average over. The default is those of ``seed``, ``split_seed`` and ``fold`` that
+                the grid has.
+            log: Whether the axis of the metric is logarithmic. By default, it is if all numbers are above zero and the
+                largest is at least ten times the smallest.
+        """
+        given = dict.fromkeys(name for point in self.points for name in point)
+        names = averaged_names(
+            [n for n in (*SEEDS, FOLD) if n in given and n != x] if over is None else over, self.points
+        )
+        varying = [name for name in given if name not in names and not self._is_constant(name)]
+        if x is None:
+            x = next(iter([*varying, *(name for name in given if name not in names), *given]))
+        checks.one_of("x", x, given)
+        if x in names:
+            checks.refuse("x", "be none of the names in `over`", repr(x))
+        values = values_of(self.table(frame=False), self.points, metric)
+        constant = [name for name in given if name not in varying and name != x]
+        ticks, lines = lines_over(self.points, values, x, [*names, *constant])
+        if not lines:
+            raise ValueError(f"there is nothing to draw: no run has a finite {metric!r}. `table()` says why.")
+        failed = sum(outcome.status == "failed" for outcome in self.outcomes)
+        note = f"{failed} failed {'run is' if failed == 1 else 'runs are'} left out" if failed else ""
+        return sweep_lines(ticks, lines, x_label=x, y_label=metric, note=note, log=log)
+
+    def _is_constant(self, name: str) -> bool:
+        return all(point.get(name) == self.points[0].get(name) for point in self.points)
+
+    def _compared(
+        self, metric: str, mode: Literal["min", "max"] | None, over: str | Iterable[str]
+    ) -> tuple[list[float], Literal["min", "max"], list[str]]:
+        names = averaged_names(over, self.points)
+        values = values_of(self.table(frame=False), self.points, metric)
+        return values, checked_mode(mode, metric, self.mode), names
+
+    def __str__(self) -> str:
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        ends = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"{len(self)} runs: {ends}"
+
     @torch.no_grad()
     def outputs(self, x: Any, batch_size: int = 1024) -> Tensor:
         """Member outputs ``[R, M, N, ...]`` on the host, in evaluation mode, batch by batch.
@@ -159,6 +253,7 @@ class Sweep:
         }
         details = {
             "points": self.points,
+            "mode": self.mode,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "groups": [
                 {
@@ -222,7 +317,7 @@ class Sweep:
             on_all = bool(entry.get("on_all", True))
             groups.append(Group(entry["runs"], body, entry["members"], entry["build"], entry["seeds"], on_all))
         outcomes = [Outcome(o["status"], o["reason"], History(**o["history"])) for o in manifest["outcomes"]]
-        return cls(manifest["points"], outcomes, groups)
+        return cls(manifest["points"], outcomes, groups, manifest.get("mode", "min"))
 
 
 def _name(value: Any) -> str:

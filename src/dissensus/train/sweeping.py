@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,16 @@ from dissensus.data.splits import Split
 from dissensus.execution import Backend, Choices
 from dissensus.execution.out_of_memory import advising
 from dissensus.execution.sharing import Shared
-from dissensus.randomness import seeded
+from dissensus.randomness import drawn_seed, seeded
 from dissensus.storage import OtherFormat, StorageError, read_folder, read_record, write_folder, write_record
+from dissensus.train.bar import displayed
 from dissensus.train.checkpoint import FORMATS, refuse_other, reserved, train
 from dissensus.train.compatibility import check_resume, held_out_of, tell_of_split
 from dissensus.train.engine import Engine
 from dissensus.train.grid import Grid, Run, grouped, runs_of
 from dissensus.train.history import OnProgress, Progress
 from dissensus.train.member_optimizers import MakeOptimizer
+from dissensus.train.notification import Callbacks
 from dissensus.train.numerics import Precision, PrecisionSettings
 from dissensus.train.probing import probe
 from dissensus.train.python_state import PythonState, sources_at_beginning
@@ -109,8 +111,9 @@ def sweep(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float | None = None,
-    progress: OnProgress | None = None,
-    seed: int = 0,
+    progress: bool | OnProgress | None = None,
+    callbacks: Iterable[Any] | None = None,
+    seed: int | None = 0,
 ) -> Sweep:
     """Train every point of a grid of settings.
 
@@ -189,8 +192,12 @@ def sweep(
         checkpoint: Folder for checkpoints, with which an interrupted sweep can be resumed.
         resume: Whether to resume the sweep in ``checkpoint``. It starts from the beginning if there is none.
         checkpoint_seconds: See `dissensus.fit`.
-        progress: Function that is called with a `Progress`, whose losses are means over runs.
-        seed: Seed of every run. The grid takes precedence.
+        progress: True for a bar, or a function that is called with a `Progress`, whose losses are means over runs. See
+            `dissensus.fit`.
+        callbacks: See `dissensus.fit`. They are called once per run, and entries begin with ``run``, the number of the
+            run, and ``point``, its point of the grid. A callback that returns True stops that run; the others go on. A
+            run that is stopped by ``on_step`` costs until the end of the epoch.
+        seed: Seed of every run. The grid takes precedence. None draws one seed for all runs from torch's generator.
 
     Returns:
         The points of the grid, with the trained members, the history and the status of every run.
@@ -205,7 +212,8 @@ def sweep(
     """
     check_resume(resume, checkpoint, checkpoint_seconds, progress)
     refuse_iterator(data, "checks and for runs that are not trained together")
-    seed = checks.count("seed", seed, 0)
+    listeners = Callbacks.of(callbacks)
+    seed = drawn_seed() if seed is None else checks.count("seed", seed, 0)
     settings = OptimizerSettings(optimizer, nesterov, betas, eps, schedule, no_decay)  # pyright: ignore[reportArgumentType]
     defaults = {
         **settings.per_run(lr=lr, weight_decay=weight_decay, momentum=momentum),
@@ -257,7 +265,7 @@ def sweep(
     on_all = not bootstrap and not isinstance(held_out, float | Split)
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
-    with reserved(recipe.checkpoint):
+    with displayed(progress) as display, reserved(recipe.checkpoint):
         sources = sources_at_beginning(initial.device, recipe.data, recipe.unlabelled, recipe.validation)
         parts = _parts(recipe)
         if sources is not None and recipe.checkpoint is not None:
@@ -266,7 +274,7 @@ def sweep(
             if sources is not None:
                 sources.rewind()  # every part reads what a separate training with new sources would
             with advising(functools.partial(_out_of_memory, recipe, part.numbers)):
-                engine = part.engine(recipe, progress)
+                engine = part.engine(recipe, display.progress, listeners)
             train(engine)
             engine.body.eval()
             engine.body.recompute = False
@@ -274,7 +282,10 @@ def sweep(
             seeds = [run.seed for run in runs]
             groups.append(Group(part.numbers, engine.body, runs[0].members, runs[0].build, seeds, on_all))
             outcomes |= {number: _outcome(engine, place) for place, number in enumerate(part.numbers)}
-    return Sweep([run.point for run in recipe.runs], [outcomes[n] for n in range(len(outcomes))], groups)
+        points, ends = [run.point for run in recipe.runs], [outcomes[number] for number in range(len(outcomes))]
+        result = Sweep(points, ends, groups, recipe.validation_settings.mode or "min")
+        display.summary = str(result)
+    return result
 
 
 def _keep_beginning(sources: PythonState, checkpoint: CheckpointSettings) -> None:
@@ -307,7 +318,7 @@ class Part:
     steps_before: int
     steps_in_all: int
 
-    def engine(self, recipe: Recipe, progress: OnProgress | None) -> Engine:
+    def engine(self, recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None) -> Engine:
         """The engine of these runs."""
         checkpoint = recipe.checkpoint
         if checkpoint is not None:
@@ -316,7 +327,11 @@ class Part:
             checkpoint = replace(checkpoint, folder=folder, choices=choices, part=tuple(self.numbers))
         if progress is not None:
             progress = functools.partial(_shifted, progress, self.steps_before, self.steps_in_all)
-        return recipe.engine(self.numbers, progress=progress, checkpoint=checkpoint, choices=self.choices)
+        if callbacks is not None:
+            callbacks = callbacks.for_runs(self.numbers, [run.point for run in recipe.runs])
+        return recipe.engine(
+            self.numbers, progress=progress, callbacks=callbacks, checkpoint=checkpoint, choices=self.choices
+        )
 
 
 def _parts(recipe: Recipe) -> list[Part]:
@@ -424,4 +439,5 @@ def _shifted(progress: OnProgress, before: int, total: int, moment: Progress) ->
 def _outcome(engine: Engine, place: int) -> Outcome:
     failure, history = engine.state.failures.get(place), engine.history(place)
     status = "failed" if failure else "stopped early" if history.stopped_early else "done"
-    return Outcome(status, str(failure) if failure else "", history)
+    stop = f"stopped by {history.stopped_by}" if history.stopped_by is not None else ""
+    return Outcome(status, str(failure) if failure else stop, history)

@@ -20,6 +20,7 @@ from dissensus.objectives.declaration import UNLABELLED, argument, declaration, 
 from dissensus.randomness import generators_kept
 from dissensus.train.checkpoint import FORMATS, Checkpointer, checkpoints_in
 from dissensus.train.history import History, OnProgress, TrainingDiverged, share_of
+from dissensus.train.notification import Callbacks
 from dissensus.train.python_state import PythonState, sources_at_beginning
 from dissensus.train.recipe import ExistingMembers, Recipe
 from dissensus.train.trained_loss import trained_loss
@@ -83,6 +84,7 @@ class Twin:
     progress: OnProgress | None
     siblings_progress: OnProgress | None
     """Progress of the ensemble whose twin is trained after it."""
+    callbacks: Callbacks | None
     generators: list[torch.Generator]
     """Generators that the ensemble's training may draw from besides its seed: torch's, and those of loaders."""
     states: list[Tensor]
@@ -91,7 +93,9 @@ class Twin:
     """Sources of batches, with generators and counters of their own, at the beginning."""
 
     @classmethod
-    def of(cls, recipe: Recipe, progress: OnProgress | None, *, sequential: bool) -> "Twin | None":
+    def of(
+        cls, recipe: Recipe, progress: OnProgress | None, callbacks: Callbacks | None, *, sequential: bool
+    ) -> "Twin | None":
         """The twin of an ensemble that is about to be trained; None where the recipe has none.
 
         Settings that do not go together are refused here, before anything is trained.
@@ -123,6 +127,7 @@ class Twin:
             own_recipe,
             None if progress is None else share_of(progress, trainings, 1, trainings + 1, twin=True),
             None if progress is None else share_of(progress, 0, trainings, trainings + 1),
+            None if callbacks is None else callbacks.at(twin=True),
             generators,
             [generator.get_state() for generator in generators],
             sources_at_beginning(ensemble.device, recipe.data, own_recipe.unlabelled, recipe.validation),
@@ -172,14 +177,12 @@ class Twin:
             for name, tensor in tensors.items():
                 tensor.copy_(stored[name])
 
-    def train(
-        self, train: Callable[[Recipe, OnProgress | None], History], ensemble: Ensemble, history: History
-    ) -> History:
+    def train(self, train: Callable[..., History], ensemble: Ensemble, history: History) -> History:
         """Train the twin after its sibling; both the sibling and its history get it."""
         self.ensemble.body.choices.update(ensemble.body.choices)  # of the same passes: measured once
         with self._from_the_beginning():
             try:
-                history.twin_history = train(self.recipe, self.progress)
+                history.twin_history = train(self.recipe, self.progress, callbacks=self.callbacks)
             except TrainingDiverged as reason:
                 history.twin_history = reason.history
                 raise TrainingDiverged(reason.failure, history, twin=True) from None

@@ -1,0 +1,145 @@
+"""Calls of a user's callbacks: what they are given, and what their answers do."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from torch import Tensor
+
+from dissensus import checks
+
+Entry = dict[str, Any]
+"""The numbers of an epoch or of a step, by name."""
+
+
+class Start(NamedTuple):
+    """The beginning of a training, or of a part of one, for callbacks that have a method ``on_start``."""
+
+    resumed: bool
+    """Whether training goes on from a checkpoint."""
+    entries: list[Entry]
+    """The epochs before that checkpoint, as `on_epoch` was given them."""
+    places: list[Entry]
+    """What is about to be trained, as entries name it: one dictionary per run, with ``run`` and ``point`` in a sweep,
+    ``member`` in a sequential training and ``twin`` in a training with a twin."""
+
+
+class Stop(NamedTuple):
+    """A run that a callback has stopped."""
+
+    callback: str
+    step: int
+    """Steps of the run so far."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The callbacks of a training, and what their entries say about the place of it."""
+
+    listeners: Sequence[object]
+    places: Sequence[Mapping[str, Any]] = field(default_factory=lambda: [{}])
+    """What entries of each run begin with."""
+
+    @classmethod
+    def of(cls, callbacks: Any) -> "Callbacks | None":
+        """Callbacks as a user gives them; None where there are none. What is no callback is refused."""
+        if callbacks is None:
+            return None
+        if isinstance(callbacks, str | bytes | Mapping) or not isinstance(callbacks, Iterable):
+            fix = "One callback? Put it into a list."
+            checks.refuse("callbacks", "be a list of callbacks", repr(callbacks), fix, TypeError)
+        listeners = list(callbacks)
+        for listener in listeners:
+            _check(listener)
+        return cls(listeners) if listeners else None
+
+    def at(self, **place: Any) -> "Callbacks":
+        """The same callbacks for a part of the training that entries name."""
+        return replace(self, places=[{**here, **place} for here in self.places])
+
+    def for_runs(self, numbers: Sequence[int], points: Sequence[Mapping[str, Any]]) -> "Callbacks":
+        """The same callbacks for some runs of a sweep."""
+        return replace(self, places=[{"run": number, "point": dict(points[number])} for number in numbers])
+
+    @property
+    def see_steps(self) -> bool:
+        """Whether any callback wants the numbers of every step."""
+        return any(_method(listener, "on_step") is not None for listener in self.listeners)
+
+    def start(self, resumed: bool, histories: Mapping[int, Sequence[Entry]]) -> None:
+        """Tell callbacks that want to know it that a training begins, or goes on."""
+        entries = [self._placed(run, entry) for run, epochs in histories.items() for entry in epochs]
+        for listener in self.listeners:
+            method = _method(listener, "on_start")
+            if method is not None:
+                method(Start(resumed, [dict(entry) for entry in entries], [dict(place) for place in self.places]))
+
+    def epoch(self, run: int, entry: Entry) -> str | None:
+        """Give all callbacks the entry of an epoch; return the name of the first that stops the run."""
+        return self._call("on_epoch", self._placed(run, entry))
+
+    def step(self, run: int, entry: Entry) -> str | None:
+        """Give callbacks the numbers of a step; return the name of the first that stops the run."""
+        return self._call("on_step", self._placed(run, entry))
+
+    def _placed(self, run: int, entry: Entry) -> Entry:
+        return {**self.places[run], **entry}
+
+    def _call(self, name: str, entry: Entry) -> str | None:
+        stopping: list[str] = []
+        for listener in self.listeners:
+            method = _method(listener, name)
+            # Each gets a dictionary of its own, so that writing into it changes nothing for others.
+            if method is not None and _stops(method(_copied(entry))):
+                stopping.append(name_of(listener))
+        return stopping[0] if stopping else None
+
+
+def _copied(entry: Entry) -> Entry:
+    return {
+        name: list(value) if isinstance(value, list) else dict(value) if isinstance(value, dict) else value
+        for name, value in entry.items()
+    }
+
+
+def _stops(answer: object) -> bool:
+    """Whether an answer is True. Other answers, such as the number that a file's ``write`` returns, stop nothing."""
+    if isinstance(answer, Tensor):
+        return answer.dtype.is_floating_point is False and answer.ndim == 0 and answer.tolist() is True
+    return isinstance(answer, bool | np.bool_) and bool(answer)
+
+
+_METHODS = ("on_epoch", "on_step")
+
+
+def _method(listener: Any, name: str) -> Callable[..., Any] | None:
+    """A method of a callback; a plain function is its own ``on_epoch``."""
+    if not any(callable(getattr(listener, method, None)) for method in _METHODS):
+        return listener if name == "on_epoch" else None
+    method = getattr(listener, name, None)
+    return method if callable(method) else None
+
+
+def _check(listener: object) -> None:
+    if isinstance(listener, type):
+        _refuse(f"the class {listener.__name__}", f"Create one: {listener.__name__}(...).")
+    if not callable(listener) and not any(callable(getattr(listener, method, None)) for method in _METHODS):
+        _refuse(repr(listener), "")
+
+
+def _refuse(got: str, fix: str) -> NoReturn:
+    requirement = "hold objects with a method on_epoch(entry) or on_step(entry), or functions of an entry"
+    checks.refuse("callbacks", requirement, got, fix, TypeError)
+
+
+def name_of(listener: Any) -> str:
+    """The name of a callback, as a history has it.
+
+    >>> name_of(functools.partial(print)), name_of(Start(False, [], []))
+    ('print', 'Start')
+    """
+    while isinstance(listener, functools.partial):
+        listener = listener.func
+    return getattr(listener, "__qualname__", None) or type(listener).__name__
