@@ -384,3 +384,14 @@ def test_lazy_layers_are_refused_with_the_fix(make, unchecked):
 
     ensemble = make(build)
     assert ensemble(torch.randn(5, 6)).shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("name", ["statistic", "registered"])
+def test_a_compiled_ensemble_makes_them_too(name):
+    ensemble, reference = fresh(name, "auto"), fresh(name)
+    compiled = torch.compile(ensemble, backend="eager")
+    x, _ = data()
+    for scale in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(compiled(scale * x), reference(scale * x))
+    for key in LATE[name]:
+        torch.testing.assert_close(ensemble.body.state()[key], reference.body.state()[key])
