@@ -44,8 +44,11 @@ def test_every_source_gives_the_same_outputs(device):
         assert outputs.device.type == "cpu"
         assert ensemble.training
         torch.testing.assert_close(outputs, expected)
-    dropped = ensemble.predict(DataLoader(TensorDataset(X), 5, drop_last=True))
+    dropped, labels = ensemble.predict(DataLoader(TensorDataset(*pair), 5, drop_last=True), targets=True)
     torch.testing.assert_close(dropped, expected[:, :20])
+    assert len(labels) == 20
+    whole = ensemble.predict(DataLoader(TensorDataset(X[:20]), 5, drop_last=True))
+    torch.testing.assert_close(whole, expected[:, :20])
 
 
 class Stream(IterableDataset):
@@ -203,8 +206,10 @@ def test_bad_sources_are_refused(unchecked):
         ensemble.predict([[1.0]])
     with pytest.raises(ValueError, match="at least one example"):
         ensemble.predict(X[:0])
-    with pytest.raises(ValueError, match="at least one example; got none"):
+    with pytest.raises(ValueError, match="give all examples.*drop_last=True, which leaves out 3. Use drop_last=False"):
         ensemble.predict(DataLoader(TensorDataset(X[:3]), 5, drop_last=True))
+    with pytest.raises(ValueError, match="at least one example; got none"):
+        ensemble.predict([])
     with pytest.raises(ValueError, match="batch_size"):
         ensemble.predict(X, batch_size=0)
 

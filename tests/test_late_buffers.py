@@ -11,6 +11,7 @@ from test_members import BACKENDS, STEPS, M, data_for, trained_alone, trained_st
 from torch import nn
 
 import dissensus as ds
+from dissensus import storage
 from dissensus.train import memory
 
 squared = partial(ds.objectives.independent, loss="squared_error")
@@ -366,7 +367,7 @@ def _positive(seed):
 def test_a_wrong_architecture_is_still_refused_on_loading(tmp_path):
     ensemble = fresh("registered")
     ensemble.save(tmp_path)
-    with pytest.raises(ds.storage.StorageError):
+    with pytest.raises(storage.StorageError):
         ds.Ensemble.load(tmp_path, lambda: nn.Sequential(nn.Linear(6, 3)).double())
 
 
@@ -384,3 +385,15 @@ def test_lazy_layers_are_refused_with_the_fix(make, unchecked):
 
     ensemble = make(build)
     assert ensemble(torch.randn(5, 6)).shape == (2, 5, 3)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
+@pytest.mark.parametrize("name", ["statistic", "registered"])
+def test_a_compiled_ensemble_makes_them_too(name):
+    ensemble, reference = fresh(name, "auto"), fresh(name)
+    compiled = torch.compile(ensemble, backend="eager")
+    x, _ = data()
+    for scale in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(compiled(scale * x), reference(scale * x))
+    for key in LATE[name]:
+        torch.testing.assert_close(ensemble.body.state()[key], reference.body.state()[key])

@@ -1,7 +1,9 @@
 """Networks with several, named and nested inputs, and with outputs of more than one tensor."""
 
 from collections import OrderedDict, namedtuple
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -183,3 +185,29 @@ def test_tensors_of_a_call_must_agree_on_the_number_of_examples():
         calls.examples(calls.call(torch.zeros(4, 2), mask=torch.zeros(3)))
     with pytest.raises(ValueError, match="batch as the first axis"):
         calls.examples(torch.tensor(1.0))
+
+
+class Sequences(torch.utils.data.Dataset):
+    """Sequences of several lengths."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.randn(3 + index % 2), index % 2
+
+
+def test_examples_of_several_lengths_are_refused_with_the_way_to_pad_them():
+    ens = ds.Ensemble(lambda: nn.Linear(3, 2), members=2)
+    ragged = [[1.0, 2.0, 3.0], [1.0, 2.0]]
+    tensors = [torch.tensor(row) for row in ragged]
+    objective = partial(ds.objectives.independent, loss="cross_entropy")
+    labels = torch.tensor([0, 1])
+    for data in [(ragged, labels), (np.array(ragged, dtype=object), labels), (tensors, labels), Sequences()]:
+        with pytest.raises((TypeError, ValueError), match=r"Pad them: torch.nn.utils.rnn.pad_sequence"):
+            ds.fit(ens, data, objective, epochs=1, batch_size=2)
+        with pytest.raises((TypeError, ValueError), match=r"Pad them: torch.nn.utils.rnn.pad_sequence"):
+            ens.predict(data)
+    validation = torch.utils.data.DataLoader(Sequences(), 2)
+    with pytest.raises(ValueError, match=r"`validation` must give examples of one shape.*collate_fn"):
+        ds.fit(ens, (torch.randn(4, 3), torch.zeros(4).long()), objective, epochs=1, validation=validation)

@@ -248,7 +248,10 @@ def test_a_twin_and_members_trained_one_by_one_are_weighted_too():
 
 REFUSED = {
     "length": ({"class_weights": [1.0, 2.0, 3.0, 4.0, 5.0]}, r"`class_weights` must have shape \[C=4\]"),
-    "short": ({"class_weights": [1.0, 2.0]}, "labels from 0 to 1; got labels from 0 to 3. `class_weights` has 2"),
+    "short": (
+        {"class_weights": [1.0, 2.0]},
+        "`class_weights` must have one number per class; got 2 numbers for labels from 0 to 3",
+    ),
     "negative": ({"class_weights": [1, 1, 1, -1]}, "`class_weights` must be finite, 0 or more"),
     "NaN": ({"class_weights": [1, 1, 1, math.nan]}, "`class_weights` must be finite, 0 or more"),
     "zeros": ({"class_weights": [0, 0, 0, 0]}, "not all 0"),
@@ -659,3 +662,48 @@ def test_bagging_is_refused_where_members_interact_or_examples_have_no_number():
 def test_settings_that_are_not_used_leave_the_objective_as_it_is():
     assert weighted(cross_entropy, TargetSettings(), "cross_entropy") is cross_entropy
     assert weighted(cross_entropy, TargetSettings(label_smoothing=0.1), "cross_entropy") is not cross_entropy
+
+
+@pytest.mark.parametrize("shares", [None, [0.5, 0.3, 0.2]])
+def test_the_loss_of_bagging_is_the_mean_of_what_members_are_trained_on(shares):
+    """Members count other examples, so a mean over members of each step is not the mean of an epoch."""
+    ens = ensemble()
+    objective = functools.partial(cross_entropy, weights=shares) if shares else cross_entropy
+    options = {**STEPS, "epochs": 1, "lr": 0.0, "momentum": 0.0}
+    (record,) = ds.fit(ens, (X, LABELS), objective, bootstrap=True, **options).epochs
+    counts = bootstrap_counts(N, 0, range(M)).double()
+    own = torch.stack([F.cross_entropy(ens.member(i)(X), LABELS, reduction="none") for i in range(M)]).detach()
+    members = (own * counts).sum(1) / counts.sum(1)
+    mean = (members * torch.tensor(shares or [1 / M] * M, dtype=torch.float64)).sum()
+    assert record["member_loss"] == pytest.approx(members.tolist(), rel=1e-12)
+    assert record["loss"] == record["individual"] == pytest.approx(float(mean), rel=1e-12)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_weights_in_some_batches_only_are_refused(first, unchecked):
+    batches = [(X[:10], LABELS[:10], WEIGHTS[:10]), (X[10:20], LABELS[10:20])]
+    batches = batches if first else batches[::-1]
+    message = f"for all batches, or for none; got a batch {'without' if first else 'with'} weights.*weights of 1"
+    with pytest.raises(ValueError, match=message):
+        trained(batches, unpack=lambda batch: batch)
+    trained([batches[0], batches[0]], unpack=lambda batch: batch)
+
+
+def test_labels_are_not_smoothed_twice(unchecked):
+    smoothed = functools.partial(cross_entropy, smoothing=0.1)
+    with pytest.raises(ValueError, match="`label_smoothing` must come without `smoothing` of independent; got both"):
+        trained(objective=smoothed, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="`label_smoothing` must come without `smoothing`"):
+        ds.sweep(
+            build, (X, LABELS), cross_entropy, grid={"smoothing": [0.0, 0.1]}, members=2, epochs=1, label_smoothing=0.1
+        )
+    torch.testing.assert_close(flat(trained(objective=smoothed)), flat(trained(label_smoothing=0.1)))
+
+
+def test_class_weights_of_another_length_are_blamed_themselves(unchecked):
+    with pytest.raises(ValueError, match="`class_weights` must have one number per class; got 2 numbers for labels fr"):
+        trained(class_weights=[1.0, 2.0])
+    with pytest.raises(
+        ValueError, match=r"`targets` must be labels from 0 on; got labels from -100.*ignore_index=-100"
+    ):
+        trained((X, torch.where(LABELS == 0, -100, LABELS)), class_weights=[1.0, 2.0])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dissensus import checks
+from dissensus.calls import PAD
 
 
 def is_array(value: object) -> bool:
@@ -36,6 +37,10 @@ def numpy_values(name: str, values: Any) -> np.ndarray[Any, Any]:
     values = np.asarray(values)
     if values.dtype.kind in "OSUT":
         numbers = _unboxed(values) if values.dtype.kind == "O" else None
+        lengths = _lengths(values) if numbers is None else []
+        if lengths:
+            got = f"examples of lengths such as {', '.join(map(str, lengths[:3]))}"
+            checks.refuse(name, "have examples of one shape", got, PAD, TypeError)
         if numbers is None:
             fix = "Labels by name? Use sklearn's LabelEncoder."
             checks.refuse(name, "be numbers", f"text ({_sample(values)})", fix, TypeError)
@@ -71,6 +76,12 @@ def _unboxed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     except (TypeError, ValueError):
         return None
     return numbers if numbers.dtype.kind in "fiub" and numbers.shape == values.shape else None
+
+
+def _lengths(values: np.ndarray[Any, Any]) -> list[int]:
+    """The lengths of the first entries that are sequences themselves."""
+    several = (list, tuple, np.ndarray, Tensor)
+    return sorted({len(value) for value in values.flat[:20] if isinstance(value, several) and np.ndim(value)})
 
 
 def _sample(values: np.ndarray[Any, Any]) -> str:

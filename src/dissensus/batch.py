@@ -1,6 +1,6 @@
 """A batch of examples, and how batches of any form are unpacked into inputs, targets and weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,22 @@ def unpacked(
         if part.device.type == "cpu" and not bool((part.isfinite() & (part >= 0)).all()):
             checks.refuse("weights", "be finite numbers of at least 0", "negative numbers, infinities or NaN")
     return Batch(inputs, targets, *weights)
+
+
+def read_batches(source: Iterable[Any], name: str = "data") -> Iterator[Any]:
+    """The batches of a source; examples that a loader cannot stack are refused with the fix."""
+    batches = iter(source)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as reason:
+            if "equal size" not in str(reason):  # what torch's collation says of examples of several shapes
+                raise
+            fix = f"{calls.PAD} In a DataLoader's `collate_fn`, or in a method `collate` of the Dataset."
+            checks.refuse(name, "give examples of one shape, which batches stack", f"an error ({reason})", fix)
+        yield batch
 
 
 _TARGET_NAMES = ("labels", "label", "targets", "target", "y")

@@ -26,6 +26,10 @@ NetworkInputs = Tensor | Call
 """What a forward pass takes. A network of one tensor takes it as it is, which is the common and the fastest case."""
 
 
+PAD = "Sequences of several lengths? Pad them: torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)."
+"""The fix for inputs whose examples have several shapes."""
+
+
 def call(*args: Any, **kwargs: Any) -> NetworkInputs:
     """The inputs of ``network(*args, **kwargs)``; a single tensor stays a tensor.
 
@@ -60,7 +64,8 @@ def network_inputs(inputs: object) -> NetworkInputs:
     if isinstance(inputs, tuple | list):
         return _checked(call(*inputs))
     requirement = "be a tensor, a dictionary of named inputs, or a tuple of inputs"
-    checks.refuse("inputs", requirement, type(inputs).__name__, error=TypeError)
+    fix = f"Lists of numbers? Use torch.tensor(...). {PAD}" if isinstance(inputs, int | float) else ""
+    checks.refuse("inputs", requirement, type(inputs).__name__, fix, TypeError)
 
 
 def _checked(inputs: NetworkInputs) -> NetworkInputs:
@@ -109,7 +114,7 @@ def tensors(inputs: NetworkInputs) -> list[Tensor]:
     found = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if not found:
         kinds = sorted({type(leaf).__name__ for leaf in pytree.tree_leaves(inputs)})
-        fix = "Arrays? Use torch.from_numpy(...)."
+        fix = f"Arrays? Use torch.from_numpy(...). Lists of numbers? Use torch.tensor(...). {PAD}"
         checks.refuse("inputs", "hold at least one tensor", ", ".join(kinds) or "nothing", fix, TypeError)
     return found
 
@@ -163,8 +168,9 @@ def examples(inputs: NetworkInputs, name: str = "inputs") -> int:
     if any(not shape for shape in shapes):
         checks.refuse(name, "have the batch as the first axis of every tensor", "a tensor without axes")
     if len({shape[0] for shape in shapes}) > 1:
-        got = ", ".join(str(list(shape)) for shape in shapes)
-        checks.refuse(name, "have the same number of examples in every tensor, along its first axis", got)
+        got = ", ".join(str(list(shape)) for shape in shapes[:8]) + (", ..." if len(shapes) > 8 else "")
+        requirement = "have the same number of examples in every tensor, along its first axis"
+        checks.refuse(name, requirement, got, f"One tensor per example? Use torch.stack(...). {PAD}")
     return shapes[0][0]
 
 

@@ -426,7 +426,8 @@ class Ensemble(nn.Module):
                 arrays or pandas objects; or a ``Dataset``, a ``DataLoader`` or an iterable of batches, whose own
                 batches stand. Several inputs go into a pair: ``((x1, x2), None)``. A loader that shuffles, or has
                 another sampler than a sequential one, is refused without ``targets``: its rows could not be matched
-                with anything. A stream (``IterableDataset``) is taken in its own order.
+                with anything; and so is one whose ``drop_last`` leaves examples out. A stream (``IterableDataset``) is
+                taken in its own order.
             batch_size: Examples at once: what bounds the memory that is needed besides the result.
             targets: Return ``(outputs, targets)``, with the targets ``[N, ...]`` of the same rows in the same order.
             unpack: Function ``batch -> (inputs, targets)`` for batches of another form; see `dissensus.fit`.

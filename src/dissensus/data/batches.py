@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dissensus import calls, checks
 from dissensus.arrays import Conversion, is_array
-from dissensus.batch import Batch, Unpack, check_dtype, check_finite, check_lengths, unpacked
+from dissensus.batch import Batch, Unpack, check_dtype, check_finite, check_lengths, read_batches, unpacked
 from dissensus.calls import NetworkInputs, network_inputs
 from dissensus.randomness import Use, derived_seed
 
@@ -330,6 +330,8 @@ class LoadedBatches:
         self.form: object = ()
         """The structure of the latest batch."""
         self._rebuilt: Callable[[Sequence[Tensor]], Batch] | None = None
+        self._weighted: bool | None = None
+        """Whether batches have weights; None before the first one."""
         self._reading: Iterator[Any] | None = None
         """With ``steps_per_epoch``: the source as far as it has been read."""
         self.at_pass: Callable[[], Any] | None = None
@@ -430,12 +432,21 @@ class LoadedBatches:
                 check_dtype(read.inputs, self.conversion.dtype)
             if self.check is not None:
                 self.check(read.targets)
+            self._check_weighted(read.weights is not None)
             inputs, rebuilt = calls.split_tensors(read.inputs)
             weights = [] if read.weights is None else [read.weights]
             self._rebuilt = functools.partial(_rebuilt_batch, rebuilt, len(inputs))
             raw = (*inputs, read.targets, *weights, *rows)
             self.parts, self.form = len(raw), (calls.form(read.inputs), len(inputs))
             yield tuple(part.to(self.device, non_blocking=True) for part in raw)
+
+    def _check_weighted(self, weighted: bool) -> None:
+        """Refuse weights in some batches only: those of the other batches would count for less, or for more."""
+        if self._weighted not in (None, weighted):
+            got = "a batch with weights after one without" if weighted else "a batch without weights after one with"
+            fix = "Examples that count the same? Give weights of 1."
+            checks.refuse("unpack", "give weights for all batches, or for none", got, fix)
+        self._weighted = weighted
 
     def _batches(self, index: int) -> Iterator[Any]:
         """The batches of an epoch as the source gives them."""
@@ -472,7 +483,7 @@ class LoadedBatches:
     def _pass(self, index: int) -> Iterator[Any]:
         if self.generator is not None:
             self.generator.manual_seed(derived_seed(self.seeds[0], Use.SHUFFLE, index))
-        yield from self.loader
+        yield from read_batches(self.loader)
 
     def size(self, *raw: Tensor) -> int:
         """Number of examples of a step."""

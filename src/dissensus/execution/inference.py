@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from dissensus import calls, checks, storage
 from dissensus.arrays import Conversion, is_array
-from dissensus.batch import Unpack, check_dtype, check_finite, unpacked
+from dissensus.batch import Unpack, check_dtype, check_finite, read_batches, unpacked
 from dissensus.calls import Call, NetworkInputs, network_inputs
 from dissensus.execution.graphs import Capture
 from dissensus.execution.out_of_memory import OutOfMemory
@@ -117,7 +117,7 @@ def _inputs(
 
     Without ``unpack``, the first part of a batch is its inputs, and the second its targets.
     """
-    for batch in source:
+    for batch in read_batches(source):
         if read is not None:
             if unpack is None and isinstance(batch, list | tuple) and len(batch) > 2:
                 batch = batch[:2]
@@ -145,6 +145,18 @@ def _check_order(loader: DataLoader[Any]) -> None:
     if problem:
         fix = "Use shuffle=False, or predict(data, targets=True), which returns the targets in the same order."
         checks.refuse("data", "keep the order of its data set", problem, fix)
+    left = _left_out(loader)
+    if left:
+        fix = "Use drop_last=False, or predict(data, targets=True), which returns the targets of the same rows."
+        checks.refuse("data", "give all examples of its data set", f"drop_last=True, which leaves out {left}", fix)
+
+
+def _left_out(loader: DataLoader[Any]) -> int:
+    """The number of examples that ``drop_last`` leaves out; 0 where that is not known."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None or not loader.drop_last:
+        return 0
+    drawn = len(loader.sampler)  # pyright: ignore[reportArgumentType]  # the samplers of map-style data have a length
+    return drawn % loader.batch_size
 
 
 def _other_order(loader: DataLoader[Any]) -> str:

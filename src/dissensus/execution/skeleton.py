@@ -1,7 +1,7 @@
 """A network that runs with weights which are lent to it for the duration of a call."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -237,10 +237,10 @@ class Skeleton:
         finally:
             self._collecting.late = before
 
-    def late(self, members: int) -> list[dict[str, Tensor]]:
-        """The buffers of each member that passes have made; see `collecting`."""
+    def late(self, members: int) -> Sequence[dict[str, Tensor] | None]:
+        """The buffers of each member that passes have made; see `collecting`. A traced pass cannot keep any: None."""
         if torch.compiler.is_compiling():
-            return [{} for _ in range(members)]
+            return [None] * members
         return [{} for _ in range(members)] if self._collecting.late is None else self._collecting.late
 
     def _keep_reassigned(self, lent: Tensors) -> None:
@@ -303,8 +303,8 @@ class Skeleton:
 
 
 _APPEARS = (
-    "buffer {!r} appears in the network's first pass, which members take in turn. Run the network once inside `build`: "
-    "then every member has it from the start"
+    "buffer {!r} appears in the network's first pass, which members take in turn. Run the network once inside `build`, "
+    "or the ensemble on a batch: then every member has it from the start"
 )
 
 

@@ -252,10 +252,17 @@ class StackedMembers(nn.Module):
             self.ran = LOOP.name if backend is None else backend
         else:
             self.ran = self._chosen_backend(members_pass) if backend is None else self._tried(backend, members_pass)
+        if torch.compiler.is_compiling() and self.skeleton.appearing and not is_exporting():
+            return self._run_untraced(members_pass, rows)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         with recomputation_refused() if guarded else nullcontext(), self._late_kept(rows):
             return self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
+
+    @_disable_dynamo
+    def _run_untraced(self, members_pass: MembersPass, rows: slice | Tensor) -> Tensor:
+        """A pass that makes buffers, which a compiler could not keep."""
+        return self._run(members_pass, None, rows)
 
     @contextmanager
     def _late_kept(self, rows: slice | Tensor) -> Iterator[None]:

@@ -242,6 +242,11 @@ def check_target_settings(
         fix = "Leave it out, or use an objective such as `independent` or `augmented`."
         requirement = f"be 0 for the objective {name}, which needs class labels"
         checks.refuse("label_smoothing", requirement, settings.label_smoothing, fix)
+    if smoothing:
+        _, keywords = unwrapped(objective)
+        if keywords.get("smoothing") is not None or any({"smoothing"} & {*run.words, *run.hyper} for run in runs):
+            fix = "Leave one of them out: labels would be smoothed twice."
+            checks.refuse("label_smoothing", f"come without `smoothing` of {name}", "both", fix)
     for setting in (*settings.weighs, *smoothing):
         for words in {repr(run.words): run.words for run in runs}.values():
             known = trained_loss(functools.partial(objective, **words))

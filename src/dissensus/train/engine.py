@@ -92,6 +92,8 @@ class Engine:
     """Checks targets; the number of classes is known from the first outputs on."""
     bootstrap: bool = False
     """Whether weights of examples have an axis M, because each member counts its own drawn examples."""
+    pooled_loss: Callable[[Tensor], Tensor] | None = None
+    """With `bootstrap`: the loss of runs ``[R]`` from that of members ``[R, M]``, whose epochs count other examples."""
     accumulate: int = 1
     """Batches per update; an epoch ends with an update."""
     validator: Validator | None = None
@@ -420,7 +422,7 @@ class Engine:
 
     def _end_epoch(self, factor: float) -> None:
         state = self.state
-        means = {name: mean.tolist() for name, mean in running_means.averages(state.sums, state.examples).items()}
+        means = {name: mean.tolist() for name, mean in self._means().items()}
         validation: dict[str, Tensor] = {}
         if self.validator is not None and state.stopping is not None:
             with state.evaluated():
@@ -476,6 +478,13 @@ class Engine:
             self.captured.forget()  # graphs of steps in which no row rests would change the buffers of those that do
         state.resting = True
         return False
+
+    def _means(self) -> dict[str, Tensor]:
+        """Means of the epoch so far."""
+        means = running_means.averages(self.state.sums, self.state.examples)
+        if self.pooled_loss is not None and "member_loss" in means:
+            means["loss"] = means["individual"] = self.pooled_loss(means["member_loss"])
+        return means
 
     def _retire(self, done: Bool[Tensor, " R"]) -> None:
         """Put runs that are done aside and go on with the others."""
@@ -582,7 +591,7 @@ class Engine:
         self.reported, state = now, self.state
         self.progress(
             Progress.of(
-                running_means.averages(state.sums, state.examples),
+                self._means(),
                 epoch=state.epoch + 1,
                 epochs=self.epochs,
                 step=state.steps,

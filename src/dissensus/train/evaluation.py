@@ -11,7 +11,7 @@ from torch import Tensor
 from dissensus import calls, checks
 from dissensus.arrays import Conversion
 from dissensus.axes import LossParts
-from dissensus.batch import Unpack, check_dtype, unpacked
+from dissensus.batch import Unpack, check_dtype, read_batches, unpacked
 from dissensus.calls import NetworkInputs
 from dissensus.data.batches import TargetCheck
 from dissensus.data.unlabelled import WithUnlabelled
@@ -164,7 +164,7 @@ class Validation:
         targets: list[Tensor] = []
         weights: list[Tensor] = []
         conversion = Conversion.of(engine.body)
-        for read in source.batches:
+        for read in read_batches(source.batches, "validation"):
             batch = unpacked(read, source.unpack, conversion=conversion)
             if conversion.exact:
                 check_dtype(batch.inputs, conversion.dtype)

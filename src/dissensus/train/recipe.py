@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import dissensus.train.optim as optim
 import dissensus.train.schedules as schedules
-from dissensus import calls, checks
+from dissensus import calls, checks, pooling
 from dissensus.arrays import Conversion
 from dissensus.axes import LossParts, Objective
 from dissensus.batch import check_dtype
@@ -28,7 +28,8 @@ from dissensus.execution.backends import checked
 from dissensus.execution.sharing import Shared
 from dissensus.execution.weights import check_real
 from dissensus.fingerprint import digest, fingerprint, fingerprints
-from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes
+from dissensus.objectives.declaration import ADVERSARIAL, is_separable, takes, unwrapped
+from dissensus.objectives.independent import independent
 from dissensus.randomness import is_generator
 from dissensus.train.adversary import AdversarialTraining, Adversary
 from dissensus.train.averaging import GradientAverage, WeightAverage
@@ -467,6 +468,7 @@ class Recipe:
             numerics=decided,
             targets=targets,
             bootstrap=self.batches.bootstrap,
+            pooled_loss=self._pooled_loss(objective),
             accumulate=self.updates.accumulate,
             validator=self._validator(
                 objective, feed, validation_rows, targets, unsmoothed if self.targets.label_smoothing else losses
@@ -530,6 +532,13 @@ class Recipe:
             return feed
         beside = {"unpack": settings.unpack, "conversion": conversion}
         return with_unlabelled(feed, self.unlabelled, seeds=seeds, **beside, **shared)
+
+    def _pooled_loss(self, objective: Callable[..., LossParts]) -> Callable[[Tensor], Tensor] | None:
+        """With bagging: the loss of all members ``[R]`` from the loss of each ``[R, M]``; None for other objectives."""
+        function, keywords = unwrapped(objective)
+        if not self.batches.bootstrap or function is not independent or self.active_members is not None:
+            return None
+        return lambda member_loss: pooling.mean_output(member_loss.T, keywords.get("weights"))
 
     def _class_weights(self, runs: Sequence[Run], rows: Tensor | None) -> Tensor | None:
         """The class weights of every run, ``[R, C]``."""

@@ -188,13 +188,12 @@ class Targets:
         if not targets.numel():
             return targets
         low, high = torch.stack(targets.aminmax()).tolist()
-        count = len(weights) if isinstance(weights, Tensor) else None
-        if low < 0 or (count is not None and high >= count):
-            requirement = "be labels from 0 on" if count is None else f"be labels from 0 to {count - 1}"
-            fix = "" if count is None else f"`class_weights` has {count} numbers."
-            if low < 0 and ignored is None:
-                fix = f"Labels that do not count? Pass ignore_index={low}."
-            checks.refuse(name, requirement, f"labels from {low} to {high}", fix)
+        if low < 0:
+            fix = f"Labels that do not count? Pass ignore_index={low}." if ignored is None else ""
+            checks.refuse(name, "be labels from 0 on", f"labels from {low} to {high}", fix)
+        if isinstance(weights, Tensor) and high >= len(weights):
+            got = f"{len(weights)} numbers for labels from {low} to {high}"
+            checks.refuse("class_weights", "have one number per class", got)
         return targets
 
     def _check_as_labels(self, targets: Tensor, width: int, name: str, function: Callable[..., Any]) -> None:
