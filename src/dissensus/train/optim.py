@@ -297,7 +297,7 @@ def muon(
     for count, height, width in places.shapes:
         end = start + count * height * width
         stacked = update[:, start:end].reshape(-1, height, width)
-        moves.append(orthogonalised(stacked).to(dtype).view(len(flat), -1) * (0.2 * math.sqrt(max(height, width))))
+        moves.append(orthogonalised(stacked).to(dtype).reshape(len(flat), -1) * (0.2 * math.sqrt(max(height, width))))
         start = end
     decay = settings.weight_decay
     if settings.decayed is not None:
