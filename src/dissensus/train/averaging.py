@@ -20,8 +20,9 @@ class WeightAverage:
 
     def __init__(self, decay: float, body: Body, flat: Tensor) -> None:
         self.decay, self.body = decay, body
-        self.flat = flat.detach().clone()
-        self.buffers = {name: tensor.clone() for name, tensor in self._averaged().items()}
+        # At least float32: a small step of the average would be lost to rounding in bfloat16.
+        self.flat = flat.detach().to(wide(flat), copy=True)
+        self.buffers = {name: tensor.to(wide(tensor), copy=True) for name, tensor in self._averaged().items()}
         self.updates = torch.zeros((len(flat), 1), dtype=wide(flat), device=flat.device)
 
     def _averaged(self) -> dict[str, Tensor]:
@@ -34,7 +35,7 @@ class WeightAverage:
         if rows is not None:
             going = going * torch.zeros_like(going).index_fill_(0, rows, 1.0)
         weight = torch.where(self.updates.squeeze(1) == 0, 1.0, 1 - self.decay) * going
-        self.flat.lerp_(flat.detach(), weight.unsqueeze(1).to(flat.dtype))
+        self.flat.lerp_(flat.detach().to(self.flat.dtype), weight.unsqueeze(1))
         self.body.average(self.buffers, self._averaged(), weight)
         self.updates.add_(going.unsqueeze(1))
 
@@ -57,7 +58,7 @@ class WeightAverage:
     def adopt(self, flat: Tensor, rows: Bool[Tensor, " G"]) -> None:
         """Give some rows their averaged weights and buffers for good."""
         with torch.no_grad():
-            flat[rows] = self.flat[rows]
+            flat[rows] = self.flat[rows].to(flat.dtype)
         self.body.merge(self._averaged(), self.buffers, rows)
 
     def select(self, rows: Bool[Tensor, " G"]) -> None:

@@ -404,6 +404,8 @@ class Engine:
                 state.active.copy_(state.stopping.update(state.epoch + 1, metric, state.flat, state.active))
         if state.freezing is not None:
             state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
+            if state.optimizers is not None:  # a member that is frozen stands still with the weights to evaluate
+                state.optimizers.eval((~state.active).tolist())
         going = state.active_runs().cpu()
         rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):

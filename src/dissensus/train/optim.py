@@ -44,9 +44,12 @@ class OptimizerColumns:
 
     def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
-        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        if self.decayed is not None and len(self.decayed) == 1:
-            columns["decayed"] = self.decayed
+        shared = self.decayed is not None and len(self.decayed) == 1 < len(self.lr)
+        columns = {
+            name: value[rows]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and not (shared and name == "decayed")
+        }
         return replace(self, **columns)
 
     @property
@@ -82,7 +85,7 @@ class Defaults:
     eps: float = 1e-8
 
 
-DEFAULTS = {"lion": Defaults(betas=(0.9, 0.99)), "muon": Defaults(momentum=0.95, nesterov=True)}
+DEFAULTS = {"lion": Defaults(lr=1e-4, betas=(0.9, 0.99)), "muon": Defaults(momentum=0.95, nesterov=True)}
 """Where they differ from `Defaults`."""
 
 

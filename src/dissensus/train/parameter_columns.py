@@ -52,8 +52,8 @@ def decay_mask(body: Body, flat: Tensor, no_decay: tuple[str, ...] | bool) -> Fl
                 matched.update(matching)
                 if matching:
                     view.fill_(0)
-    for entry in entries if no_decay is not True else ():
-        if entry not in matched:
+    for entry in entries:
+        if entry not in (*matched, BIAS, NORM):  # a network without norms has none that could decay
             names = ", ".join(dict.fromkeys(name for views, _, _ in _rows(body, mask) for name in views))
             checks.refuse("no_decay", "match parameters to be trained", repr(entry), f"There are: {names}.")
     return mask
