@@ -115,7 +115,7 @@ class MixedMembers(nn.Module):
         indices = range(len(self))[rows]
         views = self.views(flat, rows) if flat is not None else [{} for _ in indices]
 
-        recomputed = self.recompute and self.training and torch.is_grad_enabled() and flat is not None
+        recomputed = self.recompute and torch.is_grad_enabled() and flat is not None
 
         def member_outputs(place: int, index: int) -> Tensor:
             if recomputed:

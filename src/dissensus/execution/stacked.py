@@ -160,7 +160,7 @@ class StackedMembers(nn.Module):
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
         if self.training and self.skeleton.functions_keyed is None and not is_exporting():
             self._look_for_draws(members_pass)
-        if self.recompute and self.training and not is_exporting():
+        if self.recompute and (self.training or torch.is_grad_enabled()) and not is_exporting():
             self.ran = "loop, recomputed"
             run = run_recomputed if torch.is_grad_enabled() else run_loop
             outputs = run(self.skeleton, weights, buffers, x, per_member)

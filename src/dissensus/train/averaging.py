@@ -34,7 +34,7 @@ class WeightAverage:
         going = active.to(self.updates.dtype)
         if rows is not None:
             going = going * torch.zeros_like(going).index_fill_(0, rows, 1.0)
-        weight = torch.where(self.updates.squeeze(1) == 0, 1.0, 1 - self.decay) * going
+        weight = torch.where(self.updates.squeeze(1) == 0, going, (1 - self.decay) * going)
         self.flat.lerp_(flat.detach().to(self.flat.dtype), weight.unsqueeze(1))
         self.body.average(self.buffers, self._averaged(), weight)
         self.updates.add_(going.unsqueeze(1))
