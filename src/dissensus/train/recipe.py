@@ -51,6 +51,7 @@ from dissensus.train.compatibility import (
     check_unlabelled,
     check_updates,
     check_validation,
+    tell_of_updates,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
@@ -382,6 +383,7 @@ class Recipe:
         decided = numerics(self.precision, body, next(body.parameters()).dtype, device)
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute = self.updates.recompute
+        tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body)
