@@ -307,9 +307,49 @@ def needing(params):
     return Needing(params, lr=0.1)
 
 
+class Demanding(torch.optim.SGD):
+    """It needs a learning rate."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+
+
+shared = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+def growing(params):
+    """One optimizer for all members, which gets their parameters one after another."""
+    shared.add_param_group({"params": params})
+    return shared
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options", "message"),
     [
+        (shared, {}, r"`optimizer` must be a name \('sgd', .*\) or a callable; got a SGD that was made already. Each"),
+        (None, {}, "`optimizer` must be a name .* or a callable; got None"),
+        (0.1, {}, "`optimizer` must be a name .* or a callable; got 0.1"),
+        (Demanding, {}, "from a list of parameters alone; got Demanding, which failed .*'lr'.*functools.partial"),
+        (lambda: None, {}, "got <lambda>, which failed .TypeError"),
+        (lambda params: torch.optim.SGD([], lr=0.1), {}, "which failed .ValueError: optimizer got an empty parameter"),
+        (lambda params: 1 / 0, {}, "got <lambda>, which failed .ZeroDivisionError: division by zero"),
+        (lambda params: torch.optim.LBFGS(params), {}, "got LBFGS, which needs one"),
+        (torch.optim.SparseAdam, {}, "got SparseAdam, whose first step failed"),
+        (growing, {}, "`optimizer` must hold the parameters that it was given; got others beside them"),
+        (lambda params: shared, {}, "`optimizer` must hold the parameters that it was given"),
+        ("lin", {}, "Did you mean 'lion'"),
+        ("Adam", {}, "Did you mean 'adam'"),
+        ("adamw", {"accumulate": True}, "`accumulate` must be"),
+        ("adamw", {"accumulate": 1.5}, "`accumulate` must be"),
+        ("adamw", {"accumulate": -1}, "`accumulate` must be"),
+        ("adamw", {"ema": 0}, "`ema` must be a number above 0 and below 1; got 0"),
+        ("adamw", {"ema": -1}, "`ema` must be"),
+        ("adamw", {"ema": float("nan")}, "`ema` must be"),
+        ("adamw", {"ema": True}, "`ema` must be"),
+        ("adamw", {"ema": "0.9"}, "`ema` must be"),
+        ("adamw", {"no_decay": ["bias", 3], "weight_decay": 0.1}, "`no_decay` must be"),
+        ("adamw", {"no_decay": None, "weight_decay": 0.1}, "`no_decay` must be"),
+        ("lion", {"betas": (0.9, 1.0)}, "`betas` must be"),
         (torch.optim.LBFGS, {}, "`optimizer` must take steps without a closure; got LBFGS, which needs one"),
         (needing, {}, "got needing, whose first step failed"),
         (torch.optim.NAdam, {"lr": 1e-3}, "`lr` must be left out if `optimizer` is a callable"),
@@ -377,3 +417,124 @@ def test_members_of_different_architectures_take_own_optimizers_and_averages():
     expected = [separate(ensemble.member(i), decayed) for i in range(2)]
     fitted(ensemble, "sgd", lr=0.1, weight_decay=0.3, no_decay=True, recompute=True)
     assert_members_equal(ensemble, expected)
+
+
+def test_each_architecture_is_tried():
+    def matrices(params):
+        class Picky(torch.optim.SGD):
+            def step(self, closure=None):
+                assert self.param_groups[0]["params"][0].shape[0] == 6, "rows"
+                super().step()
+
+        return Picky(params, lr=0.1)
+
+    torch.manual_seed(0)
+    ensemble = ds.Ensemble.from_modules([build(), nn.Sequential(nn.Linear(4, 2)).double()])
+    with pytest.raises(ValueError, match="got matrices, whose first step failed .rows"):
+        fitted(ensemble, matrices)
+
+
+def test_a_rate_that_is_a_tensor_belongs_to_each_member_and_stays_what_it_is():
+    rate = torch.tensor(0.1, dtype=torch.float64)
+
+    def make(params):
+        optimizer = torch.optim.SGD(params[:1], lr=rate)
+        optimizer.add_param_group({"params": params[1:], "lr": 0.01})
+        return optimizer
+
+    total = EPOCHS * 3
+    ensemble = ds.Ensemble(build, M)
+    expected = [
+        separate(ensemble.member(i), lambda params: groups_of(params, 0.1), factor=lambda s: 1 - s / total)
+        for i in range(M)
+    ]
+    for _ in range(2):  # a second training begins with the same rate
+        ensemble = ds.Ensemble(build, M)
+        fitted(ensemble, make, schedule=lambda epoch, epochs: 1 - epoch / epochs)
+        assert_members_equal(ensemble, expected)
+    assert rate == 0.1
+
+
+def groups_of(params, rate):
+    return torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.01}], lr=rate)
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free SGD (Defazio et al. 2024): steps are taken at z, gradients at y, and x is evaluated."""
+
+    def __init__(self, params, lr, beta=0.9):
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    @torch.no_grad()
+    def eval(self):
+        for group in self.param_groups:
+            for p in group["params"] if group["train_mode"] else []:
+                if "z" in self.state[p]:
+                    p.lerp_(self.state[p]["z"], 1 - 1 / group["beta"])
+            group["train_mode"] = False
+
+    @torch.no_grad()
+    def train(self):
+        for group in self.param_groups:
+            for p in group["params"] if not group["train_mode"] else []:
+                if "z" in self.state[p]:
+                    p.lerp_(self.state[p]["z"], 1 - group["beta"])
+            group["train_mode"] = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            assert group["train_mode"], "call train() first"
+            share = 1 / (group["k"] + 1)
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, share)
+                p.add_(p.grad, alpha=group["lr"] * (group["beta"] * (1 - share) - 1))
+                z.sub_(p.grad, alpha=group["lr"])
+            group["k"] += 1
+
+
+free = partial(ScheduleFree, lr=0.1)
+
+
+def test_schedule_free_optimizers_equal_separate_trainings_and_are_evaluated_at_their_averages():
+    ensemble = ds.Ensemble(build, M)
+    start = [ensemble.member(i) for i in range(M)]
+    x, y = data()
+    held_out = (x.flip(0), y)
+    history = fitted(ensemble, free, validation=held_out, keep="last")
+    # Each epoch ends in evaluation mode, as where one measures by hand.
+    for epochs, measured in enumerate(history.column("validation"), 1):
+        networks = [ds.Ensemble.from_modules([network]).member(0) for network in start]
+        expected = [separate(network, free, epochs=epochs) for network in networks]
+        with torch.no_grad():
+            mean = torch.stack([network(held_out[0]) for network in expected]).mean(0)
+        assert measured == pytest.approx(float((mean - y).square().sum(-1).mean()))
+    assert_members_equal(ensemble, expected)
+
+
+@pytest.mark.parametrize("step", [4, 7])
+def test_schedule_free_optimizers_resume_to_the_bit(step, tmp_path, monkeypatch):
+    assert_resumes_equal(tmp_path, monkeypatch, step=step, optimizer=free, validation=0.2, accumulate=2)
+
+
+def test_members_that_converge_stand_still_with_the_weights_to_evaluate():
+    """So validation data changes nothing, for optimizers with modes either."""
+    results = []
+    for options in ({}, {"validation": data(), "keep": "last"}):
+        ensemble = ds.Ensemble(build, M)
+        augmented = partial(ds.objectives.augmented, loss="squared_error", pool="score", beta=0.9)
+        rule = ds.train.Convergence(patience=1, tolerance=0.3)
+        history = ds.fit(
+            ensemble, data(), augmented, epochs=8, batch_size=BATCH, optimizer=free, freeze=rule, **options
+        )
+        results.append(ensemble)
+        assert any(history.frozen_at)
+    assert_members_equal(results[1], [results[0].member(i) for i in range(M)])
+
+
+def test_what_is_a_loop_is_told(caplog):
+    with caplog.at_level("INFO", "dissensus"):
+        history = fitted(ds.Ensemble(build, M), lambda params: torch.optim.RMSprop(params, lr=0.003))
+    assert "optimizer RMSprop: one per member, stepped in a loop; passes stay stacked" in caplog.text
+    assert history.optimizer == "RMSprop, one per member in a loop"

@@ -215,7 +215,7 @@ def test_a_sweep_stores_shared_tensors_once_for_all_runs(tmp_path):
 
 
 def test_checkpoints_know_the_shared_weights(tmp_path):
-    options = {"epochs": 4, "batch_size": 8, "lr": 0.05}
+    options = {"epochs": 4, "batch_size": 8, "lr": 0.05, "deterministic": True}
     whole = ds.Ensemble(with_lora, M, shared="frozen")
     ds.fit(whole, data(), independent, **options)
 
@@ -415,7 +415,15 @@ def test_averages_and_best_epochs_hold_shared_parameters():
 
 def test_training_resumes_with_shared_parameters(tmp_path):
     build = SCALED["batch_ensemble"]
-    options = {"epochs": 4, "batch_size": 8, "lr": 0.05, "accumulate": 2, "ema": 0.9, "validation": 0.25}
+    options = {
+        "epochs": 4,
+        "batch_size": 8,
+        "lr": 0.05,
+        "accumulate": 2,
+        "ema": 0.9,
+        "validation": 0.25,
+        "deterministic": True,
+    }
     whole = ds.Ensemble(build, M, shared=adapters.SHARED)
     ds.fit(whole, data(), independent, **options)
 

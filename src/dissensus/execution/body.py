@@ -36,7 +36,7 @@ class Body(Protocol):
     by_rule: bool
     """Whether ``"auto"`` chooses by a fixed rule instead of measuring, so that equal trainings are equal to the bit."""
     recompute: bool
-    """Whether training passes run in a loop and repeat every member's forward pass in the backward pass."""
+    """Whether passes with gradients run in a loop and repeat every member's forward pass in the backward pass."""
     choices: Choices
     """Backends chosen so far, by mode of use."""
 

@@ -157,14 +157,15 @@ class MixedMembers(nn.Module):
             refuse_training(self.training)
         elif self.training and self.skeletons[0].functions_keyed is None:
             self._look_for_draws(x, per_member)
-        recomputed = self.recompute and self.training and torch.is_grad_enabled() and flat is not None
+        recomputed = self.recompute and torch.is_grad_enabled() and flat is not None
         # Buffers that this pass makes would be made once more by a repeated pass.
         recomputed = recomputed and not any(skeleton.appearing for skeleton in self.skeletons)
         jobs = [functools.partial(member_outputs, place, index) for place, index in enumerate(indices)]
         device = calls.first_tensor(x).device
         self.ran = "loop, recomputed" if recomputed else "streams" if device.type == "cuda" else "loop"
         # Weights are lent for this pass only: recomputation in the backward pass would use other weights.
-        with recomputation_refused() if flat is not None and not recomputed else nullcontext():
+        guarded = flat is not None and not recomputed and torch.is_grad_enabled()
+        with recomputation_refused() if guarded else nullcontext():
             outputs = [job() for job in jobs] if recomputed else side_by_side(jobs, device)
         if any(output.shape != outputs[0].shape for output in outputs):
             shapes = {tuple(output.shape) for output in outputs}
@@ -261,7 +262,10 @@ class MixedMembers(nn.Module):
         """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""
         with torch.no_grad():
             for name, tensor in into.items():
-                tensor.lerp_(source[name], weight[int(name.split(".", 1)[0])].to(tensor.dtype))
+                target, part = source[name].to(tensor.dtype), weight[int(name.split(".", 1)[0])].to(tensor.dtype)
+                # Infinities of a mask, and NaN of a member that stands still, would become NaN.
+                moves = (part > 0) & (target != tensor)
+                tensor.copy_(torch.where(moves, tensor.lerp(target, part), tensor))
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""

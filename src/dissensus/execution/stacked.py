@@ -21,6 +21,7 @@ from dissensus.execution.choice import Choice, Choices, Mode, TrialPass, chosen
 from dissensus.execution.compiled import is_compiled, uncompiled
 from dissensus.execution.exporting import is_exporting, refuse_training
 from dissensus.execution.global_draws import MESSAGE, unkeyed_layer
+from dissensus.execution.loop import run_loop
 from dissensus.execution.recomputation import recomputation_refused, refuse_recomputation, run_recomputed
 from dissensus.execution.recurrent import as_ordinary, keep_in_place
 from dissensus.execution.sharing import Shared, shared_names
@@ -235,10 +236,11 @@ class StackedMembers(nn.Module):
         members_pass = MembersPass(weights, buffers, x, per_member, replayed and calls.first_tensor(x).is_cuda)
         if self.training and self.skeleton.functions_keyed is None and not is_exporting():
             self._look_for_draws(members_pass)
-        recomputed = self.recompute and self.training and torch.is_grad_enabled() and not is_exporting()
+        recomputed = self.recompute and (self.training or torch.is_grad_enabled()) and not is_exporting()
         if recomputed and not self.skeleton.appearing:  # buffers would be made once more by a repeated pass
             self.ran = "loop, recomputed"
-            outputs = run_recomputed(self.skeleton, weights, buffers, x, per_member)
+            run = run_recomputed if torch.is_grad_enabled() else run_loop
+            outputs = run(self.skeleton, weights, buffers, x, per_member)
         else:
             outputs = self._run(members_pass, backend, rows)
         if isinstance(rows, Tensor):
@@ -500,7 +502,10 @@ class StackedMembers(nn.Module):
         """Move tensors towards those of ``source`` by a weight ``[M]``; names are those of `state`."""
         with torch.no_grad():
             for name, tensor in into.items():
-                tensor.lerp_(source[name], weight.view(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype))
+                target, part = source[name].to(tensor.dtype), weight.view(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype)
+                # Infinities of a mask, and NaN of a member that stands still, would become NaN.
+                moves = (part > 0) & (target != tensor)
+                tensor.copy_(torch.where(moves, tensor.lerp(target, part), tensor))
 
     def merge(self, into: Tensors, source: Tensors, members: Tensor) -> None:
         """Copy the members of a mask (bool ``[M]``) from ``source`` to ``into``, both as `state` returns them."""

@@ -20,9 +20,14 @@ class WeightAverage:
 
     def __init__(self, decay: float, body: Body, flat: Tensor) -> None:
         self.decay, self.body, self.sections = decay, body, body.sections
-        self.flat = flat.detach().clone()
-        self.buffers = {name: tensor.clone() for name, tensor in self._averaged().items()}
+        # At least float32: a small step of the average would be lost to rounding in bfloat16.
+        self.weights = [part.to(wide(part), copy=True) for part in self._parts(flat)]
+        self.buffers = {name: tensor.to(wide(tensor), copy=True) for name, tensor in self._averaged().items()}
         self.updates = torch.zeros((len(flat), 1), dtype=wide(flat), device=flat.device)
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """The weights of every dtype, as views of the matrix."""
+        return [section.numbers(flat.detach()) for section in self.sections] or [flat.detach()]
 
     def _averaged(self) -> dict[str, Tensor]:
         state = self.body.state().items()
@@ -33,37 +38,31 @@ class WeightAverage:
         going = active.to(self.updates.dtype)
         if rows is not None:
             going = going * torch.zeros_like(going).index_fill_(0, rows, 1.0)
-        weight = torch.where(self.updates.squeeze(1) == 0, 1.0, 1 - self.decay) * going
-        column = weight.unsqueeze(1)
-        for average, current in self._numbers(flat.detach()):
-            if average.dtype == column.dtype:
-                average.lerp_(current, column)
-            else:  # the weight of a step is less than bfloat16 resolves
-                average.copy_(torch.lerp(average.to(column.dtype), current.to(column.dtype), column))
+        weight = torch.where(self.updates.squeeze(1) == 0, going, (1 - self.decay) * going)
+        for average, current in zip(self.weights, self._parts(flat), strict=True):
+            average.lerp_(current.to(average.dtype), weight.unsqueeze(1).to(average.dtype))
         current = self._averaged()
         for name, tensor in current.items():
             if name not in self.buffers:  # made by a pass
-                self.buffers[name] = tensor.clone()
+                self.buffers[name] = tensor.to(wide(tensor), copy=True)
         self.body.average(self.buffers, current, weight)
         self.updates.add_(going.unsqueeze(1))
-
-    def _numbers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Averages and weights, of every dtype."""
-        return [(part.numbers(self.flat), part.numbers(flat)) for part in self.sections] or [(self.flat, flat)]
 
     @contextmanager
     def swapped_in(self, flat: Tensor) -> Iterator[None]:
         """A block in which members have the averaged weights and buffers."""
         with torch.no_grad():
             weights, buffers = flat.detach().clone(), {n: t.clone() for n, t in self._averaged().items()}
-            self._write(flat, self.flat, self.buffers)
+            for part, average in zip(self._parts(flat), self.weights, strict=True):
+                part.copy_(average)
+            self._write(self.buffers)
             try:
                 yield
             finally:
-                self._write(flat, weights, buffers)
+                flat.detach().copy_(weights)
+                self._write(buffers)
 
-    def _write(self, flat: Tensor, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        flat.detach().copy_(weights)
+    def _write(self, buffers: Mapping[str, Tensor]) -> None:
         for name, tensor in self._averaged().items():
             if name in buffers:
                 tensor.copy_(buffers[name])
@@ -71,22 +70,25 @@ class WeightAverage:
     def adopt(self, flat: Tensor, rows: Bool[Tensor, " G"]) -> None:
         """Give some rows their averaged weights and buffers for good."""
         with torch.no_grad():
-            flat[rows] = self.flat[rows]
+            for part, average in zip(self._parts(flat), self.weights, strict=True):
+                part[rows] = average[rows].to(part.dtype)
         current = self._averaged()
         self.body.merge({name: current[name] for name in self.buffers}, self.buffers, rows)
 
     def select(self, rows: Bool[Tensor, " G"]) -> None:
         """Go on with some rows."""
-        self.flat, self.updates = self.flat[rows], self.updates[rows]
+        self.weights, self.updates = [part[rows] for part in self.weights], self.updates[rows]
         self.buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold."""
-        return {"flat": self.flat, "updates": self.updates, **{f"buffers/{n}": t for n, t in self.buffers.items()}}
+        weights = {f"weights/{number}": part for number, part in enumerate(self.weights)}
+        return {"updates": self.updates, **weights, **{f"buffers/{n}": t for n, t in self.buffers.items()}}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
-        self.flat, self.updates = tensors["flat"], tensors["updates"]
+        self.updates = tensors["updates"]
+        self.weights = [tensors[f"weights/{number}"] for number in range(len(self.weights))]
         stored = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         self.buffers = stored
 

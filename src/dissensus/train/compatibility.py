@@ -14,6 +14,7 @@ from dissensus.batch import check_finite
 from dissensus.data.batches import Augments, DataLike, as_pair, changes_targets, end_to_end, is_source
 from dissensus.data.splits import Split
 from dissensus.data.unlabelled import unlabelled_inputs
+from dissensus.execution import Body
 from dissensus.objectives.declaration import (
     ADVERSARIAL,
     EXAMPLE_WEIGHTS,
@@ -78,6 +79,14 @@ def check_updates(
     if updates.accumulate > 1 and active_members is not None:
         fix = "Leave one out: every batch draws members of its own."
         checks.refuse("accumulate", "come without `active_members`", "both", fix)
+
+
+def tell_of_updates(updates: UpdateSettings, body: Body) -> None:
+    """Say in the log where accumulated batches differ from large ones, and how recomputed members run."""
+    if updates.accumulate > 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in body.modules()):
+        log.info("accumulate: batch norm normalises each batch by itself, not the large one that it is a part of")
+    if updates.recompute:
+        log.info("recompute: members run in a loop, and steps are not captured in graphs")
 
 
 def _is_given(numbers: Any) -> bool:

@@ -433,6 +433,8 @@ class Engine:
                     state.shared.note_best()
         if state.freezing is not None:
             state.active.copy_(state.freezing.update(state.epoch + 1, means["member_loss"][0], state.active))
+            if state.optimizers is not None:  # a member that is frozen stands still with the weights to evaluate
+                state.optimizers.eval((~state.active).tolist())
         rates = (state.settings.optimizer.lr * factor).view(state.runs, -1)
         for place, run in enumerate(state.run_ids):
             if run not in state.failures and run not in state.stops:

@@ -130,19 +130,21 @@ def fit(
         epochs: Number of passes over the data.
         batch_size: Number of examples per step. The last batch of an epoch may be smaller. Not used with a
             ``DataLoader``.
-        lr: Learning rate: a number, or a sequence with one number per member. The default is 1e-3.
+        lr: Learning rate: a number, or a sequence with one number per member. The default is 1e-3, for Lion 1e-4.
         optimizer: ``"sgd"``, ``"adam"``, ``"adamw"``, ``"lion"`` or ``"muon"``: one update for all members, equal to
             ``torch.optim``'s, and for Lion to the paper's (Chen et al. 2023). ``"muon"`` is
             ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` for all 2-D parameters but those of embeddings, and
-            AdamW with the same learning rate and weight decay for the others, weights of convolutions included.
+            AdamW with the same learning rate and weight decay for the others, weights of convolutions included. Its
+            Newton-Schulz iterations are in bfloat16, as torch's, and equal to the rounding of that.
 
             Or a callable ``parameters -> torch.optim.Optimizer``: a class, a ``functools.partial`` or a function. It is
-            called once per member with a list of the member's parameters, and its optimizers are stepped one after
-            another. The result is that of separate trainings. A function whose parameter is called
-            ``named_parameters`` gets pairs ``(name, parameter)``. Its learning rate and other settings belong to the
-            callable, and are refused here. A ``schedule`` multiplies the learning rates of all groups, as torch's
-            ``LambdaLR``. Optimizers with ``train()`` and ``eval()``, such as schedule-free ones, are switched to
-            evaluation for validation data and at the end. Optimizers that need a closure, such as L-BFGS, are refused.
+            called for every member with a list of the member's parameters, and its optimizers are stepped one after
+            another. The result is that of separate trainings. (It is called for copies too, to try a step before
+            training.) A function whose parameter is called ``named_parameters`` gets pairs ``(name, parameter)``. Its
+            learning rate and other settings belong to the callable, and are refused here. A ``schedule`` multiplies the
+            learning rates of all groups, as torch's ``LambdaLR``. Optimizers with ``train()`` and ``eval()``, such as
+            schedule-free ones, are switched to evaluation for validation data and at the end. Optimizers that need a
+            closure, such as L-BFGS, are refused.
         momentum: Momentum of SGD and Muon: a number, or one per member. The default is 0, for Muon 0.95.
         nesterov: Whether SGD or Muon uses Nesterov momentum. The default is False, for Muon True.
         betas: Decay rates of Adam's two moments, or Lion's two averages. The default is (0.9, 0.999), for Lion
@@ -152,19 +154,19 @@ def fit(
             member. The default is 0, for all of them; in torch it is 0.01 for AdamW and 0.1 for Muon.
         no_decay: Parameters without weight decay: a list of ``"bias"`` (biases of all layers), ``"norm"`` (all
             parameters of normalisation layers, by type) and patterns that are matched against the whole name of a
-            parameter, such as ``"head.*"`` or ``"*.embedding.weight"``. True stands for ``["bias", "norm"]``. An entry
-            of the list that matches nothing is refused.
+            parameter, such as ``"head.*"`` or ``"*.embedding.weight"``. True stands for ``["bias", "norm"]``. A
+            pattern that matches nothing is refused.
         schedule: Learning-rate schedule: ``"constant"``, ``"cosine"`` or a function from `dissensus.train.schedules`.
         clip_norm: Maximum norm of a member's gradient: a number, or one per member. None does not clip.
-        accumulate: Number of batches whose gradients are averaged for one update, weighted by their examples. Without
-            batch norm, the result of ``accumulate=k`` is that of batches k times as large. An epoch ends with an
-            update, of fewer batches if need be. Steps, here and in the history, count batches. The schedule counts
-            updates, as with large batches.
+        accumulate: Number of batches whose gradients are averaged for one update, weighted by their examples, or by the
+            sum of their weights. For objectives that are means over examples, and without batch norm, the result of
+            ``accumulate=k`` is that of batches k times as large. An epoch ends with an update, of fewer batches if need
+            be. Steps, here and in the history, count batches. The schedule counts updates, as with large batches.
         ema: Decay d of an exponential moving average of every member's weights, a ← d·a + (1 − d)·w after every update,
-            such as 0.999. Floating-point buffers, such as batch-norm statistics, are averaged too, as by
-            ``torch.optim.swa_utils.AveragedModel`` with ``use_buffers=True``; the average begins with the weights after
-            the first update. It is evaluated on validation data, and the ensemble holds it at the end: that of the
-            best epoch, or the last one.
+            above 0 and below 1, such as 0.999. Floating-point buffers, such as batch-norm statistics, are averaged too,
+            as by ``torch.optim.swa_utils.AveragedModel`` with ``use_buffers=True``; the average begins with the weights
+            after the first update. It is evaluated on validation data, and the ensemble holds it at the end: that of
+            the best epoch, or the last one.
         recompute: Whether to repeat each member's forward pass in the backward pass instead of keeping its activations
             (activation checkpointing), with equal results. Members run in a loop then, and activations of one member
             exist at a time. Networks may checkpoint their own blocks by ``torch.utils.checkpoint`` with

@@ -9,7 +9,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,11 +21,35 @@ from dissensus.execution.skeleton import first_line
 from dissensus.randomness import generators_kept
 from dissensus.train.python_state import NotStorable, decoded, encoded
 
-MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+@runtime_checkable
+class OwnOptimizer(Protocol):
+    """What training asks of an optimizer: ``torch.optim.Optimizer`` has it, and so have wrappers around several."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters, with the settings of each."""
+        ...
+
+    def step(self) -> Any:
+        """Update all parameters by their ``grad``."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, for checkpoints."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Restore what `state_dict` returned."""
+        ...
+
+
+MakeOptimizer = Callable[[Any], OwnOptimizer]
 """``parameters -> optimizer``: a class of ``torch.optim``, a ``functools.partial`` of one, or a function."""
 NAMED = ("named_parameters", "named_params")
 """A function whose first parameter has one of these names gets pairs ``(name, parameter)``."""
 _REQUIREMENT = "return an optimizer as torch.optim's"
+_FIX = "A class, a partial or a function such as lambda params: torch.optim.NAdam(params, lr=1e-3)."
 
 
 def optimizer_name(make: MakeOptimizer) -> str:
@@ -36,13 +60,26 @@ def optimizer_name(make: MakeOptimizer) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+def _label(make: MakeOptimizer, optimizer: OwnOptimizer) -> str:
+    """The name of an optimiser for people; a function without a name is known by what it makes."""
+    name = optimizer_name(make)
+    return type(optimizer).__name__ if name == "<lambda>" else name
+
+
+def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> OwnOptimizer:
     """An optimizer over some parameters, and over no others."""
-    optimizer: Any = make(list(parameters.items()) if _takes_names(make) else list(parameters.values()))
-    needed = ("step", "param_groups", "state_dict", "load_state_dict")
-    if isinstance(optimizer, type) or not all(hasattr(optimizer, name) for name in needed):
-        fix = "A class, a partial or a function such as lambda params: torch.optim.NAdam(params, lr=1e-3)."
-        checks.refuse("optimizer", _REQUIREMENT, repr(optimizer), fix, TypeError)
+    given = list(parameters.items()) if _takes_names(make) else list(parameters.values())
+    try:
+        optimizer: Any = make(given)
+    except Exception as reason:  # a foreign callable may raise anything
+        got = f"{optimizer_name(make)}, which failed ({type(reason).__name__}: {first_line(reason)})"
+        fix = "Bind its other settings: functools.partial(torch.optim.SGD, lr=0.1)."
+        what = "pairs of a name and a parameter" if _takes_names(make) else "parameters"
+        missing = isinstance(reason, TypeError) and "argument" in str(reason)
+        requirement = f"make an optimizer from a list of {what} alone"
+        checks.refuse("optimizer", requirement, got, fix if missing else "", TypeError if missing else ValueError)
+    if isinstance(optimizer, type) or not isinstance(optimizer, OwnOptimizer):
+        checks.refuse("optimizer", _REQUIREMENT, repr(optimizer), _FIX, TypeError)
     known = {id(parameter) for parameter in parameters.values()}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
         checks.refuse("optimizer", "hold the parameters that it was given", "others beside them")
@@ -56,7 +93,7 @@ def _takes_names(make: MakeOptimizer) -> bool:
         return False
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+def _needs_closure(optimizer: OwnOptimizer) -> bool:
     try:
         closure = inspect.signature(optimizer.step).parameters.get("closure")
     except (TypeError, ValueError):
@@ -65,36 +102,42 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_optimizer(make: MakeOptimizer, body: Body, flat: Tensor, *, stored: bool, scheduled: bool) -> None:
-    """Try an optimizer on a copy of the first member, and refuse it where it cannot train members.
+    """Try an optimizer on a copy of each architecture, and refuse it where it cannot train members.
 
     ``stored``: checkpoints have to store its state. ``scheduled``: a schedule multiplies its learning rates.
     """
-    name = optimizer_name(make)
-    with generators_kept(flat.device), torch.no_grad():
-        parameters = {key: nn.Parameter(view.clone()) for key, view in body.weights(flat.detach())[0].items()}
+    members = body.weights(flat.detach())
+    for views in members[:1] if body.alike else members:
+        with generators_kept(flat.device), torch.no_grad():
+            _try(make, {key: nn.Parameter(view.clone()) for key, view in views.items()}, stored, scheduled)
+
+
+def _try(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter], stored: bool, scheduled: bool) -> None:
+    """Make and step an optimizer over copies of a member's parameters."""
+    with torch.enable_grad():
+        optimizer = _made(make, parameters)
+    name = _label(make, optimizer)
+    if _needs_closure(optimizer):
+        fix = "It evaluates the loss several times a step. Use another one, such as torch.optim.NAdam."
+        checks.refuse("optimizer", "take steps without a closure", f"{name}, which needs one", fix)
+    if scheduled and any(_rate(group) is None for group in optimizer.param_groups):
+        fix = "Leave `schedule` out."
+        checks.refuse("optimizer", "have a learning rate `lr` in every group for a `schedule`", name, fix)
+    for parameter in parameters.values():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    before = _attributes(optimizer)
+    _set_mode(optimizer, training=True)
+    try:
         with torch.enable_grad():
-            optimizer = _made(make, parameters)
-        if _needs_closure(optimizer):
-            fix = "It evaluates the loss several times a step. Use another one, such as torch.optim.NAdam."
-            checks.refuse("optimizer", "take steps without a closure", f"{name}, which needs one", fix)
-        if scheduled and any(_rate(group) is None for group in optimizer.param_groups):
-            fix = "Leave `schedule` out."
-            checks.refuse("optimizer", "have a learning rate `lr` in every group for a `schedule`", name, fix)
-        for parameter in parameters.values():
-            parameter.grad = torch.full_like(parameter, 1e-3)
-        before = _attributes(optimizer)
-        _set_mode(optimizer, training=True)
-        try:
-            with torch.enable_grad():
-                optimizer.step()
-        except Exception as reason:  # a foreign optimizer may raise anything
-            got = f"{name}, whose first step failed ({first_line(reason)})"
-            checks.refuse("optimizer", "take steps without a closure", got)
-        if stored:
-            _check_storable(name, optimizer, before)
+            optimizer.step()
+    except Exception as reason:  # a foreign optimizer may raise anything
+        got = f"{name}, whose first step failed ({first_line(reason)})"
+        checks.refuse("optimizer", "take steps without a closure", got)
+    if stored:
+        _check_storable(name, optimizer, before)
 
 
-def _check_storable(name: str, optimizer: torch.optim.Optimizer, before: Mapping[str, object]) -> None:
+def _check_storable(name: str, optimizer: OwnOptimizer, before: Mapping[str, object]) -> None:
     fix = "Leave `checkpoint` out."
     try:
         encoded(optimizer.state_dict())
@@ -107,9 +150,9 @@ def _check_storable(name: str, optimizer: torch.optim.Optimizer, before: Mapping
         checks.refuse("optimizer", "keep its state in `state_dict` for `checkpoint`", got, fix)
 
 
-def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+def _attributes(optimizer: OwnOptimizer) -> dict[str, object]:
     """Numbers and texts that an optimizer keeps as attributes; names with an underscore are torch's own."""
-    values = vars(optimizer).items()
+    values = getattr(optimizer, "__dict__", {}).items()
     return {name: v for name, v in values if isinstance(v, int | float | str) and not name.startswith("_")}
 
 
@@ -132,11 +175,15 @@ class MemberOptimizers:
     """One optimizer per row of the matrix of all weights; parameters are views of the row."""
 
     def __init__(self, make: MakeOptimizer, body: Body, flat: Tensor, *, scheduled: bool) -> None:
-        self.body, self.scheduled, self.name = body, scheduled, optimizer_name(make)
+        self.body, self.scheduled = body, scheduled
         self.parameters = [
             {key: nn.Parameter(view) for key, view in views.items()} for views in body.weights(flat.detach())
         ]
         self.optimizers = [_made(make, parameters) for parameters in self.parameters]
+        self.name = _label(make, self.optimizers[0])
+        for group in (group for each in self.optimizers for group in each.param_groups):
+            if isinstance(group.get("lr"), Tensor):  # which a schedule changes, and members may share
+                group["lr"] = group["lr"].clone()
         self.initial_rates = [[_rate(group) for group in each.param_groups] for each in self.optimizers]
         self.training = [False] * len(self.optimizers)
         """Rows whose optimizers are in training mode."""
@@ -230,7 +277,7 @@ class MemberOptimizers:
             self.training[row] = training
 
 
-def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float | None], factor: float) -> None:
+def _set_rates(optimizer: OwnOptimizer, rates: Sequence[float | None], factor: float) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         assert rate is not None, "checked before training"
         if isinstance(group["lr"], Tensor):
@@ -239,7 +286,7 @@ def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float | None], 
             group["lr"] = rate * factor
 
 
-def _restore_exactly(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def _restore_exactly(optimizer: OwnOptimizer, state: Mapping[str, Any]) -> None:
     """Put tensors back as they were stored: ``load_state_dict`` casts them to the dtype of their parameter."""
     if not isinstance(state.get("state"), Mapping):
         return

@@ -48,9 +48,12 @@ class OptimizerColumns:
 
     def select(self, rows: Tensor) -> "OptimizerColumns":
         """The settings of some rows."""
-        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        if self.decayed is not None and len(self.decayed) == 1:
-            columns["decayed"] = self.decayed
+        shared = self.decayed is not None and len(self.decayed) == 1 < len(self.lr)
+        columns = {
+            name: value[rows]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and not (shared and name == "decayed")
+        }
         return replace(self, **columns)
 
     def of_section(self, section: Section) -> "OptimizerColumns":
@@ -91,7 +94,7 @@ class Defaults:
     eps: float = 1e-8
 
 
-DEFAULTS = {"lion": Defaults(betas=(0.9, 0.99)), "muon": Defaults(momentum=0.95, nesterov=True)}
+DEFAULTS = {"lion": Defaults(lr=1e-4, betas=(0.9, 0.99)), "muon": Defaults(momentum=0.95, nesterov=True)}
 """Where they differ from `Defaults`."""
 
 
@@ -326,7 +329,7 @@ def muon(
     for count, height, width in places.shapes:
         end = start + count * height * width
         stacked = update[:, start:end].reshape(-1, height, width)
-        moves.append(orthogonalised(stacked).to(dtype).view(len(flat), -1) * (0.2 * math.sqrt(max(height, width))))
+        moves.append(orthogonalised(stacked).to(dtype).reshape(len(flat), -1) * (0.2 * math.sqrt(max(height, width))))
         start = end
     decay = settings.weight_decay
     if settings.decayed is not None:

@@ -68,8 +68,8 @@ def decay_mask(body: Body, flat: Tensor, no_decay: tuple[str, ...] | bool) -> Fl
                     view.fill_(0)
     norms, shared = _norm_parameters(body), body.shared_trainable()
     matched |= {e for e in entries for name, p in shared.items() if _matches(e, name, id(p) in norms)}
-    for entry in entries if no_decay is not True else ():
-        if entry not in matched:
+    for entry in entries:
+        if entry not in (*matched, BIAS, NORM):  # a network without norms has none that could decay
             names = ", ".join(dict.fromkeys(name for views, _, _ in _rows(body, mask) for name in views))
             checks.refuse("no_decay", "match parameters to be trained", repr(entry), f"There are: {names}.")
     return mask

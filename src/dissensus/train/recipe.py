@@ -53,6 +53,7 @@ from dissensus.train.compatibility import (
     check_unlabelled,
     check_updates,
     check_validation,
+    tell_of_updates,
 )
 from dissensus.train.convergence import Convergence, Freezing
 from dissensus.train.early_stopping import EarlyStopping
@@ -431,6 +432,7 @@ class Recipe:
         )
         body.channels_last, body.by_rule = decided.channels_last, decided.deterministic
         body.recompute = self.updates.recompute
+        tell_of_updates(self.updates, body)
         if choices is not None:
             body.choices = choices
         initial = None if checkpoint is None else initial_weights(body)

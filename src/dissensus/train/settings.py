@@ -42,6 +42,12 @@ class OptimizerSettings:
         if callable(self.name):
             refuse_beside_callable([*given, *(["no_decay"] if self.no_decay else [])])
             return
+        if not isinstance(self.name, str):
+            names = ", ".join(map(repr, optim.OPTIMIZERS))
+            made = hasattr(self.name, "param_groups")
+            got = f"a {type(self.name).__name__} that was made already" if made else repr(self.name)
+            fix = "Each member needs one of its own: pass lambda params: torch.optim.NAdam(params, lr=1e-3)."
+            checks.refuse("optimizer", f"be a name ({names}) or a callable", got, fix if made else "", TypeError)
         checks.one_of("optimizer", self.name, optim.OPTIMIZERS)
         for name in {"nesterov", "betas", "eps"}.difference(given):
             object.__setattr__(self, name, getattr(self.defaults, name))
@@ -90,7 +96,7 @@ class UpdateSettings:
     def __post_init__(self) -> None:
         checks.count("accumulate", self.accumulate)
         if self.ema is not None:
-            checks.number("ema", self.ema, 0, 1, open_high=True)
+            checks.number("ema", self.ema, 0, 1, open_low=True, open_high=True)
         checks.flag("recompute", self.recompute)
 
 
