@@ -121,11 +121,13 @@ class Skeleton:
                 made = self._taken_away()
                 if made and late is None:
                     raise ValueError(_APPEARS.format(next(iter(made))))
-                if late is not None:
+                if made and late is not None:
                     late.update(made)
                 self._keep_reassigned(lent)
-            finally:
+            except BaseException:
                 self._taken_away()
+                raise
+            finally:
                 self.hang(before)
                 for layer in self._recurrent:  # whose list of weights would keep those of this pass
                     layer._init_flat_weights()
@@ -175,7 +177,7 @@ class Skeleton:
                 made[name] = store[key].detach()
                 store[key] = None
         for path, (store, count) in self._growing.items():
-            for key in list(store)[count:]:  # dictionaries keep their order
+            for key in list(store)[count:] if len(store) > count else ():  # dictionaries keep their order
                 tensor = store.pop(key)
                 if tensor is not None:
                     made[f"{path}.{key}" if path else key] = tensor.detach()
@@ -198,8 +200,12 @@ class Skeleton:
 
     def adopt(self, tensors: Tensors) -> None:
         """Let the network have buffers that passes have made, from now on."""
+        if not tensors:
+            return
         with self._alone():
             for name, tensor in tensors.items():
+                if name in self._places:  # another thread was first
+                    continue
                 store, key = self._late_place(name)
                 self.adopted[name] = name in self._empty
                 self._empty.pop(name, None)

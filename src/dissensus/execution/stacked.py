@@ -150,7 +150,7 @@ class StackedMembers(nn.Module):
     def layout(self) -> Layout:
         """How parameters are laid out in the matrix of all of them."""
         params = self.trainable()
-        key = (self.channels_last, *((name, tensor.dtype) for name, tensor in params.items()))
+        key = (self.channels_last, *params, *(tensor.dtype for tensor in params.values()))
         if key not in self._layouts:
             self._layouts[key] = Layout.of(self.skeleton, params, self.channels_last)
         return self._layouts[key]
@@ -258,8 +258,11 @@ class StackedMembers(nn.Module):
             return self._run_untraced(members_pass, rows)
         # A compiler would trace into the guard; `_choose` has tried one member by then, outside of any graph.
         guarded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        with recomputation_refused() if guarded else nullcontext(), self._late_kept(rows):
-            return self._named(self.ran).run(self.skeleton, weights, buffers, x, per_member)
+        chosen_backend = self._named(self.ran)
+        keeps = chosen_backend.takes_every_network and not torch.compiler.is_compiling()
+        late_kept = self._late_kept(rows, len(weights)) if keeps else nullcontext()
+        with recomputation_refused() if guarded else nullcontext(), late_kept:
+            return chosen_backend.run(self.skeleton, weights, buffers, x, per_member)
 
     @_disable_dynamo
     def _run_untraced(self, members_pass: MembersPass, rows: slice | Tensor) -> Tensor:
@@ -267,29 +270,24 @@ class StackedMembers(nn.Module):
         return self._run(members_pass, None, rows)
 
     @contextmanager
-    def _late_kept(self, rows: slice | Tensor) -> Iterator[None]:
+    def _late_kept(self, rows: slice | Tensor, count: int) -> Iterator[None]:
         """A block in which every member keeps the buffers that its pass makes.
 
         Once all members have them, they are stacked. Groups of members (a slice) have them one group after the other.
         """
-        if torch.compiler.is_compiling() or is_exporting():
+        if isinstance(rows, Tensor) and not self.skeleton.appearing:  # reading rows back would wait for the device
             yield
             return
-        members = len(self)
+        members = count if isinstance(rows, slice) and rows == ALL_ROWS else len(self)
         if len(self._late) != members:
             self._late = [{} for _ in range(members)]
-        numbers = (
-            range(members)[rows] if isinstance(rows, slice) else rows.tolist() if self.skeleton.appearing else None
-        )
         late = self._late
-        if numbers is None:  # reading row numbers back would wait for the device
-            yield
-            return
+        numbers = range(members)[rows] if isinstance(rows, slice) else rows.tolist()
         with self.skeleton.collecting([late[number] for number in numbers]):
             yield
-        names = {name: None for own in late for name in own}
-        if not names:
+        if not any(late):
             return
+        names = {name: None for own in late for name in own}
         if all(own.keys() == names.keys() for own in late):
             try:
                 self.skeleton.adopt({name: torch.stack([own[name] for own in late]) for name in names})
