@@ -70,7 +70,7 @@ class Architecture:
                 package = name.partition(":")[0].partition(".")[0]
                 raise StorageError(
                     f"the architecture {name!r} is not one of dissensus.nets: to load it, its module would be imported "
-                    f"and its function called. Do you trust it? Pass trust=[{package!r}], or `build`."
+                    f"and its function called. Do you trust it? Pass trust={package!r}, or `build`."
                 )
         return TrustedArchitecture(self, trusted)
 
@@ -160,7 +160,7 @@ def _check_origin(build: Any, name: str, trust: tuple[str, ...]) -> None:
         return
     raise StorageError(
         f"the architecture {name!r} is {origin!r}, which its module has imported from elsewhere. Do you trust it? Pass "
-        f"trust=[{name!r}], or `build`."
+        f"trust={name!r}, or `build`."
     )
 
 

@@ -543,15 +543,14 @@ def _stored_architecture(
     """An architecture as the manifest has it; one that builds other networks than the members is refused."""
     if architecture is None:
         return None
-    if isinstance(architecture, Architecture) and isinstance(body, StackedMembers):
-        shapes = {name: tensor.shape[1:] for name, tensor in body.tensors().items()}
-        return checked_architecture(architecture, body.settings, shapes)
     architectures = list(architecture) if isinstance(architecture, Sequence) else [architecture]
-    if isinstance(body, StackedMembers) or len(architectures) != len(body):
-        wanted = (
-            "one Architecture" if isinstance(body, StackedMembers) else f"one Architecture per member ({len(body)})"
-        )
-        checks.refuse("architecture", f"be {wanted}", f"{len(architectures)} of them" if architectures else "none")
+    wanted = 1 if isinstance(body, StackedMembers) else len(body)
+    if len(architectures) != wanted:
+        requirement = "be one Architecture" + (f" per member ({wanted})" if wanted > 1 else "")
+        checks.refuse("architecture", requirement, f"{len(architectures)} of them")
+    if isinstance(body, StackedMembers):
+        shapes = {name: tensor.shape[1:] for name, tensor in body.tensors().items()}
+        return checked_architecture(architectures[0], body.settings, shapes)
     assert isinstance(body, MixedMembers)
     return [
         checked_architecture(part, settings, {name: tensor.shape for name, tensor in skeleton.tensors().items()})

@@ -85,8 +85,9 @@ class TrainingRows:
         """Which rows are recognised as training rows, bool ``[N]``, on the host; rows with NaN are not."""
         products, slack = _products(inputs), TOLERANCE * _lengths(inputs)
         first = self.products[:, 0].astype(np.float64)
-        place = np.searchsorted(first, products[:, 0] - slack, "left")
-        end = np.searchsorted(first, products[:, 0] + slack, "right")
+        with np.errstate(invalid="ignore"):  # of infinities
+            place = np.searchsorted(first, products[:, 0] - slack, "left")  # the end, for NaN
+            end = np.searchsorted(first, products[:, 0] + slack, "right")
         result = np.zeros(len(products), dtype=bool)
         open_rows = np.flatnonzero(place < end)
         while len(open_rows):

@@ -335,9 +335,10 @@ def fit(
             else CheckpointSettings(checks.path("checkpoint", checkpoint), resume, checkpoint_seconds),
         )
         tell_of_equal_start(members.body, recipe, sequential=sequential)
+        # Before training, since it may break off, and since the twin gets it with the members.
+        members.training_rows = members.training_rows.joined(_training_rows(train_data))
         reference = Twin.of(recipe, progress, sequential=sequential)
         progress = progress if reference is None else reference.siblings_progress
-        members.training_rows = members.training_rows.joined(_training_rows(train_data))  # even if it breaks off
         with _interruption_noted(members, recipe.checkpoint):
             if sequential:
                 history = one_by_one(train_recipe, recipe, progress)
