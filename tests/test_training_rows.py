@@ -14,6 +14,7 @@ import dissensus as ds
 from dissensus import attacks, calls, storage, training_rows
 from dissensus.attacks.training_overlap import training_overlap
 from dissensus.cli import app
+from dissensus.metrics import wilson
 from dissensus.storage import MANIFEST, StorageError
 from dissensus.studies import datasets
 from dissensus.training_rows import TrainingRows
@@ -238,33 +239,40 @@ def test_overlap_is_seen_through_wrappers():
 
 
 def test_evaluation_warns_of_training_rows():
-    images = torch.rand(40, 6, generator=torch.Generator().manual_seed(0))
-    ens = ds.Ensemble(partial(ds.nets.mlp, 6, 3, (64,)), 2)
-    ds.fit(ens, (images[:20], labels(20)), OBJECTIVE, epochs=200, lr=0.05)
-
-    def notes(model, x, y):
-        result = attacks.evaluate(model, (x, y), "quick", epsilon=0.01, epsilons=[0.01])
-        again = attacks.Robustness.from_json(result.to_json())
-        assert again.notes() == result.notes()
-        return result, [note for note in result.notes() if note.startswith("Warning")]
-
-    result, warned = notes(ens, images[:20], labels(20))
+    images = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
+    ens = ds.Ensemble(partial(ds.nets.mlp, 6, 4, (64,)), 2)
+    ds.fit(ens, (images[:8], labels(8)), OBJECTIVE, epochs=100, lr=0.05)
+    result = attacks.evaluate(ens, (images[:8], labels(8)), "quick", epsilon=0.01, epsilons=[0.01])
     assert result.clean.value == 1
-    assert warned == [
-        "Warning: 20 of the 20 examples are rows that the model was trained on. Accuracies on them say nothing about "
+    assert result.notes()[0] == (
+        "Warning: 8 of the 8 examples are rows that the model was trained on. Accuracies on them say nothing about "
         "new data: use test data."
-    ]
-    assert "Warning: 20 of the 20" in " ".join(result.summary().split())
-    assert notes(ens, images[20:], labels(20))[1] == []
-    own = (ens.predict(images[20:]).softmax(-1).mean(0)).argmax(-1)
-    result, warned = notes(ens, images[20:], own)
-    assert result.clean.value == 1
-    assert warned == []  # it is known that these rows are new
-    ens.training_rows = None
-    assert notes(ens, images[:20], labels(20))[1] == [
-        "Warning: every example is right without an attack, and it is not known what the model was trained on. Are the "
-        "examples its training data? Use test data."
-    ]
+    )
+    assert attacks.Robustness.from_json(result.to_json()).notes() == result.notes()
+    assert "Warning: 8 of the 8" in " ".join(result.summary().split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "known", "right", "warning"),
+    [
+        (0, True, 20, None),
+        (0, False, 19, None),
+        (0, False, 20, "Warning: every example is right without an attack, and it is not known what the model was"),
+        (3, False, 19, "Warning: at least 3 of the 20 examples are rows that the model was trained on"),
+        (20, True, 20, "Warning: 20 of the 20 examples are rows"),
+    ],
+)
+def test_when_results_warn(rows, known, right, warning):
+    facts = {"examples": 20, "on_survivors": True, "beyond": 0, "suite": "standard"}
+    clean = wilson(right, 20)
+    result = attacks.Robustness(
+        clean, wilson(3, 20), [], [], [], [], [], {**facts, "training_rows": rows, "training_known": known}
+    )
+    warnings = [note for note in result.notes() if note.startswith("Warning")]
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warnings[0].startswith(warning)
+    earlier = attacks.Robustness(clean, wilson(3, 20), [], [], [], [], [], facts)
+    assert not [note for note in earlier.notes() if note.startswith("Warning")]
 
 
 def test_the_command_warns_and_needs_no_network(tmp_path):
@@ -276,12 +284,12 @@ def test_the_command_warns_and_needs_no_network(tmp_path):
     ds.fit(ens, (x, y), OBJECTIVE, epochs=3, lr=0.01)
     ens.save(tmp_path / "saved")
     call = ["robust", "--ensemble", str(tmp_path / "saved"), "--data", "digits", "--epsilon", "0.02"]
-    call += ["--suite", "quick", "--examples", "30", "--json", str(tmp_path / "result.json")]
+    call += ["--suite", "quick", "--examples", "10", "--json", str(tmp_path / "result.json")]
     result = CliRunner().invoke(app, call)
     assert result.exit_code == 0, result.output
     words = " ".join(result.output.replace("│", " ").split())
-    assert "Warning: 30 of the 30 examples are rows that the model was trained on" in words
-    assert json.loads((tmp_path / "result.json").read_text())["facts"]["training_rows"] == 30
+    assert "Warning: 10 of the 10 examples are rows that the model was trained on" in words
+    assert json.loads((tmp_path / "result.json").read_text())["facts"]["training_rows"] == 10
     refused = CliRunner().invoke(app, [*call, "--option", "widths=[4]"])
     assert refused.exit_code != 0
     assert "--option" in refused.output
