@@ -115,13 +115,12 @@ class Robustness:
 
     def _training_notes(self) -> list[str]:
         """Warnings about examples that the model was trained on, or may have been. Earlier results have none."""
-        rows, examples = self.facts.get("training_rows", 0), self.facts["examples"]
-        known = self.facts.get("training_known", True)
+        rows, known = self.facts.get("training_rows", 0), self.facts.get("training_known", True)
         if rows:
             least = "" if known else "at least "
             return [
-                f"Warning: {least}{rows:,} of the {examples:,} examples are rows that the model was trained on. "
-                "Accuracies on them say nothing about new data: use test data."
+                f"Warning: {least}{rows:,} of the {self.facts['examples']:,} examples are rows that the model was "
+                "trained on. Accuracies on them say nothing about new data: use test data."
             ]
         if self.clean.value == 1 and not known:
             return [
