@@ -13,9 +13,10 @@ def export() -> str:
     result = benchmark("export")
     batch = result["batch"]
     introduction = (
-        f"Kilobytes on disk, and milliseconds of a pass for one example and for {batch}, on {result['threads']} core"
-        f"{'s' * (result['threads'] > 1)}. The loop is one over separate\nmodules by hand, with the mean of their "
-        "probabilities alone; the ensemble, the program and the file in onnxruntime\ncompute the uncertainty too. "
+        f"Kilobytes on disk, and milliseconds of the fastest of {result['repeats']} passes, for one example and for {batch}, "
+        f"on {result['threads']} core{'s' * (result['threads'] > 1)} of a\nmachine with other work. The loop is one over "
+        "separate modules by hand, with the mean of their probabilities alone; the\nensemble, the program and the file "
+        "in onnxruntime compute the uncertainty too. "
         f"Largest difference of outputs: {max(row['difference'] for row in result['rows']):.0e}.\n"
     )
     sizes = table(
