@@ -11,10 +11,10 @@ def export() -> str:
     if not (BENCHMARKS / "export.json").exists():
         return no_result("python benchmarks/export.py")
     result = benchmark("export")
-    batch = result["batch"]
+    batch, repeats, threads = result["batch"], result["repeats"], result["threads"]
     introduction = (
-        f"Kilobytes on disk, and milliseconds of the fastest of {result['repeats']} passes, for one example and for {batch}, "
-        f"on {result['threads']} core{'s' * (result['threads'] > 1)} of a\nmachine with other work. The loop is one over "
+        f"Kilobytes on disk, and milliseconds of the fastest of {repeats} passes, for one example and for {batch}, "
+        f"on {threads} core{'s' * (threads > 1)} of a\nmachine with other work. The loop is one over "
         "separate modules by hand, with the mean of their probabilities alone; the\nensemble, the program and the file "
         "in onnxruntime compute the uncertainty too. "
         f"Largest difference of outputs: {max(row['difference'] for row in result['rows']):.0e}.\n"
