@@ -1,5 +1,6 @@
 """`dissensus robust`: an ensemble's accuracy under attack, and whether the attacks can be trusted."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,9 @@ from dissensus.cli.screen import (
 
 OPTIONS = {
     "network": "--network",
+    "build": "--network",
+    "options": "--option",
+    "trust": "--trust",
     "data": "--data",
     "part": "--data",
     "epsilon": "--epsilon",
@@ -46,17 +50,21 @@ OPTIONS = {
 
 def robust(
     ensemble: Annotated[Path, typer.Option(help="The folder that `Ensemble.save` wrote.")],
-    network: Annotated[
-        str,
-        typer.Option(
-            help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
-            "--option batch_norm=false."
-        ),
-    ],
     data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
     epsilon: Annotated[
         str, typer.Option(help="The largest change: of every pixel (8/255 or 0.03), or in L2 of the whole image.")
     ],
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
+            "--option batch_norm=false. Not needed if the ensemble was saved with an architecture."
+        ),
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package of yours whose function a stored architecture may call; repeatable."),
+    ] = None,
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
     attack: Annotated[
         list[str] | None,
@@ -110,9 +118,12 @@ def robust(
     try:
         largest = fraction(epsilon)
         network_options = parsed_settings("--option", option or [], "width=64")
-        _check_options(network, network_options)
+        if network is not None:
+            _check_options(network, network_options)
+        if trust and "" not in sys.path:
+            sys.path.insert(0, "")  # modules of the working folder are found
         images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
-        building: Any = {"options": network_options, "standardise": standardise}
+        building: Any = {"options": network_options, "standardise": standardise, "trust": trust or []}
         subject = stored_ensembles.load(ensemble, network, images, **building)
         other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
         is_fixed = datasets.is_split_by_seed(data)
