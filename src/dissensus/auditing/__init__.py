@@ -130,7 +130,7 @@ def audit(
         reader = OutputReader(members, name, exact=task == "regression")
         if task == "classification":
             reader.check_classes()
-        checked = None if labels is None else _targets(labels, reader, task, name)
+        checked = None if labels is None else checked_targets(labels, reader, task, name)
         mask = _in_bag(bag, reader) if name == "train" else None
         unit_names = _groups(grouped, reader)
         rows = None if mask_of is None else torch.from_numpy(mask_of)
@@ -334,7 +334,7 @@ def _in_bag(in_bag: Any, reader: OutputReader) -> Tensor:
     return mask.float()
 
 
-def _targets(targets: Any, reader: OutputReader, task: str, name: str) -> Tensor:
+def checked_targets(targets: Any, reader: OutputReader, task: str, name: str) -> Tensor:
     """Targets as class indices ``[N]`` or values, one for each example."""
     values = as_tensor(targets, "targets", "Names of classes? Use numpy.unique(targets, return_inverse=True)[1].")
     if values.is_floating_point() and not bool(values.isfinite().all()):
