@@ -38,6 +38,7 @@ FLOORS = [
     "auditing",
     "ensemble",
     "trunk",
+    "reporting",
     "export",
     "data",
     "attacks",

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dissensus import metrics, pooling
-from dissensus.metrics.generalisation import slices
+from dissensus import metrics
 from dissensus.metrics.intervals import Interval
-from dissensus.reporting.curves import best_risks, calibration_bins, error_rates, risk_curve
+from dissensus.predictive import predictive
+from dissensus.reporting.curves import best_risks, calibration_bins, error_curve, error_rates, risk_at
 from dissensus.reporting.measures import Example, Measured, ShiftedResult, audited, detected, score_table
-from dissensus.reporting.reading import OnProgress, OutputSet, ReportData
+from dissensus.reporting.reading import OnProgress, OutputSet, ReportData, Settings
 from dissensus.scores import SCORES, Score
 
 ENTROPY, DISAGREEMENT, CONFIDENCE = "entropy of the mean", "mutual information", "1 − confidence"
@@ -26,46 +26,35 @@ DETECTORS: dict[str, Score] = {
 }
 """Scores of uncertainty, by the names that a report shows. The first was chosen before any data was seen."""
 COVERAGES = (0.5, 0.8, 0.9)
-_POOLS = {
-    ("logits", "probability"): pooling.mean_probability,
-    ("logits", "score"): pooling.mean_score,
-    ("probabilities", "probability"): lambda probs: _log(probs.mean(0)),
-    ("probabilities", "score"): lambda probs: pooling.mean_score(_log(probs)),
-}
 
 
-def _log(probs: Tensor) -> Tensor:
-    """Logarithms of probabilities that sum to one exactly; zeros count as the smallest number."""
-    return (probs / probs.sum(-1, keepdim=True)).clamp_min(torch.finfo(probs.dtype).tiny).log()
-
-
-def pooled_log_probs(outputs: Float[Tensor, "M N C"], kind: str, pool: str) -> Float[Tensor, "N C"]:
-    """Log-probabilities of the ensemble in double precision; shares of votes for pool ``"vote"``."""
-    if pool == "vote":
-        return torch.cat([_log(pooling.vote_share(outputs[:, part].double())) for part in slices(outputs)])
-    return torch.cat([_POOLS[kind, pool](outputs[:, part].double()) for part in slices(outputs)])
+def pooled_log_probs(outputs: Float[Tensor, "M N C"], settings: Settings) -> Float[Tensor, "N C"]:
+    """Log-probabilities of the ensemble in double precision; those of shares of votes for pool ``"vote"``."""
+    arguments: Any = {"loss": settings.loss, "pool": settings.pool, "kind": settings.kind}
+    probs = predictive(outputs, task="classification", **arguments).probs
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 def measured(data: ReportData, count: int, progress: OnProgress) -> Measured:
     """Everything that a report says about a classifier; `count` is the number of examples of each kind to show."""
-    kind, pool = data.settings.kind, data.settings.pool
-    log_probs = pooled_log_probs(data.outputs, kind, pool)
+    settings = data.settings
+    log_probs = pooled_log_probs(data.outputs, settings)
     predicted, labels = log_probs.argmax(-1), data.targets
     wrong = predicted != labels
     progress("the audit", 0.0)
-    training = None if data.training is None or data.training.targets is None else data.training
-    result = audited(
-        data, data.outputs, data.reference, None if training is None else (training.outputs, training.targets)
-    )
+    training = None
+    if data.training is not None and data.training.targets is not None:
+        training = data.training.outputs, data.training.targets
+    result = audited(data, data.outputs, data.reference, training)
     progress("scores", 0.4)
-    values = score_table(data.outputs, DETECTORS, kind)  # pyright: ignore[reportArgumentType]  # a checked kind
+    values = score_table(data.outputs, DETECTORS, settings)
     doubt = 1 - log_probs.amax(-1).exp()
     single = len(data.outputs) == 1
     kept = {CONFIDENCE: doubt, ENTROPY: values[ENTROPY]} | ({} if single else {DISAGREEMENT: values[DISAGREEMENT]})
     numbers, members = _numbers(log_probs, wrong, labels, kept, result)
     progress("curves", 0.6)
-    risk = {name: risk_curve(scores, wrong) for name, scores in kept.items()}
-    numbers |= {f"risk_at_{share:.0%}": _risk_at(risk[CONFIDENCE].risk, share) for share in COVERAGES}
+    risk = {name: error_curve(scores, wrong) for name, scores in kept.items()}
+    numbers |= {f"risk_at_{share:.0%}": risk_at(risk[CONFIDENCE], share) for share in COVERAGES}
     progress("shifted data", 0.8)
     hardest, disputed = _chosen(log_probs, labels, values, count, single)
     return Measured(
@@ -79,7 +68,7 @@ def measured(data: ReportData, count: int, progress: OnProgress) -> Measured:
         hardest,
         disputed,
         {row: _example(row, data, log_probs, values) for row in {*hardest, *disputed}},
-        {name: _shifted(part, values, kind, pool) for name, part in data.shifted.items()},
+        {name: _shifted(part, values, settings) for name, part in data.shifted.items()},
         calibration_bins(log_probs, labels),
         {"classes": _by_class(predicted, labels, data.classes), "confusions": _confusions(predicted, labels, data)},
     )
@@ -104,12 +93,6 @@ def _numbers(
         numbers |= {f"error_auroc: {name}": metrics.auroc(s[right], s[wrong]) for name, s in scores.items()}
     names = {"accuracy": "member_accuracy", "nll": "member_nll", "brier": "member_brier", "ece": "member_ece"}
     return numbers, {name: Interval(*audit.test[of_members]) for name, of_members in names.items()}
-
-
-def _risk_at(risks: list[Interval], share: float) -> Interval:
-    """The risk of a curve at a coverage, or at the next one that it has."""
-    place = next(i for i in range(len(risks)) if (i + 1) / len(risks) >= share - 1e-9)
-    return risks[place]
 
 
 def _chosen(
@@ -137,10 +120,10 @@ def _example(row: int, data: ReportData, log_probs: Float[Tensor, "N C"], scores
     return Example(row, data.classes[label], data.classes[named], numbers, votes)
 
 
-def _shifted(part: OutputSet, inside: dict[str, Tensor], kind: str, pool: str) -> ShiftedResult:
-    values = score_table(part.outputs, DETECTORS, kind)  # pyright: ignore[reportArgumentType]
+def _shifted(part: OutputSet, inside: dict[str, Tensor], settings: Settings) -> ShiftedResult:
+    values = score_table(part.outputs, DETECTORS, settings)
     areas, passing = detected(inside, values)
-    log_probs = pooled_log_probs(part.outputs, kind, pool)
+    log_probs = pooled_log_probs(part.outputs, settings)
     numbers = {"confidence": metrics.mean_interval(log_probs.amax(-1).exp())}
     if part.targets is not None:
         right = log_probs.argmax(-1) == part.targets

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dissensus import checks, metrics
 from dissensus.metrics.detection import placements
+from dissensus.metrics.generalisation import score_interval
 from dissensus.metrics.intervals import Interval, percentile
 from dissensus.metrics.regression import resampled_means
 
@@ -57,13 +58,34 @@ def coverages(examples: int) -> list[float]:
     return [(i + 1) / count for i in range(count)]
 
 
-def risk_curve(scores: Float[Tensor, " N"], loss: Tensor, *, repeats: int = REPEATS, seed: int = 0) -> RiskCurve:
-    """The risk–coverage curve of `dissensus.metrics.risk_coverage`, with percentiles of resamples of the examples."""
-    curve = metrics.risk_coverage(scores, loss)
+def error_curve(scores: Float[Tensor, " N"], wrong: Bool[Tensor, " N"]) -> RiskCurve:
+    """Share of wrong answers among those kept (`dissensus.metrics.risk_coverage`), with Wilson's intervals.
+
+    An interval is that of the examples that are kept. It has a width even where all of them are right.
+    """
+    curve = metrics.risk_coverage(scores, wrong)
+    risks = [
+        score_interval(curve.risk_at(share), math.ceil(share * len(scores) - 1e-9), 0.95)
+        for share in coverages(len(scores))
+    ]
+    return RiskCurve(risks, curve.area)
+
+
+def root_error_curve(
+    scores: Float[Tensor, " N"], squared: Float[Tensor, " N"], *, repeats: int = REPEATS, seed: int = 0
+) -> RiskCurve:
+    """Root mean squared error of the examples that are kept, with percentiles of resamples of the examples."""
+    curve = metrics.risk_coverage(scores, squared)
     kept = coverages(len(scores))
     values = torch.tensor([[curve.risk_at(share) for share in kept]], dtype=torch.float64)
-    drawn = torch.cat([values, _resampled_risks(scores, loss, kept, repeats, seed)])
+    drawn = torch.cat([values, _resampled_risks(scores, squared, kept, repeats, seed)]).sqrt()
     return RiskCurve([percentile(drawn[:, i]) for i in range(len(kept))], curve.area)
+
+
+def risk_at(curve: RiskCurve, share: float) -> Interval:
+    """The risk of a curve at a coverage, or at the next one that it has."""
+    place = next(i for i in range(len(curve.risk)) if (i + 1) / len(curve.risk) >= share - 1e-9)
+    return curve.risk[place]
 
 
 def _resampled_risks(
@@ -149,8 +171,13 @@ def rank_correlation(first: Float[Tensor, " N"], second: Float[Tensor, " N"]) ->
 def as_rows(bins: list[Bin]) -> list[dict[str, Any]]:
     """Bins as plain data."""
     return [
-        {"centre": item.centre, "value": item.value.value, "low": item.value.low, "high": item.value.high,
-         "examples": item.examples}
+        {
+            "centre": item.centre,
+            "value": item.value.value,
+            "low": item.value.low,
+            "high": item.value.high,
+            "examples": item.examples,
+        }
         for item in bins
     ]
 

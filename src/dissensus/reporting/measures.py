@@ -1,7 +1,8 @@
 """What a report measures, as plain data that classification and regression share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +11,7 @@ from dissensus import metrics, scores
 from dissensus.auditing import Audit, audit
 from dissensus.metrics.intervals import Interval
 from dissensus.reporting.curves import Bin, RiskCurve
-from dissensus.reporting.reading import ReportData
+from dissensus.reporting.reading import ReportData, Settings
 
 
 class ShiftedResult(NamedTuple):
@@ -61,7 +62,9 @@ class Measured:
     """By class: ``classes`` and ``confusions``. For regression: ``targets``, ``predictions`` and ``levels``."""
 
 
-def audited(data: ReportData, outputs: Tensor, reference: Tensor | None, training: tuple[Tensor, Tensor] | None) -> Audit:
+def audited(
+    data: ReportData, outputs: Tensor, reference: Tensor | None, training: tuple[Tensor, Tensor] | None
+) -> Audit:
     """The audit of outputs, which are point predictions for regression."""
     settings = data.settings
     classifies = settings.task == "classification"
@@ -78,8 +81,11 @@ def audited(data: ReportData, outputs: Tensor, reference: Tensor | None, trainin
     )
 
 
-def score_table(outputs: Float[Tensor, "M N C"], chosen: dict[str, scores.Score], kind: scores.Takes) -> dict[str, Any]:
+def score_table(
+    outputs: Float[Tensor, "M N C"], chosen: Mapping[str, scores.Score], settings: Settings
+) -> dict[str, Float[Tensor, " N"]]:
     """Scores of every example in double precision, those that can be computed from outputs of this kind."""
+    kind = cast(scores.Takes, settings.kind)
     return {name: values.double() for name, values in scores.table(outputs, kind=kind, scores=chosen).items()}
 
 
