@@ -86,6 +86,7 @@ def _numbers(
     numbers = {
         "accuracy": metrics.wilson(int(right.sum()), len(right)),
         **{name: Interval(*audit.test[name]) for name in ("nll", "brier", "ece")},
+        "confidence": metrics.mean_interval(log_probs.amax(-1).exp()),
         "overconfidence": metrics.mean_interval(log_probs.amax(-1).exp() - right.double()),
         "above_majority": metrics.mean_interval(right.double() - (labels == majority).double()),
     }

@@ -71,21 +71,36 @@ def risk_coverage(curves: Mapping[str, RiskCurve], best: Sequence[float], label:
 
 
 @style.figure_style()
-def error_by_uncertainty(bins: Sequence[Bin], name: str, label: str, *, shares: bool, diagonal: bool = False) -> Any:
-    """Error over uncertainty in groups of about equal size."""
+def error_by_rank(bins: Sequence[Bin], name: str, label: str) -> Any:
+    """Share of errors in groups of about equal size, from the least to the most uncertain."""
+    figure = style.blank_figure(height=3.4)
+    axes = figure.subplots()
+    sizes = np.array([item.examples for item in bins])
+    ends = sizes.cumsum() / sizes.sum()
+    width = sizes / sizes.sum()
+    values = [item.value.value for item in bins]
+    axes.bar(ends - width / 2, values, width=0.86 * width, color=style.COLOURS[0], alpha=0.75)
+    axes.errorbar(ends - width / 2, values, _errors(bins), fmt="none", ecolor=style.INK, elinewidth=1.2)
+    axes.set(xlabel=f"examples, by rising {name}", ylabel=label, xlim=(0, 1))
+    axes.set_ylim(bottom=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        style.percent_axis(axis)
+    return figure
+
+
+@style.figure_style()
+def error_by_deviation(bins: Sequence[Bin], name: str, label: str) -> Any:
+    """Errors over deviations in groups of about equal size, with the diagonal on which both are equal."""
     figure = style.blank_figure(height=3.4)
     axes = figure.subplots()
     centres = [item.centre for item in bins]
     values = [item.value.value for item in bins]
-    axes.errorbar(centres, values, _errors(bins), fmt="o-", color=style.COLOURS[0], markersize=5, elinewidth=1.4)
-    if diagonal:
-        reach = max(*centres, *values) if len(bins) > 1 else max(centres[0], values[0])
-        axes.plot([0, reach], [0, reach], color=style.INK, alpha=0.4, linewidth=1)
+    axes.errorbar(centres, values, _errors(bins), fmt="o", color=style.COLOURS[0], markersize=5, elinewidth=1.4)
+    reach = min(max(centres), max(item.value.high for item in bins if item.value.high == item.value.high))
+    axes.plot([0, reach], [0, reach], color=style.INK, alpha=0.4, linewidth=1)
     axes.set(xlabel=name, ylabel=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlim(left=min(0, *centres) if len(centres) > 1 else None)
-    if shares:
-        style.percent_axis(axes.yaxis)
+    axes.set_xlim(left=0)
     return figure
 
 
@@ -144,18 +159,52 @@ def interval_calibration(levels: Sequence[Mapping[str, Any]], label: str) -> Any
 
 @style.figure_style()
 def pictures(entries: Sequence[tuple[Any, str]], columns: int = 3) -> Any:
-    """Pictures ``[C, H, W]`` in bytes in rows, each with a few lines below it; large enough for a narrow screen."""
-    columns = min(columns, len(entries))
+    """Pictures ``[C, H, W]`` in bytes in rows, each below a few lines; large enough for a narrow screen."""
     rows = -(-len(entries) // columns)
     lines = max(words.count("\n") + 1 for _, words in entries)
-    figure = style.blank_figure(1.75 * 3, rows * (1.5 + 0.2 * lines))
-    grid = figure.subplots(rows, 3, squeeze=False).ravel()
+    figure = style.blank_figure(1.75 * columns, rows * (1.6 + 0.17 * lines))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid:
         axes.set_axis_off()
     for axes, (picture, words) in zip(grid, entries, strict=False):
         pixels = np.asarray(picture, dtype=np.uint8).transpose(1, 2, 0)
         axes.imshow(_enlarged(pixels if pixels.shape[2] == 3 else pixels[..., 0]), cmap="gray", vmin=0, vmax=255)
-        axes.text(0.5, -0.04, words, transform=axes.transAxes, ha="center", va="top", fontsize=9.5)
+        axes.set_title(words, loc="center", fontsize=9.5)
+    return figure
+
+
+@style.figure_style()
+def score_histogram(inside: Any, outside: Any, names: tuple[str, str], score: str) -> Any:
+    """How a score is distributed on two sets."""
+    figure = style.blank_figure(height=3.4)
+    axes = figure.subplots()
+    both = np.concatenate([inside, outside])
+    low, high = float(both.min()), float(both.max())
+    edges = np.linspace(low, high if high > low else low + 1, 31)
+    for values, name, colour, dash in zip((inside, outside), names, style.COLOURS, style.DASHES, strict=False):
+        shares = np.histogram(values, edges)[0] / len(values)
+        axes.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
+        axes.stairs(shares, edges, color=colour, linestyle=dash, linewidth=1.6, label=name)
+    axes.set(xlabel=score, ylabel="share of examples")
+    axes.set_ylim(bottom=0)
+    style.percent_axis(axes.yaxis)
+    style.add_legend(figure, names)
+    return figure
+
+
+@style.figure_style()
+def roc_curves(curves: Mapping[str, tuple[Any, Any]]) -> Any:
+    """ROC curves by name, beside the diagonal of chance."""
+    names = list(curves)
+    figure = style.blank_figure(height=3.6 + style.legend_height(names))
+    axes = figure.subplots()
+    for (name, rates), colour, dash in zip(curves.items(), cycle(style.COLOURS), cycle(style.DASHES), strict=False):
+        axes.plot(*rates, color=colour, linestyle=dash, label=name)
+    axes.plot([0, 1], [0, 1], color=style.INK, alpha=0.4, linewidth=1)
+    axes.set(xlabel="usual examples flagged", ylabel="shifted examples flagged", xlim=(0, 1), ylim=(0, 1.02))
+    for axis in (axes.xaxis, axes.yaxis):
+        style.percent_axis(axis)
+    style.add_legend(figure, names)
     return figure
 
 

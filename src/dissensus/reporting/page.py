@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from dissensus.auditing.page import answer as audit_answer
 from dissensus.auditing.page import drawings as audit_drawings
 from dissensus.auditing.page import parts as audit_parts
+from dissensus.metrics import roc
 from dissensus.metrics.intervals import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Folded, Number, Page, PageTable, Part, Section, Text
-from dissensus.pages.figures import detection
 from dissensus.reporting import figures, regression
 from dissensus.reporting.content import BETTER, SHARES, TITLES, Content, size
 from dissensus.reporting.judging import VERDICTS, Finding, percent
@@ -129,8 +131,8 @@ def _classification_curves(content: Content, facts: Mapping[str, Any]) -> list[P
 def _uncertainty(content: Content, label: str, *, shares: bool) -> list[Part]:
     measured = content.measured
     captions = {
-        "entropy of the mean": "Total uncertainty: should rise from left to right. Each point is about a tenth of the "
-        "examples.",
+        "entropy of the mean": "Total uncertainty, in steps of about a tenth of the examples: bars should rise from left "
+        "to right.",
         "mutual information": "Members' disagreement alone: what more data or other members would change. Flat: the "
         "disagreement says nothing about errors.",
         regression.SPREAD: "On the diagonal, errors are as large as predicted. Above it they are larger. Each point is "
@@ -138,12 +140,8 @@ def _uncertainty(content: Content, label: str, *, shares: bool) -> list[Part]:
         regression.DISAGREEMENT: "Members' disagreement alone: what more data or other members would change. It leaves "
         "out the noise of targets, so points lie above the diagonal.",
     }
-    drawings = [
-        Drawing(
-            figures.error_by_uncertainty(bins, name, label, shares=shares, diagonal=not shares), captions.get(name, "")
-        )
-        for name, bins in measured.uncertainty.items()
-    ]
+    draw = figures.error_by_rank if shares else figures.error_by_deviation
+    drawings = [Drawing(draw(bins, name, label), captions.get(name, "")) for name, bins in measured.uncertainty.items()]
     if not drawings:
         return []
     introduction = "Are errors where the ensemble is uncertain? Bars are 95 % intervals."
@@ -249,17 +247,13 @@ def _example_sections(content: Content) -> list[Part]:
 
 
 def _words(example: Example) -> str:
-    """What stands below a picture."""
-    lines = [
-        f"{_short(example.prediction)} ({example.numbers['confidence']:.0%})"
-        if "confidence" in example.numbers
-        else f"{example.prediction}"
-    ]
-    lines += [f"true: {_short(example.target)}", f"votes: {_short(example.votes, 24)}", f"row {example.row:,}"]
-    return "\n".join(lines)
+    """What stands above a picture."""
+    sure = example.numbers.get("confidence")
+    prediction = _short(example.prediction) + ("" if sure is None else f" ({sure:.0%})")
+    return "\n".join([prediction, f"true: {_short(example.target)}", _short(example.votes, 21), f"row {example.row:,}"])
 
 
-def _short(text: str, most: int = 18) -> str:
+def _short(text: str, most: int = 16) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -295,44 +289,67 @@ def _shifted(content: Content) -> list[Part]:
     if not measured.shifted:
         return []
     names = list(dict.fromkeys(name for result in measured.shifted.values() for name in result.numbers))
-    first = next(iter(next(iter(measured.shifted.values())).detection))
+    first = next(iter(measured.scores))
     rows: list[list[Cell]] = [
-        [
-            name,
-            Number(result.examples, form=","),
-            *(number(key, result.numbers[key]) if key in result.numbers else "" for key in names),
-            _area(result.detection[first]),
-            number("fpr_at_95", result.false_positives),
-        ]
-        for name, result in measured.shifted.items()
+        ["the data of this report", Number(len(measured.scores[first]), form=","), *_cells(measured.numbers, names)],
+        *(
+            [name, Number(result.examples, form=","), *_cells(result.numbers, names)]
+            for name, result in measured.shifted.items()
+        ),
     ]
-    here: list[Cell] = ["the data of this report", Number(len(next(iter(measured.scores.values()))), form=",")]
-    here += [number(key, measured.numbers[key]) if key in measured.numbers else "" for key in names]
-    header = ("set", "examples", *(TITLES.get(key, key) for key in names), f"AUROC of {first}", "false positives")
+    header = ("set", "examples", *(TITLES.get(key, key) for key in names))
     scores: list[list[Cell]] = [
         [score, *(_area(result.detection[score]) for result in measured.shifted.values())] for score in measured.scores
     ]
     text = (
         "Does the ensemble notice data unlike its own? The area under the ROC curve (AUROC) is the chance that a "
-        "shifted example scores higher than a usual one: 50 % is guessing. False positives are shifted examples that "
-        "pass for usual ones where 95 % of usual ones do."
+        f"shifted example scores higher than a usual one: 0.5 is guessing. The first score, {first}, was chosen before "
+        "any data was seen. Answers go by it."
     )
-    figure = detection(measured.scores, {name: result.scores for name, result in measured.shifted.items()})
+    passing = ", ".join(f"{percent(result.false_positives)} of {name}" for name, result in measured.shifted.items())
     return [
         Section(
             "Shifted data",
             [
+                PageTable(header, rows, narrow="cards"),
                 Text(text),
-                PageTable(header, [[*here, "", ""], *rows], narrow="cards"),
-                Text(f"Every score of uncertainty. The first, {first}, was chosen before any data was seen."),
-                PageTable(("AUROC", *measured.shifted), scores, narrow="scroll"),
-                Drawing(
-                    figure,
-                    "Left: how the score that tells a set apart best is distributed on it, and on the data of this "
-                    "report. The less the two overlap, the better. Right: its ROC curve, and those of other scores.",
+                PageTable(("AUROC of", *measured.shifted), scores, narrow="scroll"),
+                Text(
+                    f"At a threshold of {first} that flags 5 % of usual examples, these pass for usual ones: {passing}."
                 ),
+                *(drawing for name in measured.shifted for drawing in _detection(content, name, first)),
             ],
         )
+    ]
+
+
+def _cells(numbers: Mapping[str, Interval], names: Sequence[str]) -> list[Cell]:
+    return [number(name, numbers[name]) if name in numbers else "" for name in names]
+
+
+_MOST_CURVES = 4
+
+
+def _detection(content: Content, name: str, score: str) -> list[Drawing]:
+    """The distributions of a score on usual and on shifted data, and the ROC curves of the scores."""
+    measured, result = content.measured, content.measured.shifted[name]
+    others = [other for other in list(measured.scores) if other != score]
+    best = sorted(others, key=lambda other: -result.detection[other].value)[: _MOST_CURVES - 1]
+    rates = {key: roc(measured.scores[key], result.scores[key]) for key in [score, *best]}
+    curves = {
+        f"{key}, {result.detection[key].value:.3f}": tuple(map(Tensor.numpy, rate)) for key, rate in rates.items()
+    }
+    return [
+        Drawing(
+            figures.score_histogram(
+                measured.scores[score].numpy(), result.scores[score].numpy(), ("this data", name), score
+            ),
+            f"{name}: the less the two overlap, the better {score} tells them apart.",
+        ),
+        Drawing(
+            figures.roc_curves(curves),
+            f"{name}: the closer a curve comes to the upper left corner, the better. Numbers are areas (AUROC).",
+        ),
     ]
 
 
