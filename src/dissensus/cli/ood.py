@@ -1,7 +1,6 @@
 """`dissensus ood`: which score finds shifted examples, and how well?"""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,6 +15,7 @@ from dissensus.cli.screen import (
     console,
     errors,
     fail,
+    files_by_name,
     in_options,
     print_place,
     progress_bar,
@@ -79,8 +79,8 @@ def ood(
     check_drawn("--figure", figure, FIGURES)
     check_drawn("--gallery", gallery, FIGURES)
     try:
-        files = {WITHIN: inside, **_files_by_name("--outside", outside, reserved=(WITHIN,))}
-        image_files = _files_by_name("--pictures", pictures or [])
+        files = {WITHIN: inside, **files_by_name("--outside", outside, reserved=(WITHIN,))}
+        image_files = files_by_name("--pictures", pictures or [])
         places = {"--json": json_file, "--figure": figure, "--gallery": gallery}
         check_apart(places, [*files.values(), *image_files.values()])
         sets = _open_sets(files, unpack_limit)
@@ -202,29 +202,6 @@ def _as_bytes(image: Any) -> Any:
         return pixels
     low, high = float(pixels.min()), float(pixels.max())
     return ((pixels - low) / ((high - low) or 1.0) * 255).astype(np.uint8)
-
-
-def _files_by_name(option: str, words: list[str], reserved: tuple[str, ...] = ()) -> dict[str, Path]:
-    """Files written as ``NAME=FILE``, or as ``FILE`` with the name of the file; names are unique.
-
-    A word that is the path of a file is a FILE, even where it has a ``=``.
-    """
-    files: dict[str, Path] = {}
-    for word in words:
-        name, equals, file = word.partition("=")
-        if not equals or os.path.isfile(word):  # no error for a name that no file can have
-            name, file = Path(word).stem, word
-        path = Path(file)
-        if not name or not file:
-            raise ValueError(f"{option} {word}: write it as NAME=FILE, such as near=a.npz, or as FILE")
-        if name in reserved:
-            raise ValueError(f"{option} {word}: the name {name!r} is taken by the first set; use another name")
-        if name in files:
-            raise ValueError(
-                f"{option} names {name!r} twice: {files[name]} and {path}; use another NAME for one of them"
-            )
-        files[name] = path
-    return files
 
 
 def _open_sets(files: dict[str, Path], unpack_limit: float | None = None) -> dict[str, Any]:

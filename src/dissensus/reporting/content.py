@@ -26,7 +26,7 @@ TITLES: dict[str, str] = {
     "pinball": "pinball loss",
     "coverage": "coverage of intervals",
     "width": "mean width of intervals",
-    "interval_score": "interval score",
+    "interval_score": "score of intervals (Winkler)",
     "interval_calibration": "calibration error of intervals",
     "confidence": "mean confidence",
     "deviation": "mean predicted deviation",

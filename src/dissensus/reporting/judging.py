@@ -144,7 +144,7 @@ def _graded(area: Interval, good: float, bad: float, chance: float) -> tuple[str
 
 def _explains(data: ReportData, measured: Measured) -> Finding:
     question, explained, root = "Is it accurate?", measured.numbers["r2"], measured.numbers["rmse"]
-    words = f"Errors are {number(root)} (root mean square) on {len(data.targets):,} examples."
+    words = f"The root mean squared error is {number(root)} on {len(data.targets):,} examples."
     if explained.value != explained.value:
         return Finding(question, "cannot tell", "none", f"{words} A target is constant, so this says little.")
     words += f" It explains {percent(explained)} of the variance."
@@ -213,7 +213,7 @@ def _harm(result: ShiftedResult, data: ReportData, measured: Measured, limits: L
         return text, there.high < here.low - limits.drop, there.low > here.value - limits.drop
     if data.settings.task == "regression" and "rmse" in result.numbers:
         here, there = measured.numbers["rmse"], result.numbers["rmse"]
-        text = f" Errors are {number(there)} there (root mean square), instead of {significant(here.value)}."
+        text = f" The root mean squared error is {number(there)} there, instead of {significant(here.value)}."
         return text, there.low > (1 + limits.drop) * here.high, there.high < (1 + limits.drop) * here.value
     return "", False, False
 

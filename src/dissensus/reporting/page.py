@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from dissensus.auditing.page import answer as audit_answer
 from dissensus.auditing.page import drawings as audit_drawings
 from dissensus.auditing.page import parts as audit_parts
@@ -78,13 +76,13 @@ def _lead(report: ReportRecord) -> str:
     if report.content.settings.task == "classification":
         quality = f"right on {percent(numbers['accuracy'])} of examples"
     else:
-        quality = f"off by {in_words(numbers['rmse'])} (root mean square)"
+        quality = f"root mean squared error {in_words(numbers['rmse'])}"
     return f"{size(report.facts).capitalize()}: {quality}. {_MEANINGS[report.verdict]}"
 
 
 def _glance(answers: Sequence[Finding]) -> PageTable:
     rows: list[list[Cell]] = [[item.question, Badge(item.answer, item.news), item.sentence] for item in answers]
-    return PageTable(("question", "answer", "what the numbers say"), rows, narrow="cards")
+    return PageTable(("question", "answer", ""), rows, narrow="cards")
 
 
 def number(name: str, value: Interval) -> Number:
@@ -101,7 +99,7 @@ def _numbers(content: Content) -> list[Part]:
         members = measured.members.get(name)
         title = TITLES.get(name, name)
         if name in ("coverage", "width", "interval_score"):
-            title += f" of {regression.interval_level(content.settings):.0%}"
+            title = title.replace("intervals", f"{regression.interval_level(content.settings):.0%} intervals")
         beside: Cell = number(form, members) if members is not None else ""
         rows.append([title, number(form, value), beside, BETTER.get(name, "")])
     note = (
@@ -131,8 +129,8 @@ def _classification_curves(content: Content, facts: Mapping[str, Any]) -> list[P
 def _uncertainty(content: Content, label: str, *, shares: bool) -> list[Part]:
     measured = content.measured
     captions = {
-        "entropy of the mean": "Total uncertainty, in steps of about a tenth of the examples: bars should rise from left "
-        "to right.",
+        "entropy of the mean": "Total uncertainty, in steps of about a tenth of the examples: bars should rise from "
+        "left to right.",
         "mutual information": "Members' disagreement alone: what more data or other members would change. Flat: the "
         "disagreement says nothing about errors.",
         regression.SPREAD: "On the diagonal, errors are as large as predicted. Above it they are larger. Each point is "
@@ -190,9 +188,12 @@ def _by_class(content: Content) -> Section:
         ]
         for row in content.measured.tables["classes"]
     ]
-    header = ("class", "examples", "found (recall)", "right when named (precision)")
+    header = ("class", "examples", "recall", "precision")
     parts: list[Part] = [
-        Text("The classes that are found least often come first."),
+        Text(
+            "Recall is the share of a class that is found; precision is the share that is right where the class is "
+            "named. The class that is found least often comes first."
+        ),
         PageTable(header, rows[:_MOST_CLASSES], narrow="fit"),
     ]
     if len(rows) > _MOST_CLASSES:
@@ -237,7 +238,7 @@ def _example_sections(content: Content) -> list[Part]:
         galleries = [
             Drawing(
                 figures.pictures([(content.shown[row].picture, _words(measured.examples[row])) for row in rows]),
-                f"{title}. {text}",
+                f"{title}: prediction with its confidence, truth, members' votes, row. {text}",
             )
             for title, text, rows in entries
         ]
@@ -336,9 +337,7 @@ def _detection(content: Content, name: str, score: str) -> list[Drawing]:
     others = [other for other in list(measured.scores) if other != score]
     best = sorted(others, key=lambda other: -result.detection[other].value)[: _MOST_CURVES - 1]
     rates = {key: roc(measured.scores[key], result.scores[key]) for key in [score, *best]}
-    curves = {
-        f"{key}, {result.detection[key].value:.3f}": tuple(map(Tensor.numpy, rate)) for key, rate in rates.items()
-    }
+    curves = {f"{key}, {result.detection[key].value:.3f}": (x.numpy(), y.numpy()) for key, (x, y) in rates.items()}
     return [
         Drawing(
             figures.score_histogram(

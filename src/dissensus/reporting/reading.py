@@ -258,18 +258,19 @@ class _Model:
         total = 0 if streamed else len(source)
         outputs, targets = [], []
         for i, batch in enumerate(source):
-            if not isinstance(batch, list | tuple) or len(batch) < 2:
+            alone = isinstance(batch, Tensor) and name not in ("data", "training")
+            if not alone and (not isinstance(batch, list | tuple) or len(batch) < 2):
                 checks.refuse(name, "give batches (x, y)", type(batch).__name__, error=TypeError)
-            outputs.append(_stacked(self.members.outputs(batch[0])))
-            targets.append(torch.as_tensor(batch[1]))
+            inputs = batch if alone else batch[0]
+            outputs.append(_with_members(self.members.outputs(inputs), len(inputs)))
+            targets += [] if alone else [torch.as_tensor(batch[1])]
             progress((i + 1) / total if total else 0.0)
         if not outputs:
             checks.refuse(name, "hold at least one example", "none")
-        in_order = not streamed and type(source.sampler) is SequentialSampler
+        in_order = bool(targets) and not streamed and type(source.sampler) is SequentialSampler
         whole = torch.cat(outputs, 1)
-        return _OpenedSet(
-            lambda _: whole, torch.cat(targets), None, (lambda row: dataset[row][0]) if in_order else None
-        )
+        labels = torch.cat(targets) if targets else None
+        return _OpenedSet(lambda _: whole, labels, None, (lambda row: dataset[row][0]) if in_order else None)
 
     def kind(self, task: str) -> str | None:
         """The kind of a classifier's outputs, where it is known."""
@@ -306,20 +307,25 @@ class _Model:
 def _run(members: ModelMembers, raw: Any, batch_size: int, progress: OnShare, model: Any) -> Any:
     """Members' outputs on inputs. Those of networks are computed batch by batch."""
     progress(0.0)
-    in_batches = isinstance(model, nn.Module) and isinstance(raw, Tensor | np.ndarray)
-    if not in_batches or len(raw) <= batch_size:
+    if not isinstance(raw, Tensor | np.ndarray):
         return members.outputs(raw)
+    size = batch_size if isinstance(model, nn.Module) else len(raw)
     parts = []
-    for start in range(0, len(raw), batch_size):
-        parts.append(_stacked(members.outputs(raw[start : start + batch_size])))
-        progress(min(1.0, (start + batch_size) / len(raw)))
-    return torch.cat(parts, 1)
+    for start in range(0, len(raw), size):
+        batch = raw[start : start + size]
+        parts.append(_with_members(members.outputs(batch), len(batch)))
+        progress(min(1.0, (start + size) / len(raw)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _stacked(outputs: Any) -> Tensor:
-    parts = outputs if isinstance(outputs, list | tuple) else [outputs]
-    tensors = [torch.as_tensor(np.asarray(part)) if not isinstance(part, Tensor) else part for part in parts]
-    return torch.stack(tensors) if isinstance(outputs, list | tuple) else tensors[0]
+def _with_members(outputs: Any, examples: int) -> Any:
+    """Outputs as one tensor ``[M, B, ...]``. Those of a plain network, ``[B, C]`` or ``[B]``, are one member's."""
+    if isinstance(outputs, list | tuple):
+        return torch.stack([torch.as_tensor(np.asarray(part)) for part in outputs])
+    values = outputs if isinstance(outputs, Tensor) else torch.as_tensor(np.asarray(outputs))
+    if values.ndim == 1 or (values.ndim == 2 and len(values) == examples and values.shape[1] != examples):
+        return values.unsqueeze(0)
+    return values
 
 
 def _settings(arguments: ReportArguments, targets: Any, source: "_Stored | _Model") -> Settings:
