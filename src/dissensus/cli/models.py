@@ -44,13 +44,15 @@ def named_function(option: str, text: str) -> Callable[..., Any]:
     return function
 
 
-def load_model(option: str, text: str, device: Any = None) -> Any:
+def load_model(option: str, text: str | None, device: Any = None) -> Any:
     """The model that a function returns: an Ensemble, a module, a callable, a list of those, or an estimator.
 
     A module that is named itself is taken as it is.
     """
     from torch import nn
 
+    if text is None:
+        fail(f"give {option} MODULE:FUNCTION")
     found = named_object(option, text)
     model = found
     if not isinstance(found, nn.Module):

@@ -138,11 +138,10 @@ def report(
             "examples": examples,
             "batch_size": batch_size,
         }
-        is_stored = ensemble is not None and not ensemble.expanduser().is_dir()
-        if is_stored:
+        if ensemble is not None and not ensemble.expanduser().is_dir():
             arguments |= _stored(ensemble, data, others, training, read)
         else:
-            subject = load_model("--model", model, where) if model is not None else load_saved(ensemble).to(where)
+            subject = load_saved(ensemble).to(where) if ensemble is not None else load_model("--model", model, where)
             arguments |= _computed(subject, data, others, training, read, arguments["names"])
         arguments["title"] = title or _title(ensemble, model, data)
         import dissensus as ds
@@ -201,12 +200,12 @@ def _stored(
         targets = own.tensors()[1] if targets is None else targets
     if targets is None:
         fail(
-            f"there are no targets: give --data, or an .npz with an array `targets` beside `outputs`; {ensemble} has none"
+            f"{ensemble} has no targets: give --data with targets, or an .npz with an array `targets` beside `outputs`"
         )
     if inputs is not None and len(inputs) != len(targets):
         fail(f"--data {data} must hold {len(targets)} examples, as the targets of {ensemble} do; got {len(inputs)}")
     arguments: dict[str, Any] = {
-        "ens": arrays["outputs"] if hasattr(arrays["outputs"], "dtype") else _whole(arrays["outputs"]),
+        "ens": _whole(arrays["outputs"]),
         "data": targets if inputs is None else (inputs, targets),
         "features": features,
     }
@@ -267,5 +266,6 @@ def _print(result: Any) -> None:
     for name, value in result.numbers.items():
         shown, members = number(name, value), result.members.get(name)
         beside = "" if members is None else number(name, members).text
-        cells.append([escape(TITLES.get(name, name)), shown.text, f"[dim]{shown.interval}[/dim]", beside])
+        words = TITLES.get(name) or str(name)
+        cells.append([escape(words), shown.text, f"[dim]{shown.interval}[/dim]", beside])
     console.print(table("", ("number", "ensemble", "95 % interval", "members"), cells, left=(0,)))

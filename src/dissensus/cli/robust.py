@@ -1,14 +1,16 @@
 """`dissensus robust`: an ensemble's accuracy under attack, and whether the attacks can be trusted."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 from rich.panel import Panel
 
+from dissensus.cli.models import load_model
 from dissensus.cli.screen import (
     COLOURS,
+    WRONG_USE,
     check_apart,
     check_drawn,
     check_file,
@@ -27,6 +29,8 @@ from dissensus.cli.screen import (
 )
 
 OPTIONS = {
+    "model": "--model",
+    "target": "--target",
     "network": "--network",
     "data": "--data",
     "part": "--data",
@@ -45,18 +49,33 @@ OPTIONS = {
 
 
 def robust(
-    ensemble: Annotated[Path, typer.Option(help="The folder that `Ensemble.save` wrote.")],
-    network: Annotated[
+    data: Annotated[
         str,
+        typer.Option(
+            help="Images: mnist, fashion-mnist, cifar10, digits, ... With --model also a file or a folder: .npz with x "
+            "in [0, 1] and y, a .parquet or .csv table with --target, or a folder of images by class."
+        ),
+    ],
+    epsilon: Annotated[
+        str, typer.Option(help="The largest change: of every pixel (8/255 or 0.03), or in L2 of the whole image.")
+    ],
+    ensemble: Annotated[Path | None, typer.Option(help="The folder that `Ensemble.save` wrote.")] = None,
+    network: Annotated[
+        str | None,
         typer.Option(
             help="The network of its members, one of the studies', such as resnet20 or cnn. cnn has batch norm unless "
             "--option batch_norm=false."
         ),
-    ],
-    data: Annotated[str, typer.Option(help="Images: mnist, fashion-mnist, cifar10, digits, ...")],
-    epsilon: Annotated[
-        str, typer.Option(help="The largest change: of every pixel (8/255 or 0.03), or in L2 of the whole image.")
-    ],
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --ensemble and --network: a function that returns an Ensemble, a module or a callable "
+            "x -> [M, B, C], as package.module:function; modules of this folder are found. It takes images in [0, 1]."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The target's column of a table.")] = None,
+    image_size: Annotated[int, typer.Option(min=1, help="Height and width of images of a folder.")] = 224,
     suite: Annotated[str, typer.Option(help="standard, adaptive, paper (ADP's table 2) or quick.")] = "standard",
     attack: Annotated[
         list[str] | None,
@@ -72,7 +91,10 @@ def robust(
         list[str] | None, typer.Option(help="An option of the network, such as widths=[8,16]; repeatable.")
     ] = None,
     surrogate: Annotated[
-        Path | None, typer.Option(help="Folder of another ensemble of the same network, to craft examples on.")
+        str | None,
+        typer.Option(
+            help="Another ensemble of the same network, to craft examples on: its folder, or with --model a function."
+        ),
     ] = None,
     standardise: Annotated[
         bool, typer.Option(help="Whether members were trained on images standardised by channel, as in studies.")
@@ -98,35 +120,41 @@ def robust(
     from dissensus.attacks.page import page as robustness_page
     from dissensus.data.formats import DataError
     from dissensus.pages import html
-    from dissensus.studies import datasets, stored_ensembles
 
+    if (ensemble is None) == (model is None):
+        got = "neither" if model is None else "both"
+        fail(f"give --ensemble with --network, or --model MODULE:FUNCTION; got {got}", WRONG_USE)
     where = torch_device(device)
     check_file("--json", json_file)
     check_drawn("--page", page)
     check_folder("--folder", folder)
-    stored = [ensemble, *([] if surrogate is None else [surrogate])]
+    stored = [Path(place) for place in (ensemble, surrogate) if place is not None and model is None]
     stored += [file for place in stored for file in storage.files_of(place)]
+    stored += [Path(data)] if model is not None else []
     check_apart({"--json": json_file, "--page": page}, stored, folders={"--folder": folder})
     try:
         largest = fraction(epsilon)
-        network_options = parsed_settings("--option", option or [], "width=64")
-        _check_options(network, network_options)
-        images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
-        building: Any = {"options": network_options, "standardise": standardise}
-        subject = stored_ensembles.load(ensemble, network, images, **building)
-        other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
-        is_fixed = datasets.is_split_by_seed(data)
-        console.print(_preparation(data, standardise, is_fixed), style="dim", markup=False, highlight=False)
+        if model is None:
+            if ensemble is None or network is None:
+                fail("--ensemble needs --network, the network of its members", WRONG_USE)
+            subject = _stored(
+                ensemble, network, data, option or [], surrogate, standardise, trained_on, split_seed=split_seed
+            )
+        else:
+            if network is not None or option:
+                fail("--network and --option go with --ensemble; the function of --model makes its networks", WRONG_USE)
+            subject = _of_user(model, data, surrogate, target, image_size, examples, split_seed=split_seed)
+        console.print(subject.preparation, style="dim", markup=False, highlight=False)
         choices: Any = {"suite": suite, "norm": norm, "pool": pool}
         with resumable(folder is not None), progress_bar() as bar:
             result = attacks.evaluate(
-                subject.model.to(where),
+                _moved(subject.model, where),
                 subject.data,
                 attacks=attack or [],
                 epsilon=largest,
                 examples=examples,
                 batch_size=batch_size,
-                surrogate=None if other is None else other.to(where),
+                surrogate=None if subject.surrogate is None else _moved(subject.surrogate, where),
                 folder=folder,
                 seed=seed,
                 progress=lambda name, share: bar.update(f"{data}: {name}", share),
@@ -134,13 +162,104 @@ def robust(
             )
     except (ValueError, TypeError, OSError, ImportError, DataError) as reason:
         fail(in_options(said(reason), OPTIONS))
-    result.facts["standardised"] = standardise and not is_fixed
+    result.facts["standardised"] = subject.standardised
     _print(result)
     if json_file is not None:
         write_file(json_file, (result.to_json() + "\n").encode())
     if page is not None:
-        write_file(page, html(robustness_page(result, f"{ensemble.name} on {data}")).encode())
+        write_file(
+            page, html(robustness_page(result, f"{model if ensemble is None else ensemble.name} on {data}")).encode()
+        )
         print_place("Open", page)
+
+
+class _Subject(NamedTuple):
+    """What is attacked."""
+
+    model: Any
+    data: tuple[Any, Any]
+    surrogate: Any
+    standardised: bool
+    preparation: str
+
+
+def _stored(
+    ensemble: Path,
+    network: str,
+    data: str,
+    options: list[str],
+    surrogate: str | None,
+    standardise: bool,
+    trained_on: int | None,
+    *,
+    split_seed: int,
+) -> _Subject:
+    """A stored ensemble of a study's network."""
+    from dissensus.studies import datasets, stored_ensembles
+
+    network_options = parsed_settings("--option", options, "width=64")
+    _check_options(network, network_options)
+    images = datasets.load_unscaled(data, train_examples=trained_on, seed=split_seed)
+    building: Any = {"options": network_options, "standardise": standardise}
+    subject = stored_ensembles.load(ensemble, network, images, **building)
+    other = None if surrogate is None else stored_ensembles.load(surrogate, network, images, **building).model
+    is_fixed = datasets.is_split_by_seed(data)
+    words = _preparation(data, standardise, is_fixed)
+    return _Subject(subject.model, subject.data, other, standardise and not is_fixed, words)
+
+
+def _of_user(
+    model: str,
+    data: str,
+    surrogate: str | None,
+    target: str | None,
+    image_size: int,
+    examples: int,
+    *,
+    split_seed: int,
+) -> _Subject:
+    """A model that a function returns, on images of a study's data set or on data in files."""
+    import numpy as np
+    import torch
+
+    subject = load_model("--model", model)
+    other = None if surrogate is None else load_model("--surrogate", surrogate)
+    if not Path(data).expanduser().exists() and not Path(data).suffix:
+        from dissensus.studies import datasets
+
+        x, y = datasets.load_unscaled(data, seed=split_seed).test
+    else:
+        from dissensus.data.user_files import read_data
+
+        x, labels = read_data(data, target=target, image_size=image_size).tensors(examples)
+        y = labels if isinstance(labels, torch.Tensor) else torch.as_tensor(_class_numbers(np.asarray(labels), data))
+        low, high = float(x.min()), float(x.max())
+        if not x.is_floating_point() or low < 0 or high > 1:
+            fix = "Scale them, and undo it inside the model."
+            raise ValueError(f"--data {data} must hold inputs in [0, 1], real numbers; got {low:g} to {high:g}. {fix}")
+    words = "Inputs go to the model as they are, in [0, 1]: what it does to them is part of what is attacked."
+    return _Subject(subject, (x, y), other, False, words)
+
+
+def _class_numbers(labels: Any, data: str) -> Any:
+    """Labels as whole numbers; names are numbered in sorted order."""
+    import numpy as np
+
+    if labels.dtype.kind in "US":
+        return np.unique(labels, return_inverse=True)[1]
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(f"--data {data} must hold labels, whole numbers [N]; got {labels.dtype} {list(labels.shape)}")
+    return labels.astype(np.int64)
+
+
+def _moved(model: Any, device: Any) -> Any:
+    """A model on a device, where it is one that can be moved."""
+    from torch import nn
+
+    for part in model if isinstance(model, list | tuple) else [model]:
+        if isinstance(part, nn.Module):
+            part.to(device)
+    return model
 
 
 def fraction(text: str) -> float:

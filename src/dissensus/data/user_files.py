@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -126,7 +127,7 @@ def _arrays(file: Path, labelled: bool) -> UserData:
     return UserData(inputs, targets, names.get("classes", ()), names.get("features", ()))
 
 
-def _parquet(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _parquet(file: Path) -> dict[str, Shaped[np.ndarray, " N"]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -139,8 +140,8 @@ def _parquet(file: Path) -> dict[str, np.ndarray[Any, Any]]:
         refuse(file, "be a parquet file", (str(reason).splitlines() or [type(reason).__name__])[0].rstrip("."))
 
 
-def _csv(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    columns: dict[str, np.ndarray[Any, Any]] = {}
+def _csv(file: Path) -> dict[str, Shaped[np.ndarray, " N"]]:
+    columns: dict[str, Shaped[np.ndarray, " N"]] = {}
     for name, texts in csv_columns(file).items():
         if all(is_missing(text) or checks.is_number_text(text) for text in texts):
             numbers = [float("nan") if is_missing(text) else float(text) for text in texts]
@@ -152,7 +153,7 @@ def _csv(file: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _table(
-    file: Path, columns: dict[str, np.ndarray[Any, Any]], target: str | None, drop: Sequence[str], labelled: bool
+    file: Path, columns: dict[str, Shaped[np.ndarray, " N"]], target: str | None, drop: Sequence[str], labelled: bool
 ) -> UserData:
     for name in [*drop, *([] if target is None else [target])]:
         if name not in columns and (labelled or name != target):

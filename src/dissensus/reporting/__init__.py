@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import torch
 
+import dissensus.reporting.classification as classification
+import dissensus.reporting.regression as regression
 from dissensus import checks
 from dissensus.axes import PerExampleLoss, Pool
-from dissensus.reporting import classification, regression
 from dissensus.reporting.content import Content, shown_inputs
 from dissensus.reporting.curves import as_columns, as_rows
 from dissensus.reporting.judging import LIMITS, Finding, Limits, findings

@@ -11,7 +11,7 @@ from dissensus import metrics
 from dissensus.metrics.intervals import Interval
 from dissensus.predictive import predictive
 from dissensus.reporting.curves import best_risks, calibration_bins, error_curve, error_rates, risk_at
-from dissensus.reporting.measures import Example, Measured, ShiftedResult, audited, detected, score_table
+from dissensus.reporting.measures import ROUNDING, Example, Measured, ShiftedResult, audited, detected, score_table
 from dissensus.reporting.reading import OnProgress, OutputSet, ReportData, Settings
 from dissensus.scores import SCORES, Score
 
@@ -105,7 +105,7 @@ def _chosen(
     if single:
         return hardest, []
     order = scores[DISAGREEMENT].argsort(descending=True, stable=True)[:count]
-    return hardest, [row for row in order.tolist() if float(scores[DISAGREEMENT][row]) > 0]
+    return hardest, [row for row in order.tolist() if float(scores[DISAGREEMENT][row]) > ROUNDING]
 
 
 def _example(row: int, data: ReportData, log_probs: Float[Tensor, "N C"], scores: dict[str, Tensor]) -> Example:

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from dissensus.reporting import classification, regression
+import dissensus.reporting.classification as classification
+import dissensus.reporting.regression as regression
 from dissensus.reporting.measures import Measured
 from dissensus.reporting.reading import ReportData, Settings
 
@@ -63,7 +65,7 @@ _MOST_TEXT = 300
 class Shown(NamedTuple):
     """An input as it is shown: a picture ``[C, H, W]`` in bytes, or words by the name of their column."""
 
-    picture: np.ndarray[Any, Any] | None
+    picture: UInt8[np.ndarray, "C H W"] | None
     cells: Mapping[str, str]
 
 
@@ -104,7 +106,7 @@ def _shown(value: Any, features: tuple[str, ...], spread: Any) -> Shown:
     return Shown(None, _cells(values, features, spread) if values.ndim == 1 else {})
 
 
-def _cells(values: np.ndarray[Any, Any], features: tuple[str, ...], spread: Any) -> dict[str, str]:
+def _cells(values: Shaped[np.ndarray, " F"], features: tuple[str, ...], spread: Any) -> dict[str, str]:
     names = features if len(features) == len(values) else tuple(f"x{i}" for i in range(len(values)))
     if len(values) <= _MOST_COLUMNS or spread is None:
         return {name: f"{v:.4g}" for name, v in list(zip(names, values.tolist(), strict=True))[:_MOST_COLUMNS]}
@@ -114,7 +116,7 @@ def _cells(values: np.ndarray[Any, Any], features: tuple[str, ...], spread: Any)
     return {"most unusual features": ", ".join(f"{names[i]} = {values[i]:.3g} ({apart[i]:+.1f} sd)" for i in order)}
 
 
-def _picture(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+def _picture(values: Shaped[np.ndarray, "..."]) -> UInt8[np.ndarray, "C H W"] | None:
     """A picture ``[C, H, W]`` in bytes, of an input that looks like one: grey or with three channels."""
     if values.ndim == 2:
         values = values[None]

@@ -7,10 +7,11 @@ An answer is ``good`` or ``bad`` only where the whole 95 % interval of its numbe
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import dissensus.reporting.classification as classification
+import dissensus.reporting.regression as regression
 from dissensus.auditing.page import MEANINGS
 from dissensus.metrics.intervals import Interval
 from dissensus.pages.parts import News, significant
-from dissensus.reporting import classification, regression
 from dissensus.reporting.measures import Measured, ShiftedResult
 from dissensus.reporting.reading import ReportData
 
@@ -199,22 +200,22 @@ def _notices(name: str, result: ShiftedResult, data: ReportData, measured: Measu
     if area.low >= limits.detects:
         return Finding(question, "yes", "good", f"{words}{harm}")
     if unharmed:
-        return Finding(question, "no need", "none", f"{words}{harm}")
+        return Finding(question, "no harm seen", "none", f"{words}{harm}")
     if area.high < limits.no_use and hurt:
         return Finding(question, "no: it fails silently", "bad", f"{words}{harm}")
     return Finding(question, "hardly" if area.high < limits.no_use else "partly", "fair", f"{words}{harm}")
 
 
 def _harm(result: ShiftedResult, data: ReportData, measured: Measured, limits: Limits) -> tuple[str, bool, bool]:
-    """What a shift does to the predictions: a sentence, whether it surely harms, and whether it surely does not."""
+    """What a shift does to the predictions: a sentence, whether it surely harms, and whether it hardly does."""
     if data.settings.task == "classification" and "accuracy" in result.numbers:
         here, there = measured.numbers["accuracy"], result.numbers["accuracy"]
         text = f" Accuracy is {percent(there)} there, instead of {here.value:.1%}."
-        return text, there.high < here.low - limits.drop, there.low > here.value - limits.drop
+        return text, there.high < here.low - limits.drop, there.value > here.value - limits.drop
     if data.settings.task == "regression" and "rmse" in result.numbers:
         here, there = measured.numbers["rmse"], result.numbers["rmse"]
         text = f" The root mean squared error is {number(there)} there, instead of {significant(here.value)}."
-        return text, there.low > (1 + limits.drop) * here.high, there.high < (1 + limits.drop) * here.value
+        return text, there.low > (1 + limits.drop) * here.high, there.value < (1 + limits.drop) * here.value
     return "", False, False
 
 

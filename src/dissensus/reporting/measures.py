@@ -13,6 +13,9 @@ from dissensus.metrics.intervals import Interval
 from dissensus.reporting.curves import Bin, RiskCurve
 from dissensus.reporting.reading import ReportData, Settings
 
+ROUNDING = 1e-9
+"""Disagreement up to which members count as identical."""
+
 
 class ShiftedResult(NamedTuple):
     """How an ensemble does on a shifted set, and how well scores find its examples."""

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import dissensus.reporting.figures as figures
+import dissensus.reporting.regression as regression
 from dissensus.auditing.page import answer as audit_answer
 from dissensus.auditing.page import drawings as audit_drawings
 from dissensus.auditing.page import parts as audit_parts
 from dissensus.metrics import roc
 from dissensus.metrics.intervals import Interval
 from dissensus.pages import Badge, Cell, Drawing, FactList, Folded, Number, Page, PageTable, Part, Section, Text
-from dissensus.reporting import figures, regression
 from dissensus.reporting.content import BETTER, SHARES, TITLES, Content, size
 from dissensus.reporting.judging import VERDICTS, Finding, percent
 from dissensus.reporting.judging import number as in_words

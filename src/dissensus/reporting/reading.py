@@ -61,7 +61,7 @@ class ReportData:
     """Names of classes; of targets for regression."""
     inputs: Callable[[int], Any] | None = None
     """The input of an example, where it can be shown."""
-    matrix: np.ndarray[Any, Any] | None = None
+    matrix: Float[np.ndarray, "N F"] | None = None
     """Inputs that are rows of numbers, ``[N, F]``."""
     features: tuple[str, ...] = ()
     """Names of the numbers of an input."""
@@ -82,7 +82,7 @@ class ReportArguments:
     kind: str | None = None
     loss: Any = None
     pool: str | None = None
-    shifted: Mapping[str, Any] | None = None
+    shifted: Any = None
     training: Any = None
     names: Sequence[Any] | None = None
     features: Sequence[str] | None = None
@@ -177,7 +177,7 @@ class _OpenedSet(NamedTuple):
         return tuple(map(str, getattr(self.raw, "columns", ())))
 
     @property
-    def matrix(self) -> np.ndarray[Any, Any] | None:
+    def matrix(self) -> Float[np.ndarray, "N F"] | None:
         """Inputs as rows of numbers, where they are."""
         if not _is_numbers(self.raw):
             return None
@@ -302,6 +302,11 @@ class _Model:
             return {}
         parts = [part[:, 0] if part.shape[1] == 1 else part for part in outputs.numpy()]
         return {"matches_own_prediction": own_prediction(self.members, parts, data.raw, settings.kind, settings.pool)}
+
+
+def member_outputs(model: Any, inputs: Any, batch_size: int = 1024, progress: OnShare = lambda _: None) -> Any:
+    """Members' outputs ``[M, N, ...]`` of a model on inputs, batch by batch where it is a network."""
+    return _run(members_of(model, "model"), inputs, batch_size, progress, model)
 
 
 def _run(members: ModelMembers, raw: Any, batch_size: int, progress: OnShare, model: Any) -> Any:

@@ -14,7 +14,7 @@ from dissensus.metrics.intervals import Interval, percentile
 from dissensus.metrics.regression import resampled_means
 from dissensus.predictive import Predictive, predictive
 from dissensus.reporting.curves import best_risks, rank_correlation, risk_at, root_error_curve, root_errors
-from dissensus.reporting.measures import Example, Measured, ShiftedResult, audited, detected, score_table
+from dissensus.reporting.measures import ROUNDING, Example, Measured, ShiftedResult, audited, detected, score_table
 from dissensus.reporting.reading import OnProgress, OutputSet, ReportData, Settings
 from dissensus.scores import REGRESSION_SCORES, Score
 
@@ -97,7 +97,11 @@ def measured(data: ReportData, count: int, progress: OnProgress) -> Measured:
     progress("shifted data", 0.8)
     hardest = squared.argsort(descending=True, stable=True)[:count].tolist()
     spread = prediction.epistemic.mean(-1)
-    disputed = [row for row in spread.argsort(descending=True, stable=True)[:count].tolist() if float(spread[row]) > 0]
+    disputed = [
+        row
+        for row in spread.argsort(descending=True, stable=True)[:count].tolist()
+        if float(spread[row]) > ROUNDING * float(spread.max() + squared.mean())
+    ]
     examples = {row: _example(row, data, prediction, members) for row in {*hardest, *disputed}}
     rows = range(len(targets))
     shown = rows if len(rows) <= _MOST_POINTS else torch.linspace(0, len(rows) - 1, _MOST_POINTS).long().tolist()
