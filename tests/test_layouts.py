@@ -219,6 +219,11 @@ def audited(outputs, targets, **options):
     return result.test, result.train, result.reference, result.detection, result.by_member, result.verdict
 
 
+def reported(outputs, targets, **options):
+    result = ds.report(outputs, targets, **options)
+    return result.numbers, result.members, result.shifted
+
+
 def masked(build=cnn):
     torch.manual_seed(0)
     return ds.masks.convert(build(), 4, 2.0, seed=0).eval()
@@ -582,6 +587,11 @@ def table():
             (LOGITS, LABELS),
         ),
         "audit, a list": (lambda f, y: audited(list(f), y, task="classification", kind="logits"), (LOGITS, LABELS)),
+        "report": (
+            lambda f, y, o: reported(f, y, kind="logits", shifted=o, training=(f, y)),
+            (LOGITS, LABELS, LOGITS),
+        ),
+        "report, regression": (reported, (LOGITS, REALS)),
         "auditing.roc_area": (ds.auditing.roc_area, (SCORES, OUTSIDE)),
         # data
         "data.Split.rows": (lambda y: ds.data.Split(0.3).rows(y), (LABELS,), EXACT),

@@ -31,7 +31,7 @@ TITLES: dict[str, str] = {
     "interval_score": "score of intervals (Winkler)",
     "interval_calibration": "calibration error of intervals",
     "confidence": "mean confidence",
-    "deviation": "mean predicted deviation",
+    "deviation": "mean deviation that is predicted",
     "fpr_at_95": "shifted examples that pass for usual ones",
     **{f"error_auroc: {name}": f"errors found by {name} (AUROC)" for name in _ERRORS},
     **{f"error_correlation: {name}": f"rank correlation of error and {name}" for name in _SPREADS},

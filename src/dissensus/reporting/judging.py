@@ -113,7 +113,7 @@ def _calibrated(measured: Measured, limits: Limits) -> Finding:
     words = f"Confidence differs from accuracy by {percent(error)} on average (expected calibration error)."
     if error.low > limits.calibration_visible:
         large = error.low > limits.calibration_large
-        text = f"{words} Mean confidence less accuracy is {points(gap)}. See `dissensus.metrics.temper`."
+        text = f"{words} Mean confidence less accuracy is {points(gap)}. See dissensus.metrics.temper."
         return Finding(question, direction, "bad" if large else "fair", text)
     if error.high <= limits.calibration_large:
         return Finding(question, "yes", "good", words)
@@ -162,7 +162,7 @@ def _covers(data: ReportData, measured: Measured, limits: Limits) -> Finding:
     if coverage is None or level is None:
         text = (
             "Members predict values without noise, and their spread is no interval. Intervals come with "
-            "`dissensus.conformal.calibrate`, or from members trained with the loss `gaussian_nll` or `quantile`."
+            "dissensus.conformal.calibrate, or from members trained with the loss gaussian_nll or quantile."
         )
         return Finding(question, "no intervals", "none", text)
     words = f"{level:.0%} intervals hold {percent(coverage)} of targets."

@@ -146,6 +146,7 @@ def _numbers(
     outputs: Float[Tensor, "M N C"], prediction: Predictive, targets: Float[Tensor, "N D"], settings: Settings
 ) -> dict[str, Interval]:
     numbers: dict[str, Interval] = dict(metrics.regression(prediction.mean, targets)._asdict())
+    numbers["deviation"] = metrics.mean_interval(prediction.std)
     if settings.kind == "values":
         numbers["crps"] = metrics.mean_interval(metrics.crps_ensemble(outputs.double(), targets))
         return numbers
