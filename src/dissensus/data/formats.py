@@ -218,7 +218,11 @@ def npz_arrays(
             missing = [name for name in names if name not in arrays]
             if missing:
                 refuse(path, f"hold {', '.join(map(repr, names))}", f"{list(arrays)}")
-            return {name: arrays[name] for name in (*names, *optional) if name in arrays}
+            found = {name: arrays[name] for name in (*names, *optional) if name in arrays}
+            other = next((name for name, array in found.items() if not isinstance(array, np.ndarray)), None)
+            if other is not None:
+                refuse(path, "be a whole npz file of plain arrays", f"something else as {other!r}")
+            return found
     except DataError:
         raise
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as reason:
